@@ -283,7 +283,7 @@ def _print_error(error: BaseException, script: Script | None) -> None:
 def _explanation(error: BaseException) -> str:
     """What an error of PyTorch's own means to a script, or nothing."""
     if misuse := sys.modules.get("hpctrain.adapters.torch.parallel.misuse"):
-        explained: str = misuse.of_mixed_tensors(error)
+        explained: str = misuse.of_divided_tensors(error)
         if explained:
             return f"; {explained}"
     return _of_a_wrapper(error)

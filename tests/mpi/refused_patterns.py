@@ -13,9 +13,21 @@ REFUSED = {
     "sum_of_two_batches",
     "training_on_an_evaluation",
 }
+# On a mesh, what would need whole parameters or another division, too; and a pass that an error ended.
+REFUSED_ON_A_MESH = REFUSED - {"compiled_function_of_listed_batches"} | {
+    "a_penalty_of_weights",
+    "a_penalty_of_weights_first",
+    "an_error_within_backward",
+    "copies_of_the_model",
+    "gradients_asked_for",
+    "lbfgs",
+    "optimizer_made_anew",
+    "parameters_used_directly",
+}
 # Copies of batches that were not drawn just before: over 3 ranks a rank has as many samples of either batch size.
 REFUSED_OVER_3 = REFUSED | {
     "prefetched_copies",
     "copied_by_a_thread",
     "adversarial_pair",
 }
+REFUSED_ON_A_MESH_OVER_3 = REFUSED_ON_A_MESH | REFUSED_OVER_3 - {"compiled_function_of_listed_batches"}

@@ -36,7 +36,14 @@ SAID = {
     "compressed_shards": "compression is for ranks that replicate the whole model",
     "a_copy_of_a_divided_model": "GPT is divided over the ranks and cannot be copied",
     "a_penalty_on_divided_weights": "in a penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p",
-    "divided_already": "gradients would be reduced twice",
+    "divided_already": "the model is divided over the ranks already",
+    "other_optimizers_of_a_divided_model": "the model is divided over the ranks already",
+    "divided_by_pytorch": "gradients would be reduced twice",
+    "an_optimizer_without_fused_kernels": "SGD fails with parameters that are divided over ranks: NotImplementedError",
+    "a_flattened_gradient": "cannot be flattened: take t.full_tensor()",
+    "a_step_within_no_sync": "optimizer.step() after a backward pass within ht.no_sync()",
+    "gradients_of_no_sync_made_zero": "gradients were changed between backward passes within ht.no_sync()",
+    "a_step_after_a_refusal": "an error ended a backward pass before its gradients were reduced",
     # Each rank's gradient of it is that of its part of the sequence.
     "layer_without_a_plan_in_a_divided_sequence": "after step 1 the ranks hold different parameters: "
     "'blocks.0.attention_norm.weight",

@@ -9,16 +9,16 @@ reading waits for the GPU.
 
 from __future__ import annotations
 
-import functools
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from hpctrain.adapters.data_ranks import data_place
+from hpctrain.adapters.torch.backward_passes import watch_backward
 from hpctrain.adapters.torch.divisors import ROUNDING, Divided, divisors
 from hpctrain.adapters.torch.sums import NotOwn, not_own
 from hpctrain.adapters.torch.turns import turns_of
@@ -41,7 +41,6 @@ _COUNTED = (
 )
 
 _all: weakref.WeakKeyDictionary[Communicator, Denominators] = weakref.WeakKeyDictionary()
-_watching: list[object] = []
 
 
 class Part(NamedTuple):
@@ -65,26 +64,8 @@ def denominators_of(comm: Communicator) -> Denominators:
     """What the losses of these ranks are divided by; from now on their backward passes are watched."""
     if comm not in _all:
         _all[comm] = Denominators(comm)
-        _watch_backward()
+        watch_backward(_all[comm])
     return _all[comm]
-
-
-def _watch_backward() -> None:
-    if _watching:
-        return
-    backward = torch.autograd.backward
-    _watching.append(backward)
-
-    # Nothing but the loss itself leads to what it was computed from, and no hook is called with it.
-    @functools.wraps(backward)
-    def watched(tensors: Any, *arguments: Any, **settings: Any) -> None:
-        # What goes to the inputs alone, as for adversarial examples, trains nothing.
-        if settings.get("inputs") is None and not torch.compiler.is_compiling():
-            for each in list(_all.values()):
-                each.backward_begins([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
-        backward(tensors, *arguments, **settings)
-
-    torch.autograd.backward = watched
 
 
 class Denominators:
@@ -110,10 +91,10 @@ class Denominators:
         self._repeated = 0
         self.changed = self.in_pipeline = False
 
-    def backward_begins(self, roots: Sequence[torch.Tensor]) -> None:
-        """Read the losses of a backward pass."""
+    def backward_begins(self, roots: Sequence[torch.Tensor], *, trains: bool, within: bool) -> None:
+        """Read the losses of a backward pass that trains."""
         comm = self._comm()
-        if comm is None or comm.size == 1:
+        if not trains or comm is None or comm.size == 1:
             return
         weights = batch_weights(comm)
         losses = [(each, each.grad_fn) for each in roots if each.grad_fn is not None and each.numel() == 1]

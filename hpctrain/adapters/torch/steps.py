@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hpctrain.adapters.guard import Guard
+from hpctrain.adapters.torch.backward_passes import refuse_ended
 from hpctrain.adapters.torch.changes import has_parameter
 from hpctrain.adapters.torch.closures import has_closure, mean_loss, with_closure
 from hpctrain.adapters.torch.denominators import denominators_of
@@ -210,11 +211,7 @@ def _check_ended(everyone: Iterable[GradientReducer]) -> None:
             "step after backward(), not in a hook of it",
             exit_code=1,
         )
-    raise HpctrainError(
-        "an error ended a backward pass before its gradients were reduced, so the ranks no longer agree",
-        "let an error in backward() end the run",
-        exit_code=1,
-    )
+    refuse_ended()
 
 
 def _after_step(optimizer: Optimizer, *_: object) -> None:

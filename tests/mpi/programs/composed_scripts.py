@@ -27,7 +27,7 @@ from composed_training import Alone, Ranks, WrongError, train
 from composition import CHOICES, Composition, drawn
 
 import hpctrain as ht
-from hpctrain.adapters.torch.parallel.misuse import of_mixed_tensors
+from hpctrain.adapters.torch.parallel.misuse import of_divided_tensors
 
 sys.path.append(str(Path(__file__).parents[2]))
 sys.path.append(str(Path(__file__).parents[2] / "startup"))
@@ -62,7 +62,7 @@ def outcome(composition: Composition) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc()
         found = {"outcome": "error", "message": f"{type(error).__name__}: {error}"}
-        if explained := of_mixed_tensors(error):
+        if explained := of_divided_tensors(error):
             # As hpctrain shows it where nothing catches it.
             found = {"outcome": "refused", "message": explained}
     else:

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import torch
 from parallel import GPT, Block, Case, loss_of, plan_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 import hpctrain as ht
-from hpctrain.adapters.torch.parallel.misuse import of_mixed_tensors
+from hpctrain.adapters.torch.parallel.misuse import of_divided_tensors
 
 
 def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -154,6 +156,67 @@ def divided_already() -> None:
         ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=2), plan=plan)
 
 
+def other_optimizers_of_a_divided_model() -> None:
+    model, _ = ht.distribute(*_model(), mesh=ht.mesh(tp=2), plan=plan_of(Case(mesh={"tp": 2})))
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=2))
+
+
+def divided_by_pytorch() -> None:
+    model, _ = _model()
+    fully_shard(model)
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=2))
+
+
+def an_optimizer_without_fused_kernels() -> None:
+    model, _ = _model()
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True), mesh=ht.mesh(dp_shard=2))
+
+
+def _accumulated() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    model, optimizer = ht.distribute(*_model(), mesh=ht.mesh(dp_shard=2))
+    x = torch.arange(12).reshape(2, 6)
+    with ht.no_sync():
+        loss_of(model(x), x).backward()
+    return model, optimizer, x
+
+
+def a_step_within_no_sync() -> None:
+    _, optimizer, _ = _accumulated()
+    optimizer.step()
+
+
+def gradients_of_no_sync_made_zero() -> None:
+    for _ in range(2):
+        model, optimizer, x = _accumulated()
+        optimizer.zero_grad()
+        loss_of(model(x), x).backward()
+        optimizer.step()
+    model, _, x = _accumulated()
+    model.zero_grad(set_to_none=False)
+    loss_of(model(x), x).backward()
+
+
+def a_flattened_gradient() -> None:
+    model = nn.Linear(3, 5)
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=4))
+    model(torch.ones(2, 3)).sum().backward()
+    assert model.weight.grad is not None
+    model.weight.grad.reshape(-1)
+
+
+def a_step_after_a_refusal() -> None:
+    model, optimizer = _model()
+
+    def total(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
+
+    pipeline = ht.Pipeline(model, optimizer, total, mesh=ht.mesh(pp=2))
+    x = torch.zeros(5, 6, dtype=torch.int64)
+    with contextlib.suppress(ht.HpctrainError):
+        pipeline.step(x, x)
+    optimizer.step()
+
+
 def a_clip_of_one_stage() -> None:
     model, optimizer = _model()
     pipeline = ht.Pipeline(model, optimizer, loss_of, mesh=ht.mesh(pp=2))
@@ -192,7 +255,9 @@ CASES = [
     *(optimizer_whose_rule_needs_whole_parameters, optimizer_that_hides_its_parameters),
     optimizer_whose_rule_spans_stages,
     *(tie_across_units, tie_divided_in_two_ways, zero_1_of_a_divided_model, compressed_shards, divided_already),
-    *(a_copy_of_a_divided_model, a_penalty_on_divided_weights),
+    *(a_copy_of_a_divided_model, a_penalty_on_divided_weights, a_flattened_gradient, divided_by_pytorch),
+    *(other_optimizers_of_a_divided_model, an_optimizer_without_fused_kernels),
+    *(a_step_within_no_sync, gradients_of_no_sync_made_zero, a_step_after_a_refusal),
     *(a_clip_of_one_stage, tie_divided_in_two_ways_over_stages, layer_without_a_plan_in_a_divided_sequence),
 ]
 
@@ -207,7 +272,7 @@ if __name__ == "__main__":
         except ht.HpctrainError as error:
             said = str(error).replace("\n", " | ")
         except RuntimeError as error:
-            said = of_mixed_tensors(error)
+            said = of_divided_tensors(error)
         if comm.rank == 0:
             print(f"{case.__name__}: {said}", flush=True)
     comm.barrier()

@@ -214,10 +214,12 @@ def checkpointed(run):
 class Reentrant(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.head = (nn.Linear(width, 6, dtype=torch.float64) for width in (FEATURES, 6, 6))
+        widths = (FEATURES, 6, 6, 6)
+        self.zeroth, self.first, self.second, self.head = (nn.Linear(width, 6, dtype=torch.float64) for width in widths)
 
     def forward(self, x):
-        x = torch.tanh(self.first(x))
+        # The backward pass goes on after that of the checkpoint, with the weights of the first layer.
+        x = torch.tanh(self.first(torch.tanh(self.zeroth(x))))
         return self.head(checkpoint(self.second, x, use_reentrant=True))
 
 
@@ -226,6 +228,36 @@ def checkpointed_reentrant(run):
     model, optimizer = run.distribute(Reentrant())
     for x, y in list(run.loader()):
         step(model, optimizer, x, y)
+
+
+@pattern
+def checkpointed_reentrant_twice(run):
+    model, optimizer = run.distribute(Reentrant())
+    for x, y in run.loader():
+        optimizer.zero_grad()
+        (cross_entropy(model(x), y) + cross_entropy(model(x * 0.5), y)).backward()
+        optimizer.step()
+
+
+@pattern
+def checkpointed_reentrant_and_accumulated(run):
+    model, optimizer = run.distribute(Reentrant())
+    for index, (x, y) in enumerate(list(run.loader()) * 3):
+        with contextlib.nullcontext() if index % 3 == 2 else run.no_sync():
+            cross_entropy(model(x), y).backward()
+        if index % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pattern
+def checkpointed_reentrant_parts(run):
+    model, optimizer = run.distribute(Reentrant())
+    for x, y in run.loader():
+        optimizer.zero_grad()
+        hidden = checkpoint(model.first, torch.tanh(model.zeroth(x)), use_reentrant=True)
+        cross_entropy(model.head(checkpoint(model.second, hidden, use_reentrant=True)), y).backward()
+        optimizer.step()
 
 
 @pattern

@@ -8,7 +8,7 @@ import queue
 import threading
 
 import torch
-from pattern_runs import cross_entropy, pattern, step
+from pattern_runs import cross_entropy, pattern, step, whole
 
 # Which batch is drawn when.
 
@@ -261,7 +261,7 @@ def a_step_late(run):
                 pass
         if loss is not None:
             # the graph that waits must not see parameters change
-            run.states.append(torch.cat([parameter.grad.reshape(-1).clone() for parameter in model.parameters()]))
+            run.states.append(torch.cat([whole(each.grad).reshape(-1).clone() for each in model.parameters()]))
 
 
 @pattern
@@ -294,6 +294,19 @@ def accumulated(run):
         if index % 2:
             optimizer.step()
             optimizer.zero_grad()
+
+
+@pattern
+def accumulated_and_thrown_away(run):
+    model, optimizer = run.trained()
+    for index, (x, y) in enumerate(list(run.loader()) * 2):
+        with run.no_sync():
+            cross_entropy(model(x).square(), y).backward()
+        for throw_away in ((optimizer.zero_grad,), (model.zero_grad,), ())[index % 3]:
+            throw_away()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @pattern

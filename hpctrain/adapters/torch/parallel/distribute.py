@@ -18,8 +18,9 @@ from hpctrain.adapters.torch.denominators import denominators_of
 from hpctrain.adapters.torch.guarding import guard_over, guards, settings_of
 from hpctrain.adapters.torch.parallel.gathered import Gathered
 from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
-from hpctrain.adapters.torch.parallel.misuse import explain_copies, explain_mixed_tensors
+from hpctrain.adapters.torch.parallel.misuse import explain_copies, explain_divided_tensors
 from hpctrain.adapters.torch.parallel.optimizers import Rewiring
+from hpctrain.adapters.torch.parallel.passes import Passes, watch_gradients
 from hpctrain.adapters.torch.parallel.plan import ParallelPlan
 from hpctrain.adapters.torch.parallel.sharding import divide, is_sharded, recompute
 from hpctrain.adapters.torch.parallel.shared_state import share_state
@@ -90,21 +91,38 @@ class Division:
         if not self.divides_model:
             recompute(self._model, self._plan)
             if self._shares_state:
-                share_state(self._optimizers, device_mesh(self._comm, mesh_of(self._comm))["dp_shard"])
+                share_state(self._comm, self._optimizers, device_mesh(self._comm, mesh_of(self._comm))["dp_shard"])
             return
         assert self._rewiring is not None
         divide(self._model, device_mesh(self._comm, mesh_of(self._comm)), self._plan, keep=False)
         self._rewiring.apply([self._model])
         self._rewiring = None
-        explain_mixed_tensors()
+        explain_divided_tensors()
         explain_copies(self._model)
         if is_sharded(self._model):
             syncing.add(self._model)
             gathered = Gathered(self._model, batch_weights(self._comm), denominators_of(self._comm))
+            check = gathered.check_step
             for each in self._optimizers:
                 each.register_step_post_hook(lambda *_: gathered.divide_again())
+        else:
+            check = _watch_passes(self._model)
+        for each in self._optimizers:
+            each.register_step_pre_hook(lambda *_: check())
         guard = guard_over(self._comm, self._model.named_parameters(), every=self._guard_every, divided=True)
         watch_steps(guard, self._comm, self._optimizers, step_recorder(self._comm, self._model))
+
+
+def _watch_passes(model: nn.Module) -> Callable[[], None]:
+    """Returns what refuses to go on after a backward pass that an error ended."""
+    passes = Passes(lambda: None, lambda: None)
+
+    def made() -> None:
+        passes.check_ended()
+        passes.reached()
+
+    watch_gradients(model.parameters(), made)
+    return passes.check_ended
 
 
 def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> None:

@@ -6,7 +6,9 @@ a module may return an object that FSDP2 does not look into, or be called severa
 
 * each parameter's gradient is weighed where autograd makes it, once in a backward pass, as replicas do it;
 * a part that is called by itself gathers the parameters that it needs;
-* the end of a backward pass reduces what is left, and divides what is still gathered;
+* the end of a backward pass reduces what is left, and divides what is still gathered; a pass within it, as of a
+  reentrant checkpoint, does not, because the pass around it goes on with the same parameters;
+* what a pass within ``ht.no_sync`` made goes where ``zero_grad`` comes before the next one;
 * outside of passes, the model has its divided parameters, which an optimizer updates: a gathered one would be a stale
   copy after the next step.
 """
@@ -25,7 +27,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from hpctrain.adapters.torch.buckets import refuse_graph
 from hpctrain.adapters.torch.denominators import Denominators
+from hpctrain.adapters.torch.forwards import in_backward
+from hpctrain.adapters.torch.parallel.passes import Passes
 from hpctrain.adapters.torch.weights import BatchWeights, unfrozen
+from hpctrain.errors import HpctrainError
 
 _Groups = list[FSDPParamGroup]
 
@@ -47,7 +52,10 @@ class Gathered:
         self._groups: _Groups = [
             each for state in self._root._state_ctx.all_states for each in state._fsdp_param_groups
         ]
-        self._pass = -1
+        self._passes = Passes(self._begins, self._passed)
+        # Of parameters whose gradients are not reduced yet: how often their divided gradient had been written to.
+        self._unreduced: dict[FSDPParam, int] = {}
+        self._changed = False
         self._gatherers: dict[FSDPParamGroup, nn.Module] = {}
         self._kept: set[FSDPParamGroup] = set()
         for group in self._groups:
@@ -66,6 +74,20 @@ class Gathered:
         self._kept.clear()
         for group in self._groups:
             group.reshard()
+
+    def check_step(self) -> None:
+        """Refuse a step with other gradients than those of its backward passes.
+
+        Raises:
+            HpctrainError: an error ended the last one, or it was within ``ht.no_sync``.
+        """
+        self._passes.check_ended()
+        if self._unreduced and any(each.sharded_param.grad is not None for each in self._unreduced):
+            raise HpctrainError(
+                "optimizer.step() after a backward pass within ht.no_sync(), whose gradients are not reduced",
+                "let the last backward pass before each step be outside of ht.no_sync()",
+                exit_code=1,
+            )
 
     def _patch(self, group: FSDPParamGroup) -> None:
         """Keep parameters gathered after ``torch.autograd.grad(…, create_graph=True)``, whose graph has them.
@@ -146,38 +168,60 @@ class Gathered:
                 group.reshard()
 
     def _unit_done(self, module: nn.Module, *_: Any) -> None:
-        if torch.compiler.is_compiling():
+        # A checkpoint repeats it for the gradients that it makes next.
+        if torch.compiler.is_compiling() or in_backward():
             return
         for group in module._get_fsdp_state()._fsdp_param_groups:  # type: ignore[operator]
             if group.is_unsharded and (not torch.is_grad_enabled() or _has_gradients(group)):
                 group.reshard()
 
     def _arrived(self, parameter: torch.Tensor) -> None:
-        """At the first gradient of a backward pass, ask autograd to call back at its end."""
         self._denominators.reaches_model()
         self._denominators.reduces()
         if parameter.grad is not None and parameter.grad.requires_grad:
             refuse_graph(f"a parameter of shape {tuple(parameter.shape)}")
-        task = torch._C._current_graph_task_id()
-        if task == self._pass or task == -1:
-            return
-        self._pass = task
-        self._kept.clear()
-        torch.autograd.Variable._execution_engine.queue_callback(self._passed)
+        self._passes.check_ended()
+        if self._changed:
+            raise HpctrainError(
+                "gradients were changed between backward passes within ht.no_sync(), where they are not reduced yet",
+                "clip after the last pass, outside of ht.no_sync(); zero_grad(), with set_to_none=True, drops them",
+                exit_code=1,
+            )
+        if self._passes.reached():
+            self._kept.clear()
+
+    def _begins(self) -> None:
+        """Before a backward pass, of this model or another: let go of what the script threw away."""
+        for parameter, version in list(self._unreduced.items()):
+            gradient = parameter.sharded_param.grad
+            if gradient is None:
+                parameter.unsharded_accumulated_grad = parameter._unsharded_param.grad = None
+                del self._unreduced[parameter]
+            elif gradient._version != version:
+                self._changed = True
 
     def _passed(self) -> None:
-        if any(group.is_unsharded or (group.reduce_grads and _is_late(group)) for group in self._groups):
-            self._root._root_post_backward_final_callback()
+        # FSDP2's own callback leaves out groups that were reduced before a checkpointed part made more gradients.
+        for _ in range(2):
+            if any(group.is_unsharded or (group.reduce_grads and _late(group)) for group in self._groups):
+                self._root._root_post_backward_final_callback()
+        self._unreduced.clear()
+        for parameter in (each for group in self._groups for each in _late(group)):
+            divided = parameter.sharded_param
+            if divided.grad is None:
+                divided.grad = torch.zeros_like(divided, requires_grad=False)
+            self._unreduced[parameter] = divided.grad._version
 
 
 def _has_gradients(group: FSDPParamGroup) -> bool:
     return any(each.sharded_param.grad is not None for each in group.fsdp_params)
 
 
-def _is_late(group: FSDPParamGroup) -> bool:
-    """Whether a gradient was made that FSDP2 has not reduced."""
-    return any(
-        each.unsharded_accumulated_grad is not None or each._unsharded_param.grad is not None
+def _late(group: FSDPParamGroup) -> list[FSDPParam]:
+    """The parameters with a gradient that FSDP2 has not reduced."""
+    return [
+        each
         for each in group.fsdp_params
         if hasattr(each, "_unsharded_param")
-    )
+        and (each.unsharded_accumulated_grad is not None or each._unsharded_param.grad is not None)
+    ]

@@ -14,8 +14,8 @@ from hpctrain.errors import HpctrainError
 _hooked: list[object] = []
 
 
-def explain_mixed_tensors() -> None:
-    """From now on, an uncaught error about a divided tensor that met a rank's own says what to write. Idempotent.
+def explain_divided_tensors() -> None:
+    """From now on, an uncaught error about a divided tensor says what to write. Idempotent.
 
     PyTorch 2.13 raises it in C++, where nothing of Python's can be put in its place.
     """
@@ -25,15 +25,26 @@ def explain_mixed_tensors() -> None:
     _hooked.append(show)
 
     def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if explained := of_mixed_tensors(error):
+        if explained := of_divided_tensors(error):
             print(f"hpctrain: {explained}", file=sys.stderr)
         show(kind, error, trace)
 
     sys.excepthook = explain
 
 
-def of_mixed_tensors(error: BaseException) -> str:
-    """What PyTorch's message about divided tensors means to a script; nothing for other errors."""
+def of_divided_tensors(error: BaseException) -> str:
+    """What PyTorch's message about a divided tensor means to a script; nothing for other errors."""
+    if "Cannot flatten unevenly sharded tensor" in str(error):
+        return (
+            "a parameter or gradient that is divided over the ranks, of which they have different numbers of rows, "
+            "cannot be flattened: take t.full_tensor() if hasattr(t, 'full_tensor') else t on all ranks before "
+            "reshape, view or flatten; plan=ht.ParallelPlan(zero=1) keeps whole parameters and gradients"
+        )
+    if "appears to not have been used in the graph" in str(error):
+        return (
+            "the loss was not computed from what torch.autograd.grad differentiates by; if that is a parameter that is "
+            "divided over the ranks, it was computed from the gathered one: call backward(), and take p.grad"
+        )
     if "mixed torch.Tensor and DTensor" not in str(error):
         return ""
     return (

@@ -71,7 +71,7 @@ def rewire(optimizer: Optimizer, now: New, *, alone: bool = False) -> None:
     """
     every = optimizers_in(optimizer)
     prepare: Callable[[Optimizer], None] = fuse
-    if any(type(each) not in _ELEMENT_WISE for each in every):
+    if not all(map(_is_known, every)):
         prepare = _tried(optimizer, now, alone)
     replace(optimizer, lambda each: now.get(id(each)), divided)
     for each in every:
@@ -90,6 +90,12 @@ def _tried(optimizer: Optimizer, now: New, alone: bool) -> Callable[[Optimizer],
             raise
         try_rule(optimizer, now, prepare=_loop, alone=alone)
         return _loop
+
+
+def _is_known(optimizer: Optimizer) -> bool:
+    """Whether it is exact with DTensors, by the kernels that the script chose too."""
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    return type(optimizer) in (_FUSED if fused else _ELEMENT_WISE)
 
 
 def _loop(optimizer: Optimizer) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.adapters.data_ranks import mesh_of, set_mesh
+from hpctrain.adapters.torch.backward_passes import refuse_ended
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.adapters.torch.denominators import denominators_of
 from hpctrain.adapters.torch.guarding import guard_over
@@ -135,6 +136,8 @@ class Pipeline:
             each.register_step_pre_hook(self._before_step)
         self._taken: torch.Tensor | None = None
         self._size = 0
+        # False where an error came out of a step, however far it had come.
+        self._ended = True
         self._schedules = Schedules(schedule, self._by_number, self._micro_batches, self._loss, self._mesh)
         ready(self._comm, "model")
 
@@ -192,9 +195,11 @@ class Pipeline:
         # report an overflow.
         one = torch.ones((), device=self._mesh.device_type)
         factor = scale if scaler is None else scale * float(scaler.scale(one))
+        self._check_ended()
         self._tied.restart()
         found = self._run(inputs, target, factor, count)
         self._tied.add_up()
+        self._ended = True
         self.accept_gradients()
         if scaler is not None and scaler.is_enabled():
             self._spread_overflow(scaler)
@@ -223,6 +228,7 @@ class Pipeline:
         self._micro_losses = MicroLosses()
         given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if self.is_last else {}
         denominators = denominators_of(self._comm)
+        self._ended = False
         try:
             denominators.in_pipeline = True
             denominators.reduces()
@@ -329,7 +335,12 @@ class Pipeline:
         found = [getattr(each.grad, "_local_tensor", each.grad) for _, each in self.named_parameters()]
         return [each for each in found if each is not None]
 
+    def _check_ended(self) -> None:
+        if not self._ended:
+            refuse_ended()
+
     def _before_step(self, *_: Any) -> None:
+        self._check_ended()
         # Without gradients, as after zero_grad(), nothing was clipped.
         now = self._sample()
         if self._taken is not None and now is not None and not torch.equal(now, self._taken):

@@ -15,6 +15,7 @@ from hpctrain.adapters.torch.parallel.mesh import sizes_of
 from hpctrain.adapters.torch.parallel.overflow import agree_on_overflow
 from hpctrain.adapters.torch.parallel.plan import ParallelPlan, present
 from hpctrain.adapters.torch.parallel.tensor import parallelise_tensors, tied_names
+from hpctrain.adapters.torch.refusals import set_divided
 from hpctrain.errors import HpctrainError
 
 
@@ -25,6 +26,7 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: ParallelPlan, *, keep: boo
         keep: gathered parameters are kept from the forward to the backward pass, whatever the plan's stage of ZeRO.
     """
     sizes = sizes_of(mesh)
+    set_divided(module)
     if sizes["tp"] > 1:
         parallelise_tensors(module, mesh["tp"], plan.tensor)
         agree_on_overflow()

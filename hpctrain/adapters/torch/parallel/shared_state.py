@@ -21,16 +21,27 @@ from torch.distributed.tensor import DTensor, Shard
 from hpctrain.adapters.torch.closures import with_closure
 from hpctrain.adapters.torch.guarding import checksums
 from hpctrain.adapters.torch.parallel.optimizers import rewire
+from hpctrain.adapters.torch.parallel.overflow import unscale_whole_gradients
+from hpctrain.adapters.torch.parallel.passes import Passes, watch_gradients
 from hpctrain.adapters.torch.parts import set_whole
 from hpctrain.adapters.torch.pieces import local_tensor
 from hpctrain.adapters.torch.references import Optimizer, optimizers_in, parameters_of
+from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
 
 
-def share_state(optimizers: Sequence[Optimizer], mesh: DeviceMesh) -> None:
-    """Divide what optimizers keep over the ranks of a 1-D mesh, on which the parameters are equal."""
+def share_state(comm: Communicator, optimizers: Sequence[Optimizer], mesh: DeviceMesh) -> None:
+    """Divide what optimizers keep over the ranks of a 1-D mesh, on which the parameters are equal.
+
+    Args:
+        comm: whose buffers the gradients may lie in.
+        optimizers: of parameters whose gradients are reduced already.
+        mesh: the ranks.
+    """
+    unscale_whole_gradients()
     for optimizer in optimizers:
-        _Shared(optimizer, mesh)
+        shared = _Shared(optimizer, mesh)
+        comm.before_shutdown(shared.drop_gradients)
 
 
 class _Shared:
@@ -48,6 +59,9 @@ class _Shared:
             each.zero_grad = self._zero_grad  # type: ignore[method-assign]
             for name in _own_methods(each):
                 setattr(each, name, self._watched(name, getattr(each, name)))
+        # For scripts that clip what the optimizer has.
+        passes = Passes(lambda: None, self._take_gradients)
+        watch_gradients((whole for _, whole in self._parts), passes.reached)
 
     def _part(self, parameter: nn.Parameter) -> nn.Parameter:
         part = nn.Parameter(self._divided(parameter.detach()), requires_grad=parameter.requires_grad)
@@ -56,14 +70,16 @@ class _Shared:
         return part
 
     def _divided(self, tensor: torch.Tensor) -> DTensor:
-        """This rank's rows, as a view."""
+        """A view, of which this rank has its rows."""
         flat = tensor if tensor.dim() else tensor.view(1)
-        rows = flat.shape[0]
-        size, offset = Shard.local_shard_size_and_offset(rows, self._mesh.size(), self._mesh.get_local_rank())
-        local = flat[offset : offset + size] if size else flat[:0]
         return DTensor.from_local(
-            local, self._mesh, [Shard(0)], run_check=False, shape=flat.shape, stride=flat.stride()
+            self._rows(tensor), self._mesh, [Shard(0)], run_check=False, shape=flat.shape, stride=flat.stride()
         )
+
+    def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        flat = tensor if tensor.dim() else tensor.view(1)
+        size, offset = Shard.local_shard_size_and_offset(flat.shape[0], self._mesh.size(), self._mesh.get_local_rank())
+        return flat[offset : offset + size] if size else flat[:0]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if self._outer not in (None, optimizer):
@@ -99,7 +115,6 @@ class _Shared:
             if self._content() != self._given:
                 self._refuse_empty(name)
                 self._give_parameters()
-            self._drop_gradients()
             return result
 
         return called
@@ -120,9 +135,13 @@ class _Shared:
 
     def _take_gradients(self) -> None:
         for part, parameter in self._parts:
-            part.grad = None if parameter.grad is None else self._divided(parameter.grad)
+            if parameter.grad is None:
+                part.grad = None
+            elif part.grad is None or local_tensor(part.grad).data_ptr() != self._rows(parameter.grad).data_ptr():
+                part.grad = self._divided(parameter.grad)
 
-    def _drop_gradients(self) -> None:
+    def drop_gradients(self) -> None:
+        """Let go of the parts' gradients, which are views of the whole ones."""
         for part, _ in self._parts:
             part.grad = None
 
@@ -131,11 +150,13 @@ class _Shared:
         for part, parameter in self._parts:
             if part.requires_grad:
                 parameter.copy_(cast(DTensor, part).full_tensor().view(parameter.shape))
-        self._drop_gradients()
+        self.drop_gradients()
         if self._in_method:
             self._given = self._content()
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
+        if set_to_none:
+            self.drop_gradients()
         for _, parameter in self._parts:
             if set_to_none:
                 parameter.grad = None
