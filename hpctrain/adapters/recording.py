@@ -17,7 +17,7 @@ from hpctrain.cluster.launcher import detect
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
 from hpctrain.run import forks
-from hpctrain.run.events import Event, EventWriter, read_events
+from hpctrain.run.events import Event, EventsFile, EventWriter
 from hpctrain.run.events.kinds import LIMIT, EnergyEvent, LogEvent, RunEvent, StepEvent, StoppedEvent
 
 if TYPE_CHECKING:
@@ -151,12 +151,9 @@ def begin(path: Path) -> None:
     """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
     global _recording
     # Ranks that are started by hand may be the first to write it.
-    stops, resumed = [0], False
-    for event in read_events(path) if path.exists() else ():
-        if isinstance(event, StoppedEvent):
-            stops.append(event.iteration)
-        resumed |= isinstance(event, StepEvent)
-    _recording = Recording(path, steps=stops[-1], resumed=resumed)
+    before = EventsFile(path)
+    stops = before.few(StoppedEvent)
+    _recording = Recording(path, steps=stops[-1].iteration if stops else 0, resumed=before.has_steps)
 
 
 def placed() -> None:

@@ -11,7 +11,7 @@ from hpctrain.checkpoints.layout import checkpoint_path, hidden, hidden_path, it
 from hpctrain.checkpoints.manifest import SavedProgress, read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.run.events import Event
-from hpctrain.run.events.kinds import EpochEvent, StepEvent
+from hpctrain.run.events.kinds import EpochEvent, StartEvent, StepEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,10 @@ def clear(folder: Path) -> None:
 
 
 def scores(events: Iterable[Event]) -> dict[int, float]:
-    """The test accuracy by the iteration of the last step before the evaluation."""
+    """The test accuracy by the iteration of the last step before the evaluation, which may be of an earlier attempt."""
     found, iteration = {}, 0
     for event in events:
-        if isinstance(event, StepEvent):
+        if isinstance(event, StepEvent | StartEvent):
             iteration = event.iteration
         elif isinstance(event, EpochEvent) and event.test_accuracy is not None:
             found[iteration] = event.test_accuracy

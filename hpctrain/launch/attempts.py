@@ -18,7 +18,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.locks import lock
 from hpctrain.files.private import private
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, attempts, read_events
+from hpctrain.run.events import Event, EventsFile, attempts
 from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StallEvent, StartEvent, StoppedEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.processes import works_in
@@ -271,10 +271,8 @@ def run_events(directory: RunDirectory) -> list[Event]:
     Raises:
         HpctrainError: the file is damaged; names the line.
     """
-    if not directory.events.exists():
-        return []
     kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent)
-    found = (event for event in read_events(directory.events) if isinstance(event, kinds))
+    found = EventsFile(directory.events).few(*kinds)
     return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), found))
 
 

@@ -15,7 +15,8 @@ from hpctrain.checkpoints.layout import checkpoint_path, damaged_checkpoints, it
 from hpctrain.checkpoints.manifest import SavedProgress, read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import kept, read_events
+from hpctrain.run.events import EventsFile, kept
+from hpctrain.run.events.kinds import EpochEvent, RunEvent, StartEvent, StoppedEvent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +60,7 @@ def checkpoint_rows(directory: RunDirectory) -> list[Row]:
         HpctrainError: this is no run's directory, or its events are damaged.
     """
     folder = require_checkpoints(directory)
-    accuracies = scores(kept(read_events(directory.events))) if directory.events.exists() else {}
+    accuracies = scores(kept(EventsFile(directory.events).outline(StartEvent, RunEvent, StoppedEvent, EpochEvent)))
     newest = newest_whole(folder)
     faults = dict(newest.damaged)
     rows = []

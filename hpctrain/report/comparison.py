@@ -10,7 +10,7 @@ from typing import Any
 from hpctrain.report.energy import energy_of, kwh
 from hpctrain.report.faults import stall_line
 from hpctrain.report.predicted import PredictedRow, Range
-from hpctrain.report.record import Record, communication_share, data_share, of_kind, samples_per_s
+from hpctrain.report.record import Record, of_kind
 from hpctrain.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, RunEvent
 from hpctrain.run.plan import Plan
 
@@ -132,12 +132,12 @@ def _incomparable(record: Record, predicted: PredictedRow) -> str:
 
 
 def _figures(record: Record, plan: Plan, predicted: PredictedRow) -> list[Figure]:
-    steps, slow = record.timed_steps, "slower than predicted"
+    timed, slow = record.timed, "slower than predicted"
     figures = [
         Figure(
             name="step_s",
             title="step (median)",
-            measured=statistics.median(step.seconds for step in steps) if steps else None,
+            measured=statistics.median(record.durations) if record.durations else None,
             predicted=predicted.step_s,
             below="faster",
             above=slow,
@@ -146,7 +146,7 @@ def _figures(record: Record, plan: Plan, predicted: PredictedRow) -> list[Figure
         Figure(
             name="samples_per_s",
             title="samples/s",
-            measured=samples_per_s(steps),
+            measured=timed.samples_per_s,
             predicted=predicted.samples_per_s,
             below=slow,
             above="faster",
@@ -155,7 +155,7 @@ def _figures(record: Record, plan: Plan, predicted: PredictedRow) -> list[Figure
         Figure(
             name="communication_share",
             title="communication",
-            measured=communication_share(steps),
+            measured=timed.communication_share,
             predicted=predicted.communication_share,
             below="less than predicted",
             above="more than predicted",
@@ -236,7 +236,7 @@ def _reductions(share: Figure, nodes: int) -> list[str]:
 
 
 def _input(record: Record, step: Figure) -> list[str]:
-    share = data_share(record.timed_steps)
+    share = record.timed.data_share
     if share is None or step.measured is None or share * step.measured < _MOSTLY * step.excess:
         return []
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 from typing import IO, Self, TextIO, cast
@@ -16,7 +17,7 @@ from rich.text import Text
 from hpctrain.files.printable import printable
 from hpctrain.report.faults import event_line, spike_line
 from hpctrain.report.progress import iterations
-from hpctrain.report.record import communication_share, samples_per_s
+from hpctrain.report.record import StepTotals
 from hpctrain.report.say import Patient, say
 from hpctrain.run.events import Event
 from hpctrain.run.events.kinds import (
@@ -48,7 +49,8 @@ class Console:
         self._task = TaskID(0)
         self._run_event: RunEvent | None = None
         self._done = 0
-        self._steps: list[StepEvent] = []
+        self._epoch_steps = StepTotals()
+        self._newest: deque[StepEvent] = deque(maxlen=_WINDOW)
         # The last step whose loss was told to be high.
         self._spiked = 0
 
@@ -118,7 +120,8 @@ class Console:
     def _run(self, event: RunEvent) -> None:
         self.close()
         self._run_event = event
-        self._steps = []
+        self._epoch_steps = StepTotals()
+        self._newest.clear()
         if event.epochs is None or event.iterations_per_epoch is None:
             # A script's, which tells of itself what it wants to be told.
             return
@@ -143,10 +146,11 @@ class Console:
     def _step(self, event: StepEvent) -> None:
         if self._run_event and self._run_event.epochs is None:
             return
-        self._steps.append(event)
+        self._epoch_steps.add(event)
+        self._newest.append(event)
         if self._bar and self._run_event and event.epoch is not None:
             rate = "not finite" if event.learning_rate is None else f"{event.learning_rate:.3g}"
-            detail = f"loss {_number(event.loss)}  rate {rate}  {self._speed(self._steps[-_WINDOW:])}"
+            detail = f"loss {_number(event.loss)}  rate {rate}  {self._speed(StepTotals(self._newest))}"
             total = iterations(self._run_event, event.iteration, event.epoch)
             self._bar.update(self._task, completed=event.iteration, total=total, epoch=event.epoch, detail=detail)
 
@@ -159,13 +163,14 @@ class Console:
         epochs = self._run_event.epochs if self._run_event else 0
         self._progress_line(
             f"epoch {event.epoch}/{epochs}  train loss {_number(event.train_loss)}  "
-            f"test accuracy {_number(event.test_accuracy)}  {self._speed(self._steps)}".rstrip()
+            f"test accuracy {_number(event.test_accuracy)}  {self._speed(self._epoch_steps)}".rstrip()
         )
-        self._steps = []
+        self._epoch_steps = StepTotals()
+        self._newest.clear()
 
-    def _speed(self, steps: list[StepEvent]) -> str:
+    def _speed(self, steps: StepTotals) -> str:
         """Throughput and share of communication of the steps, as far as they were measured."""
-        speed, share = samples_per_s(steps), communication_share(steps)
+        speed, share = steps.samples_per_s, steps.communication_share
         speeds = self._run_event.speeds(speed) if self._run_event else {}
         parts = [] if speed is None else [f"{speed:,.0f} samples/s"]
         if "tokens_per_s" in speeds:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 import re
+from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +54,53 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "legend.frameon": False,
 }
-# More points than this a curve cannot show: it is averaged down to them.
+# More points than this a curve cannot show: each is then the mean of as many steps in a row.
 _POINTS = 600
 # So few are marked each.
 _MARKED = 30
+
+
+class Means:
+    """The points of a curve, at most 600: of more values each is the mean of an equal number, those of a few one more.
+
+    Args:
+        count: how many values there will be.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._parts = min(count, _POINTS)
+        self._length, self._longer = divmod(count, max(self._parts, 1))
+        self._left = 0
+        self._x, self._y = array("d"), array("d")
+        self._sums = [0.0, 0.0]
+        self._counts = [0, 0]
+
+    def __len__(self) -> int:
+        return self._parts
+
+    def add(self, x: float, y: float | None) -> None:
+        """Take in the next value; None, or what is not finite, leaves the point to the others, or a gap."""
+        if not self._left:
+            self._left = self._length + (len(self._x) < self._longer)
+            self._sums, self._counts = [0.0, 0.0], [0, 0]
+        for each, value in enumerate((x, y)):
+            if value is not None and math.isfinite(value):
+                self._sums[each] += value
+                self._counts[each] += 1
+        self._left -= 1
+        if not self._left:
+            for values, total, count in zip((self._x, self._y), self._sums, self._counts, strict=True):
+                values.append(total / count if count else math.nan)
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a point."""
+        return any(map(math.isfinite, self._y))
+
+    @property
+    def points(self) -> tuple[FloatArray, FloatArray]:
+        """The values of x, and of y; NaN for a gap."""
+        return np.array(self._x), np.array(self._y)
 
 
 def curves(record: Record, reported: Reported | None) -> dict[str, str]:
@@ -67,29 +113,32 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
     if not record.by_epoch:
         return _by_step_alone(record)
     pictures: dict[str, str] = {}
-    if record.steps:
-        pictures["Loss"] = _picture("loss", lambda axes: _loss(axes, record))
+    steps = _by_step(record) if record.totals.count else None
+    if steps:
+        pictures["Loss"] = _picture("loss", lambda axes: _loss(axes, record, steps.loss))
     if any(epoch.test_accuracy is not None for epoch in record.epochs):
         pictures["Test accuracy"] = _picture("accuracy", lambda axes: _accuracy(axes, record, reported))
-    if record.steps:
-        pictures["Learning rate"] = _picture("rate", lambda axes: _learning_rate(axes, record))
-        pictures["Throughput, samples/s"] = _picture("throughput", lambda axes: _throughput(axes, record))
+    if steps:
+        pictures["Learning rate"] = _picture("rate", lambda axes: _learning_rate(axes, steps.rate))
+        throughput = partial(_throughput, record=record, steps=steps.samples_per_s)
+        pictures["Throughput, samples/s"] = _picture("throughput", throughput)
     return pictures
 
 
 def _by_step_alone(record: Record) -> dict[str, str]:
     """The curves of a script: its logged values by name, and the known values of its steps."""
-    series: dict[str, list[tuple[int, float | None]]] = {
-        name: [(event.iteration, event.values[name]) for event in record.logs if name in event.values]
-        for name in record.logged
-    }
-    series["Learning rate"] = [(step.iteration, step.learning_rate) for step in record.steps]
-    series["Seconds a step"] = [(step.iteration, step.seconds) for step in record.timed_steps]
-    return {
-        name: _picture("script", partial(_points, points=points))
-        for name, points in series.items()
-        if any(value is not None for _, value in points)
-    }
+    series = {name: Means(count) for name, count in record.logged_counts.items()}
+    for event in record.logs():
+        for name, value in event.values.items():
+            series[name].add(event.iteration, value)
+    # A script may log such a name, too.
+    rate, seconds = Means(record.totals.count), Means(record.timed.count)
+    for step in record.steps():
+        rate.add(step.iteration, step.learning_rate)
+        if step.iteration not in record.first_steps:
+            seconds.add(step.iteration, step.seconds)
+    series |= {"Learning rate": rate, "Seconds a step": seconds}
+    return {name: _picture("script", partial(_points, means=means)) for name, means in series.items() if means.known}
 
 
 def overlap(timeline: Sequence[Moment]) -> str:
@@ -117,9 +166,8 @@ def _picture(name: str, draw: Callable[[Axes], None], *, width: float = 4.5, hei
     return re.sub(r'<g id="[\w.]+_\d+">', "<g>", svg)
 
 
-def _loss(axes: Axes, record: Record) -> None:
-    x, y = _by_step(record, record.steps, lambda step: step.loss)
-    axes.plot(x, y, color=_FAINT, linewidth=1, label="train, each step")
+def _loss(axes: Axes, record: Record, steps: Means) -> None:
+    axes.plot(*steps.points, color=_FAINT, linewidth=1, label="train, each step")
     _by_epoch(axes, record, lambda epoch: epoch.train_loss, color=_FIRST, label="train")
     _by_epoch(axes, record, lambda epoch: epoch.test_loss, color=_SECOND, label="test")
     axes.legend()
@@ -135,26 +183,22 @@ def _accuracy(axes: Axes, record: Record, reported: Reported | None) -> None:
     _finish(axes)
 
 
-def _learning_rate(axes: Axes, record: Record) -> None:
-    x, y = _by_step(record, record.steps, lambda step: step.learning_rate)
-    axes.plot(x, y, color=_FIRST)
+def _learning_rate(axes: Axes, steps: Means) -> None:
+    axes.plot(*steps.points, color=_FIRST)
     axes.set_ylim(bottom=0)
     _finish(axes)
 
 
-def _throughput(axes: Axes, record: Record) -> None:
-    x, y = _by_step(record, record.timed_steps, _samples_per_s)
-    axes.plot(x, y, color=_FAINT, linewidth=1, label="each step")
+def _throughput(axes: Axes, record: Record, steps: Means) -> None:
+    axes.plot(*steps.points, color=_FAINT, linewidth=1, label="each step")
     _by_epoch(axes, record, lambda epoch: epoch.samples_per_s, color=_FIRST, label="epoch")
     axes.set_ylim(bottom=0)
     axes.legend()
     _finish(axes)
 
 
-def _points(axes: Axes, points: Sequence[tuple[int, float | None]]) -> None:
-    x, y = (np.array(values, float) for values in zip(*points, strict=True))
-    parts = min(len(points), _POINTS)
-    axes.plot(_means(x, parts), _means(y, parts), color=_FIRST, marker="." if parts < _MARKED else "")
+def _points(axes: Axes, means: Means) -> None:
+    axes.plot(*means.points, color=_FIRST, marker="." if len(means) < _MARKED else "")
     _finish(axes, "step")
 
 
@@ -177,40 +221,48 @@ def _by_epoch(
         axes.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
 
 
-def _by_step(
-    record: Record, steps: Sequence[StepEvent], value: Callable[[StepEvent], float | None]
-) -> tuple[FloatArray, FloatArray]:
-    """A value of each step over the epochs done with it, averaged down to what a picture can show."""
-    x = epochs_done(record, steps)
-    y = np.array([value(step) for step in steps], float)
-    parts = min(len(steps), _POINTS)
-    return _means(x, parts), _means(y, parts)
+@dataclass(frozen=True, kw_only=True)
+class _Steps:
+    """The values of the steps over the epochs done with them."""
+
+    loss: Means
+    rate: Means
+    samples_per_s: Means
 
 
-def epochs_done(record: Record, steps: Sequence[StepEvent]) -> FloatArray:
+def _by_step(record: Record) -> _Steps:
+    totals, timed = record.totals, record.timed
+    found = _Steps(loss=Means(totals.count), rate=Means(totals.count), samples_per_s=Means(timed.count))
+    done = EpochsDone(record)
+    for step in record.steps():
+        x = done.after(step)
+        found.loss.add(x, step.loss)
+        found.rate.add(x, step.learning_rate)
+        if step.iteration not in record.first_steps:
+            found.samples_per_s.add(x, _samples_per_s(step))
+    return found
+
+
+class EpochsDone:
     """The number of epochs done after each step. Where ranks died and batches became smaller, an epoch has more steps.
 
-    The record is of a recipe's run: see :attr:`Record.by_epoch`.
+    Args:
+        record: of a recipe's run: see :attr:`Record.by_epoch`.
     """
-    assert record.run and record.run.iterations_per_epoch is not None
-    per_epoch = record.run.iterations_per_epoch
-    ends = {_epoch(step): step.iteration for step in record.steps}
-    begins = {epoch: ends.get(epoch - 1, (epoch - 1) * per_epoch) for epoch in ends}
-    lengths = {epoch: max(1, ends[epoch] - begins[epoch]) for epoch in ends}
-    # It may still go on.
-    lengths[max(ends)] = max(lengths[max(ends)], per_epoch)
-    return np.array([(e := _epoch(step)) - 1 + (step.iteration - begins[e]) / lengths[e] for step in steps])
 
+    def __init__(self, record: Record) -> None:
+        assert record.run and record.run.iterations_per_epoch is not None
+        per_epoch, ends = record.run.iterations_per_epoch, record.epoch_ends
+        self._begins = {epoch: ends.get(epoch - 1, (epoch - 1) * per_epoch) for epoch in ends}
+        self._lengths = {epoch: max(1, ends[epoch] - self._begins[epoch]) for epoch in ends}
+        if ends:
+            # It may still go on.
+            self._lengths[max(ends)] = max(self._lengths[max(ends)], per_epoch)
 
-def _epoch(step: StepEvent) -> int:
-    assert step.epoch is not None
-    return step.epoch
-
-
-def _means(values: FloatArray, parts: int) -> FloatArray:
-    """The mean of each part's finite values; NaN, drawn as a gap, if there is none."""
-    finite = (part[np.isfinite(part)] for part in np.array_split(values, parts))
-    return np.array([part.mean() if len(part) else np.nan for part in finite])
+    def after(self, step: StepEvent) -> float:
+        """Whole epochs and the part of the one that is going on."""
+        assert step.epoch is not None
+        return step.epoch - 1 + (step.iteration - self._begins[step.epoch]) / self._lengths[step.epoch]
 
 
 def _overlap(axes: Axes, timeline: Sequence[Moment]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpctrain.report.record import last_of, of_kind
 from hpctrain.run.events import Event, attempts
-from hpctrain.run.events.kinds import EnergyEvent, EnergySource, HostEnergy, RunEvent, StepEvent
+from hpctrain.run.events.kinds import EnergyEvent, EnergySource, HostEnergy, RunEvent
 from hpctrain.run.plan import Plan
 
 _JOULES = 3.6e6
@@ -62,15 +62,13 @@ def last_readings(events: Iterable[EnergyEvent]) -> dict[tuple[str, float], Host
     return {(host, reading.began): reading for event in events for host, reading in event.hosts.items()}
 
 
-def energy_keys(energy: Energy | None, steps: Sequence[StepEvent]) -> dict[str, Any]:
-    """The keys of ``summary.json``; ``steps`` are those that count."""
+def energy_keys(energy: Energy | None, samples: int | None) -> dict[str, Any]:
+    """The keys of ``summary.json``; ``samples`` are those of the steps that count up to ``energy.iteration``."""
     total, found = (energy.total, energy.joules) if energy else (None, {})
-    samples = [step.samples for step in steps if energy and step.iteration <= energy.iteration]
-    known = [count for count in samples if count is not None]
     return {
         "energy_kwh": kwh(total),
         "energy_by_source": {source: kwh(found.get(source)) for source in _SOURCES} if found else None,
-        "joules_per_sample": total / sum(known) if total is not None and any(known) and known == samples else None,
+        "joules_per_sample": total / samples if total is not None and samples else None,
         "energy_covers": energy.covers if energy else None,
     }
 

@@ -21,7 +21,7 @@ from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.curves import curves, overlap
 from hpctrain.report.energy import energy_text, kwh
 from hpctrain.report.faults import fault_line, trouble_lines
-from hpctrain.report.predicted import own_prediction, read_prediction
+from hpctrain.report.predicted import PredictedRow, own_prediction, read_prediction
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
@@ -58,7 +58,10 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
     plan = read_model(directory.plan, Plan)
     if directory.summary.exists():
         return read_model(directory.summary, Summary).model_dump()
-    record, (predicted, _) = Record.read(directory), own_prediction(directory, plan)
+    return _summary_of(Record.read(directory), plan, own_prediction(directory, plan)[0])
+
+
+def _summary_of(record: Record, plan: Plan, predicted: PredictedRow | None) -> dict[str, Any]:
     return summarise_record(record, plan, record.end.status if record.end else UNFINISHED, predicted)
 
 
@@ -93,10 +96,12 @@ def keep_prediction(directory: RunDirectory, file: Path) -> None:
 
 def render(directory: RunDirectory) -> str:
     """Render the page."""
-    plan, record, summary = read_model(directory.plan, Plan), Record.read(directory), read_summary(directory)
+    plan, record = read_model(directory.plan, Plan), Record.read(directory)
     ranks = read_records(directory).values()
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
     predicted, fault = own_prediction(directory, plan)
+    left = directory.summary.exists()
+    summary = read_summary(directory) if left else _summary_of(record, plan, predicted)
     return template("page.html.jinja").render(
         plan=plan,
         summary=summary,

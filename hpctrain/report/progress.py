@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TypeVar
 
-from hpctrain.errors import HpctrainError
 from hpctrain.report.record import last_of, of_kind, past_attempts, survived
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, parse_event
+from hpctrain.run.events import Event, EventsFile, kept
 from hpctrain.run.events.kinds import (
     DamagedEvent,
+    EndEvent,
+    EnergyEvent,
     EpochEvent,
     FaultEvent,
     LogEvent,
@@ -22,15 +21,18 @@ from hpctrain.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.run.events.lines import mark
-from hpctrain.run.events.reader import whole
 
-# Steps over which speed is taken: enough to be calm, few enough to follow a change.
-_WINDOW = 100
-# Where the kind stands, after the time, in a line that EventWriter wrote.
-_WITHIN = 64
-_MARKS = {StepEvent: mark(StepEvent), LogEvent: mark(LogEvent)}
-Frequent = TypeVar("Frequent", StepEvent, LogEvent)
+_SHOWN = (
+    StartEvent,
+    RunEvent,
+    EpochEvent,
+    FaultEvent,
+    StoppedEvent,
+    DamagedEvent,
+    StallEvent,
+    EnergyEvent,
+    EndEvent,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ class Progress:
         survived: the faults of all attempts that the run got over by itself.
         damaged: the events of this kind of all attempts.
         stalls: of the last attempt.
-        others: all events but steps and logs, lost ones too.
+        others: the events of all these kinds and of energy, lost ones too.
         steps, logs: the last ones of the last attempt.
         last_time: when anything happened last, in seconds since the epoch.
         jobs: Slurm's numbers of the jobs of all attempts.
@@ -65,33 +67,29 @@ class Progress:
 
     @classmethod
     def read(cls, directory: RunDirectory) -> Progress:
-        """Read the progress of a run that may still be going on; only the last steps are parsed.
+        """Read the progress of a run that may still be going on; of steps and logs only the last are parsed.
 
         Raises:
-            HpctrainError: a line that is looked into is no event.
+            HpctrainError: the file cannot be read, or a line that is looked into is no event.
         """
-        text = directory.events.read_bytes() if directory.events.exists() else b""
-        lines = text[: whole(text)].splitlines()
-        where = str(directory.events)
-        numbers = [number for number, line in enumerate(lines) if not (_is(StepEvent, line) or _is(LogEvent, line))]
-        others = [_parse(lines, number, where) for number in numbers]
-        starts = (number for number, event in zip(numbers, others, strict=True) if isinstance(event, StartEvent))
-        begin = max(starts, default=0)
-        attempts = past_attempts(others)
+        events = EventsFile(directory.events)
+        outline, last = [*events.outline(*_SHOWN)], events.last()
+        attempts = past_attempts(outline)
+        epochs = of_kind(kept(outline), EpochEvent)
         return cls(
-            start=last_of(others, StartEvent),
-            run=last_of(others, RunEvent),
-            epoch=_last_epoch(lines, zip(numbers, others, strict=True), where),
+            start=last_of(outline, StartEvent),
+            run=last_of(outline, RunEvent),
+            epoch=epochs[-1] if epochs else None,
             fault=attempts[-1].fatal[-1] if attempts and attempts[-1].fatal else None,
             stopped=attempts[-1].stopped if attempts else None,
             survived=survived(attempts),
-            damaged=of_kind(others, DamagedEvent),
+            damaged=of_kind(outline, DamagedEvent),
             stalls=attempts[-1].stalls if attempts else (),
-            others=others,
-            steps=_newest(lines, begin, StepEvent, where),
-            logs=_newest(lines, begin, LogEvent, where),
-            last_time=_parse(lines, len(lines) - 1, where).time if lines else None,
-            jobs=tuple(dict.fromkeys(start.job for start in of_kind(others, StartEvent) if start.job)),
+            others=outline,
+            steps=events.newest(StepEvent),
+            logs=events.newest(LogEvent),
+            last_time=last.time if last else None,
+            jobs=tuple(dict.fromkeys(start.job for start in of_kind(outline, StartEvent) if start.job)),
         )
 
     @property
@@ -137,49 +135,3 @@ def iterations(run: RunEvent, iteration: int, epoch: int) -> int | None:
     if per_epoch is None or epochs is None:
         return None
     return max(epochs * per_epoch, iteration + (epochs - epoch) * per_epoch)
-
-
-def _last_epoch(lines: Sequence[bytes], others: Iterable[tuple[int, Event]], where: str) -> EpochEvent | None:
-    """The last epoch that was not lost at a start from a checkpoint, which is of the moment before its evaluation.
-
-    Args:
-        lines: of the file.
-        others: events that are no steps, each with the number of its line.
-        where: the file.
-    """
-    epochs: dict[int, tuple[int, EpochEvent]] = {}
-    begin, done = -1, 0
-    for number, event in others:
-        match event:
-            case StartEvent():
-                begin, done = number, event.iteration
-                epochs = {epoch: known for epoch, known in epochs.items() if known[0] < done}
-            case EpochEvent():
-                steps = (before for before in range(number - 1, begin, -1) if _is(StepEvent, lines[before]))
-                last = next(steps, None)
-                ended = done if last is None else _of_kind(lines, last, StepEvent, where).iteration
-                epochs[event.epoch] = (ended, event)
-    return epochs[max(epochs)][1] if epochs else None
-
-
-def _newest(lines: Sequence[bytes], begin: int, kind: type[Frequent], where: str) -> list[Frequent]:
-    """The last events of a frequent kind, from the line of that number on."""
-    numbers = (number for number in range(len(lines) - 1, begin - 1, -1) if _is(kind, lines[number]))
-    return [_of_kind(lines, number, kind, where) for number in islice(numbers, _WINDOW)][::-1]
-
-
-def _of_kind(lines: Sequence[bytes], number: int, kind: type[Frequent], where: str) -> Frequent:
-    event = _parse(lines, number, where)
-    # A key that is there twice has its last value.
-    if not isinstance(event, kind):
-        said = _MARKS[kind].decode()
-        raise HpctrainError(f"{where}:{number + 1}: not an event: it has {said}, and is {event.event!r} too")
-    return event
-
-
-def _parse(lines: Sequence[bytes], number: int, where: str) -> Event:
-    return parse_event(lines[number], f"{where}:{number + 1}")
-
-
-def _is(kind: type[StepEvent | LogEvent], line: bytes) -> bool:
-    return line.find(_MARKS[kind], 0, _WITHIN) >= 0

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, attempts, kept, read_events
+from hpctrain.run.events import Event, EventsFile, attempts, kept
 from hpctrain.run.events.kinds import (
     CheckpointEvent,
     EndEvent,
+    EnergyEvent,
     EpochEvent,
     FaultEvent,
     LogEvent,
@@ -24,6 +26,7 @@ from hpctrain.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
+from hpctrain.run.events.reader import Events
 
 Kind = TypeVar("Kind", bound=Event)
 
@@ -47,27 +50,99 @@ class PastAttempt:
         return tuple(fault for fault in self.faults if not isinstance(fault, RecoveredFaultEvent))
 
 
+class StepTotals:
+    """What some steps took altogether.
+
+    Attributes:
+        count: how many.
+        seconds: of all.
+        samples: of all ranks; None for a script, whose samples are not known.
+        communication_bytes: what the writing rank gave to reductions, before compression; None if not counted.
+    """
+
+    def __init__(self, steps: Iterable[StepEvent] = ()) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self.samples: int | None = 0
+        self.communication_bytes: int | None = 0
+        # Of those that were measured: the part, and the steps' whole time.
+        self._communication = self._communication_of = 0.0
+        self._data = self._data_of = 0.0
+        for step in steps:
+            self.add(step)
+
+    def add(self, step: StepEvent) -> None:
+        """Take in one more."""
+        self.count += 1
+        self.seconds += step.seconds
+        self.samples = None if self.samples is None or step.samples is None else self.samples + step.samples
+        given, each = self.communication_bytes, step.communication_bytes
+        self.communication_bytes = None if given is None or each is None else given + each
+        if step.communication_seconds is not None:
+            self._communication += step.communication_seconds
+            self._communication_of += step.seconds
+        if step.data_seconds is not None:
+            self._data += step.data_seconds
+            self._data_of += step.seconds
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """The throughput over all ranks; None for a script, whose samples are not known."""
+        return self.samples / self.seconds if self.seconds and self.samples is not None else None
+
+    @property
+    def communication_share(self) -> float | None:
+        """The share of communication in the steps' time, 0 to 1; None if it was not measured."""
+        return self._communication / self._communication_of if self._communication_of else None
+
+    @property
+    def data_share(self) -> float | None:
+        """The share of waiting for samples in the steps' time, 0 to 1; None if it was not measured."""
+        return self._data / self._data_of if self._data_of else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """What one run recorded, each step and epoch once, however often the run was resumed.
 
+    Steps and what a script logs are not in it, as a long run has too many: their totals are, and :meth:`steps` and
+    :meth:`logs` read them again.
+
     Attributes:
         run: the newest event of its kind, None until it happened.
-        events: all of them without what was lost and done again, in order.
-        steps, epochs, checkpoints, overlaps, logs: the events of these kinds, in order.
+        events: without steps and logs, and without what was lost and done again, in order.
+        epochs, checkpoints, overlaps: the events of these kinds, in order.
         attempts: the starts of the run, in order.
         last_time: when the last event happened, in seconds since the epoch.
+        totals: of all steps.
+        timed: of those that show the speed, without the first of each attempt, which also compiles and allocates.
+        durations: of the timed steps, in seconds.
+        metered: the totals of the steps up to the last reading of energy.
+        epoch_ends: the last step of each epoch.
+        by_epoch: whether each step's epoch is known: true for a recipe, false for a script.
+        first_steps: the steps that are not timed, by their numbers.
+        logged: the last value of each name that a script logged.
+        logged_counts: how often each name was logged.
+        source: the run's events, to be read again.
     """
 
     run: RunEvent | None
-    events: list[Event]
-    steps: list[StepEvent]
+    events: Sequence[Event]
     epochs: list[EpochEvent]
     checkpoints: list[CheckpointEvent]
     overlaps: list[OverlapEvent]
-    logs: list[LogEvent]
     attempts: list[PastAttempt]
     last_time: float | None
+    totals: StepTotals
+    timed: StepTotals
+    durations: Sequence[float]
+    metered: StepTotals
+    epoch_ends: dict[int, int]
+    by_epoch: bool
+    first_steps: set[int]
+    logged: dict[str, float | None]
+    logged_counts: dict[str, int]
+    source: Events
 
     @classmethod
     def read(cls, directory: RunDirectory) -> Record:
@@ -76,26 +151,49 @@ class Record:
         Raises:
             HpctrainError: the file is damaged; names the line.
         """
-        return cls.of(read_events(directory.events) if directory.events.exists() else (), str(directory.events))
+        return cls.of(EventsFile(directory.events), str(directory.events))
 
     @classmethod
-    def of(cls, events: Iterable[Event], where: str = "events") -> Record:
+    def of(cls, given: EventsFile | Iterable[Event], where: str = "events") -> Record:
         """The record of these events."""
-        whole = kept(events)
-        steps, run = of_kind(whole, StepEvent), last_of(whole, RunEvent)
-        if steps and run is None:
+        source = given if isinstance(given, EventsFile) else [*given]
+        few = kept(source.outline() if isinstance(source, EventsFile) else source)
+        events = [event for event in few if not isinstance(event, StepEvent | LogEvent)]
+        past, run, last_energy = past_attempts(events), last_of(events, RunEvent), last_of(events, EnergyEvent)
+        first = _first_steps(past)
+        sums = _Sums(first, last_energy.iteration if last_energy else 0)
+        for event in kept(source):
+            sums.add(event)
+        if sums.totals.count and run is None:
             raise HpctrainError(f"{where}: there are steps, but no event 'run' that says of what")
+        counts = (run.epochs, run.iterations_per_epoch) if run else (None,)
         return cls(
             run=run,
-            events=whole,
-            steps=steps,
-            epochs=of_kind(whole, EpochEvent),
-            checkpoints=of_kind(whole, CheckpointEvent),
-            overlaps=of_kind(whole, OverlapEvent),
-            logs=of_kind(whole, LogEvent),
-            attempts=past_attempts(whole),
-            last_time=whole[-1].time if whole else None,
+            events=events,
+            epochs=of_kind(events, EpochEvent),
+            checkpoints=of_kind(events, CheckpointEvent),
+            overlaps=of_kind(events, OverlapEvent),
+            attempts=past,
+            last_time=sums.last_time,
+            totals=sums.totals,
+            timed=sums.timed if sums.timed.count else sums.totals,
+            durations=sums.durations or sums.first_durations,
+            first_steps=first if sums.timed.count else set(),
+            metered=sums.metered,
+            epoch_ends=sums.epoch_ends,
+            by_epoch=None not in (*counts, sums.epochs_known or None),
+            logged=sums.logged,
+            logged_counts=sums.logged_counts,
+            source=source,
         )
+
+    def steps(self) -> Iterator[StepEvent]:
+        """All steps, in order."""
+        return (event for event in kept(self.source) if isinstance(event, StepEvent))
+
+    def logs(self) -> Iterator[LogEvent]:
+        """The events of what a script logged, in order."""
+        return (event for event in kept(self.source) if isinstance(event, LogEvent))
 
     @property
     def faults(self) -> tuple[FaultEvent, ...]:
@@ -117,23 +215,55 @@ class Record:
         """The end of the last attempt; None until then."""
         return self.attempts[-1].end if self.attempts else None
 
-    @property
-    def by_epoch(self) -> bool:
-        """Whether each step's epoch is known: true for a recipe, false for a script."""
-        counts = (self.run.epochs, self.run.iterations_per_epoch) if self.run else (None,)
-        return None not in (*counts, *(step.epoch for step in self.steps))
 
-    @property
-    def logged(self) -> dict[str, float | None]:
-        """The last value of each name that a script logged."""
-        return {name: value for event in self.logs for name, value in event.values.items()}
+class _Sums:
+    """What a record has of the steps and logs of a run, in one pass.
 
-    @property
-    def timed_steps(self) -> list[StepEvent]:
-        """The steps that show the speed, without the first of each attempt, which also compiles and allocates."""
-        begun = (after.iteration for attempt in self.attempts for after in (attempt.start, attempt.stopped) if after)
-        first = {1, *(iteration + 1 for iteration in begun)}
-        return [step for step in self.steps if step.iteration not in first] or self.steps
+    Args:
+        first: the steps that are not timed.
+        energy: the last step whose energy was read.
+    """
+
+    def __init__(self, first: set[int], energy: int) -> None:
+        self.totals, self.timed, self.metered = StepTotals(), StepTotals(), StepTotals()
+        # Of all that a record has, these alone grow with the steps, by 8 bytes each: the median needs them.
+        self.durations, self.first_durations = array("d"), array("d")
+        self.epoch_ends: dict[int, int] = {}
+        self.epochs_known = True
+        self.logged: dict[str, float | None] = {}
+        self.logged_counts: dict[str, int] = {}
+        self.last_time: float | None = None
+        self._first = first
+        self._energy = energy
+
+    def add(self, event: Event) -> None:
+        self.last_time = event.time
+        if isinstance(event, StepEvent):
+            self._add(event)
+        elif isinstance(event, LogEvent):
+            self.logged |= event.values
+            for name in event.values:
+                self.logged_counts[name] = self.logged_counts.get(name, 0) + 1
+
+    def _add(self, step: StepEvent) -> None:
+        self.totals.add(step)
+        if step.iteration in self._first:
+            self.first_durations.append(step.seconds)
+        else:
+            self.timed.add(step)
+            self.durations.append(step.seconds)
+        if step.iteration <= self._energy:
+            self.metered.add(step)
+        if step.epoch is None:
+            self.epochs_known = False
+        else:
+            self.epoch_ends[step.epoch] = step.iteration
+
+
+def _first_steps(attempts: Iterable[PastAttempt]) -> set[int]:
+    """The first steps of the attempts, by their numbers."""
+    begun = (after.iteration for attempt in attempts for after in (attempt.start, attempt.stopped) if after)
+    return {1, *(iteration + 1 for iteration in begun)}
 
 
 def past_attempts(events: Iterable[Event]) -> list[PastAttempt]:
@@ -177,34 +307,3 @@ def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
 def last_of(events: Sequence[Event], kind: type[Kind]) -> Kind | None:
     """The last event of a kind; None without one."""
     return next((event for event in reversed(events) if isinstance(event, kind)), None)
-
-
-def samples_per_s(steps: Sequence[StepEvent]) -> float | None:
-    """The throughput of the steps over all ranks; None for a script, whose samples are not known."""
-    seconds = sum(step.seconds for step in steps)
-    samples = [step.samples for step in steps if step.samples is not None]
-    return sum(samples) / seconds if seconds and len(samples) == len(steps) else None
-
-
-def communication_share(steps: Sequence[StepEvent]) -> float | None:
-    """The share of communication in the steps' time, 0 to 1; None if it was not measured."""
-    return _share((step.communication_seconds, step.seconds) for step in steps)
-
-
-def communication_bytes(steps: Sequence[StepEvent]) -> int | None:
-    """What the writing rank gave to reductions in these steps, before compression; None if that was not counted."""
-    counted = [step.communication_bytes for step in steps]
-    known = [each for each in counted if each is not None]
-    return sum(known) if known and len(known) == len(counted) else None
-
-
-def data_share(steps: Sequence[StepEvent]) -> float | None:
-    """The share of waiting for samples in the steps' time, 0 to 1; None if it was not measured."""
-    return _share((step.data_seconds, step.seconds) for step in steps)
-
-
-def _share(times: Iterable[tuple[float | None, float]]) -> float | None:
-    """The first seconds over the second ones, of those steps where the first were measured."""
-    measured = [(part, seconds) for part, seconds in times if part is not None]
-    seconds = sum(seconds for _, seconds in measured)
-    return sum(part for part, _ in measured) / seconds if seconds else None

@@ -20,7 +20,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.report.energy import energy_of, kwh
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
 from hpctrain.report.progress import Progress
-from hpctrain.report.record import samples_per_s
+from hpctrain.report.record import StepTotals
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Plan
@@ -215,7 +215,7 @@ class KnownRun:
             train_loss=epoch.train_loss if epoch else None,
             test_accuracy=epoch.test_accuracy if epoch else None,
             logged=progress.logged,
-            samples_per_s=samples_per_s(progress.timed_steps),
+            samples_per_s=StepTotals(progress.timed_steps).samples_per_s,
             step_seconds=progress.step_seconds,
             energy_kwh=kwh(energy.total) if energy else None,
             energy_covers=energy.covers if energy else None,

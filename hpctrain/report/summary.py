@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from hpctrain.report.comparison import compare, comparison_keys
 from hpctrain.report.energy import energy_keys, energy_of
 from hpctrain.report.predicted import PredictedRow, own_prediction
-from hpctrain.report.record import Record, communication_bytes, communication_share, data_share, samples_per_s
+from hpctrain.report.record import Record
 from hpctrain.report.results import MEDIAN, median_accuracy
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events.kinds import EpochEvent
@@ -64,7 +64,8 @@ def summarise_record(record: Record, plan: Plan, status: str, predicted: Predict
     """:func:`summarise` for events that were read before."""
     asked = plan.backend if plan.capabilities else None
     run = record.run
-    speeds = run.speeds(samples_per_s(record.timed_steps)) if run else {}
+    totals, timed = record.totals, record.timed
+    speeds = run.speeds(timed.samples_per_s) if run else {}
     return {
         "status": status,
         "recipe": plan.recipe.name if plan.recipe else None,
@@ -73,18 +74,18 @@ def summarise_record(record: Record, plan: Plan, status: str, predicted: Predict
         "backend": run.backend if run else asked,
         "ranks": plan.ranks,
         "epochs": len(record.epochs) if run and run.epochs is not None else None,
-        "steps": len(record.steps) if run else None,
-        "samples_per_s": samples_per_s(record.timed_steps),
+        "steps": totals.count if run else None,
+        "samples_per_s": timed.samples_per_s,
         **speeds,
-        "communication_share": communication_share(record.timed_steps),
-        "communication_bytes": communication_bytes(record.steps),
-        "data_share": data_share(record.timed_steps),
+        "communication_share": timed.communication_share,
+        "communication_bytes": totals.communication_bytes,
+        "data_share": timed.data_share,
         "seconds": record.end.seconds if record.end else None,
         "survived": [
             {"attempt": attempt} | {key: value for key, value in fault.record().items() if key not in ("time", "event")}
             for attempt, fault in record.survived_in
         ],
-        **energy_keys(energy_of(record.events, plan), record.steps),
+        **energy_keys(energy_of(record.events, plan), record.metered.samples),
         **comparison_keys(compare(record, plan, predicted) if predicted else None),
         "metrics": record.logged if plan.script else _metrics(record.epochs, plan),
     }

@@ -14,7 +14,7 @@ from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder, private
 from hpctrain.report.tracking.curves import Curves, Point
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, kept, read_events
+from hpctrain.run.events import Event, EventsFile, kept
 from hpctrain.run.events.kinds import StartEvent
 
 # TensorBoard recognises an event file by this part of its name. One fixed name: writing again replaces.
@@ -60,10 +60,11 @@ class TensorBoardWriter:
             self._records.close()
             self._records = None
         self._curves = Curves()
-        earlier = itertools.takewhile(lambda event: event != start, read_events(self._directory.events))
-        for point in map(self._curves.point, kept([*earlier, start])):
+        earlier = itertools.takewhile(lambda event: event != start, kept(EventsFile(self._directory.events)))
+        for point in map(self._curves.point, earlier):
             if point:
                 self._write(point)
+        self._curves.point(start)
 
     def _write(self, point: Point) -> None:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
@@ -89,6 +90,6 @@ def write_tensorboard(directory: RunDirectory) -> None:
         HpctrainError: its events cannot be read, or the disk is full.
     """
     with TensorBoardWriter(directory) as writer:
-        for event in kept(read_events(directory.events)):
+        for event in kept(EventsFile(directory.events)):
             if not isinstance(event, StartEvent):
                 writer.show(event)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from hpctrain.errors import HpctrainError
 from hpctrain.files.regular import open_regular
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import read_events
+from hpctrain.run.events import EventsFile
 from hpctrain.run.events.kinds import StoppedEvent
 from hpctrain.run.records import RankRecord, final_records
 from hpctrain.run.stopping import RESUMABLE
@@ -163,7 +163,7 @@ def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> 
     reasons: list[str] = []
     # The events before a damaged one count, too.
     with contextlib.suppress(HpctrainError):
-        reasons += (event.reason for event in read_events(directory.events) if isinstance(event, StoppedEvent))
+        reasons += (event.reason for event in EventsFile(directory.events).few(StoppedEvent))
     return f"stopped: {reasons[-1]}" if reasons else "stopped as asked"
 
 

@@ -15,7 +15,7 @@ from hpctrain.data.source import First, Source
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run import stopping
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import EventWriter, kept, read_events
+from hpctrain.run.events import EventsFile, EventWriter, kept
 from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.stall_reports import reports
@@ -84,14 +84,13 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
 def _checkpoints(plan: Plan, directory: RunDirectory, comm: Communicator, events: EventWriter) -> Checkpoints:
     assert plan.recipe is not None
     asked = plan.recipe.checkpoints
-    known = kept(read_events(directory.events)) if comm.rank == 0 and directory.events.exists() else ()
     return Checkpoints(
         directory.checkpoints,
         comm,
         events,
         plan=plan.model_dump(mode="json"),
         policy=Policy(last=asked.keep_last, best=asked.keep_best, every_epochs=asked.keep_every_epochs),
-        scores=scores(known),
+        scores=scores(kept(EventsFile(directory.events).outline())) if comm.rank == 0 else {},
     )
 
 
@@ -101,10 +100,8 @@ def _limited(source: Source, limit: int | None) -> Source:
 
 def _resumed_from(directory: RunDirectory) -> int:
     """The iteration that the launcher says this attempt begins at."""
-    if not directory.events.exists():
-        return 0
-    starts = [event.iteration for event in read_events(directory.events) if isinstance(event, StartEvent)]
-    return starts[-1] if starts else 0
+    starts = EventsFile(directory.events).few(StartEvent)
+    return starts[-1].iteration if starts else 0
 
 
 def _trainer(plan: Plan, comm: Communicator) -> Trainer:

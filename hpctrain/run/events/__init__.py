@@ -12,7 +12,7 @@ A line has the keys ``time`` and ``event``, the kind, and those of the kind. A n
 
 from hpctrain.run.events.kinds import Event
 from hpctrain.run.events.lines import line_of, parse_event
-from hpctrain.run.events.reader import attempts, kept, read_events
+from hpctrain.run.events.reader import EventsFile, attempts, kept, read_events
 from hpctrain.run.events.writer import EventWriter
 
-__all__ = ["Event", "EventWriter", "attempts", "kept", "line_of", "parse_event", "read_events"]
+__all__ = ["Event", "EventWriter", "EventsFile", "attempts", "kept", "line_of", "parse_event", "read_events"]

@@ -402,7 +402,7 @@ KnownEvent = (
 )
 Event = KnownEvent | OtherEvent
 
-_CLASSES: dict[str, type[KnownEvent]] = {kind.model_fields["event"].default: kind for kind in get_args(KnownEvent)}
+CLASSES: dict[str, type[KnownEvent]] = {kind.model_fields["event"].default: kind for kind in get_args(KnownEvent)}
 
 _RECOVERED = RecoveredFaultEvent.model_fields.keys() - FaultEvent.model_fields.keys()
 
@@ -413,4 +413,4 @@ def class_of(values: Mapping[str, Any]) -> type[Event]:
     if kind == "fault":
         # One that lost a key is refused, and not taken for a fault that ended the run.
         return RecoveredFaultEvent if _RECOVERED & values.keys() else FaultEvent
-    return _CLASSES.get(kind, OtherEvent)
+    return CLASSES.get(kind, OtherEvent)

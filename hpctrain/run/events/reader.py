@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
+from typing import Any, TypeVar, overload
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.regular import open_regular
-from hpctrain.run.events.kinds import Event, RunEvent, StartEvent, StepEvent, StoppedEvent
-from hpctrain.run.events.lines import parse_event
-
-LONGEST_LINE = 2**24
-"""Bytes of an event; the longest that was seen, a stall with the stacks of many threads, has some thousands."""
+from hpctrain.run.events.index import Index, line_at, load, save
+from hpctrain.run.events.kinds import (
+    BrokenImagesEvent,
+    EpochEvent,
+    Event,
+    LogEvent,
+    RunEvent,
+    StartEvent,
+    StepEvent,
+    StoppedEvent,
+)
+from hpctrain.run.events.lines import LONGEST_LINE, kind_of, parse_event
 
 _BLOCK_BYTES = 2**18
+# What is read anew in some hundredths of a second.
+_INDEX_BYTES = 2**22
+Kind = TypeVar("Kind", bound=Event)
+Frequent = TypeVar("Frequent", StepEvent, LogEvent)
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -23,12 +36,9 @@ def read_events(path: Path) -> Iterator[Event]:
     Raises:
         HpctrainError: there is no such file, or a line within it is not an event; names the line and what is wrong.
     """
-    try:
-        with open_regular(path, links=False) as file:
-            for number, line in enumerate(_whole_lines(file), start=1):
-                yield parse_event(line, f"{path}:{number}")
-    except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+    with _refused(path), open_regular(path, links=False) as file:
+        for number, line in enumerate(_whole_lines(file), start=1):
+            yield parse_event(line, f"{path}:{number}")
 
 
 def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
@@ -41,6 +51,118 @@ def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
         last = line
     if whole(last):
         yield last
+
+
+class EventsFile:
+    """The events of a run as far as they are written now; a file that is not there has none.
+
+    Each loop reads the file anew, so that no more than one event is in memory. Most lines of a long file are steps, or
+    what a script logs. The others are found without parsing those, and once an index is there without reading them.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        HpctrainError: as of :func:`read_events`, from here and all methods.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._index = Index()
+        with _refused(path), contextlib.suppress(FileNotFoundError), open_regular(path, links=False) as file:
+            self._index = load(path, file)
+            known = self._index.length
+            file.seek(known)
+            for line in _whole_lines(file):
+                self._index.add(line)
+            if self._index.length > known + _INDEX_BYTES:
+                save(self._index, path, file)
+
+    @property
+    def lines(self) -> int:
+        """How many there are."""
+        return self._index.lines
+
+    @property
+    def length(self) -> int:
+        """Bytes that they have."""
+        return self._index.length
+
+    def __iter__(self) -> Iterator[Event]:
+        if not self.lines:
+            return
+        with _refused(self._path), open_regular(self._path, links=False) as file:
+            for number in range(1, self.lines + 1):
+                yield self._parse(file.readline(LONGEST_LINE), number)
+
+    @overload
+    def few(self, kind: type[Kind], /) -> list[Kind]: ...
+    @overload
+    def few(self, *kinds: type[Event]) -> list[Event]: ...
+    def few(self, *kinds: type[Any]) -> list[Any]:
+        """The events of these kinds, in order: any but steps and logs."""
+        return [event for event in self.outline(*kinds) if isinstance(event, kinds)]
+
+    def outline(self, *kinds: type[Event]) -> Iterator[Event]:
+        """The same, or all events but steps and logs where no kind is named, with the last step of the attempt before
+        each end of an epoch: what :func:`kept` needs, if starts, runs and stops are among them.
+        """
+        names = {kind.model_fields["event"].default.encode() for kind in kinds}
+        if not self._index.few:
+            return
+        begin = 0
+        with _refused(self._path), open_regular(self._path, links=False) as file:
+            for place, step in self._index.few:
+                line = line_at(file, place)
+                kind = kind_of(line)
+                if kind == b"start":
+                    begin = place.number
+                if names and kind and kind not in names:
+                    continue
+                event = self._parse(line, place.number)
+                if step and step.number > begin and isinstance(event, _AFTER_STEPS):
+                    yield self._parse(line_at(file, step), step.number)
+                yield event
+
+    def newest(self, kind: type[Frequent]) -> list[Frequent]:
+        """The last hundred steps, or log events, of the last attempt."""
+        places = self._index.newest(kind)
+        if not places:
+            return []
+        few = (place for place, _ in reversed(self._index.few))
+        with _refused(self._path), open_regular(self._path, links=False) as file:
+            begin = next((place.number for place in few if kind_of(line_at(file, place)) == b"start"), 0)
+            events = [self._parse(line_at(file, place), place.number) for place in places if place.number > begin]
+        return [event for event in events if isinstance(event, kind)]
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether any attempt made a step."""
+        return bool(self._index.steps)
+
+    def last(self) -> Event | None:
+        """The last event; None without one."""
+        place = self._index.last()
+        if place is None:
+            return None
+        with _refused(self._path), open_regular(self._path, links=False) as file:
+            return self._parse(line_at(file, place), place.number)
+
+    def _parse(self, line: bytes, number: int) -> Event:
+        return parse_event(line, f"{self._path}:{number}")
+
+
+Events = EventsFile | Sequence[Event]
+
+_AFTER_STEPS = (EpochEvent, BrokenImagesEvent)
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
 
 
 def count_lines(path: Path) -> int:
@@ -69,21 +191,59 @@ def attempts(events: Iterable[Event]) -> list[list[Event]]:
     return parts
 
 
-def kept(events: Iterable[Event]) -> list[Event]:
-    """The events of a run without steps, epochs and checkpoints that were lost and repeated.
+def kept(events: EventsFile | Iterable[Event]) -> Iterator[Event]:
+    """The events of a run without steps, epochs and checkpoints that were lost and repeated."""
+    again = events if isinstance(events, EventsFile) else [*events]
+    return filter(Kept(again).keeps, again)
+
+
+class Kept:
+    """Tells of the events of a run, in order, which are not lost and repeated.
 
     A run has one start an attempt. What lies after the checkpoint that an attempt goes on from was lost, although its
     events are in the file.
+
+    Args:
+        events: all attempts of the run that have begun. Attempts that begin later are not known to lose anything.
     """
-    found: list[Event] = []
-    saves, saved = ScriptSaves(), 0
-    for event in events:
+
+    def __init__(self, events: Events) -> None:
+        few = events.few(StartEvent, RunEvent, StoppedEvent) if isinstance(events, EventsFile) else events
+        # What undoes events before it, down to an iteration, and what makes sure that those before it stay (None).
+        marks: list[int | None] = []
+        saves = ScriptSaves()
+        for event in few:
+            if isinstance(event, StartEvent):
+                marks.append(event.iteration)
+            if saves.at(event):
+                marks.append(None)
+        self._limits: list[int | None] = []
+        limit: int | None = None
+        for mark in reversed(marks):
+            self._limits.append(limit)
+            limit = mark if mark is None or limit is None else min(limit, mark)
+        self._limit = limit
+        self._saves = ScriptSaves()
+        self._done = 0
+        self.needed = 0
+        """The iteration that a checkpoint must have reached for the last event that was given to count."""
+
+    def keeps(self, event: Event) -> bool:
+        """Whether the next event counts."""
         if isinstance(event, StartEvent):
-            found = [*found[:saved], *_until(found[saved:], event.iteration)]
-        found.append(event)
-        if saves.at(event):
-            saved = len(found)
-    return found
+            self._next()
+            self._done = event.iteration
+        elif isinstance(event, StepEvent):
+            self._done = event.iteration
+        self.needed = event.last_step_needed(self._done)
+        kept = self._limit is None or self.needed <= self._limit
+        if self._saves.at(event):
+            self._next()
+            self._done = 0
+        return kept
+
+    def _next(self) -> None:
+        self._limit = self._limits.pop() if self._limits else None
 
 
 class ScriptSaves:
@@ -100,12 +260,3 @@ class ScriptSaves:
         if isinstance(event, RunEvent):
             self._recipe = event.recipe is not None
         return isinstance(event, StoppedEvent) and not self._recipe
-
-
-def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:
-    done = 0
-    for event in events:
-        if isinstance(event, StepEvent):
-            done = event.iteration
-        if event.last_step_needed(done) <= iteration:
-            yield event

@@ -14,7 +14,7 @@ from hpctrain.files.private import private
 from hpctrain.files.regular import open_regular
 from hpctrain.run.events.kinds import CheckpointEvent, Event, OtherEvent, StallEvent, StartEvent
 from hpctrain.run.events.lines import line_of, mark, parse_event
-from hpctrain.run.events.reader import read_events, whole
+from hpctrain.run.events.reader import EventsFile, whole
 
 # Written by whoever sees it, at the same time as others, so that they say nothing of how far the writer was.
 _ASIDE = mark(StallEvent)
@@ -72,8 +72,7 @@ class EventWriter:
         """Whether the file contains the event of that checkpoint."""
         if self._file is None:
             return False
-        events = read_events(self._path)
-        return any(isinstance(event, CheckpointEvent) and event.iteration == iteration for event in events)
+        return any(event.iteration == iteration for event in EventsFile(self._path).few(CheckpointEvent))
 
     def __enter__(self) -> Self:
         return self

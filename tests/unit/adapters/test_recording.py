@@ -83,7 +83,7 @@ def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
     assert read_summary(directory)["steps"] == 3
     backlog = Backlog(directory, Progress())
     assert backlog.read()
-    assert [entry.event for entry in backlog.entries] == kept(read_events(directory.events))
+    assert [entry.event for entry in backlog.entries] == [*kept(read_events(directory.events))]
 
 
 def test_what_was_logged_without_a_model_is_kept_too(directory):

@@ -14,7 +14,7 @@ from written_runs import EPOCHS, Line, recipe_plan, run_events, typed
 
 from hpctrain.batch.find_run import find_run
 from hpctrain.report.console import Console
-from hpctrain.report.curves import _means
+from hpctrain.report.curves import Means
 from hpctrain.report.faults import event_line, in_a_row, spike_line
 from hpctrain.report.page import render
 from hpctrain.report.record import Record
@@ -135,8 +135,23 @@ def test_tensorboard(directory: RunDirectory) -> None:
 
 
 def test_means_leave_gaps() -> None:
-    values = np.array([1.0, np.nan, np.nan, np.nan, np.inf, 3.0])
-    np.testing.assert_array_equal(_means(values, 3), [1.0, np.nan, 3.0])
+    values = [[1.0, None], [None, None, None], [math.inf, 3.0]]
+    means = Means(1200)
+    for number in range(1200):
+        means.add(number, values[number // 2 % 3][number % 2])
+    x, y = means.points
+    np.testing.assert_array_equal(x, np.arange(600) * 2 + 0.5)
+    np.testing.assert_array_equal(y, [1.0, np.nan, 3.0] * 200)
+
+
+@pytest.mark.parametrize("count", [1, 29, 600, 601, 1799, 4321])
+def test_means_are_those_of_equal_parts(count: int) -> None:
+    values = np.random.default_rng(count).normal(size=(2, count))
+    means = Means(count)
+    for x, y in values.T:
+        means.add(x, y)
+    expected = [[part.mean() for part in np.array_split(each, min(count, 600))] for each in values]
+    np.testing.assert_allclose(means.points, expected, rtol=1e-12)
 
 
 def test_what_was_lost_is_done_again_and_told_again() -> None:
@@ -144,7 +159,7 @@ def test_what_was_lost_is_done_again_and_told_again() -> None:
     start = {"time": 1.0, "event": "start"}
     first = [{**start, "attempt": 1, "iteration": 0}, *steps, non_finite(3), spike(3)]
     again = [{**start, "attempt": 2, "iteration": 2}, steps[2], non_finite(3)]
-    left = kept(map(typed, [*first, *again]))
+    left = [*kept(map(typed, [*first, *again]))]
     assert sum(isinstance(event, NonFiniteEvent) for event in left) == 1
     assert not any(isinstance(event, SpikeEvent) for event in left)
 

@@ -14,7 +14,7 @@ from written_runs import Line, recipe_plan, run_events, typed, write_run
 from hpctrain.batch.find_run import find_run
 from hpctrain.cli.main import main
 from hpctrain.report.console import Console
-from hpctrain.report.curves import epochs_done
+from hpctrain.report.curves import EpochsDone
 from hpctrain.report.faults import fault_line
 from hpctrain.report.page import render
 from hpctrain.report.progress import Progress
@@ -92,7 +92,8 @@ def test_more_steps_than_the_run_began_with(tmp_path: Path) -> None:
         progress = Progress.read(write_run(tmp_path / str(per_epoch), recipe_plan(), events))
         assert (progress.iteration, progress.iterations) == (sum(per_epoch), iterations)
     record = record_of(shrunk_events((4, 8, 2)))
-    assert epochs_done(record, record.steps)[[0, 3, 4, 11, 12, 13]].tolist() == [0.25, 1, 1.125, 2, 2.25, 2.5]
+    done = [EpochsDone(record).after(step) for step in record.steps()]
+    assert [done[number] for number in (0, 3, 4, 11, 12, 13)] == [0.25, 1, 1.125, 2, 2.25, 2.5]
 
 
 @pytest.mark.parametrize("iteration", range(1, 13))

@@ -38,7 +38,7 @@ def test_what_was_lost_before_it_was_sent_is_not_sent(directory: RunDirectory) -
     assert early.read()
     late = Backlog(directory, Progress())
     assert late.read()
-    expected = kept(read_events(directory.events))
+    expected = [*kept(read_events(directory.events))]
     assert [entry.event for entry in early.entries] == [entry.event for entry in late.entries] == expected
 
 

@@ -1,0 +1,135 @@
+"""``events.index``: where the lines of a long ``events.jsonl`` are that are neither steps nor logs.
+
+It only saves time. It has no event, only places of lines, and is made anew where it does not fit the file: where the
+lines at those places, or the file's end at that time, are others than they were, or the file has the same length and
+was written since. Whoever may write the events writes it after reading them; it can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections import deque
+from io import BufferedReader
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hpctrain.errors import HpctrainError
+from hpctrain.files.private import private
+from hpctrain.files.regular import read_regular
+from hpctrain.files.whole import write_whole
+from hpctrain.run.events.kinds import LogEvent, StepEvent
+from hpctrain.run.events.lines import LONGEST_LINE, kind_of
+
+# Steps and logs at the end whose places are known: enough for a calm mean, few enough to follow a change.
+_NEWEST = 100
+_END_BYTES = 2**16
+_LARGEST = 2**26
+
+
+class Place(NamedTuple):
+    """A line: its number from 1, and the bytes before it."""
+
+    number: int
+    offset: int
+
+
+def _newest() -> deque[Place]:
+    return deque(maxlen=_NEWEST)
+
+
+class Index(BaseModel):
+    """The places in a file up to a length.
+
+    Attributes:
+        length, lines: of the file that is covered.
+        few: each line that is neither a step nor a log, and the last step before it.
+        steps, logs: the last ones.
+        check: CRC-32 of the lines of ``few``, in order.
+        end: CRC-32 of the last bytes that are covered.
+        modified: when the file was written last, in nanoseconds, if that is all of it; otherwise 0.
+    """
+
+    model_config = ConfigDict(defer_build=True)
+
+    length: Annotated[int, Field(ge=0)] = 0
+    lines: Annotated[int, Field(ge=0)] = 0
+    few: list[tuple[Place, Place | None]] = Field(default_factory=list)
+    steps: deque[Place] = Field(default_factory=_newest, max_length=_NEWEST)
+    logs: deque[Place] = Field(default_factory=_newest, max_length=_NEWEST)
+    check: int = 0
+    end: int = 0
+    modified: int = 0
+
+    def add(self, line: bytes) -> None:
+        """Take in the next line."""
+        self.lines += 1
+        place, kind = Place(self.lines, self.length), kind_of(line)
+        if kind == b"step":
+            self.steps.append(place)
+        elif kind == b"log":
+            self.logs.append(place)
+        else:
+            self.few.append((place, self.steps[-1] if self.steps else None))
+            self.check = zlib.crc32(line, self.check)
+        self.length += len(line)
+
+    def newest(self, kind: type[StepEvent | LogEvent]) -> deque[Place]:
+        """The last hundred steps or logs."""
+        return self.steps if kind is StepEvent else self.logs
+
+    def last(self) -> Place | None:
+        """The last line."""
+        return max((*self.steps, *self.logs, *(place for place, _ in self.few[-1:])), default=None)
+
+    def fits(self, file: BufferedReader) -> bool:
+        """Whether it is of this file."""
+        now = os.fstat(file.fileno())
+        written_since = now.st_size == self.length and now.st_mtime_ns != self.modified
+        if now.st_size < self.length or written_since or _end(file, self.length) != self.end:
+            return False
+        check = 0
+        for place, _ in self.few:
+            check = zlib.crc32(line_at(file, place), check)
+        return check == self.check
+
+
+def line_at(file: BufferedReader, place: Place) -> bytes:
+    """The line at a place of a file."""
+    file.seek(place.offset)
+    return file.readline(LONGEST_LINE)
+
+
+def load(events: Path, file: BufferedReader) -> Index:
+    """The index beside a file of events, which is open; an empty one where there is none that fits."""
+    try:
+        index = Index.model_validate_json(read_regular(_path(events), _LARGEST, links=False))
+    except (OSError, ValidationError):
+        return Index()
+    index.steps = deque(index.steps, maxlen=_NEWEST)
+    index.logs = deque(index.logs, maxlen=_NEWEST)
+    return index if index.fits(file) else Index()
+
+
+def save(index: Index, events: Path, file: BufferedReader) -> None:
+    """Write the index beside a file of events, where that is this user's and can be written."""
+    now = os.fstat(file.fileno())
+    if now.st_uid != os.geteuid():
+        return
+    index.end = _end(file, index.length)
+    index.modified = now.st_mtime_ns if now.st_size == index.length else 0
+    with contextlib.suppress(HpctrainError):
+        write_whole(_path(events), index.model_dump_json().encode(), opener=private)
+
+
+def _path(events: Path) -> Path:
+    return events.with_suffix(".index")
+
+
+def _end(file: BufferedReader, length: int) -> int:
+    begin = max(0, length - _END_BYTES)
+    file.seek(begin)
+    return zlib.crc32(file.read(length - begin))
