@@ -15,7 +15,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.regular import open_regular
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, parse_event
-from hpctrain.run.events.reader import LONGEST_LINE, count_lines
+from hpctrain.run.events.lines import LONGEST_LINE
+from hpctrain.run.events.reader import count_lines
 
 # A line of a log that is longer is passed on in parts, so that one without an end is not kept.
 _LONGEST_LOG_LINE = 2**20
