@@ -93,7 +93,7 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
 def numbers(run: Path) -> list[tuple[object, ...]]:
     """All that was measured and does not depend on time."""
     keys = ("iteration", "epoch", "loss", "learning_rate", "train_loss", "test_loss", "test_accuracy")
-    events = [*kept(read_events(run / "events.jsonl"))]
+    events = kept(read_events(run / "events.jsonl"))
     return [tuple(getattr(event, key, None) for key in keys) for event in events if event.event in ("step", "epoch")]
 
 

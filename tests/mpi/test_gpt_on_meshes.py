@@ -48,7 +48,7 @@ def _test_loss(tmp_path: Path, name: str) -> float:
 
 
 def _bytes(tmp_path: Path, name: str) -> list[int | None]:
-    events = [*kept(read_events(tmp_path / f"out-{name}.jsonl"))]
+    events = kept(read_events(tmp_path / f"out-{name}.jsonl"))
     return [each.communication_bytes for each in events if each.event == "step"]
 
 
