@@ -44,6 +44,8 @@ def write_checkpoint(
     """One share a rank; with none every rank's is empty."""
     path = checkpoint_path(folder, progress.iteration)
     fresh = hidden_path(path, "test")
+    # The run's directory, which writing a checkpoint does not make.
+    folder.parent.mkdir(parents=True, exist_ok=True)
     each: Sequence[Mapping[str, np.ndarray]] = shares or ({},) * progress.ranks
     assert len(each) == progress.ranks
     for rank, tensors in enumerate(each):

@@ -11,6 +11,7 @@ import typer
 
 from hpctrain.checkpoints.find import newest_whole, verify
 from hpctrain.checkpoints.layout import MANIFEST, checkpoint_path, iterations
+from hpctrain.checkpoints.reconcile import GONE, missing
 from hpctrain.cli.tables import AsJson, print_table
 from hpctrain.errors import HpctrainError
 from hpctrain.report.say import answer, tell
@@ -41,8 +42,12 @@ def list_checkpoints(
 
 @app.command("verify")
 def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None:
-    """Check the length and hash of every file of a checkpoint, or of all checkpoints of a run. Exits 3 on any fault."""
-    found = {path: verify(path) for path in _paths(target)}
+    """Check the length and hash of every file of a checkpoint, or of all checkpoints of a run. Exits 3 on any fault.
+
+    A checkpoint that a run's events tell of, and that is gone, is a fault too, unless the run deleted it by its rules.
+    """
+    gone = [] if _is_checkpoint(target) else _missing(target)
+    found = {path: verify(path) for path in _paths(target, gone)} | {path: [f"{path} is {GONE}"] for path in gone}
     faulty = any(found.values())
     if as_json:
         rows = [{"path": str(path), "faults": faults} for path, faults in found.items()]
@@ -51,7 +56,7 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
             raise typer.Exit(3)
         return
     for path, faults in found.items():
-        answer(f"{path}: {'damaged' if faults else 'ok'}")
+        answer(f"{path}: {'missing' if path in gone else 'damaged' if faults else 'ok'}")
     if faulty:
         listed = "\n".join(fault for faults in found.values() for fault in faults)
         raise HpctrainError(listed, _hint(found), exit_code=3)
@@ -88,23 +93,38 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / MANIFEST).exists() or (path.is_dir() and path.name.startswith(("step-", "damaged-step-")))
 
 
-def _paths(target: Path) -> list[Path]:
+def _paths(target: Path, gone: Sequence[Path]) -> list[Path]:
     """The checkpoint itself, or those of a run.
 
     Raises:
-        HpctrainError: there is none.
+        HpctrainError: there is none, and none is ``gone``.
     """
     if _is_checkpoint(target):
         return [target]
     folder = _folder(target)
-    if not (found := [checkpoint_path(folder, iteration) for iteration in iterations(folder)]):
+    found = [checkpoint_path(folder, iteration) for iteration in iterations(folder)]
+    if not (found or gone):
         raise HpctrainError(f"{target} has no checkpoint", exit_code=3)
     return found
+
+
+def _missing(run_dir: Path) -> list[Path]:
+    """The checkpoints of a run that are gone, the oldest first."""
+    from hpctrain.launch.attempts import run_events
+
+    folder = _folder(run_dir)
+    try:
+        return [checkpoint_path(folder, each) for each in missing(folder, run_events(RunDirectory(run_dir)))]
+    except HpctrainError as error:
+        tell(f"hpctrain: which checkpoints there should be is not known: {error.message}")
+        return []
 
 
 def _newest(run_dir: Path) -> Path:
     folder = _folder(run_dir)
     newest = newest_whole(folder)
+    for path in _missing(run_dir):
+        tell(f"hpctrain: {path} is {GONE}")
     for path, fault in newest.damaged:
         tell(f"hpctrain: {path} is damaged and was skipped: {fault}")
     if not newest.iteration:

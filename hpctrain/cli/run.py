@@ -53,7 +53,7 @@ def run(
         typer.Option("--plan", metavar="FILE", help="What --resume starts if there is no run: a job's plan.json."),
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Let --resume continue with a changed recipe or script.")
+        bool, typer.Option("--accept-changes", help="Let --resume continue with a changed recipe, script or plan.json.")
     ] = False,
     repeat: Annotated[
         int | None,

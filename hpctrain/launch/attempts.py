@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.checkpoints.layout import damaged_checkpoints
+from hpctrain.checkpoints.layout import checkpoint_path, damaged_checkpoints
 from hpctrain.cluster.pod import in_pod
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.files.locks import lock
 from hpctrain.files.private import private
-from hpctrain.run.directory import RunDirectory
+from hpctrain.launch.proof import script_sha256
+from hpctrain.run.directory import RunDirectory, plan_sha256
 from hpctrain.run.events import Event, EventsFile, attempts
 from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StallEvent, StartEvent, StoppedEvent
 from hpctrain.run.plan import Plan
@@ -43,12 +44,14 @@ class Attempt:
         number: 1 for the first.
         iteration: of the checkpoint that it goes on from, 0 for the beginning.
         damaged: newer checkpoints, which are passed over, each with what is wrong with it.
+        missing: newer ones that are gone.
         restart: its number among the restarts without progress that the launcher made by itself; 0 for none of them.
     """
 
     number: int = 1
     iteration: int = 0
     damaged: tuple[tuple[Path, str], ...] = ()
+    missing: tuple[Path, ...] = ()
     restart: int = 0
 
     def start(self, plan: Plan, launcher: str) -> StartEvent:
@@ -62,6 +65,8 @@ class Attempt:
             hosts=tuple(host.host for host in plan.hosts),
             host=socket.gethostname(),
             pid=os.getpid(),
+            plan=plan_sha256(plan),
+            script=script_sha256(plan),
         )
 
 
@@ -215,11 +220,15 @@ def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attem
     if is_done(events):
         return None
     from hpctrain.checkpoints.find import newest_whole
+    from hpctrain.checkpoints.reconcile import missing
 
     newest = newest_whole(directory.checkpoints)
     if not newest.iteration:
         _require_none_written(directory, events, newest.damaged)
-    return Attempt(number=len(attempts(events)) + 1, iteration=newest.iteration, damaged=newest.damaged)
+    # Older ones are of no use to this attempt.
+    newer = [each for each in missing(directory.checkpoints, events) if each > newest.iteration]
+    gone = tuple(checkpoint_path(directory.checkpoints, each) for each in newer)
+    return Attempt(number=len(attempts(events)) + 1, iteration=newest.iteration, damaged=newest.damaged, missing=gone)
 
 
 def _require_none_written(
@@ -265,13 +274,17 @@ def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, a
     )
 
 
-def run_events(directory: RunDirectory) -> list[Event]:
+def run_events(directory: RunDirectory, *also: type[Event]) -> list[Event]:
     """The events about the run as a whole, from its first start on; empty if it was only submitted.
+
+    Args:
+        directory: of the run.
+        also: further kinds.
 
     Raises:
         HpctrainError: the file is damaged; names the line.
     """
-    kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent)
+    kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent, *also)
     found = EventsFile(directory.events).few(*kinds)
     return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), found))
 

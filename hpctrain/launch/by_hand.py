@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def shell_text(command: Command, plan: Plan, directory: RunDirectory, attempt: A
     ]
     if attempt:
         # From which checkpoint the ranks go on. No launcher of hpctrain's will live anywhere.
-        start = attempt.start(plan, launcher).model_copy(update={"host": None, "pid": None})
+        written = hashlib.sha256(f"{plan.model_dump_json()}\n".encode()).hexdigest()
+        start = attempt.start(plan, launcher).model_copy(update={"host": None, "pid": None, "plan": written})
         steps += [
             f"rm -f {_words(folder.stop, folder.summary)} {_words(folder.ranks)}/rank-*.json",
             f"printf '%s\\n' {shlex.quote(line_of(start).decode().rstrip())} >> {_words(folder.events)}",

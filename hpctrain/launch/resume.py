@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.checkpoints.reconcile import missing_text
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
 from hpctrain.launch.changes import require_fit
 from hpctrain.launch.hosts import are_given, arrange
 from hpctrain.launch.membership import chosen_hosts, given_hosts
+from hpctrain.launch.proof import changed_script, replace_plan, require_own_plan, script_sha256
 from hpctrain.planning.hosts import require_ranks
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import place_plan
@@ -22,7 +24,7 @@ from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.tracking import Tracker
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events import EventWriter
-from hpctrain.run.events.kinds import ChangedEvent
+from hpctrain.run.events.kinds import ChangedEvent, PlanEvent
 from hpctrain.run.plan import Plan, Script
 
 
@@ -31,12 +33,14 @@ class Resumption:
     """A further attempt: where it begins, its plan on this machine, and notes for the user.
 
     ``changed`` are the values that are not those of the attempts before, by dotted key: the old and the new one.
+    ``script`` are its hash in the last attempt and now, if they differ.
     """
 
     attempt: Attempt
     plan: Plan
     machine: Machine
     changed: Mapping[str, tuple[Any, Any]]
+    script: tuple[str, str] | None = None
     warnings: tuple[str, ...]
 
     def begin(self, directory: RunDirectory) -> None:
@@ -45,10 +49,11 @@ class Resumption:
         Raises:
             HpctrainError: that cannot be written.
         """
-        if self.changed:
+        differences = {**self.changed, **({"script.sha256": self.script} if self.script else {})}
+        if differences:
             with EventWriter(directory.events) as events:
-                events.emit(ChangedEvent(differences=dict(self.changed)))
-        directory.begin_attempt(self.plan)
+                events.emit(ChangedEvent(differences=differences))
+        replace_plan(directory, self.plan)
 
 
 def resumption(
@@ -80,7 +85,7 @@ def resumption(
     Raises:
         HpctrainError: as of :func:`changed_work`, :func:`hpctrain.launch.attempts.require_nobody`,
             :func:`hpctrain.launch.attempts.next_attempt`, :func:`hpctrain.launch.changes.require_fit` and
-            :func:`resumed_plan`.
+            :func:`resumed_plan`; ``plan.json`` is not what the last attempt had, and that is not accepted.
     """
     before = read_model(directory.plan, Plan)
     asked = work or _overridden(before, overrides, mesh)
@@ -89,8 +94,11 @@ def resumption(
         assert begun is not None
         asked = (asked or begun).model_copy(update={"tracking": tracking})
     now, changed = changed_work(before, asked, accept=accept_changes)
-    events = run_events(directory)
-    if changed and is_done(events):
+    recorded = run_events(directory, PlanEvent)
+    events = [event for event in recorded if not isinstance(event, PlanEvent)]
+    edited = require_own_plan(directory, recorded, before, accept=accept_changes)
+    script = changed_script(events, script_sha256(now))
+    if (changed or edited) and is_done(events):
         # More epochs, for example.
         events.pop()
     if not look_only:
@@ -105,9 +113,14 @@ def resumption(
     plan, warnings = resumed_plan(now, machine, ranks=ranks, backend=backend, framework=framework, changes=changes)
     if look_only:
         warnings += tuple(f"{path} is damaged and would be skipped: {fault}" for path, fault in attempt.damaged)
+        warnings += tuple(missing_text(path, attempt.iteration) for path in attempt.missing)
+    if script:
+        warnings += (f"{plan.title} is not what it was in the last attempt: its SHA-256 was {script[0]}",)
     if attempt.iteration and not events:
         warnings += (f"{directory.events} is lost, and with it the record of the steps up to {attempt.iteration}",)
-    return Resumption(attempt=attempt, plan=plan, machine=machine, changed=changed, warnings=warnings)
+    return Resumption(
+        attempt=attempt, plan=plan, machine=machine, changed={**edited, **changed}, script=script, warnings=warnings
+    )
 
 
 def _overridden(plan: Plan, overrides: Sequence[str], mesh: str | None) -> Recipe | Script | None:

@@ -80,6 +80,8 @@ def broken_images_line(broken: BrokenImagesEvent) -> str:
 
 def damaged_line(damaged: DamagedEvent) -> str:
     """The line of a damaged checkpoint, with its new name."""
+    if damaged.kept_as is None:
+        return f"checkpoint {damaged.path} was {damaged.fault}"
     return f"checkpoint {damaged.path} was damaged and skipped: {damaged.fault}; it is now {damaged.kept_as}"
 
 

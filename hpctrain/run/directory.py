@@ -22,6 +22,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from dataclasses import dataclass
@@ -157,6 +158,11 @@ class RunDirectory:
             remove_leftovers(self.ranks)
         except OSError as error:
             raise disk_error(error, self.path) from error
+
+
+def plan_sha256(plan: BaseModel) -> str:
+    """The hash of the content of ``plan.json``."""
+    return hashlib.sha256(plan_text(plan)).hexdigest()
 
 
 def plan_text(plan: BaseModel) -> bytes:

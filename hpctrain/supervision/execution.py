@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.checkpoints.find import set_aside
+from hpctrain.checkpoints.reconcile import GONE, missing_text
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import Attempt, is_done, run_events
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.launcher_choice import needs_proof
+from hpctrain.launch.proof import replace_plan, script_sha256
 from hpctrain.planning.machine import Machine
 from hpctrain.run.directory import RunDirectory, write_json
 from hpctrain.run.events import Event, EventWriter
@@ -87,6 +89,7 @@ class Execution:
         """
         supervisor = Supervisor(plan, attempt, self.directory, self.machine, self.audience.notice)
         while True:
+            script = script_sha256(plan)
             failure = self._attempt(plan, attempt, found, supervisor)
             # Of a directory that was moved or deleted, the user has to say what comes next.
             if failure is None or self.interrupts.received or self.held.fate():
@@ -97,6 +100,8 @@ class Execution:
                 break
             self._begin_again(further, failure)
             plan, attempt, found = further.plan, further.attempt, further.launcher
+            if script_sha256(plan) != script:
+                self.audience.notice(f"warning: {plan.title} is not what it was in the last attempt")
         if failure:
             self.audience.failed(failure, self.directory if self.held.deleted else self.held.now())
         return failure, self._record_end(plan, failure)
@@ -181,13 +186,16 @@ class Execution:
                 kept_as = set_aside(path)
                 events.emit(DamagedEvent(path=path.name, fault=fault, kept_as=kept_as.name))
                 self.audience.notice(f"warning: {path} is damaged and was skipped: {fault}; it is now {kept_as}")
+            for path in attempt.missing:
+                events.emit(DamagedEvent(path=path.name, fault=GONE, kept_as=None))
+                self.audience.notice(f"warning: {missing_text(path, attempt.iteration)}")
 
     def _begin_again(self, restart: Restart, failure: Failure) -> None:
         # Ranks that left for other hosts have said so.
         if not failure.stopped:
             with EventWriter(self.directory.events) as events:
                 events.emit(FaultEvent(**failure.cause))
-        self.directory.begin_attempt(restart.plan)
+        replace_plan(self.directory, restart.plan)
 
     def _record_error(self, plan: Plan, attempt: Attempt, error: HpctrainError, exit_code: int) -> None:
         """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""

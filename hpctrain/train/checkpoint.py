@@ -27,7 +27,7 @@ from hpctrain.adapters.replicas import Checksums
 from hpctrain.checkpoints import keep
 from hpctrain.checkpoints.find import Newest, newest_whole
 from hpctrain.checkpoints.keep import Policy
-from hpctrain.checkpoints.layout import checkpoint_path, hidden_path, share_name
+from hpctrain.checkpoints.layout import checkpoint_path, hidden_path, iterations, share_name
 from hpctrain.checkpoints.manifest import CheckpointManifest, SavedProgress, read_manifest
 from hpctrain.checkpoints.publish import publish, write_share
 from hpctrain.checkpoints.read import read_state
@@ -307,6 +307,7 @@ class Checkpoints:
                 blocked_seconds=save.blocked_seconds,
                 bytes=manifest.bytes,
                 path=checkpoint_path(self._folder, save.progress.iteration).name,
+                kept=tuple(iterations(self._folder)),
             )
         )
 

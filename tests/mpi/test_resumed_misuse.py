@@ -28,6 +28,6 @@ def test_a_resumed_script_without_a_place_is_told_once_and_so_is_one_that_saves_
     # The plan keeps what the script was started with.
     plan = tmp_path / "other" / "plan.json"
     plan.write_text(plan.read_text().replace('"fail"', '"set_epoch"'))
-    placed = hpctrain("run", "--resume", "--run-dir", "other")
+    placed = hpctrain("run", "--resume", "--run-dir", "other", "--accept-changes")
     assert placed.returncode == 0, placed.stdout
     assert BEGIN_AGAIN not in placed.stdout

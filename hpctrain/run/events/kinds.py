@@ -90,15 +90,26 @@ class StartEvent(BaseEvent):
     hosts: tuple[str, ...] | None = Field(default=None, description="in the order of the ranks")
     host: str | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")
     pid: Count | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")
+    plan: str | None = Field(default=None, description="SHA-256 of plan.json, which holds the recipe")
+    script: str | None = Field(
+        default=None, description="SHA-256 of the script; null for a recipe, and where the launcher cannot read it"
+    )
+
+
+class PlanEvent(BaseEvent):
+    """``plan.json`` is about to be replaced. Written first, so that a crash leaves no plan that nothing tells of."""
+
+    event: Literal["plan"] = "plan"
+    sha256: str = Field(description="of the file's new content")
 
 
 class DamagedEvent(BaseEvent):
-    """An attempt skips a damaged checkpoint. Written before the attempt's start."""
+    """An attempt skips a damaged checkpoint, or one that is gone. Written before the attempt's start."""
 
     event: Literal["damaged"] = "damaged"
     path: str = Field(description="its name in checkpoints/ until then")
     fault: str = Field(description="what is wrong with it")
-    kept_as: str = Field(description="the name that it has from now on")
+    kept_as: str | None = Field(description="the name that it has from now on; null for one that is gone")
 
 
 class ChangedEvent(BaseEvent):
@@ -270,6 +281,9 @@ class CheckpointEvent(_OfStep):
     blocked_seconds: Seconds | None = Field(default=None, description="that training waited, on the writing rank")
     bytes: Count | None = Field(default=None, description="of all ranks' shares")
     path: str | None = Field(default=None, description="its name in checkpoints/")
+    kept: tuple[Count, ...] | None = Field(
+        default=None, description="iterations of all checkpoints that there are then"
+    )
 
 
 Moment = tuple[Seconds, Literal["gradient", "launched", "finished"], Count]
@@ -382,6 +396,7 @@ class OtherEvent(BaseEvent):
 
 KnownEvent = (
     StartEvent
+    | PlanEvent
     | DamagedEvent
     | ChangedEvent
     | RunEvent

@@ -147,7 +147,9 @@ def test_two_attempts(tmp_path: Path) -> None:
         second.save(progress_of(3), again)
         second.wait()
     assert [path.name for path in folder.iterdir()] == ["step-00000003"]
-    saved = [event.iteration for event in read_events(tmp_path / "events.jsonl")]
+    events = [*read_events(tmp_path / "events.jsonl")]
+    assert [event.kept for event in events] == [(event.iteration,) for event in events]
+    saved = [event.iteration for event in events]
     assert saved == [1, 2, 3]
 
 

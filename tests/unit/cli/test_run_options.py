@@ -211,7 +211,8 @@ def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: py
     assert (recipe.epochs, recipe.guard.every, recipe.global_batch) == (5, 7, 64)
     assert main(["run", "--resume", *here]) == 4
     kinds = [event.event for event in events()]
-    assert kinds == ["start", "fault", "end", "changed", "start", "fault", "end", "start", "fault", "end"]
+    again = ["start", "fault", "end"]
+    assert kinds == [*again, "changed", "plan", *again, *again]
     assert events()[3].differences == {"epochs": (20, 5), "guard.every": (100, 7)}
 
 
@@ -267,6 +268,8 @@ def test_a_run_with_values_that_do_not_fit_is_taken_back(
     Path("run/plan.json").write_text(json.dumps(changed))
     capfd.readouterr()
     assert main(["run", "--resume", "--run-dir", "run"]) == 2
+    assert "epochs: 20 there, 21 here" in capfd.readouterr().err
+    assert main(["run", "--resume", "--run-dir", "run", "--accept-changes"]) == 2
     command = capfd.readouterr().err.splitlines()[-1].strip()
     assert command == "hpctrain run --resume --run-dir run --accept-changes --set precision=float32 --set seed=7"
     assert main(shlex.split(command)[1:]) == 4
@@ -328,13 +331,13 @@ def test_a_change_is_on_record_before_anything_can_go_wrong(monkeypatch: pytest.
     assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 1
 
     def dies(*_: object) -> None:
-        assert events()[-1].event == "changed"
+        assert [event.event for event in events()[-2:]] == ["changed", "plan"]
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunDirectory, "begin_attempt", dies)
     with contextlib.suppress(KeyboardInterrupt):
         main(["run", "--resume", "--run-dir", "run", "--set", "epochs=5", "--accept-changes"])
-    assert events()[-1].differences == {"epochs": (20, 5)}
+    assert events()[-2].differences == {"epochs": (20, 5)}
 
 
 @pytest.mark.thorough
@@ -467,7 +470,7 @@ def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.
     assert process.returncode == 4, said
     assert "interrupted by SIGUSR2 before the ranks were started" in said
     assert not psutil.pid_exists(int(Path("pid").read_text()))
-    assert [event.event for event in events()] == ["start", "stopped", "end"]
+    assert [event.event for event in events()] == ["start", "stopped", "end", "plan"]
 
 
 @pytest.mark.slow

@@ -53,6 +53,7 @@ _ALLOWED = {
         "rank_programs.links",
     },
     "written where the user says": {"cli.output_files"},
+    "a folder, of which nothing is read": {"run.held"},
     "made anew, or opened with private() as opener": {
         "checkpoints.manifest",
         "checkpoints.share",

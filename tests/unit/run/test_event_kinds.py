@@ -149,6 +149,7 @@ def test_any_line_is_an_event_or_refused(line: bytes) -> None:
 LINES = [
     '{"time": 1767225600.5, "event": "start", "attempt": 2, "iteration": 46, "restart": 1, "job": "812_3", '
     '"launcher": "mpirun", "hosts": ["n1", "n2"], "host": "login1", "pid": 4711}',
+    '{"time": 1767225598.0, "event": "plan", "sha256": "5c1d"}',
     '{"time": 1767225599.0, "event": "damaged", "path": "step-00000069", "fault": "rank-1-of-2 is cut short", '
     '"kept_as": "damaged-step-00000069"}',
     '{"time": 1767225599.5, "event": "changed", "differences": {"epochs": [20, 30], "data.path": [null, "/shards"]}}',
@@ -215,7 +216,7 @@ def test_numbers_that_other_writers_left_not_finite_are_null(word: str) -> None:
 
 
 def test_an_event_cannot_be_changed() -> None:
-    step = parse_event(LINES[5].encode(), "line")
+    step = parse_event(LINES[6].encode(), "line")
     assert isinstance(step, StepEvent)
     with pytest.raises(ValidationError):
         step.loss = 0.0  # type: ignore[misc]
