@@ -13,7 +13,7 @@ from hpctrain.files.disk import disk_error
 from hpctrain.files.private import private
 from hpctrain.files.regular import open_regular
 from hpctrain.run.events.kinds import CheckpointEvent, Event, OtherEvent, StallEvent, StartEvent
-from hpctrain.run.events.lines import line_of, mark, parse_event
+from hpctrain.run.events.lines import LONGEST_LINE, line_of, mark, parse_event
 from hpctrain.run.events.reader import EventsFile, whole
 
 # Written by whoever sees it, at the same time as others, so that they say nothing of how far the writer was.
@@ -142,8 +142,8 @@ def _identity(event: Event) -> tuple[Any, ...]:
 def _newest(path: Path) -> list[Event]:
     """Events at the end of a file, of its last attempt: as many as any rank can be behind, stalls apart."""
     text, begin = b"", path.stat().st_size
-    with path.open("rb") as file:
-        while begin and text.count(b"\n") - text.count(_ASIDE) <= _RECENT:
+    with open_regular(path, links=False) as file:
+        while begin and len(text) < LONGEST_LINE and text.count(b"\n") - text.count(_ASIDE) <= _RECENT:
             end, begin = begin, max(0, begin - _BLOCK_BYTES)
             file.seek(begin)
             text = file.read(end - begin) + text

@@ -62,6 +62,7 @@ _ALLOWED = {
         "run.events.writer",
         "supervision.run",
     },
+    "a folder, to hold it": {"run.held"},
     "images that the benchmark was given": {"bench.other_loaders"},
     "the null device": {"cli.streams", "report.say", "report.tracking.__main__"},
 }
