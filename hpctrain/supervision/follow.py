@@ -16,7 +16,7 @@ from hpctrain.files.regular import open_regular
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, parse_event
 from hpctrain.run.events.lines import LONGEST_LINE
-from hpctrain.run.events.reader import count_lines
+from hpctrain.run.events.reader import count_lines, update_index
 
 # A line of a log that is longer is passed on in parts, so that one without an end is not kept.
 _LONGEST_LOG_LINE = 2**20
@@ -25,6 +25,8 @@ _LOOK_BYTES = 2**22
 # When nobody writes any more, a file server that has just failed gets this long.
 _LAST_TRIES = 10
 _PAUSE_SECONDS = 0.2
+# So that `hpctrain status` has few to read; it takes some hundredths of a second.
+_INDEX_LINES = 20_000
 
 
 class Tail:
@@ -91,7 +93,7 @@ class Follower:
         self._log = Tail(directory.log(0))
         self._path = directory.events
         # Of the last event that was read, or left out, from 1; for errors.
-        self._number = count_lines(self._path)
+        self._number = self._indexed = count_lines(self._path)
         self._show = show
         self._line = line
         self._notice = notice
@@ -118,6 +120,9 @@ class Follower:
                 self._say_once("an event", f"{error.message}; it is passed over")
             else:
                 self._show(event)
+        if self._number - self._indexed > _INDEX_LINES:
+            update_index(self._path)
+            self._indexed = self._number
 
     def _read(self, what: str, tail: Tail, *, last: bool, patient: bool = False) -> list[bytes]:
         tries = _LAST_TRIES if last or patient else 1

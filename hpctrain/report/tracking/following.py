@@ -11,9 +11,9 @@ from hpctrain.errors import HpctrainError
 from hpctrain.report.tracking.curves import Curves, Point
 from hpctrain.report.tracking.progress import Progress
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, parse_event
-from hpctrain.run.events.kinds import StartEvent, StepEvent
-from hpctrain.run.events.reader import ScriptSaves
+from hpctrain.run.events import Event, EventsFile, parse_event
+from hpctrain.run.events.kinds import StartEvent
+from hpctrain.run.events.reader import Kept, ScriptSaves
 from hpctrain.supervision.follow import Tail
 
 _PAUSE_SECONDS = 2.0
@@ -21,6 +21,8 @@ _LONGEST_PAUSE_SECONDS = 60.0
 _DOUBLINGS = 10
 # A tracker that took as long to fail once does not get a last chance when the run has ended.
 _SLOW_SECONDS = 5.0
+# Read at a time: some thousand events, which have some MB as models.
+_PART_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,20 +67,31 @@ class Tracking(Protocol):
 class Backlog:
     """The events that a tracker does not have yet, without those that were lost before it got them.
 
+    They are read in parts, each of which is to be handed over before the next one.
+
     Args:
         directory: the run, whose file of events is read from its beginning.
         has: what the tracker has.
+
+    Attributes:
+        entries: those that were read.
+        more: whether the last part was not the last one.
+
+    Raises:
+        HpctrainError: the file cannot be read.
     """
 
     def __init__(self, directory: RunDirectory, has: Progress) -> None:
         self.entries: list[Entry] = []
+        self.more = True
         self._number = 0
         self._has = has
         self._last: float | None = None
         self._path = directory.events
         self._tail = Tail(directory.events, whole=True)
         self._curves = Curves()
-        self._done = 0
+        events = EventsFile(directory.events)
+        self._kept, self._known = Kept(events), events.lines
         self._saves = ScriptSaves()
 
     @property
@@ -87,13 +100,15 @@ class Backlog:
         return self._last == self._has.time
 
     def read(self) -> bool:
-        """Take in new events; returns whether an attempt began that undoes what came before.
+        """Take in the next events; returns whether an attempt has begun that undoes what may have been handed over.
 
         Raises:
             HpctrainError: a line is not an event.
         """
         again = False
-        for line in self._tail.lines():
+        lines = self._tail.lines(at_most=_PART_BYTES)
+        self.more = bool(lines)
+        for line in lines:
             # What such a crash leaves of a line, and the next attempt removes.
             if b"\0" in line:
                 continue
@@ -101,19 +116,25 @@ class Backlog:
             event = parse_event(line, f"{self._path}:{self._number}")
             if self._number == self._has.sent:
                 self._last = event.time
-            if isinstance(event, StartEvent):
+            counts, point = self._kept.keeps(event), self._curves.point(event)
+            # What earlier ones undo is known from the beginning, and is left out.
+            if isinstance(event, StartEvent) and self._number > self._known:
                 again |= self._number > 1
                 self.entries = [entry for entry in self.entries if entry.needed <= event.iteration]
-                self._done = min(self._done, event.iteration)
-            elif isinstance(event, StepEvent):
-                self._done = event.iteration
-            point = self._curves.point(event)
-            if self._number > self._has.sent:
-                needed = event.last_step_needed(self._done)
-                self.entries.append(Entry(number=self._number, event=event, point=point, needed=needed))
+            if counts and self._number > self._has.sent:
+                self.entries.append(Entry(number=self._number, event=event, point=point, needed=self._kept.needed))
             if self._saves.at(event):
                 self.entries = [replace(entry, needed=0) for entry in self.entries]
         return again
+
+    def catch_up(self) -> None:
+        """Pass over what the tracker has.
+
+        Raises:
+            HpctrainError: a line is not an event.
+        """
+        while self.more and self._number <= self._has.sent:
+            self.read()
 
 
 def follow(
@@ -180,19 +201,22 @@ class _Follower:
 
     def turn(self) -> None:
         """Hand over all that is new."""
-        if self._backlog is None or (self._backlog.read() and self._tracking.rewrites):
-            self._begin()
-        assert self._backlog is not None
-        if self._backlog.entries:
-            self._tracking.send(self._backlog.entries)
-            self._backlog.entries = []
+        more = True
+        while more:
+            if self._backlog is None or (self._backlog.read() and self._tracking.rewrites):
+                self._begin()
+            assert self._backlog is not None
+            if self._backlog.entries:
+                self._tracking.send(self._backlog.entries)
+                self._backlog.entries = []
+            more = self._backlog.more
 
     def _begin(self) -> None:
         self._backlog = None
         has = self._tracking.open()
         backlog = Backlog(self._directory, has)
-        backlog.read()
+        backlog.catch_up()
         if not backlog.fits:
             backlog = Backlog(self._directory, has.model_copy(update={"sent": 0, "time": None}))
-            backlog.read()
+            backlog.catch_up()
         self._backlog = backlog

@@ -154,6 +154,13 @@ class EventsFile:
 
 Events = EventsFile | Sequence[Event]
 
+
+def update_index(path: Path) -> None:
+    """Bring the index beside a long file of events up to date, where both can be read and written."""
+    with contextlib.suppress(HpctrainError):
+        EventsFile(path)
+
+
 _AFTER_STEPS = (EpochEvent, BrokenImagesEvent)
 
 

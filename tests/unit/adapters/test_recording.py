@@ -82,7 +82,7 @@ def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
     assert logged == [1, 2, 2, 3, 3]
     assert read_summary(directory)["steps"] == 3
     backlog = Backlog(directory, Progress())
-    assert backlog.read()
+    assert not backlog.read()
     assert [entry.event for entry in backlog.entries] == [*kept(read_events(directory.events))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import line_of, read_events
-from hpctrain.run.events.kinds import EndEvent, StoppedEvent
+from hpctrain.run.events.kinds import EndEvent, LogEvent, StoppedEvent
 from hpctrain.supervision.follow import Follower, Tail
 
 
@@ -125,3 +126,14 @@ def test_something_else_in_place_of_the_events_is_not_waited_for(tmp_path, make)
     assert len(said) == 1 and str(directory.events) in said[0]
     with pytest.raises(HpctrainError, match=r"cannot read"):
         list(read_events(directory.events))
+
+
+def test_the_index_of_a_long_run_keeps_up(tmp_path):
+    directory = RunDirectory(tmp_path)
+    shown = []
+    follower = Follower(directory, shown.append, lambda line: None)
+    line = line_of(LogEvent(iteration=1, values={"a" * 300: 1.0}))
+    directory.events.write_bytes(line * 25_000)
+    follower.advance(last=True)
+    assert len(shown) == 25_000
+    assert json.loads(directory.events.with_name("events.index").read_bytes())["lines"] == 25_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.errors import HpctrainError
-from hpctrain.report.tracking.following import Backlog
+from hpctrain.report.tracking import following
+from hpctrain.report.tracking.following import Backlog, Entry, follow
 from hpctrain.report.tracking.progress import Progress, only_sender, read_progress, write_progress
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import kept, read_events
+from hpctrain.supervision.follow import Tail
 
 START = {"time": 1_700_000_000.0, "event": "start", "attempt": 1, "iteration": 0}
 AGAIN = {**START, "attempt": 2, "iteration": 4, "time": 1_700_000_050.0}
@@ -37,7 +40,7 @@ def test_what_was_lost_before_it_was_sent_is_not_sent(directory: RunDirectory) -
     add(directory, AGAIN, *run_events()[6:])
     assert early.read()
     late = Backlog(directory, Progress())
-    assert late.read()
+    assert not late.read()
     expected = [*kept(read_events(directory.events))]
     assert [entry.event for entry in early.entries] == [entry.event for entry in late.entries] == expected
 
@@ -51,6 +54,36 @@ def test_only_what_is_not_sent_yet(directory: RunDirectory) -> None:
     # The epoch's step is known, though that was sent.
     points = [entry.point for entry in backlog.entries if entry.point]
     assert [point.iteration for point in points if "epoch/test_loss" in point.values] == [4, 8]
+
+
+def test_a_long_run_is_handed_over_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is of what counts, though the attempt that undoes the rest is read last."""
+    monkeypatch.setattr(following, "_PART_BYTES", 2**18)
+    monkeypatch.setattr(Tail.__init__, "__kwdefaults__", {"whole": False, "longest": 2**15})
+    step = run_events(1)[1]
+    lost = [{**step, "iteration": number} for number in range(1, 5000)]
+    again = [{**step, "iteration": number, "time": 1.0} for number in range(1001, 4000)]
+    directory = write_run(
+        tmp_path / "run", recipe_plan(), [START, run_events()[0], *lost, {**AGAIN, "iteration": 1000}, *again]
+    )
+    got: list[list[Entry]] = []
+
+    class Tracker:
+        rewrites = True
+
+        def open(self) -> Progress:
+            got.clear()
+            return Progress()
+
+        def send(self, entries: Sequence[Entry]) -> None:
+            got.append([*entries])
+
+        def close(self) -> None:
+            pass
+
+    assert follow(directory, Tracker(), ended=lambda seconds: True, say=print)
+    assert [entry.event for part in got for entry in part] == [*kept(read_events(directory.events))]
+    assert len(got) > 3 and max(map(len, got)) < 2000
 
 
 def test_lines_that_a_crash_took_back_are_noticed(directory: RunDirectory) -> None:
