@@ -8,11 +8,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.shards.listing import ImageFile
+from hpctrain.files.regular import open_regular
+from hpctrain.shards.bounded import memory_limit
+from hpctrain.shards.listing import ImageFile, require_size
 from hpctrain.shards.manifest import SplitName
 
 if TYPE_CHECKING:
@@ -20,10 +23,20 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 _SUFFIX = ".parquet"
+_AGAIN = "write it again"
 # What the names of files, or of the folders that they lie in, begin with. A test split mostly has no labels.
 _SPLITS: Mapping[str, SplitName | None] = {"train": "train", "val": "val", "test": None}
-# Rows that are in memory at a time.
-_BATCH = 64
+# Rows that are in memory at a time, of up to 67 MB and twice.
+_BATCH = 8
+# Of memory for a batch of images or the labels of a row group, whatever the file says of their sizes.
+_MOST_BATCH = 1 << 31
+_MOST_LABELS = 1 << 29
+# Bytes of a column that may be unpacked, and how many times its packed ones beyond. Images hardly pack.
+_UNPACKED = 1 << 28
+_UNPACKED_TIMES = 64
+# Rows that a set may have, and as many more as it has times so many bytes: each has an image.
+_ROWS = 1 << 20
+_LEAST_ROW_BYTES = 16
 # Labels beyond are no numbers of classes but of something else, and each class has a name in the manifest.
 _MOST_CLASSES = 1 << 20
 # Of a file's name in keys, which a row's number of 8 digits follows; longer ones end in as many digits of their hash.
@@ -73,6 +86,7 @@ class RowGroup:
                         f"{self.file}, row {row}: there is no image in the column {self.image!r}",
                         "leave the row out of the file",
                     )
+                require_size(f"{self.file}, row {row}", len(content))
                 key = f"{self.name}_{row:08}"
                 found.append(ImageFile(str(self.file), row, len(content), self.labels[row - self.first], key))
         return found
@@ -108,10 +122,14 @@ def row_groups(
         HpctrainError: a file is damaged or lacks a column, a row has no label, or files disagree about the classes.
     """
     labels: dict[Path, list[list[Any]]] = {}
+    rows, most = 0, _ROWS + sum(path.stat().st_size for paths in files.values() for path in paths) // _LEAST_ROW_BYTES
     names: dict[tuple[str, ...], Path] = {}
     for path in (path for paths in files.values() for path in paths):
         with _opened(path) as file:
             _require_columns(file, path, columns)
+            rows += file.metadata.num_rows
+            if rows > most:
+                raise HpctrainError(f"{path}: {rows} rows up to here, where the files have no room for them", _AGAIN)
             if named := _class_names(file, columns.label):
                 names.setdefault(named, path)
             labels[path] = [_labels(file, number, path, columns.label) for number in range(file.num_row_groups)]
@@ -120,12 +138,13 @@ def row_groups(
     }
     classes = _classes(folder, values, names)
     number_of = {name: number for number, name in enumerate(classes)}
+    firsts = {path: [0, *accumulate(map(len, groups))] for path, groups in labels.items()}
     parts: dict[SplitName, tuple[RowGroup, ...]] = {
         split: tuple(
             RowGroup(
                 file=path,
                 number=number,
-                first=sum(map(len, labels[path][:number])),
+                first=firsts[path][number],
                 labels=tuple(label if isinstance(label, int) else number_of[label] for label in group),
                 name=_name(path.relative_to(folder)),
                 image=columns.image,
@@ -175,14 +194,17 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
+    # Other allocators take a gigabyte in advance, which a limit would count.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     try:
-        with ParquetFile(path) as file:
+        # Refuses a pipe, which the library would wait for.
+        with open_regular(path), ParquetFile(path) as file:
             yield file
+    except MemoryError as error:
+        raise HpctrainError(f"{path}: images or labels take more memory than is given to them", _AGAIN) from error
     except (pyarrow.ArrowException, OSError) as error:
         # OSError is also what the library raises for damaged pages.
-        raise HpctrainError(
-            f"{path} cannot be read, or is not a complete Parquet file: {error}", "write it again"
-        ) from error
+        raise HpctrainError(f"{path} cannot be read, or is not a complete Parquet file: {error}", _AGAIN) from error
 
 
 def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
@@ -223,18 +245,34 @@ def _class_names(file: ParquetFile, column: str) -> tuple[str, ...] | None:
     try:
         noted = json.loads((file.schema_arrow.metadata or {})[b"huggingface"])
         return tuple(map(str, noted["info"]["features"][column]["names"]))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
 def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]:
-    labels: list[Any] = file.read_row_group(group, columns=[column]).column(column).to_pylist()
+    _require_packed(file, group, column)
+    with memory_limit(_MOST_LABELS):
+        labels: list[Any] = file.read_row_group(group, columns=[column]).column(column).to_pylist()
     for row, label in enumerate(labels):
         if label is None or (isinstance(label, int) and label < 0):
             raise HpctrainError(
                 f"{path}: row {row} of row group {group} has the label {label}", "leave out rows without a label"
             )
     return labels
+
+
+def _require_packed(file: ParquetFile, group: int, column: str) -> None:
+    """Refuse a column that unpacks to far more than the file has, by what the file says."""
+    import pyarrow
+
+    row_group = file.metadata.row_group(group)
+    for number in range(row_group.num_columns):
+        chunk = row_group.column(number)
+        if chunk.path_in_schema.partition(".")[0] != column:
+            continue
+        unpacked, most = chunk.total_uncompressed_size, _UNPACKED + _UNPACKED_TIMES * chunk.total_compressed_size
+        if unpacked > most:
+            raise pyarrow.ArrowInvalid(f"the column {column!r} unpacks to {unpacked} bytes, where {most} are the most")
 
 
 def _classes(
@@ -285,6 +323,13 @@ def _name(path: Path) -> str:
 
 
 def _images(file: ParquetFile, group: int, column: str) -> Iterator[bytes | None]:
-    for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[column]):
-        for value in batch.column(0).to_pylist():
+    _require_packed(file, group, column)
+    batches = file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[column])
+    while True:
+        with memory_limit(_MOST_BATCH):
+            batch = next(batches, None)
+            values = [] if batch is None else batch.column(0).to_pylist()
+        if batch is None:
+            return
+        for value in values:
             yield value.get("bytes") if isinstance(value, dict) else value

@@ -152,8 +152,8 @@ def _work(tasks: Sequence[PartTask], run: Map, say: Callable[[str], None]) -> No
 
 
 @cache
-def _tokenizer(name: str, separator: str) -> Tokenizer:
-    return open_tokenizer(name, separator)
+def _tokenizer(name: str, separator: str, sha256: str) -> Tokenizer:
+    return open_tokenizer(name, separator, probed=sha256)
 
 
 def make_part(task: PartTask) -> bool:
@@ -167,8 +167,9 @@ def make_part(task: PartTask) -> bool:
     """
     if is_done(task):
         return False
-    tokenizer = _tokenizer(task.settings.tokenizer_file, task.settings.separator)
-    if tokenizer.settings != task.settings.tokenizer:
+    known = task.settings.tokenizer
+    tokenizer = _tokenizer(task.settings.tokenizer_file, task.settings.separator, known.sha256)
+    if tokenizer.settings != known:
         raise HpctrainError(f"{task.settings.tokenizer_file} changed meanwhile", "begin again in another folder")
     texts: dict[SplitName, list[str]] = {split: [] for split in _SPLITS}
     for text in (text for span in task.spans for text in documents(span)):

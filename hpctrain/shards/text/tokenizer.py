@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,11 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.extras import require
+from hpctrain.files.regular import read_regular
+from hpctrain.shards.text.probe import probe_fault
 
 BYTES = "bytes"
 # What 16 bits can tell apart.
 _MOST = 1 << 16
 _BATCH = 1000
+# Of a tokenizer.json; those of 65,536 tokens have less than 10 MB.
+_MOST_BYTES = 1 << 26
+_MOST_CHARACTERS = 300
 
 
 class TokenizerSettings(BaseModel):
@@ -65,29 +71,33 @@ class FileTokenizer:
     Args:
         path: of its ``tokenizer.json``.
         separator: the token that stands between documents.
+        probed: the SHA-256 of a content that was tried before; any other is tried in a process of its own.
 
     Raises:
         HpctrainError: the library or the file is missing, it is no tokeniser, it has no such token, or more tokens
             than 16 bits can tell apart.
     """
 
-    def __init__(self, path: Path, separator: str) -> None:
+    def __init__(self, path: Path, separator: str, *, probed: str = "") -> None:
         require("text")
         from tokenizers import Tokenizer as Library
 
+        self._path = path
         try:
-            content = path.read_bytes()
-            self._library = Library.from_buffer(content)
+            content = read_regular(path, _MOST_BYTES)
         except OSError as error:
             raise HpctrainError(f"cannot read the tokeniser {path}: {error.strerror}", _CHOICES) from error
-        except Exception as error:  # The library raises nothing more specific.
-            raise HpctrainError(f"{path} is not a tokeniser: {error}", _CHOICES) from error
-        self._library.no_truncation()
-        self._library.no_padding()
-        self._library.encode_special_tokens = True
-        ids = self._library.get_vocab(with_added_tokens=True)
-        if separator not in ids:
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != probed and (fault := probe_fault(content)):
+            raise HpctrainError(f"{path} is not a tokeniser: {fault[:_MOST_CHARACTERS]}", _CHOICES)
+        with self._naming("is not a tokeniser"):
+            self._library = Library.from_buffer(content)
+            self._library.no_truncation()
+            self._library.no_padding()
+            self._library.encode_special_tokens = True
+            ids = self._library.get_vocab(with_added_tokens=True)
             special = [token.content for token in self._library.get_added_tokens_decoder().values()]
+        if separator not in ids:
             raise HpctrainError(
                 f"{path} has no token {separator!r} to separate documents with",
                 f"--separator TOKEN; {nearest(separator, special)}" if special else "--separator TOKEN names another",
@@ -100,7 +110,7 @@ class FileTokenizer:
             )
         self.settings = TokenizerSettings(
             name=path.name,
-            sha256=hashlib.sha256(content).hexdigest(),
+            sha256=digest,
             vocabulary=vocabulary,
             separator=ids[separator],
         )
@@ -108,18 +118,30 @@ class FileTokenizer:
     def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
         found = []
         for begin in range(0, len(documents), _BATCH):
-            batch = self._library.encode_batch_fast(documents[begin : begin + _BATCH], add_special_tokens=False)
-            found += [np.array([*each.ids, self.settings.separator], np.uint16) for each in batch]
+            with self._naming("cannot encode a text"):
+                batch = self._library.encode_batch_fast(documents[begin : begin + _BATCH], add_special_tokens=False)
+                found += [np.array([*each.ids, self.settings.separator], np.uint16) for each in batch]
         return found
+
+    @contextlib.contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Name the file in whatever the library raises: plain Exceptions, and where its Rust panics, BaseExceptions."""
+        try:
+            yield
+        except (MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            words = (str(error) or type(error).__name__)[:_MOST_CHARACTERS]
+            raise HpctrainError(f"{self._path} {what}: {words}", _CHOICES) from error
 
 
 _CHOICES = f"--tokenizer takes a tokenizer.json of the tokenizers library, or {BYTES}"
 
 
-def open_tokenizer(name: str, separator: str) -> Tokenizer:
-    """The tokeniser that a command names: ``bytes``, or a file.
+def open_tokenizer(name: str, separator: str, *, probed: str = "") -> Tokenizer:
+    """The tokeniser that a command names: ``bytes``, or a file; the arguments are those of :class:`FileTokenizer`.
 
     Raises:
         HpctrainError: as of :class:`FileTokenizer`.
     """
-    return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name), separator)
+    return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name), separator, probed=probed)
