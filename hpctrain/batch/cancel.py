@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import time
@@ -13,10 +14,15 @@ from hpctrain.batch.find_run import FoundRun, jobs_of
 from hpctrain.batch.queue import JobState, job_states
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.run.directory import RunDirectory
+from hpctrain.files.private import write_private
+from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events.kinds import StartEvent
+from hpctrain.run.plan import Plan
 from hpctrain.run.processes import send_signal, works_in
-from hpctrain.run.records import RankRecord, living_process, read_records
+from hpctrain.run.records import RankRecord, living_process, ranks_listen, read_records
+
+CANCELLED = "cancelled"
+"""The text in ``RUN_DIR/stop`` by which a job script knows that its run is not to come back."""
 
 _SLURM_SECONDS = 30.0
 # Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a job that waits ends at once.
@@ -24,14 +30,21 @@ _END_SECONDS = 45.0
 _POLL_SECONDS = 0.5
 
 
-def cancel_jobs(found: FoundRun) -> Iterator[str]:
+def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterator[str]:
     """Cancel all live jobs of a run and wait until they have ended; yields a line for each action.
 
     A job in which the run was started by hand is not the run's to cancel.
 
+    Args:
+        found: the run.
+        save_seconds: how long ranks may take to save their state before that; None for the run's own limit.
+
     Raises:
         HpctrainError: Slurm refuses or does not answer.
     """
+    if any(not job.waits for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live):
+        yield from _let_save(found, save_seconds)
+    # The run may have submitted another job meanwhile, or gone back to the queue.
     jobs = [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live]
     # The numbers of whole jobs end what waits of an array as well.
     numbers = sorted({job.job if found.task is None else f"{job.job}_{found.task}" for job in jobs})
@@ -48,6 +61,27 @@ def cancel_jobs(found: FoundRun) -> Iterator[str]:
             names = ", ".join(job.id for job in left)
             yield f"after {_END_SECONDS:g} s, job {names} is still ending; Slurm continues with that"
             return
+        time.sleep(_POLL_SECONDS)
+
+
+def _let_save(found: FoundRun, seconds: float | None) -> Iterator[str]:
+    """Ask ranks that listen to save their state and leave, and wait for that.
+
+    Slurm's own SIGTERM reaches mpirun and its daemons too, which end the ranks before they have saved anything.
+    """
+    runs = [*found.tasks.values()] or [found.directory]
+    runs = [run for run in runs if not run.summary.exists() and ranks_listen(run)]
+    limits = []
+    for run in runs:
+        limits.append(read_model(run.plan, Plan).stop.seconds)
+        with contextlib.suppress(OSError):
+            write_private(run.stop, f"{CANCELLED}\n")
+    seconds = max(limits, default=0.0) if seconds is None else seconds
+    if not limits or not seconds:
+        return
+    yield f"asked the ranks to save their state and leave; waiting up to {seconds:g} s for that"
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not all(run.summary.exists() for run in runs):
         time.sleep(_POLL_SECONDS)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from hpctrain.cli.status import Target
 from hpctrain.report.say import answer
 
@@ -9,8 +13,22 @@ from hpctrain.report.say import answer
 _GRACE_SECONDS = 30.0
 
 
-def cancel(target: Target) -> None:
-    """End a run and all of its jobs, including waiting ones. Does nothing if nothing runs."""
+def cancel(
+    target: Target,
+    save_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="How long the ranks of a job may take to save their state; by default the run's --stop-seconds. "
+            "0 cancels at once.",
+        ),
+    ] = None,
+) -> None:
+    """End a run and all of its jobs, including waiting ones. Does nothing if nothing runs.
+
+    Ranks that can be stopped save their state first.
+    """
     from hpctrain.batch.cancel import cancel_jobs, stop_launcher
     from hpctrain.batch.find_run import find_run
     from hpctrain.report.progress import Progress
@@ -20,7 +38,7 @@ def cancel(target: Target) -> None:
 
     found = find_run(target)
     said = False
-    for line in cancel_jobs(found):
+    for line in cancel_jobs(found, save_seconds=save_seconds):
         answer(line)
         said = True
     if not said and not found.directory.summary.exists():

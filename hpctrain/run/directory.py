@@ -6,8 +6,9 @@
     RUN_DIR/events.jsonl         what happened, in all attempts
     RUN_DIR/summary.json         how the last attempt ended
     RUN_DIR/checkpoints/         step-N/ each, of which the newest is resumed from
-    RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher's
-                                 alone: it makes the file at a signal, and removes it when it begins an attempt
+    RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher
+                                 makes the file at a signal, and removes it when it begins an attempt; `hpctrain
+                                 cancel` makes it for a job
     RUN_DIR/dumps/step-N/        rank-R.json each: the samples and gradients of a step that ended the run, see
                                  hpctrain.train.non_finite
     RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts

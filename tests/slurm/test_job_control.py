@@ -12,6 +12,9 @@ import pytest
 from launching import Launch
 from local_slurm import LocalSlurm
 
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.records import ranks_listen
+
 pytestmark = pytest.mark.slow
 
 SIZE = ("--cluster", "mine.yaml", "--time", "5", "--run-dir", "run")
@@ -121,3 +124,34 @@ def test_storage_that_nodes_share_is_refused(slurm: LocalSlurm, submit: Submit, 
     (job,) = submit(SHOW, "--stage", "data.txt", "--nodes", "2")
     slurm.wait_for(job, "FAILED")
     assert "must be a place that each node has for itself" in log_of(tmp_path / "run")
+
+
+POLLS = """
+import sys, time
+import hpctrain as ht
+comm = ht.init()
+while not ht.should_stop():
+    comm.barrier()
+    time.sleep(0.1)
+open(f"saved-{comm.rank}", "w").close()
+sys.exit(ht.RESUMABLE)
+"""
+
+
+@pytest.mark.long
+def test_cancel_lets_the_ranks_save_their_state(
+    slurm: LocalSlurm, submit: Submit, slurm_main: Launch, tmp_path: Path
+) -> None:
+    """Of several nodes, whose daemons Slurm would end first; and the job does not come back."""
+    (job,) = submit(POLLS, "--nodes", "2", "--backend", "mpi")
+    slurm.wait_for(job, "RUNNING")
+    deadline = time.monotonic() + 120
+    while not ranks_listen(RunDirectory(tmp_path / "run")):
+        assert time.monotonic() < deadline, log_of(tmp_path / "run")
+        time.sleep(0.2)
+    done = slurm_main("cancel", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stdout
+    assert "the run is resumable" in done.stdout
+    assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}, log_of(tmp_path / "run")
+    slurm.wait_idle()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "resumable"

@@ -112,8 +112,9 @@ if (( status == 4 )); then
   )
   # Variables of the user that would go before the lines at the top.
   unset "${!SBATCH_@}"
-  if [[ $asked == TERM ]]; then
-    # It is Slurm's business: a cancelled job must not come back, and a preempted one does so by itself.
+  if [[ $asked == TERM ]] || grep -qsx cancelled "$run_dir"/stop; then
+    # It is Slurm's business: a cancelled job must not come back, and a preempted one does so by itself. hpctrain cancel
+    # leaves its word in the file.
     to_go_on "job $job was told to end before it was finished"
   elif (( late >= 3 )); then
     to_go_on "USR2 came before hpctrain began, $late times in a row: ask for more time (--time) or a smaller signal_seconds"

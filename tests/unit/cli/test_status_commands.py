@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -152,7 +154,7 @@ def test_logs_of_one_task_of_an_array(array: RunDirectory, capsys: pytest.Captur
 
 @pytest.mark.long
 def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
-    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    launcher = process_in(tmp_path / "run")
     try:
         directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=launcher.pid, time=time.time() + 1)])
         directory.log(0).write_text("first\nhalf a li")
@@ -200,6 +202,16 @@ def test_cancel_nothing(finished: RunDirectory, capsys: pytest.CaptureFixture[st
     for _ in range(2):
         assert main(["cancel", str(finished.path)]) == 0
         assert "nothing to cancel" in capsys.readouterr().out
+
+
+def process_in(folder: Path) -> subprocess.Popen[bytes]:
+    """A process that holds a run's directory open, as those of a run do."""
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        return subprocess.Popen(["sleep", "60"], stdin=descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def test_cancel_ends_a_local_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,6 +263,45 @@ def test_other_jobs_in_a_run_directory_are_not_the_runs(
     assert "the run is stopped" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("options", [[], ["--save-seconds", "0"]])
+def test_ranks_of_a_job_save_their_state_before_it_is_cancelled(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), None)
+    write_submission(directory, "12")
+    record = RankRecord(rank=0, host="n1", pid=1, started=1.0, status="running", listens=True)
+    write_record(directory, record)
+    jobs = [prints(row("12", state, directory.path, nodes="n1")) for state in ("CANCELLED", "RUNNING")]
+    squeue = f"[ -e {tmp_path}/ended ] && {jobs[0]} || {jobs[1]}"
+    # As a launcher does once its ranks have left.
+    calls = install(
+        tmp_path,
+        monkeypatch,
+        squeue=squeue,
+        scancel=f"[ -e {directory.summary} ] && echo saved >> {tmp_path}/saved; touch {tmp_path}/ended",
+    )
+
+    def leave() -> None:
+        deadline = time.monotonic() + 20
+        while not directory.stop.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        directory.summary.write_text('{"status": "resumable"}')
+
+    ranks = threading.Thread(target=leave)
+    if not options:
+        ranks.start()
+    try:
+        assert main(["cancel", str(directory.path), *options]) == 0
+    finally:
+        if not options:
+            ranks.join()
+    assert "scancel 12\n" in calls.read_text()
+    assert (tmp_path / "saved").exists() == (not options)
+    # By which its script knows that it is not to come back.
+    assert directory.stop.read_text() == "cancelled\n"
+
+
 def test_cancel_cannot_end_what_was_started_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the text of a dry run, which leaves nobody's number."""
     directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
@@ -280,7 +331,7 @@ def test_cancel_names_ranks_that_no_launcher_would_stop(
     """Of a run by hand, begun or resumed, and of one whose launcher was killed."""
     directory = write_run(tmp_path / "run", recipe_plan(), events)
     _record(directory, 0, "done")
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as rank:
+    with process_in(directory.path) as rank:
         try:
             _record(directory, 1, "running", pid=rank.pid)
             assert main(["cancel", str(directory.path)]) == 1
