@@ -72,8 +72,11 @@ class Means:
         self._length, self._longer = divmod(count, max(self._parts, 1))
         self._left = 0
         self._x, self._y = array("d"), array("d")
-        self._sums = [0.0, 0.0]
-        self._counts = [0, 0]
+        self._new_part()
+
+    def _new_part(self) -> None:
+        self._x_sum = self._y_sum = 0.0
+        self._x_count = self._y_count = 0
 
     def __len__(self) -> int:
         return self._parts
@@ -82,15 +85,16 @@ class Means:
         """Take in the next value; None, or what is not finite, leaves the point to the others, or a gap."""
         if not self._left:
             self._left = self._length + (len(self._x) < self._longer)
-            self._sums, self._counts = [0.0, 0.0], [0, 0]
-        for each, value in enumerate((x, y)):
-            if value is not None and math.isfinite(value):
-                self._sums[each] += value
-                self._counts[each] += 1
+        self._x_sum += x
+        self._x_count += 1
+        if y is not None and math.isfinite(y):
+            self._y_sum += y
+            self._y_count += 1
         self._left -= 1
         if not self._left:
-            for values, total, count in zip((self._x, self._y), self._sums, self._counts, strict=True):
-                values.append(total / count if count else math.nan)
+            self._x.append(self._x_sum / self._x_count)
+            self._y.append(self._y_sum / self._y_count if self._y_count else math.nan)
+            self._new_part()
 
     @property
     def known(self) -> bool:

@@ -21,7 +21,7 @@ from hpctrain.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.run.events.lines import LONGEST_LINE, kind_of, parse_event
+from hpctrain.run.events.lines import LONGEST_LINE, kind_of, parse_event, parse_known
 
 _BLOCK_BYTES = 2**18
 # What is read anew in some hundredths of a second.
@@ -149,7 +149,7 @@ class EventsFile:
             return self._parse(line_at(file, place), place.number)
 
     def _parse(self, line: bytes, number: int) -> Event:
-        return parse_event(line, f"{self._path}:{number}")
+        return parse_known(line) or parse_event(line, f"{self._path}:{number}")
 
 
 Events = EventsFile | Sequence[Event]
@@ -237,10 +237,12 @@ class Kept:
 
     def keeps(self, event: Event) -> bool:
         """Whether the next event counts."""
+        if isinstance(event, StepEvent):
+            # The most frequent kind, for which all of the rest comes to this.
+            self._done = self.needed = event.iteration
+            return self._limit is None or self.needed <= self._limit
         if isinstance(event, StartEvent):
             self._next()
-            self._done = event.iteration
-        elif isinstance(event, StepEvent):
             self._done = event.iteration
         self.needed = event.last_step_needed(self._done)
         kept = self._limit is None or self.needed <= self._limit
