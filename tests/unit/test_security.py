@@ -44,6 +44,9 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/warm_interpreters.py": "the program that a rank was started to run",
     },
     "text for a shell": {
+        "tests/unit/cli/test_streams.py": "a shell closes and redirects the streams",
+        "tests/unit/files/test_shell_words.py": "a shell reads printed words",
+        "tests/unit/supervision/test_room.py": "a shell sets the limit of files",
         "hpctrain/launch/fabric.py": "a constant; what it prints is in the variables of a task's node alone",
         "tests/mpi/programs/stalls.py": "of numbers alone",
         "tests/hosts/local_hosts.py": "a constant, for a process that has to be small",
