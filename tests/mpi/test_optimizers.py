@@ -16,6 +16,12 @@ PROGRAM = Path(__file__).parent / "programs" / "optimizers.py"
 PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
 program = imported(PROGRAM)
 
+# On 3 ranks one has no rows of a parameter with 4; the page says it below its table.
+OTHERWISE_ON_3 = {
+    "AdaShift": ["exact", "refused", "refused"],
+    "AvaGrad": ["exact", "refused", "refused"],
+    "StableAdamW": ["exact", "exact", "exact"],
+}
 # Of each kind of rule and of each reason one.
 SOME = ["torch.optim.RMSprop", "torch.optim.Rprop", "torch.optim.ASGD", "torch.optim.Muon", "Lion", "Lamb", "Lookahead"]
 
@@ -35,6 +41,7 @@ def test_the_page_has_them_all():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1600)
 @pytest.mark.parametrize(
     ("ranks", "names"),
     [
@@ -47,7 +54,7 @@ def test_as_the_page_says(mpirun, tmp_path, ranks, names):
     names = list(program.optimizers()) if names is None else names
     mpirun(PROGRAM, ranks, str(tmp_path / "out"), "gloo", ";".join(names), timeout=1500)
     results = [json.loads((tmp_path / f"out-{rank}.json").read_text()) for rank in range(ranks)]
-    said = documented()
+    said = documented() | (OTHERWISE_ON_3 if ranks == 3 else {})
     for name in names:
         wanted = program.reference(name)
         for kind, expected in zip(program.KINDS, said[name], strict=True):

@@ -34,6 +34,8 @@ New = Mapping[int, Sequence[nn.Parameter]]
 STEPS = 11
 # Sums over the ranks are rounded in another order.
 _TOLERANCE = 1e-10
+# What PyTorch says of a maximum, a norm or a quantile of nothing.
+_OF_NOTHING = r"[Ee]xpected reduction dim|does not have an identity|must be non-empty"
 _KEPT = "keep parameters in lists, dictionaries or attributes of the optimizer, not in functions"
 _HINT = (
     "choose an optimizer that docs/optimizers.md lists as exact on such a mesh; or train replicas, without the mesh, "
@@ -69,6 +71,8 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
                 f"{name} fails with other parameters than the model's, as it would get on this mesh: {_said(error)}",
                 f"{_KEPT}; or train replicas, without the mesh",
             ) from error
+        if any(_parted(_shape(each, new), new, empty=True) != _shape(each, new) for each, new in _pairs(chosen, now)):
+            _try_empty(trial, chosen, name)
         try:
             parts = trial.run(chosen, divide=True)
         except Exception as error:
@@ -94,17 +98,38 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
             )
 
 
+def _try_empty(trial: _Trial, chosen: Sequence[nn.Parameter], name: str) -> None:
+    """Refuse a rule that some rank could not compute for parameters of which it has no rows.
+
+    Every rank finds out by itself. With divided parameters one would fail while the others wait for it.
+    """
+    try:
+        trial.run(chosen, divide=False, empty=True)
+    except Exception as error:
+        # Others come from shapes, which divided parameters have in full.
+        if re.search(_OF_NOTHING, str(error)):
+            raise HpctrainError(
+                f"{name} fails on ranks that have no rows of a parameter: {_said(error)}",
+                f"take no more ranks than the smallest parameter has rows; or {_HINT}",
+            ) from error
+
+
 class _Trial:
     def __init__(self, optimizer: Optimizer, now: New, prepare: Callable[[Optimizer], None]) -> None:
         self._optimizer, self._now, self._prepare = optimizer, now, prepare
         # Each stand-in has the same values in every run, whichever others there are.
         self._seeds: dict[int, int] = {}
 
-    def run(self, chosen: Sequence[nn.Parameter], *, divide: bool) -> list[torch.Tensor]:
-        """What some steps of a copy make of stand-ins for the chosen parameters."""
+    def run(self, chosen: Sequence[nn.Parameter], *, divide: bool, empty: bool = False) -> list[torch.Tensor]:
+        """What some steps of a copy make of stand-ins for the chosen parameters.
+
+        Args:
+            divide: over the ranks. Collective then.
+            empty: they are what a rank without rows has, where one has none.
+        """
         torch.manual_seed(0)
         random.seed(0)
-        self._points = [self._point(old) for old in chosen]
+        self._points = [self._point(old, empty=empty) for old in chosen]
         stand_ins = {id(old): point.parameter(divide) for old, point in zip(chosen, self._points, strict=True)}
 
         def move(name: str, value: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -135,8 +160,8 @@ class _Trial:
             _step(twin, closure)
         return [_whole(each) for each in own]
 
-    def _point(self, old: nn.Parameter) -> _Point:
-        return _Point(old, self._now[id(old)][0], self._seeds.setdefault(id(old), len(self._seeds)))
+    def _point(self, old: nn.Parameter, *, empty: bool) -> _Point:
+        return _Point(old, self._now[id(old)][0], self._seeds.setdefault(id(old), len(self._seeds)), empty=empty)
 
     def moved(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the stand-ins have other values than at first."""
@@ -146,9 +171,9 @@ class _Trial:
 class _Point:
     """A stand-in's values at first, and the quadratic function that is minimised."""
 
-    def __init__(self, old: nn.Parameter, new: nn.Parameter, seed: int) -> None:
+    def __init__(self, old: nn.Parameter, new: nn.Parameter, seed: int, *, empty: bool) -> None:
         generator = torch.Generator("cpu").manual_seed(seed)
-        shape, self._like = _shape(old, new), new
+        shape, self._like = _parted(_shape(old, new), new, empty=empty), new
         self._gradient = old.requires_grad
 
         def drawn() -> torch.Tensor:
@@ -193,15 +218,34 @@ def _chosen(optimizer: Optimizer, now: New, count: int) -> list[nn.Parameter]:
 
 def _shape(old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:
     """Small, with the same rest in a division over the ranks."""
+    return tuple(
+        size if size < max(8, 3 * n) else math.ceil(6 / n) * n + size % n
+        for size, n in zip(new.shape, _ranks(new), strict=True)
+    )
+
+
+def _ranks(new: torch.Tensor) -> list[int]:
+    """By how many ranks each dimension is divided."""
     ranks = [1] * new.dim()
     if isinstance(new, DTensor):
         for axis, placement in enumerate(new.placements):
             if placement.is_shard():
                 ranks[placement.dim] *= new.device_mesh.size(axis)  # type: ignore[attr-defined]
+    return ranks
+
+
+def _parted(shape: tuple[int, ...], new: torch.Tensor, *, empty: bool) -> tuple[int, ...]:
+    """The shape of a part that has nothing, where a rank has such a one of a parameter of this shape."""
+    if not empty:
+        return shape
     return tuple(
-        size if size < max(8, 3 * n) else math.ceil(6 / n) * n + size % n
-        for size, n in zip(new.shape, ranks, strict=True)
+        0 if n > 1 and math.ceil(size / n) * (n - 1) >= size else size
+        for size, n in zip(shape, _ranks(new), strict=True)
     )
+
+
+def _pairs(chosen: Sequence[nn.Parameter], now: New) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+    return ((each, now[id(each)][0]) for each in chosen)
 
 
 def _copied(optimizer: Optimizer) -> Optimizer:
