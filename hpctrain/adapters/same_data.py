@@ -93,7 +93,7 @@ def _look(leaf: Any) -> Look:
         shown = repr(last) if len(last) < _SMALL else xxhash.xxh3_64_hexdigest(last)  # type: ignore[arg-type]
         return Look(f"{kind} {shown}")
     array = _array(leaf)
-    return Look(kind) if array is None else _look_at_array(array)
+    return Look(kind) if array is None else _look_at_array(array, _type_name(leaf, array))
 
 
 def _array(leaf: Any) -> Any:
@@ -111,8 +111,14 @@ def _array(leaf: Any) -> Any:
     return array if array.dtype.kind in "biufcSU" else None
 
 
-def _look_at_array(array: np.ndarray[Any, Any]) -> Look:
-    what = f"{array.dtype.name} {array.shape}" if array.shape else array.dtype.name
+def _type_name(leaf: Any, array: np.ndarray[Any, Any]) -> str:
+    """The type of a leaf's elements: a tensor's own, as the array of it may be wider."""
+    own = str(getattr(leaf, "dtype", ""))
+    return own.removeprefix("torch.") if own.startswith("torch.") else array.dtype.name
+
+
+def _look_at_array(array: np.ndarray[Any, Any], kind: str) -> Look:
+    what = f"{kind} {array.shape}" if array.shape else kind
     if array.dtype.kind == "c":
         array = np.stack([array.real, array.imag])
     flat = np.ascontiguousarray(array).ravel()

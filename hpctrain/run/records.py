@@ -89,7 +89,7 @@ def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
 
 def whole_records(directory: RunDirectory) -> list[RankRecord]:
     """The records that can be read, by rank; a crash of the machine can damage others."""
-    return sorted(_records(directory).values(), key=lambda record: record.rank)
+    return _records(directory)
 
 
 def final_records(directory: RunDirectory) -> tuple[dict[int, RankRecord], list[str]]:
@@ -102,20 +102,18 @@ def final_records(directory: RunDirectory) -> tuple[dict[int, RankRecord], list[
         found = _records(directory, problems)
         if not problems:
             break
-    return {record.rank: record for record in sorted(found.values(), key=lambda record: record.rank)}, [
-        problems[path] for path in sorted(problems)
-    ]
+    return {record.rank: record for record in found}, [problems[path] for path in sorted(problems)]
 
 
-def _records(directory: RunDirectory, problems: dict[Path, str] | None = None) -> dict[Path, RankRecord]:
-    found: dict[Path, RankRecord] = {}
+def _records(directory: RunDirectory, problems: dict[Path, str] | None = None) -> list[RankRecord]:
+    found: list[RankRecord] = []
     for path in directory.ranks.glob("rank-*.json"):
         try:
-            found[path] = read_model(path, RankRecord)
+            found.append(read_model(path, RankRecord))
         except HpctrainError as error:
             if problems is not None:
                 problems[path] = error.message
-    return found
+    return sorted(found, key=lambda record: record.rank)
 
 
 def is_own_record(directory: RunDirectory, rank: int) -> bool:

@@ -41,7 +41,9 @@ def part_streams(comm: Communicator) -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())
     everyone = comm.allgather_object((own, [hashlib.sha256(state.numpy().tobytes()).digest() for state in states]))
-    if all(_apart([(stream, hashes[kind]) for stream, hashes in everyone]) for kind in range(len(states))):
+    # CUDA may be in use on some ranks only.
+    kinds = min(len(hashes) for _, hashes in everyone)
+    if all(_apart([(stream, hashes[kind]) for stream, hashes in everyone]) for kind in range(kinds)):
         return
     first = comm.broadcast_object([state.numpy() for state in states])
     if own:
@@ -49,7 +51,7 @@ def part_streams(comm: Communicator) -> None:
         torch.manual_seed(int.from_bytes(hashlib.sha256(base).digest()[:7], "big"))
     elif comm.rank:
         torch.set_rng_state(torch.from_numpy(first[0]))
-        if len(first) > 1:
+        if len(first) > 1 and len(states) > 1:
             torch.cuda.set_rng_state(torch.from_numpy(first[1]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import sys
 import weakref
@@ -179,12 +180,24 @@ def _judge(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool)
             exit_code=1,
         )
     comm = _records()[0].comm
-    if optimizer not in _warned and comm.size > 1:
-        _warned.add(optimizer)
+    if optimizer in _warned or comm.size == 1:
+        return
+    _warned.add(optimizer)
+    if not _is_reduced_by_others(optimizer, own):
         comm.say(
             f"{type(optimizer).__name__} updates {len(own)} parameters of no model that ht.distribute got: each rank "
             "trains its own copy of them, and the copies drift apart"
         )
+
+
+def _is_reduced_by_others(optimizer: Optimizer, own: list[Parameter]) -> bool:
+    """Whether Horovod, PyTorch's DistributedDataParallel or FSDP2 reduces them. Slow: it looks for wrappers."""
+    if type(optimizer).__module__.startswith("horovod.") or any(hasattr(each, "full_tensor") for each in own):
+        return True
+    kind = torch.nn.parallel.DistributedDataParallel
+    wrappers = (each for each in gc.get_objects() if issubclass(type(each), kind))
+    reduced = {id(parameter) for each in wrappers for parameter in each.parameters()}
+    return all(id(parameter) in reduced for parameter in own)
 
 
 def _is_given(optimizer: Optimizer) -> bool:

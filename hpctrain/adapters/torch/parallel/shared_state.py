@@ -110,8 +110,10 @@ class _Shared:
             self._given = self._content()
             self._in_method = True
             self._take_gradients()
-            result = method(*args, **kwargs)
-            self._in_method = False
+            try:
+                result = method(*args, **kwargs)
+            finally:
+                self._in_method = False
             if self._content() != self._given:
                 self._refuse_empty(name)
                 self._give_parameters()
