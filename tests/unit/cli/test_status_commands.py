@@ -154,7 +154,7 @@ def test_logs_of_one_task_of_an_array(array: RunDirectory, capsys: pytest.Captur
 
 @pytest.mark.long
 def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
-    launcher = process_in(tmp_path / "run")
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=launcher.pid, time=time.time() + 1)])
         directory.log(0).write_text("first\nhalf a li")
@@ -215,7 +215,7 @@ def process_in(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def test_cancel_ends_a_local_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    launcher = process_in(tmp_path / "run")
     try:
         directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=launcher.pid, time=time.time() + 1)])
         assert main(["cancel", str(directory.path)]) == 0
@@ -240,7 +240,7 @@ def test_a_lost_job_leaves_nothing_to_cancel(
     assert main(["cancel", str(directory.path)]) == 0
     out = capsys.readouterr().out
     assert "nothing to cancel" in out
-    assert f"the run is stopped; resume with: sbatch '--chdir={directory.path}' '{directory.script}'" in out
+    assert f"the run is stopped; resume with: sbatch --chdir='{directory.path}' '{directory.script}'" in out
 
 
 def test_other_jobs_in_a_run_directory_are_not_the_runs(
