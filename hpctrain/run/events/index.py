@@ -30,11 +30,15 @@ _END_BYTES = 2**16
 _LARGEST = 2**26
 
 
+# No file is longer, and no seek takes more.
+_Count = Annotated[int, Field(ge=0, lt=2**62)]
+
+
 class Place(NamedTuple):
     """A line: its number from 1, and the bytes before it."""
 
-    number: int
-    offset: int
+    number: _Count
+    offset: _Count
 
 
 def _newest() -> deque[Place]:
@@ -55,8 +59,8 @@ class Index(BaseModel):
 
     model_config = ConfigDict(defer_build=True)
 
-    length: Annotated[int, Field(ge=0)] = 0
-    lines: Annotated[int, Field(ge=0)] = 0
+    length: _Count = 0
+    lines: _Count = 0
     few: list[tuple[Place, Place | None]] = Field(default_factory=list)
     steps: deque[Place] = Field(default_factory=_newest, max_length=_NEWEST)
     logs: deque[Place] = Field(default_factory=_newest, max_length=_NEWEST)
@@ -91,9 +95,13 @@ class Index(BaseModel):
         written_since = now.st_size == self.length and now.st_mtime_ns != self.modified
         if now.st_size < self.length or written_since or _end(file, self.length) != self.end:
             return False
-        check = 0
+        check = end = 0
         for place, _ in self.few:
-            check = zlib.crc32(line_at(file, place), check)
+            # One line behind the other: whoever made the index cannot have a long one read again and again.
+            if place.offset < end:
+                return False
+            line = line_at(file, place)
+            check, end = zlib.crc32(line, check), place.offset + len(line)
         return check == self.check
 
 
@@ -111,7 +119,7 @@ def load(events: Path, file: BufferedReader) -> Index:
         return Index()
     index.steps = deque(index.steps, maxlen=_NEWEST)
     index.logs = deque(index.logs, maxlen=_NEWEST)
-    return index if index.fits(file) else Index()
+    return index if index.length and index.fits(file) else Index()
 
 
 def save(index: Index, events: Path, file: BufferedReader) -> None:

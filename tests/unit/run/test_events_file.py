@@ -177,6 +177,9 @@ def test_an_index_that_does_not_fit_is_made_anew(path: Path, change: Any) -> Non
         b'{"length": -1}',
         b'{"few": [[[1, 999999999], null]], "lines": 5, "length": 10}',
         b"[" * 99999,
+        b'{"length": 0, "lines": 5, "steps": [[1, -5]]}',
+        b'{"length": 0, "lines": 5, "steps": [[1, 1180591620717411303424]]}',
+        b'{"length": 0, "lines": 5, "steps": [[1, 7]]}',
     ],
 )
 def test_an_index_that_is_none_is_made_anew(path: Path, content: bytes) -> None:
