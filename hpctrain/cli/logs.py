@@ -82,9 +82,10 @@ def _until_end(found: FoundRun, reader: RankLogs | JobLogs, follow: bool) -> Ite
         # After the look: what was printed between the last read and the end is read now.
         if lines := list(reader.lines(last=not goes_on)):
             yield lines
-        if not goes_on:
+        elif not goes_on:
             return
-        time.sleep(_POLL_SECONDS)
+        if goes_on:
+            time.sleep(_POLL_SECONDS)
 
 
 def _goes_on(found: FoundRun) -> bool:

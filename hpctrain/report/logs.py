@@ -12,6 +12,8 @@ from hpctrain.report.merged_log import merge, plain, prefixes
 from hpctrain.run.directory import RunDirectory
 from hpctrain.supervision.follow import Tail
 
+# Of all logs at a time; of each rank at least so many, for lines that several printed to come once.
+_MOST_BYTES, _LEAST_BYTES = 2**26, 2**16
 _RANK = re.compile(r"rank-(\d+)\.log", re.ASCII)
 
 
@@ -42,9 +44,17 @@ class RankLogs:
             name = _RANK.fullmatch(path.name)
             if name and (self._ranks is None or int(name[1]) in self._ranks):
                 self._tails.setdefault(int(name[1]), Tail(path, whole=True))
-        new = {rank: [plain(line) for line in tail.lines(last=last)] for rank, tail in self._tails.items()}
+        share = max(_LEAST_BYTES, _MOST_BYTES // max(1, len(self._tails)))
+        new = {rank: [*map(plain, _read(tail, last, share))] for rank, tail in self._tails.items()}
         for ranks, line in merge(new):
             yield f"{self._prefix(ranks)}{line}"
+
+
+def _read(tail: Tail, last: bool, at_most: int) -> list[bytes]:
+    try:
+        return tail.lines(last=last, at_most=at_most)
+    except OSError as error:
+        raise HpctrainError(f"cannot read {tail.path}: {error.strerror}", "--rank leaves it out") from error
 
 
 class JobLogs:
@@ -60,7 +70,7 @@ class JobLogs:
         for path in sorted(self._folder.glob(self._names), key=lambda path: (len(path.name), path.name)):
             self._tails.setdefault(path, Tail(path, whole=True))
         for path, tail in self._tails.items():
-            new = tail.lines(last=last)
+            new = _read(tail, last, _MOST_BYTES)
             if new and len(self._tails) > 1:
                 yield f"==> {path.name} <=="
             yield from map(plain, new)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.main import main as hpctrain
+from hpctrain.run.events import index as events_index
 
 MOST_SECONDS, MOST_MB = 2.0, 500
 # What a hung command gets before it is ended.
@@ -52,13 +53,15 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
 # What no terminal should get, besides the styles of tables, which are not written to a pipe.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
+_JSON = (".json", ".jsonl", ".index")
+
 Mutation = Callable[[random.Random, Path, Path], None]
 
 
 def _some_file(chance: random.Random, run: Path) -> Path:
     small = [path for path in sorted(run.rglob("*")) if path.is_file() and not path.is_symlink()]
     # What is read first is mutated most.
-    known = [path for path in small if path.suffix in (".json", ".jsonl", ".log")]
+    known = [path for path in small if path.suffix in (".json", ".jsonl", ".log", ".index")]
     return chance.choice(known if known and chance.random() < 0.8 else small or [run / "plan.json"])
 
 
@@ -101,7 +104,9 @@ def _lines(chance: random.Random, run: Path, outside: Path) -> None:
 
 def _value(chance: random.Random, run: Path, outside: Path) -> None:
     """Another value somewhere in JSON: extreme, of another type, a process of somebody else's."""
-    path = chance.choice([each for each in sorted(run.rglob("*.json*")) if each.is_file() and not each.is_symlink()])
+    path = chance.choice(
+        [each for each in sorted(run.rglob("*.*")) if each.suffix in _JSON and each.is_file() and not each.is_symlink()]
+    )
     lines = path.read_text(errors="replace").splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     for _ in range(chance.choice((1, 1, 5))):
         number = chance.randrange(len(lines)) if lines else 0
@@ -141,7 +146,8 @@ def _instead(chance: random.Random, run: Path, outside: Path) -> None:
             path.mkdir()
         case 4:
             with path.open("wb") as file:
-                file.truncate(20 * 10**9)
+                # All of a log is printed, if that is asked for.
+                file.truncate(10**6 if path.suffix == ".log" else 20 * 10**9)
         case 5:
             path.symlink_to(path)
         case _:
@@ -271,6 +277,16 @@ def _verdict(code: int, seconds: float, mb: float, said: str) -> str:
     return ""
 
 
+def index(run: Path) -> None:
+    """Write the index of the events, which a short run has none of, beside them."""
+    place = run / "events.jsonl"
+    with place.open("rb") as file:
+        made = events_index.Index()
+        for line in file:
+            made.add(line)
+        events_index.save(made, place, file)
+
+
 def warm_up(run: Path) -> None:
     """Import what the commands import, of which each case then has a copy for nothing."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -290,6 +306,7 @@ def main() -> int:
             ["run", "digits", "--smoke", "-np", "2", "--oversubscribe", "--run-dir", str(run)]
         ):
             return 1
+        index(run)
         warm_up(run)
         (folder := Path(name) / "cases").mkdir()
         found: Counter[str] = Counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from run_directories import cases, warm_up
+from run_directories import cases, index, warm_up
 
 from hpctrain.cli.main import main
 
@@ -14,6 +14,7 @@ from hpctrain.cli.main import main
 def test_no_directory_hurts(tmp_path: Path) -> None:
     run = tmp_path / "trained"
     assert main(["run", "digits", "--smoke", "-np", "2", "--oversubscribe", "--run-dir", str(run)]) == 0
+    index(run)
     warm_up(run)
     (folder := tmp_path / "cases").mkdir()
     assert [each for each in cases(run, range(300), folder) if each[2]] == []
