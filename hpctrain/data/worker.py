@@ -18,11 +18,14 @@ import numpy as np
 
 from hpctrain.data.decoder import Broken, Decoder, DecodingJob
 from hpctrain.errors import HpctrainError
+from hpctrain.shards.bounded import memory_limit
 from hpctrain.shards.read import Shards
 
 # Of a task or a result; sockets of the kind used keep each in one piece.
 _MESSAGE_BYTES = 1 << 16
 _LOOK_SECONDS = 2.0
+# Of its own memory beyond what it begins with; the largest photograph that is decoded takes a quarter.
+_MOST_MEMORY = 1 << 32
 # Of a failure's message: JSON takes up to 12 bytes for each.
 _FAILURE_CHARACTERS = 2000
 
@@ -129,4 +132,5 @@ class _Worker:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with memory_limit(_MOST_MEMORY):
+        main(*sys.argv[1:])

@@ -10,6 +10,7 @@ from pathlib import Path
 import hpctrain
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
+from hpctrain.files.printable import printable
 from hpctrain.launch.hosts import arrange
 from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import same_host, this_machine
@@ -37,7 +38,7 @@ def require_extras(work: Work) -> None:
 
 def say(text: str) -> None:
     """Tell the user how far it is, beside the result."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 def in_processes(work: Work, workers: int) -> Manifest:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.hashes import sha256
-from hpctrain.files.regular import open_regular, read_regular
+from hpctrain.files.regular import open_descriptor, read_regular
 from hpctrain.files.whole import write_whole
 from hpctrain.shards.decoding import fault
 from hpctrain.shards.listing import ImageFile
@@ -152,8 +152,11 @@ def _contents(members: Sequence[ImageFile], column: str | None) -> dict[ImageFil
 
 def _of_file(path: Path, members: Sequence[ImageFile]) -> dict[ImageFile, bytes]:
     try:
-        with open_regular(path) as file:
-            return {member: os.pread(file.fileno(), member.size, member.offset) for member in members}
+        file = open_descriptor(path, os.O_RDONLY, links=True)
+        try:
+            return {member: os.pread(file, member.size, member.offset) for member in members}
+        finally:
+            os.close(file)
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is the source still there?") from error
 

@@ -26,7 +26,7 @@ from hpctrain.data.decoder import DecodingJob, _Random
 from hpctrain.data.loader import ImageNet, WorkerPool
 from hpctrain.data.samples import BROKEN
 from hpctrain.data.sampling import cut, epoch_order, global_batches, share
-from hpctrain.data.worker import DecodingTask, _Worker
+from hpctrain.data.worker import _MOST_MEMORY, DecodingTask, _Worker
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import ModelSettings, Recipe
 from hpctrain.shards.read import open_shards
@@ -284,6 +284,13 @@ def test_a_closed_stream_leaves_the_workers_to_the_next(kept, reference):
     images, _ = seen(kept, cut(np.arange(29), 3), epoch=3)
     assert kept._pool.pids == pids
     np.testing.assert_array_equal(images, reference[0])
+
+
+def test_the_memory_of_a_worker_is_limited(kept):
+    next(kept.stream(cut(np.arange(29), 3), 0))
+    for pid in kept._pool.pids:
+        limit = psutil.Process(pid).rlimit(psutil.RLIMIT_DATA)[0]
+        assert _MOST_MEMORY < limit < 2 * _MOST_MEMORY
 
 
 def test_signals_of_the_run_are_not_the_workers(folder):
