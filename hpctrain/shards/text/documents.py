@@ -15,7 +15,7 @@ _KINDS = (".txt", ".md", ".rst", ".jsonl")
 _KEY = "text"
 # Of a file that is one document, and of a line that is one: each is in memory as a whole, several times.
 _MOST_DOCUMENT_BYTES = 1 << 31
-_MOST_LINE_BYTES = 1 << 28
+_MOST_LINE_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True)
