@@ -30,4 +30,8 @@ REFUSED_OVER_3 = REFUSED | {
     "copied_by_a_thread",
     "adversarial_pair",
 }
+# The model's own parameters stay gathered from the forward to the backward pass.
+REFUSED_WITHOUT_UNITS = REFUSED_ON_A_MESH - {"a_penalty_of_weights", "gradients_asked_for"}
 REFUSED_ON_A_MESH_OVER_3 = REFUSED_ON_A_MESH | REFUSED_OVER_3 - {"compiled_function_of_listed_batches"}
+# Some rank has no sample of some batches of their evaluations.
+REFUSED_ON_A_MESH_OVER_4 = REFUSED_ON_A_MESH_OVER_3 | {"order_of_nanogpt", "input_gradients_of_an_evaluation"}

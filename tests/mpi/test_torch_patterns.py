@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from refused_patterns import REFUSED, REFUSED_ON_A_MESH, REFUSED_ON_A_MESH_OVER_3, REFUSED_OVER_3
+from refused_patterns import (
+    REFUSED,
+    REFUSED_ON_A_MESH,
+    REFUSED_ON_A_MESH_OVER_3,
+    REFUSED_ON_A_MESH_OVER_4,
+    REFUSED_OVER_3,
+    REFUSED_WITHOUT_UNITS,
+)
 
 pytest.importorskip("torch")
 
@@ -40,8 +47,11 @@ def test_each_pattern_equals_one_process_or_is_refused(mpirun, tmp_path, ranks, 
     ("ranks", "places", "refused"),
     [
         (3, ("mpi@dp_shard=-1+units",), REFUSED_ON_A_MESH_OVER_3),
-        pytest.param(2, ("gloo@dp_shard=-1", "mpi@dp_shard=-1+units"), REFUSED_ON_A_MESH, marks=pytest.mark.thorough),
-        pytest.param(4, ("gloo@dp_shard=2;dp_replicate=2+units",), REFUSED_ON_A_MESH, marks=pytest.mark.thorough),
+        pytest.param(2, ("mpi@dp_shard=-1+units",), REFUSED_ON_A_MESH, marks=pytest.mark.thorough),
+        pytest.param(2, ("gloo@dp_shard=-1",), REFUSED_WITHOUT_UNITS, marks=pytest.mark.thorough),
+        pytest.param(
+            4, ("gloo@dp_shard=2;dp_replicate=2+units",), REFUSED_ON_A_MESH_OVER_4, marks=pytest.mark.thorough
+        ),
     ],
 )
 @pytest.mark.long

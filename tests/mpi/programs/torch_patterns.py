@@ -1,6 +1,6 @@
 """Ways to draw batches and to compute them: each is run by one process on whole batches and by the ranks on shares.
 
-``python torch_patterns.py BACKEND,… OUT [PATTERN…|models]`` writes OUT-BACKEND-RANK.json: of each pattern and each
+``python torch_patterns.py BACKEND,… OUT [PATTERN…]`` writes OUT-BACKEND-RANK.json: of each pattern and each
 division of the batches, what was refused, how many updates were made, and how far the worst of them is from one
 process's. With ``refuse`` for OUT, one rank refuses a pattern and the other does not. ``gloo@dp_shard=2+units`` is a
 BACKEND whose models are divided over that mesh, here with each linear layer gathered by itself.
@@ -97,8 +97,6 @@ def main() -> None:
     if out == "refuse":
         refuse_alone(backends)
         return
-    if names == ["models"]:
-        names = [name for name, function in PATTERNS.items() if function.__module__ == "patterns_of_models"]
     for index, place in enumerate(backends.split(",")):
         backend, _, mesh = place.partition("@")
         divisions = ("uneven",) if mesh else DIVISIONS
