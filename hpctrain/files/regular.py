@@ -59,8 +59,10 @@ def read_regular(path: Path, limit: int, *, links: bool = True) -> bytes:
         OSError: see :func:`open_regular`; or the file is longer.
     """
     with open_regular(path, links=links) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
+        # Nothing is read of a file whose size says it already; one that grows, and a pipe of the shell, have none.
+        too_long = os.fstat(file.fileno()).st_size > limit
+        content = b"" if too_long else file.read(limit + 1)
+    if too_long or len(content) > limit:
         raise OSError(errno.EFBIG, f"it is longer than {limit / 1e6:g} MB", str(path))
     return content
 
