@@ -107,7 +107,9 @@ def _value(chance: random.Random, run: Path, outside: Path) -> None:
     path = chance.choice(
         [each for each in sorted(run.rglob("*.*")) if each.suffix in _JSON and each.is_file() and not each.is_symlink()]
     )
-    lines = path.read_text(errors="replace").splitlines() if path.suffix == ".jsonl" else [path.read_text(errors="replace")]
+    lines = (
+        path.read_text(errors="replace").splitlines() if path.suffix == ".jsonl" else [path.read_text(errors="replace")]
+    )
     for _ in range(chance.choice((1, 1, 5))):
         number = chance.randrange(len(lines)) if lines else 0
         with contextlib.suppress(ValueError, IndexError):
