@@ -48,7 +48,7 @@ endef
 tests = $(BIN)/python -m pytest --durations 10 $(1) || { [ $$? -eq 1 ] && \
 	$(BIN)/python -m pytest $(1) --numprocesses 0 --maxfail 10 --last-failed --last-failed-no-failures none; }
 
-# 351 runs that are hurt on purpose, four hours on two cores; `make thorough` has a short campaign.
+# 447 runs that are hurt on purpose, five hours on two cores; `make thorough` has a short campaign.
 faults: horovod
 	$(BIN)/python tests/faults/campaign.py --seed 0
 

@@ -23,10 +23,12 @@ from typing import get_args
 
 import kinds_of_chains  # noqa: F401
 import kinds_of_disks  # noqa: F401
+import kinds_of_edges  # noqa: F401
 import kinds_of_files  # noqa: F401
 import kinds_of_hosts  # noqa: F401
 import kinds_of_meshes  # noqa: F401
 import kinds_of_numbers  # noqa: F401
+import kinds_of_reads  # noqa: F401
 import kinds_of_signals  # noqa: F401
 import kinds_of_slurm  # noqa: F401
 from cases import KINDS, Case, NotHereError, Result, carry_out, case_of, deck
@@ -37,6 +39,8 @@ from rich.console import Console
 from rich.table import Table
 
 _LIMIT_SECONDS = 120.0
+# Of what a run printed that ended otherwise than promised.
+_SHOWN = 20_000
 
 
 def main() -> int:
@@ -115,7 +119,7 @@ def tell(result: Result) -> None:
         print("\n".join(f"      {line}" for line in _said(result.ends[0])[-1:]), flush=True)
     if verdict.faults:
         print("\n".join(f"      {fault}" for fault in verdict.faults))
-        print("      " + result.printed.replace("\n", "\n      "))
+        print("      " + result.printed[-_SHOWN:].replace("\n", "\n      "))
         print(f"      again: {command(case)}", flush=True)
 
 

@@ -113,15 +113,15 @@ class Scene:
         """Train something else than digits on two ranks; before anything else."""
         self.setting = replace(self.setting, **changes)
 
-    def begin(self, *arguments: str, injected: Sequence[dict[str, Any]] = (), **variables: str) -> Training:
-        """Start the run, slowly."""
-        return self.begin_as("run", *self.setting.arguments, *arguments, injected=injected, **variables)
+    def begin(self, *arguments: str, **options: Any) -> Training:
+        """Start the run, slowly; ``options`` as of :meth:`Place.begin`."""
+        return self.begin_as("run", *self.setting.arguments, *arguments, **options)
 
     def begin_as(
-        self, command: str, *arguments: str, injected: Sequence[dict[str, Any]] = (), **variables: str
+        self, command: str, *arguments: str, injected: Sequence[dict[str, Any]] = (), **options: Any
     ) -> Training:
         """The same by another command of hpctrain."""
-        self.training = self.place.begin(*arguments, command=command, injected=[PACE, *injected], **variables)
+        self.training = self.place.begin(*arguments, command=command, injected=[PACE, *injected], **options)
         return self.training
 
     def stopped(self) -> Any:

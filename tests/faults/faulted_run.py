@@ -118,9 +118,14 @@ class Place:
             time.sleep(0.02)
 
     def begin(
-        self, *arguments: str, command: str = "run", injected: Sequence[dict[str, Any]] = (), **variables: str
+        self,
+        *arguments: str,
+        command: str = "run",
+        injected: Sequence[dict[str, Any]] = (),
+        through: Sequence[str] = (),
+        **variables: str,
     ) -> Training:
-        """``hpctrain COMMAND ARGUMENTS --run-dir run``, in a session of its own.
+        """``hpctrain COMMAND ARGUMENTS --run-dir run``, in a session of its own; ``through`` what executes it.
 
         What is to meet a fault has something ``injected``, at least its pace.
         """
@@ -135,7 +140,7 @@ class Place:
             _MARK: self.mark,
             **variables,
         }
-        words = [str(BIN / "hpctrain"), command, *arguments, "--run-dir", "run"]
+        words = [*through, str(BIN / "hpctrain"), command, *arguments, "--run-dir", "run"]
         if self.hosts:
             words = self.hosts.command(self.hosts.names[0], *words, cwd=self.folder, **own)
         output = (self.folder / "output").open("w+b")

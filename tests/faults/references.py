@@ -35,7 +35,9 @@ class Setting:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        backend = ("--backend", self.backend, "--framework", self.framework)
+        # A script chooses its framework by itself.
+        framework = () if self.work[0].endswith(".py") else ("--framework", self.framework)
+        backend = ("--backend", self.backend, *framework)
         mesh = ("--mesh", self.mesh) if self.mesh else ()
         return (*self.work, "-np", str(self.ranks), "--oversubscribe", *backend, *mesh)
 

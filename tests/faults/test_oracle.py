@@ -224,6 +224,35 @@ def test_rounding_and_accuracy_have_bounds(tmp_path: Path, whole: Path) -> None:
         assert told in judge(promise, [FAULTED, FINISHED], tmp_path / equal, whole).faults[0]
 
 
+def test_where_events_were_taken_away_the_state_is_still_compared(tmp_path: Path, whole: Path) -> None:
+    promise = Promise(codes=(4,), says=KILLED.says, equal="state")
+    write(tmp_path / "run", interrupted(step_events())[7:])
+    assert judge(promise, [FAULTED, FINISHED], tmp_path / "run", whole).outcome == "resumed"
+    write(tmp_path / "other", interrupted(step_events())[7:], last=2.0)
+    assert "1 of 2 tensors" in judge(promise, [FAULTED, FINISHED], tmp_path / "other", whole).faults[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda logs: logs, None),
+        (lambda logs: [*logs[:3], *logs[1:]], None),  # steps that another attempt repeats
+        (lambda logs: logs[:3], "differs in 1 of 4 steps, 4 is the first"),
+        (lambda logs: [*logs, {**logs[1], "values": {"loss": 2.0}}], "differs in 1 of 4 steps, 2 is the first"),
+    ],
+)
+def test_what_a_script_logs_is_that_of_the_script_without_the_fault(
+    run: Path, whole: Path, change: Callable[[list[Event]], list[Event]], told: str | None
+) -> None:
+    logs: list[Event] = [{"event": "log", "iteration": step, "values": {"loss": 1 / step}} for step in range(1, 5)]
+    for directory, lines in ((whole, logs), (run, change(logs))):
+        (directory / "plan.json").write_text('{"recipe": null}')
+        (directory / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = judge(KILLED, [FAULTED, FINISHED], run, whole)
+    assert (verdict.outcome == "resumed") == (told is None), verdict.faults
+    assert told is None or told in verdict.faults[0]
+
+
 def test_what_a_kind_looks_at_counts(run: Path, whole: Path) -> None:
     promise = Promise(codes=(4,), says=KILLED.says, check=lambda events: [f"{len(events)} events"])
     assert judge(promise, [FAULTED, FINISHED], run, whole).faults == ("11 events",)
