@@ -112,17 +112,23 @@ class Follower:
             if not last:
                 break
         # A crash can cut the last event short; it is then no event.
-        for line in self._read("the events", self._events, last=False, patient=last):
-            self._number += 1
-            try:
-                event = parse_event(line, f"{self._path}:{self._number}")
-            except HpctrainError as error:
-                self._say_once("an event", f"{error.message}; it is passed over")
-            else:
-                self._show(event)
+        while lines := self._read("the events", self._events, last=False, patient=last):
+            for line in lines:
+                self._pass_on(line)
+            if not last:
+                break
         if self._number - self._indexed > _INDEX_LINES:
             update_index(self._path)
             self._indexed = self._number
+
+    def _pass_on(self, line: bytes) -> None:
+        self._number += 1
+        try:
+            event = parse_event(line, f"{self._path}:{self._number}")
+        except HpctrainError as error:
+            self._say_once("an event", f"{error.message}; it is passed over")
+        else:
+            self._show(event)
 
     def _read(self, what: str, tail: Tail, *, last: bool, patient: bool = False) -> list[bytes]:
         tries = _LAST_TRIES if last or patient else 1
@@ -130,7 +136,7 @@ class Follower:
             if number:
                 time.sleep(_PAUSE_SECONDS)
             try:
-                return tail.lines(last=last, at_most=None if patient else _LOOK_BYTES)
+                return tail.lines(last=last, at_most=_LOOK_BYTES)
             except OSError as error:
                 self._say_once(what, f"cannot read {error.filename or self._path}: {error.strerror}; the run goes on")
         return []

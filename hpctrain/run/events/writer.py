@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import private
 from hpctrain.files.regular import open_regular
@@ -141,12 +143,7 @@ def _identity(event: Event) -> tuple[Any, ...]:
 
 def _newest(path: Path) -> list[Event]:
     """Events at the end of a file, of its last attempt: as many as any rank can be behind, stalls apart."""
-    text, begin = b"", path.stat().st_size
-    with open_regular(path, links=False) as file:
-        while begin and len(text) < LONGEST_LINE and text.count(b"\n") - text.count(_ASIDE) <= _RECENT:
-            end, begin = begin, max(0, begin - _BLOCK_BYTES)
-            file.seek(begin)
-            text = file.read(end - begin) + text
+    begin, text = _end_of(path, lambda text: text.count(b"\n") - text.count(_ASIDE) > _RECENT)
     # The first may be a part of a line.
     lines = text.splitlines()[1 if begin else 0 :]
     # Numbered from the end: how many lines are before them is not known.
@@ -158,12 +155,35 @@ def _newest(path: Path) -> list[Event]:
 
 
 def _drop_partial_line(path: Path) -> None:
-    """A crash in the middle of a line leaves a part of it, which the next line must not be glued to."""
-    text, begin = b"", path.stat().st_size
-    with open_regular(path, links=False) as file:
-        while begin and text.count(b"\n") < 2:
-            end, begin = begin, max(0, begin - _BLOCK_BYTES)
-            file.seek(begin)
-            text = file.read(end - begin) + text
+    """A crash in the middle of a line leaves a part of it, which the next line must not be glued to.
+
+    Raises:
+        HpctrainError: the file ends in more than any event has, which nothing is cut off of.
+    """
+    begin, text = _end_of(path, _has_a_line)
+    if begin and not _has_a_line(text):
+        raise HpctrainError(
+            f"{path} ends in {len(text) / 1e6:.0f} MB without the end of a line, which are no events",
+            "restore it; without it, a run goes on from its newest checkpoint",
+            exit_code=1,
+        )
     if (length := whole(text)) < len(text):
         os.truncate(path, begin + length)
+
+
+def _has_a_line(text: bytes) -> bool:
+    """Whether a text from somewhere in a file has a line of which both ends are known."""
+    return text.count(b"\n") > 1
+
+
+def _end_of(path: Path, enough: Callable[[bytes], bool]) -> tuple[int, bytes]:
+    """Where the end of a file begins, and that end: as much as is ``enough``, or more than two events can have."""
+    length = _BLOCK_BYTES
+    with open_regular(path, links=False) as file:
+        end = file.seek(0, os.SEEK_END)
+        while True:
+            begin = file.seek(max(0, end - length))
+            text = file.read(end - begin)
+            if not begin or len(text) > 2 * LONGEST_LINE or enough(text):
+                return begin, text
+            length *= 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import time
 
 import pytest
 
@@ -184,6 +186,29 @@ def test_a_new_writer_looks_behind_stalls_for_what_is_there(tmp_path):
         heir.emit(step(17))
     steps = [event.iteration for event in read_events(path) if isinstance(event, StepEvent)]
     assert steps == list(range(1, 18))
+
+
+@pytest.mark.parametrize("before", [b"", b"{}\n"])
+def test_a_long_file_without_lines_is_refused_and_nothing_is_cut_off_of_it(tmp_path, before):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(before)
+    size = 2**32
+    os.truncate(path, size)
+    begin = time.process_time()
+    with pytest.raises(HpctrainError) as refusal:
+        EventWriter(path)
+    assert refusal.value.exit_code == 1 and path.stat().st_size == size
+    # Each part was once read again with every further one, which took minutes.
+    assert time.process_time() - begin < 5
+
+
+@pytest.mark.parametrize("length", [1, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**16])
+def test_a_partial_line_of_any_length_is_dropped(tmp_path, length):
+    path = tmp_path / "events.jsonl"
+    whole = line_of(EndEvent(status="done")) * 3
+    path.write_bytes(whole + b"x" * length)
+    EventWriter(path).__exit__(None, None, None)
+    assert path.read_bytes() == whole
 
 
 def test_one_of_several_writers_leaves_a_partial_line_alone(tmp_path):

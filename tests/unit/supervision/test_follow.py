@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,24 @@ def test_lines_are_those_of_the_file_however_it_grows_and_is_read(parts, at_most
         for _ in range(len(b"".join(parts)) + 1):
             got += tail.lines(last=True, at_most=at_most)
     assert got == b"".join(parts).splitlines()
+
+
+def test_a_long_file_in_place_of_the_events_is_not_kept_in_memory(tmp_path):
+    directory = RunDirectory(tmp_path)
+    shown, said = [], []
+    follower = Follower(directory, shown.append, lambda line: None, said.append)
+    directory.events.write_bytes(b"")
+    os.truncate(directory.events, 2**27)
+    with directory.events.open("ab") as file:
+        file.write(b"\n" + line_of(EndEvent(status="done")))
+    tracemalloc.start()
+    try:
+        follower.advance(last=True)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2**26 + 2**24
+    assert ([event.event for event in shown], len(said)) == (["end"], 1)
 
 
 @pytest.mark.parametrize("make", ["pipe", "link", "folder"])
