@@ -51,7 +51,7 @@ def test_json_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         (["--hosts", "n[1-2]", "-np", "3"], "-np 3: 2 hosts cannot have the same number of ranks"),
         (["--nodes", "2"], "--nodes 2: this machine has 1 host"),
         (["--fabric", "fabric.txt", "--hosts", "n1"], "fabric.txt"),
-        (["--node", "nodes.txt"], "cannot read nodes.txt"),
+        (["--node", "nodes.txt"], "cannot read the node file nodes.txt"),
         (["--node", "node.txt", "-np", "3"], "3 ranks for 2 GPUs"),
         (["-np", "0"], "-np 0: a run needs at least one rank"),
     ],
