@@ -17,7 +17,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.private import write_private
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events.kinds import StartEvent
-from hpctrain.run.plan import Plan
+from hpctrain.run.plan import Plan, Stop
 from hpctrain.run.processes import send_signal, works_in
 from hpctrain.run.records import RankRecord, living_process, ranks_listen, read_records
 
@@ -73,9 +73,13 @@ def _let_save(found: FoundRun, seconds: float | None) -> Iterator[str]:
     runs = [run for run in runs if not run.summary.exists() and ranks_listen(run)]
     limits = []
     for run in runs:
-        limits.append(read_model(run.plan, Plan).stop.seconds)
         with contextlib.suppress(OSError):
             write_private(run.stop, f"{CANCELLED}\n")
+        try:
+            limits.append(read_model(run.plan, Plan).stop.seconds)
+        except HpctrainError:
+            # A job whose plan is damaged is cancelled all the same.
+            limits.append(Stop().seconds)
     seconds = max(limits, default=0.0) if seconds is None else seconds
     if not limits or not seconds:
         return

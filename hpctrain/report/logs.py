@@ -35,26 +35,42 @@ class RankLogs:
             raise HpctrainError(f"--rank: there is no rank {beyond[0]}", f"the run has the ranks 0 to {among - 1}")
         self._directory = directory
         self._ranks = ranks
-        self._tails: dict[int, Tail] = {}
+        self._logs: dict[int, _Log] = {}
         self._prefix: Callable[[tuple[int, ...]], str] = prefixes(ranks or range(among))
 
     def lines(self, *, last: bool) -> Iterator[str]:
         """New lines; ``last`` says that nobody writes any more. Lines that other ranks print later are not merged."""
-        for path in self._directory.logs.glob("rank-*.log"):
-            name = _RANK.fullmatch(path.name)
-            if name and (self._ranks is None or int(name[1]) in self._ranks):
-                self._tails.setdefault(int(name[1]), Tail(path, whole=True))
-        share = max(_LEAST_BYTES, _MOST_BYTES // max(1, len(self._tails)))
-        new = {rank: [*map(plain, _read(tail, last, share))] for rank, tail in self._tails.items()}
+        logs = {
+            int(name[1]): path
+            for path in self._directory.logs.glob("rank-*.log")
+            if (name := _RANK.fullmatch(path.name))
+        }
+        share = max(_LEAST_BYTES, _MOST_BYTES // max(1, len(logs)))
+        for rank, path in logs.items():
+            if self._ranks is None or rank in self._ranks:
+                self._logs.setdefault(rank, _Log(path))
+        new = {rank: log.new(last=last, at_most=share) for rank, log in self._logs.items()}
         for ranks, line in merge(new):
             yield f"{self._prefix(ranks)}{line}"
 
 
-def _read(tail: Tail, last: bool, at_most: int) -> list[bytes]:
-    try:
-        return tail.lines(last=last, at_most=at_most)
-    except OSError as error:
-        raise HpctrainError(f"cannot read {tail.path}: {error.strerror}", "--rank leaves it out") from error
+class _Log(Tail):
+    """A log from its beginning, for a terminal."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, whole=True, longest=_LEAST_BYTES)
+        self._end = 0
+
+    def new(self, *, last: bool, at_most: int) -> list[str]:
+        """New lines. Once they are the last, those that are written meanwhile do not count."""
+        try:
+            if last:
+                self._end = self._end or self.path.stat().st_size or 1
+                if self.offset >= self._end:
+                    return []
+            return [*map(plain, self.lines(last=last, at_most=at_most))]
+        except OSError as error:
+            raise HpctrainError(f"cannot read {self.path}: {error.strerror}", "--rank leaves it out") from error
 
 
 class JobLogs:
@@ -63,14 +79,14 @@ class JobLogs:
     def __init__(self, found: FoundRun) -> None:
         self._folder = found.job_directory.logs
         self._names = "job-*.log" if found.task is None else f"job-*_{found.task}.log"
-        self._tails: dict[Path, Tail] = {}
+        self._logs: dict[Path, _Log] = {}
 
     def lines(self, *, last: bool) -> Iterator[str]:
         """New lines; ``last`` says that nobody writes any more. With several jobs, a heading names the log."""
         for path in sorted(self._folder.glob(self._names), key=lambda path: (len(path.name), path.name)):
-            self._tails.setdefault(path, Tail(path, whole=True))
-        for path, tail in self._tails.items():
-            new = _read(tail, last, _MOST_BYTES)
-            if new and len(self._tails) > 1:
+            self._logs.setdefault(path, _Log(path))
+        for path, log in self._logs.items():
+            new = log.new(last=last, at_most=_MOST_BYTES)
+            if new and len(self._logs) > 1:
                 yield f"==> {path.name} <=="
-            yield from map(plain, new)
+            yield from new

@@ -148,8 +148,9 @@ class RunDirectory:
         """Replace the plan by ``plan``, and remove the files about how the last attempt ended.
 
         Raises:
-            HpctrainError: it cannot be written.
+            HpctrainError: it cannot be written, or a folder in it is a link to another place.
         """
+        self._require_own_folders()
         write_whole(self.plan, plan_text(plan), opener=private, elsewhere="choose another place with --run-dir")
         try:
             for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
@@ -159,6 +160,15 @@ class RunDirectory:
             remove_leftovers(self.ranks)
         except OSError as error:
             raise disk_error(error, self.path) from error
+
+    def _require_own_folders(self) -> None:
+        """Refuse to write and remove files elsewhere. Checkpoints may lie on another disk."""
+        for folder in (self.ranks, self.logs, self.dumps, self.tracking, self.tensorboard, self.wandb):
+            if folder.is_symlink():
+                raise HpctrainError(
+                    f"{folder} is a symbolic link: a run would write and remove files in {folder.resolve()}",
+                    f"put the folder itself there; of a run's folders, {self.checkpoints.name} alone may be a link",
+                )
 
 
 def plan_sha256(plan: BaseModel) -> str:

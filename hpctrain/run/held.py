@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -13,6 +14,7 @@ from hpctrain.run.directory import RunDirectory
 
 E = TypeVar("E", bound=BaseException)
 
+_BY_NUMBER = re.compile(r"/proc/self/fd/\d+/")
 # One look in vain can be a file server's.
 _LOOKS = 2
 
@@ -70,7 +72,10 @@ class HeldDirectory:
     def in_words(self, error: E) -> E:
         """An error with the directory's name in place of what :attr:`work` calls it."""
         if isinstance(error, HpctrainError):
-            error.message = error.message.replace(f"{self.work.path}/", f"{self._named.path}/")
+            # Of another rank's directory too, whose descriptor has another number.
+            error.message, error.hint = (
+                _BY_NUMBER.sub(f"{self._named.path}/", text) for text in (error.message, error.hint)
+            )
         return error
 
     @property

@@ -93,7 +93,7 @@ def asked(*, look: bool) -> str | None:
     if _reason is None and look and _file and time.monotonic() - _looked >= _LOOK_SECONDS:
         _looked = time.monotonic()
         try:
-            _reason = reason_in(_file) or f"{_file} was made"
+            _reason = reason_in(_file) or f"the file {_file.name} was made"
         except OSError:
             _reason = _also() if _also else None
     return _reason

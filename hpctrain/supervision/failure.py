@@ -163,7 +163,8 @@ def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> 
     reasons: list[str] = []
     # The events before a damaged one count, too.
     with contextlib.suppress(HpctrainError):
-        reasons += (event.reason for event in EventsFile(directory.events).few(StoppedEvent))
+        outline = EventsFile(directory.events).outline(StoppedEvent)
+        reasons += (event.reason for event in outline if isinstance(event, StoppedEvent))
     return f"stopped: {reasons[-1]}" if reasons else "stopped as asked"
 
 
@@ -191,7 +192,7 @@ def _silent(
     what = (
         f"mpirun's daemon on {no_daemon['host']} did not report back" if no_daemon else f"rank {names} did not finish"
     )
-    how = f"exit status {exit_status}" if exit_status >= 0 else f"ended by {signal.Signals(-exit_status).name}"
+    how = f"exit status {exit_status}" if exit_status >= 0 else f"ended by {signal_name(-exit_status)}"
     return Failure(
         message=f"{what}; {how}",
         host=no_daemon["host"] if no_daemon else None,
@@ -201,29 +202,33 @@ def _silent(
     )
 
 
-def _killed(
-    ranks: int, records: Mapping[int, RankRecord], output: str, exit_status: int
-) -> tuple[int, signal.Signals] | None:
-    """The rank that a signal ended, as its launcher tells it; MPICH's names any rank of the job.
+def signal_name(number: int) -> str:
+    """The name of a signal; those for real time have none, and a launcher may print any number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_status: int) -> tuple[int, int] | None:
+    """The rank that a signal ended, as its launcher tells it, and the signal; MPICH's names any rank of the job.
 
     One whose loss the others survived is no cause.
     """
     if ranks == 1 and exit_status < 0:
-        return 0, signal.Signals(-exit_status)
+        return 0, -exit_status
     for match in (*_OPEN_MPI_SIGNAL.finditer(output), *_INTEL_SIGNAL.finditer(output)):
         rank = int(match["rank"])
         if rank not in records or records[rank].status != "lost":
-            return rank, signal.Signals(int(match["signal"]))
+            return rank, int(match["signal"])
     if srun := _SRUN_SIGNAL.search(output):
         named = [number for number in signal.valid_signals() if signal.strsignal(number) == srun["name"]]
-        return (int(srun["rank"]), signal.Signals(named[0])) if named else None
+        return (int(srun["rank"]), int(named[0])) if named else None
     return None
 
 
-def _killed_failure(
-    directory: RunDirectory, records: Mapping[int, RankRecord], rank: int, by: signal.Signals
-) -> Failure:
-    what = f"was killed by signal {by.value} ({by.name})"
+def _killed_failure(directory: RunDirectory, records: Mapping[int, RankRecord], rank: int, by: int) -> Failure:
+    what = f"was killed by signal {by} ({signal_name(by)})"
     if by == signal.SIGKILL:
         what += ", which is also what the system sends to a process when memory runs out"
     # A crash is the run's own error; these two come from outside.

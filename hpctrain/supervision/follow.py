@@ -44,7 +44,7 @@ class Tail:
         self.path = path
         self._longest = longest
         # Behind the last line that was returned: an incomplete one may be taken away by the next attempt.
-        self._offset = path.stat().st_size if path.exists() and not whole else 0
+        self.offset = path.stat().st_size if path.exists() and not whole else 0
 
     def lines(self, *, last: bool = False, at_most: int | None = None) -> list[bytes]:
         """The complete lines since the last call; with ``last`` also an incomplete one.
@@ -60,15 +60,15 @@ class Tail:
         except FileNotFoundError:
             return []
         with file:
-            if os.fstat(file.fileno()).st_size < self._offset:
-                self._offset = 0
-            file.seek(self._offset)
+            if os.fstat(file.fileno()).st_size < self.offset:
+                self.offset = 0
+            file.seek(self.offset)
             text = file.read() if at_most is None else file.read(max(at_most, self._longest + 1))
             ended = not file.read(1)
         end = text.rfind(b"\n") + 1
         if (last and ended) or len(text) - end > self._longest:
             end = len(text)
-        self._offset += end
+        self.offset += end
         return text[:end].splitlines()
 
 

@@ -24,7 +24,7 @@ from hpctrain.run.plan import Stop
 from hpctrain.run.processes import send_signal, works_in
 from hpctrain.run.records import RankRecord, ranks_listen, whole_records
 from hpctrain.run.stopping import RESUMABLE
-from hpctrain.supervision.failure import LOG_LINES, Failure, find_failure
+from hpctrain.supervision.failure import LOG_LINES, Failure, find_failure, signal_name
 from hpctrain.supervision.follow import Follower
 from hpctrain.supervision.interrupts import Interrupts
 from hpctrain.supervision.room import shortages
@@ -150,7 +150,7 @@ def _run(
             failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits or resumable else 1
         )
     if failure and failure.stopped and ended is not None and ended < 0 and ended != -signal.SIGTERM:
-        return _lost_launcher(failure, signal.Signals(-ended))
+        return _lost_launcher(failure, -ended)
     return failure
 
 
@@ -179,9 +179,11 @@ def _is_unexplained(failure: Failure, job: RunningJob) -> bool:
     return not known and all(record.status != "failed" for record in whole_records(job.directory))
 
 
-def _lost_launcher(failure: Failure, by: signal.Signals) -> Failure:
+def _lost_launcher(failure: Failure, by: int) -> Failure:
     """Ranks that are ended because nobody is left above them take that for the wish to stop."""
-    message = f"the program that started the ranks was killed by signal {by.value} ({by.name}); they saved their state"
+    message = (
+        f"the program that started the ranks was killed by signal {by} ({signal_name(by)}); they saved their state"
+    )
     return replace(failure, message=message, stopped=False)
 
 

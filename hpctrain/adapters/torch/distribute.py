@@ -12,6 +12,7 @@ from hpctrain.adapters.data_ranks import mesh_of
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.adapters.torch.changes import watch_changes
 from hpctrain.adapters.torch.guarding import guard_over, guards, settings_of
+from hpctrain.adapters.torch.liveness import watch_first_steps
 from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
 from hpctrain.adapters.torch.random_streams import ready
 from hpctrain.adapters.torch.recording import step_recorder
@@ -107,6 +108,7 @@ def distribute(
         _take_care(comm, model, optimizers, bucket_bytes=bucket_bytes, wire=wire, guard_every=guard_every)
     if division is not None:
         division.apply()
+    watch_first_steps(comm, optimizers)
     ready(comm, "model")
     return model, optimizer
 

@@ -95,11 +95,12 @@ class Index(BaseModel):
         written_since = now.st_size == self.length and now.st_mtime_ns != self.modified
         if now.st_size < self.length or written_since or _end(file, self.length) != self.end:
             return False
-        check = end = 0
-        for place, _ in self.few:
+        check = end = steps = 0
+        for place, step in self.few:
             # One line behind the other: whoever made the index cannot have a long one read again and again.
-            if place.offset < end:
+            if place.offset < end or (step and not steps <= step.offset < place.offset):
                 return False
+            steps = step.offset if step else steps
             line = line_at(file, place)
             check, end = zlib.crc32(line, check), place.offset + len(line)
         return check == self.check

@@ -110,7 +110,7 @@ class EventsFile:
         names = {kind.model_fields["event"].default.encode() for kind in kinds}
         if not self._index.few:
             return
-        begin = 0
+        begin, parsed, last = 0, None, None
         with _refused(self._path), open_regular(self._path, links=False) as file:
             for place, step in self._index.few:
                 line = line_at(file, place)
@@ -121,7 +121,9 @@ class EventsFile:
                     continue
                 event = self._parse(line, place.number)
                 if step and step.number > begin and isinstance(event, _AFTER_STEPS):
-                    yield self._parse(line_at(file, step), step.number)
+                    if last is None or step != parsed:
+                        parsed, last = step, self._parse(line_at(file, step), step.number)
+                    yield last
                 yield event
 
     def newest(self, kind: type[Frequent]) -> list[Frequent]:

@@ -35,3 +35,16 @@ def test_a_log_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(HpctrainError, match=r"rank-1\.log"):
         list(RankLogs(directory, None, 2).lines(last=True))
     assert list(RankLogs(directory, frozenset({0}), 2).lines(last=True)) == []
+
+
+def test_what_is_written_while_it_is_read_does_not_count(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.logs.mkdir()
+    directory.log(0).write_text("one\n")
+    reader = RankLogs(directory, None, 1)
+    printed = []
+    while part := list(reader.lines(last=True)):
+        printed += part
+        with directory.log(0).open("a") as log:
+            log.write("more\n")
+    assert printed == ["one"]

@@ -77,8 +77,9 @@ def test_a_file_server_that_does_not_answer_has_moved_nothing(
 
 
 def test_words_have_the_name(directory: RunDirectory, held: HeldDirectory) -> None:
-    error = held.in_words(HpctrainError(f"cannot write {held.work.events}: x"))
+    error = held.in_words(HpctrainError(f"cannot write {held.work.events}: x", "see /proc/self/fd/9/dumps/step-1"))
     assert error.message == f"cannot write {directory.events}: x"
+    assert error.hint == f"see {directory.dumps}/step-1", "of another rank, too"
 
 
 def test_a_relative_path_is_meant_from_where_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

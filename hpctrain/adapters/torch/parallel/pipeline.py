@@ -18,6 +18,7 @@ from hpctrain.adapters.torch.backward_passes import refuse_ended
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.adapters.torch.denominators import denominators_of
 from hpctrain.adapters.torch.guarding import guard_over
+from hpctrain.adapters.torch.liveness import watch_first_steps
 from hpctrain.adapters.torch.parallel.distribute import check_plan, watch_steps
 from hpctrain.adapters.torch.parallel.forward_only import run_forward
 from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
@@ -127,6 +128,7 @@ class Pipeline:
         rewiring.apply(self.stages)
         guard = guard_over(self._comm, self.named_parameters(), every=guard_every, divided=True)
         watch_steps(guard, self._comm, optimizers, note)
+        watch_first_steps(self._comm, optimizers)
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
         self._count = self._pp * per_rank
