@@ -219,6 +219,8 @@ def difference(everyone: Sequence[Sequence[Pass]], ranks: int) -> Difference | N
         for parts in zip(*passes, strict=True):
             # A rank without a sample of its own computes another rank's.
             counted = {rank: each for rank, each in enumerate(parts) if each.weight > 0}
+            if all(each.divided.is_off for each in counted.values()):
+                continue
             alone = len(passes[0]) == 1
             summed = _not_own(counted, ranks, alone=alone, accumulated=len(everyone[0]))
             if summed is not None and summed.certain:
@@ -246,9 +248,7 @@ def _scaled_apart(parts: Sequence[Part]) -> bool:
 
 def _not_own(parts: dict[int, Part], ranks: int, *, alone: bool, accumulated: int) -> NotOwn | None:
     """What is wrong with the divisor of a sum."""
-    if not parts:
-        return None
-    _, divided, samples = next(iter(parts.values()))
+    _, divided, samples = next(each for each in parts.values() if not each.divided.is_off)
     if not divided.is_sum or not (divided.exact or alone):
         return None
     return not_own(divided, samples=samples, ranks=ranks, accumulated=accumulated)

@@ -66,6 +66,11 @@ class Divided(NamedTuple):
         return self.divisor * math.prod(each for each in self.times if is_doubling(each))
 
     @property
+    def is_off(self) -> bool:
+        """Whether its weight is 0, or so small that it has no reciprocal: an auxiliary loss that is switched off."""
+        return not math.isfinite(self.divisor)
+
+    @property
     def is_scaled_by_chance(self) -> bool:
         """Whether it was multiplied by a number that is no count and no reciprocal of one, as mixup's is."""
         factor = self.bare / self.divisor if self.divisor else math.inf
@@ -133,7 +138,7 @@ def _below(place: _Place, name: str) -> Iterator[_Place]:
         alpha = abs(float(getattr(node, "_saved_alpha", 1)))
         for index, each in enumerate(below):
             if each is not None:
-                yield place.multiplied(alpha, each) if index and alpha not in (0, 1) else place._replace(node=each)
+                yield place.multiplied(alpha, each) if index and alpha != 1 else place._replace(node=each)
 
 
 def _factors(place: _Place, below: list[Any]) -> Iterator[_Place]:

@@ -96,6 +96,10 @@ def _passes(*counts, samples, weights=None, **settings):
         (_passes(36, 36, is_sum=True, elements=18, samples=12), False),
         (_passes(6, 6, is_sum=True, samples=12), True),
         (_passes(math.inf, math.inf, samples=12), True),
+        # Switched off on all ranks; on one of them.
+        (_passes(math.inf, math.nan, exact=True, samples=12), True),
+        (_passes(math.inf, math.inf, weights=[8 / 7, 6 / 7], exact=True, is_sum=True, samples=7), True),
+        (_passes(math.inf, 1, is_sum=True, samples=12), False),
     ],
 )
 def test_which_counts_are_refused(everyone, right):
@@ -206,6 +210,16 @@ def _judged(losses, *, ranks=2, own=6, others=()):
 )
 def test_sums_that_are_divided_by_something_else_than_the_samples(loss_of, verdict):
     assert _judged([loss_of()]) == verdict
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, -0.0, 1e-320, torch.tensor(0.0), torch.zeros(1)])
+def test_a_loss_that_is_switched_off(weight):
+    assert _judged([_total("mean") + (weight * _total()).sum()]) == "right"
+    assert _judged([weight * (_total("mean") + _total())]) == "right"
+    assert _judged([1024.0 * (_total() / 6 + weight * _squares().sum() * 2)]) == "right"
+    assert _judged([_total() + weight * _squares().sum()]) == "wrong"
+    if not isinstance(weight, torch.Tensor):
+        assert _judged([torch.add(_total("mean"), _total(), alpha=weight)]) == "right"
 
 
 @pytest.mark.parametrize(
