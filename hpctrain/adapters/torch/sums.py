@@ -7,10 +7,17 @@ count, too, or a weight of the loss: what is certain is refused, what is not is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from hpctrain.adapters.torch.divisors import ROUNDING, Divided, is_doubling
+
+# Weights of losses, as scripts write them: a factor of 0.05 may be one, or 0.2 / 4 for 4 samples.
+_WEIGHTS = {
+    *(digit / 100 for digit in range(1, 10)),
+    *(digit / 10 for digit in range(1, 10)),
+    *(0.25, 0.75, 2, 5, 10),
+}
 
 
 class NotOwn(NamedTuple):
@@ -58,12 +65,18 @@ def not_own(part: Divided, *, samples: Sequence[int], ranks: int, accumulated: i
     is_single = samples[0] < 2 * ranks
     if is_single and (whole <= 1 or any(each.is_division and each.divisor == 1 for each in left)):
         return None
+    # A weight that was divided by one's own samples before the sum was multiplied by it.
+    own = {share * times for share in shares if share > 1 for times in (1, accumulated)}
+    if not any(each.is_division for each in left):
+        certain &= not any(_is_among(each * count, _WEIGHTS) for each in part.times if each != 1 for count in own)
     if whole <= 1:
         return NotOwn("is not divided by anything", certain)
     left = [each for each in left if each.divisor != 1]
     of_all = {*(each for each in samples if each > ranks), part.elements * ranks} - {0}
     if found := [each for each in (whole, *(each.divisor for each in left)) if _is_among(each, of_all)]:
-        return NotOwn(f"is divided by the {found[0]:g} of the whole batch", certain)
+        # Half the squares are divided by twice the samples, which are as many as those of two ranks.
+        is_half = any(_is_among(each, {2 * share for share in shares}) for each in found)
+        return NotOwn(f"is divided by the {found[0]:g} of the whole batch", certain and not is_half)
     if not left and passes is not None:
         return NotOwn(f"is divided by nothing but the {accumulated} passes of an update", certain)
     divisions = [each.divisor for each in left if each.is_division]
@@ -95,7 +108,7 @@ def _is_plain(factor: float) -> bool:
     return is_doubling(factor) or _close(factor, float(f"{factor:.1e}"))
 
 
-def _is_among(number: float, counts: set[int]) -> bool:
+def _is_among(number: float, counts: Collection[float]) -> bool:
     return any(_close(number, each) for each in counts)
 
 

@@ -333,7 +333,7 @@ def plain_sum(run):
 
 @refused
 def sum_times_a_constant(run):
-    _train(run, lambda out, x, y: 0.02 * tokens(out, x, reduction="sum"))
+    _train(run, lambda out, x, y: 0.023 * tokens(out, x, reduction="sum"))
 
 
 @refused
@@ -345,7 +345,7 @@ def squares_times_a_constant(run):
 def sharded_sum_times_a_constant(run):
     model, optimizer = _of_mesh(run, dp_shard=-1)
     for x, _ in run.loader():
-        run.update(optimizer, 0.02 * nn.CrossEntropyLoss(reduction="sum")(model(x).flatten(0, 1), x.flatten()))
+        run.update(optimizer, 0.023 * nn.CrossEntropyLoss(reduction="sum")(model(x).flatten(0, 1), x.flatten()))
 
 
 @refused
@@ -354,7 +354,7 @@ def accumulated_sums_times_a_constant(run):
     parts = list(run.loader(batch=12))
     for index, (x, _) in enumerate(parts[:2]):
         with run.no_sync() if index == 0 else torch.enable_grad():
-            (0.03 * tokens(model(x), x, reduction="sum") / 2).backward()
+            (0.023 * tokens(model(x), x, reduction="sum") / 2).backward()
     optimizer.step()
 
 

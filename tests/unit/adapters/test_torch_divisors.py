@@ -174,16 +174,20 @@ def _judged(losses, *, ranks=2, own=6, others=()):
         (lambda: torch.tensor(1024.0) * (_total() * 0.02), "wrong"),
         (lambda: 3.0 * _total(), "wrong"),
         (lambda: 0.02 * _total() + 0.1 * NETWORK[0].weight.square().sum(), "wrong"),
-        (lambda: 0.5 * (_total() / 12), "wrong"),
+        (lambda: _tokens() / (4 * 12), "wrong"),
+        (lambda: 0.1 * (_tokens() / (4 * 12)), "wrong"),
         (lambda: _total() / 100, "wrong"),  # more than its elements
-        (lambda: 0.01 * _tokens(), "wrong"),
+        (lambda: 0.02 * _tokens(), "wrong"),
         (lambda: 0.2 * (_squares() * torch.rand(6, 1)).sum(), "wrong"),
-        (lambda: (BATCH - NETWORK[2].bias[0]).pow(2).sum() * 0.1, "wrong"),
+        (lambda: (BATCH - NETWORK[2].bias[0]).pow(2).sum() * 0.3, "wrong"),
         # It may be a constant, or what the ranks count together; a weight by the samples.
         (lambda: _tokens() / 7.5, "doubtful"),
         (lambda: _squares().sum() / 100, "doubtful"),
         (lambda: _total() * (0.31 / 8), "doubtful"),
         (lambda: _total() * (2 / 6) * 0.5, "right"),
+        (lambda: _squares().sum() / 12, "doubtful"),  # the samples of both ranks, or twice one's own
+        (lambda: 0.5 * (_total() / 12), "doubtful"),
+        (lambda: torch.tensor(1024.0) * (_squares().sum() / 12), "doubtful"),
         # The rank's own samples, elements, or tokens.
         (lambda: _total() / 6, "right"),
         (lambda: _total() * (1 / 6), "right"),
@@ -191,7 +195,6 @@ def _judged(losses, *, ranks=2, own=6, others=()):
         (lambda: 0.37 * (_total() / 6) + 0.63 * _total() / 6, "right"),
         (lambda: 10 * _total() / 6, "right"),
         (lambda: _total() / 6 / 2, "right"),
-        (lambda: _squares().sum() / 12, "wrong"),  # of all ranks' samples, or twice one's own
         (lambda: torch.tensor(65536.0) * (0.02 * _tokens() / 24), "right"),
         (lambda: _tokens() / (6 * 3), "right"),
         (lambda: _tokens() / 48 * 2, "right"),
@@ -240,8 +243,18 @@ def test_sums_of_accumulated_passes(loss_of, passes, own, verdict):
     assert _judged([loss_of() for _ in range(passes)], own=own) == verdict
 
 
+@pytest.mark.parametrize("own", [2, 4, 5, 10, 20, 50])
+@pytest.mark.parametrize("weight", [0.05, 0.1, 0.2, 0.25, 0.3, 0.5, 0.9, 2, 10])
+def test_weights_over_one_s_own_samples_are_not_certainly_constants(own, weight):
+    if weight == own:
+        return  # it is multiplied by 1, and divided by nothing
+    assert _judged([_tokens(own, 1) * (weight / own)], own=own) != "wrong"
+    assert _judged([_tokens(own, 1) * (weight / own / 3) for _ in range(3)], own=own) != "wrong"
+
+
 def test_twice_the_samples_are_not_those_of_three_ranks():
     assert _judged([_squares().sum() / 12], ranks=3) == "right"
+    assert _judged([_squares().sum() / 18], ranks=3) == "wrong"
 
 
 @pytest.mark.parametrize(
