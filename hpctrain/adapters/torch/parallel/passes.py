@@ -21,7 +21,8 @@ class Passes:
 
     def __init__(self, at_begin: Callable[[], None], at_end: Callable[[], None]) -> None:
         self._at_begin, self._at_end = at_begin, at_end
-        self._begun = 0
+        # Not 0: a backward function that was imported before hpctrain tells nobody of its passes.
+        self._begun = 1
         # The number of the pass that reached the parameters and has not ended.
         self._running = 0
         watch_backward(self)
