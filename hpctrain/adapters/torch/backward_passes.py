@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import is_tensor
+from torch.autograd.graph import GradientEdge
 
 from hpctrain.adapters.torch.forwards import in_backward
 from hpctrain.errors import HpctrainError
@@ -24,7 +26,7 @@ class Watcher(Protocol):
         """A backward pass is about to begin.
 
         Args:
-            roots: what it begins at, such as the loss.
+            roots: the tensors that it begins at, such as the loss. Edges of the graph are left out.
             trains: its gradients are not for some inputs alone, as those of adversarial examples are.
             within: another one is running, which is the current one of autograd still.
         """
@@ -46,7 +48,10 @@ def watch_backward(watcher: Watcher) -> None:
     @functools.wraps(backward)
     def watched(tensors: Any, *arguments: Any, **settings: Any) -> None:
         if not torch.compiler.is_compiling():
-            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            if not isinstance(tensors, torch.Tensor | GradientEdge):
+                tensors = tuple(tensors)  # an iterator has them only once
+            # A GradientEdge is a tuple of its own parts, of which none is a tensor.
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else [each for each in tensors if is_tensor(each)]
             for each in list(_watchers):
                 each.backward_begins(roots, trains=settings.get("inputs") is None, within=in_backward())
         backward(tensors, *arguments, **settings)
