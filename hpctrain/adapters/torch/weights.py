@@ -50,6 +50,9 @@ from hpctrain.errors import HpctrainError
 # the ranks, no two batch sizes may look alike.
 SPARE_SAMPLES = 2
 
+# Positions of a long sentence. More numbers are not looked at, for on a GPU that takes a while in each forward pass.
+_MOST_NUMBERS = 2**17
+
 _UNKNOWN_SIZE = "hpctrain cannot tell which batch a forward pass computed: its inputs are copies, of a shape that "
 _SEVERAL = "a forward pass computed several batches at once, of different weights"
 _PART = "a forward pass got a part of the samples of a batch that does not divide evenly"
@@ -201,12 +204,13 @@ class BatchWeights:
                         self._outputs.add_of_no_batch(tensor, fed)
 
     def _is_numbering(self, tensor: torch.Tensor) -> bool:
-        """Whether it holds 0, 1, 2 … and is no tensor of a batch."""
+        """Whether it holds 0, 1, 2 … and is no tensor of a batch. Waits for a GPU, so not while a graph is captured."""
         return (
             tensor.dtype in (torch.int64, torch.int32)
             and tensor.dim() > 0
-            and tensor.numel() == tensor.shape[-1] > 1
+            and _MOST_NUMBERS >= tensor.numel() == tensor.shape[-1] > 1
             and not self._batches.marks(tensor)
+            and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
             and torch.equal(tensor.flatten(), torch.arange(tensor.numel(), dtype=tensor.dtype, device=tensor.device))
         )
 

@@ -360,6 +360,20 @@ def test_positions_of_what_is_not_known_are_refused(loss_of, message):
         loss.backward()
 
 
+@pytest.mark.parametrize(("count", "captured"), [(3, True), (2**17 + 1, False)])
+def test_positions_are_not_read_from_a_gpu_that_must_not_wait(monkeypatch, count, captured):
+    model, _ = _with_positions()
+
+    def equal(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(torch, "equal", equal)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: captured)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    model.positions = nn.Embedding(count, 1)
+    model.positions(torch.arange(count))
+
+
 def test_numbers_of_a_batch_are_no_positions():
     comm = rank_of(1, 2)
     model = nn.Embedding(5, 1)
