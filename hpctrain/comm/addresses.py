@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -78,17 +79,18 @@ def listener(address: str) -> socket.socket:
     return socket.create_server((address, 0), family=_family(address))
 
 
-def listener_at(name: str, port: int) -> socket.socket | None:
+def listener_at(name: str, port: int, hosts: int) -> socket.socket | None:
     """A socket that listens on this port, 0 for a free one, of the address that this host's name has.
 
-    None if the name's address is not one of this host's, as that of a proxy before it is not.
+    None if that address is not the one at which all of this number of hosts reach this one: that of a proxy before it,
+    or one of the loopback interface, which Debian gives a host's own name in /etc/hosts.
 
     Raises:
         HpctrainError: the name is unknown, or the port is taken.
     """
     try:
         family, _, _, _, where = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(where[:2], family=family)
+        found = socket.create_server(where[:2], family=family)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             return None
@@ -97,6 +99,11 @@ def listener_at(name: str, port: int) -> socket.socket | None:
             "choose a free one for all hosts with the variable MASTER_PORT",
             exit_code=1,
         ) from error
+    if hosts > 1 and ipaddress.ip_address(found.getsockname()[0]).is_loopback:
+        # Nor at the address of the way to the others: this host's own ranks know only the name.
+        found.close()
+        return None
+    return found
 
 
 def reservation(address: str) -> socket.socket:

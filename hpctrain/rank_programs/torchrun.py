@@ -1,4 +1,4 @@
-"""PyTorch's torchrun, whose store listens at one address instead of on all networks of the host.
+"""PyTorch's torchrun, whose store listens at one address, where the hosts agree on it, instead of on all networks.
 
 ``python -m hpctrain.rank_programs.torchrun --rdzv-backend=one-address --rdzv-endpoint=HOST:PORT --rdzv-conf=rank=N
 --nnodes=…`` and the other options of torchrun. Port 0 is for a single host, and takes one that is free: another run's
@@ -35,7 +35,7 @@ class OneAddressRendezvous(StaticTCPRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         if self._store is None and self.rank == 0:
-            own = listener_at(self.master_addr, self.master_port)
+            own = listener_at(self.master_addr, self.master_port, self.world_size)
             if own:
                 self.master_port = own.getsockname()[1]
                 self._store = TCPStore(
