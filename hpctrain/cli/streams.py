@@ -44,7 +44,8 @@ class _Messages(io.FileIO):
 
     def write(self, text: Any, /) -> int:
         try:
-            return super().write(text)
+            # None where a pipe that does not block is full, for which a buffer would raise an error.
+            return super().write(text) or len(text)
         except OSError:
             return len(text)
 
@@ -78,10 +79,12 @@ def close_streams(status: int) -> int:
 
 
 def _text(raw: io.FileIO, before: Any, errors: str) -> io.TextIOWrapper:
+    unbuffered = bool(before and before.write_through)
     return io.TextIOWrapper(
-        io.BufferedWriter(raw),
+        # As Python does with PYTHONUNBUFFERED: what is written through a text ends in a buffer below it.
+        raw if unbuffered else io.BufferedWriter(raw),
         encoding=before.encoding if before else None,
         errors=before.errors if before else errors,
-        line_buffering=before.line_buffering if before else raw.fileno() == STDERR,
-        write_through=before.write_through if before else False,
+        line_buffering=bool(before and before.line_buffering) or raw.fileno() == STDERR,
+        write_through=unbuffered,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,55 @@ def test_a_message_that_cannot_be_written_changes_no_status(redirection):
     assert start(redirection, "run", "digit").returncode == 2
     assert start(f"{_CLOSED_OUTPUT} {redirection}", "run", "digit").returncode == 2
     assert start(f"{_CLOSED_OUTPUT} {redirection}", "--version").returncode == 1
+
+
+_SHOW_AT_ONCE = """
+import os, sys
+from hpctrain.cli.streams import open_streams
+open_streams()
+sys.stdout.write("a result")
+print("a message", file=sys.stderr)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("unbuffered", "shown"), [("1", "a result"), ("", "")])
+def test_messages_are_seen_at_once_and_results_where_python_is_unbuffered(unbuffered, shown):
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    words = [sys.executable, "-c", _SHOW_AT_ONCE]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    assert (ended.stdout, ended.stderr) == (shown, "a message\n")
+
+
+_TELL = """
+import sys
+from hpctrain.cli.streams import close_streams, open_streams
+open_streams()
+print("a message", file=sys.stderr)
+sys.exit(close_streams(5))
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_a_message_to_a_full_pipe_that_does_not_block_is_dropped(unbuffered):
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, bytes(1 << 16))
+        ended = subprocess.run(
+            [sys.executable, "-c", _TELL],
+            stdout=subprocess.PIPE,
+            stderr=writer,
+            timeout=60,
+            check=False,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert (ended.returncode, ended.stdout) == (5, b"")
 
 
 def test_a_reader_that_wants_no_more_is_no_fault():
