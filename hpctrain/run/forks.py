@@ -2,7 +2,8 @@
 
 A fork has the rank's memory, its connections and its exit handlers, and none of its threads. What runs at its end would
 write the rank's record, leave MPI in its place or wait for the other ranks, for ever. So a fork forgets what its parent
-had registered for the exit, as those of :mod:`multiprocessing` do, and the operating system ends it.
+had registered for the exit, as those of :mod:`multiprocessing` do, and the operating system ends it. What it has begun
+itself still comes to its end: its threads, queues and processes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
@@ -48,9 +51,17 @@ def require_rank(what: str) -> None:
 
 
 def leave(status: int) -> None:
-    """End a fork: its own exit handlers run, and what its parent has left in it is passed over. Does not return."""
+    """End a fork: its threads end, then its exit handlers run, as in Python. Does not return.
+
+    What its parent has left in it is passed over.
+    """
     global _status
     _status = status
+    try:
+        # What Python itself calls, and multiprocessing in its forks.
+        threading._shutdown()  # type: ignore[attr-defined]
+    except BaseException:  # a KeyboardInterrupt; no error may lead back into the rank's own work
+        traceback.print_exc()
     atexit._run_exitfuncs()
 
 
@@ -79,8 +90,22 @@ def _begin_fork() -> None:
     # Python does not tell exit handlers the status that they end with. One of a SystemExit that was raised without
     # sys.exit is not seen here, but by hpctrain.train.rank where that runs the script.
     atexit.register(_end)
+    if "multiprocessing.util" in sys.modules:
+        _keep_exit_of_multiprocessing()
     sys.exit = _note_and_exit
     sys.excepthook = _note_and_show(sys.excepthook)
+
+
+def _keep_exit_of_multiprocessing() -> None:
+    """Let queues of this fork be written to their end, and its processes be waited for.
+
+    It was registered as the module was imported, in the parent, whose finalizers it passes over by their process; the
+    parent's processes, as a loader's workers, it would end.
+    """
+    from multiprocessing import process, util
+
+    process._children = set()  # type: ignore[attr-defined]
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]
 
 
 def _note_and_exit(code: str | int | None = None, /) -> NoReturn:

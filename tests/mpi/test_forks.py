@@ -27,9 +27,13 @@ ENDED = {
     "barrier": 7,
     "reduction": 7,
     "handler": 0,
+    "thread": 0,
     "grandchild": 8,
+    "queue": 0,
     "pool": [0, 1, 4, 9, 16],
     "loader": 190.0,
+    "received": 5_000_000,
+    "child lives": True,
 }
 
 
@@ -37,6 +41,7 @@ def require_good_ends(result: subprocess.CompletedProcess[str]) -> dict[str, obj
     """Each process of the run, and none of its forks, came to its end; returns how the forks did."""
     assert result.stdout.count("ValueError: raised in a fork") == 1
     assert result.stdout.count("exit handler of a fork") == 1
+    assert result.stdout.count("thread of a fork") == 1
     ended: dict[str, object] = json.loads(re.findall("^ended (.*)$", result.stdout, re.M)[0])
     return ended
 

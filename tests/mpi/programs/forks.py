@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 
 import torch
@@ -42,6 +44,16 @@ def leave_by_hand() -> None:
     raise SystemExit(6)
 
 
+def speak_late() -> None:
+    time.sleep(0.5)
+    os.write(1, b"thread of a fork\n")
+
+
+def send() -> None:
+    for _ in range(_SENT):
+        queue.put("x" * 10_000)
+
+
 def square(number: int) -> int:
     return number * number
 
@@ -55,6 +67,9 @@ def fork(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+_SENT = 500
+forking = multiprocessing.get_context("fork")
+queue = forking.Queue()
 signal.alarm(100)
 reduce()
 if comm.rank == 0:
@@ -71,16 +86,29 @@ if comm.rank == 0:
         "barrier": lambda: refused(comm.barrier),
         "reduction": lambda: refused(reduce),
         "handler": lambda: atexit.register(os.write, 1, b"exit handler of a fork\n"),
+        "thread": lambda: threading.Thread(target=speak_late).start(),
         "grandchild": lambda: sys.exit(fork(lambda: sys.exit(8))),
     }
     if len(sys.argv) > 1:
         ways["by hand"] = leave_by_hand
-    with multiprocessing.get_context("fork").Pool(2) as pool:
+    with forking.Pool(2) as pool:
         squares = pool.map(square, range(5))
     loader = torch.utils.data.DataLoader(torch.arange(20.0), batch_size=5, num_workers=2)
     loaded = sum(batch.sum().item() for batch in loader)
+    child = forking.Process(target=time.sleep, args=(100,), daemon=True)
+    child.start()
     found = {name: fork(work) for name, work in ways.items()}
-    print("ended", json.dumps({**found, "pool": squares, "loader": loaded}), flush=True)
+    sender = os.fork()
+    if sender == 0:
+        send()
+        sys.exit()
+    received = sum(len(queue.get(timeout=20)) for _ in range(_SENT))
+    found["queue"] = os.waitstatus_to_exitcode(os.waitpid(sender, 0)[1])
+    lives = child.is_alive()
+    child.terminate()
+    child.join()
+    others = {"pool": squares, "loader": loaded, "received": received, "child lives": lives}
+    print("ended", json.dumps(found | others), flush=True)
 reduce()
 comm.barrier()
 print(f"rank {comm.rank} in process {os.getpid()} is done", flush=True)
