@@ -13,12 +13,16 @@ import sys
 
 _SECONDS = 60
 _BYTES = 1 << 31
+# Tells a fault from what a sitecustomize prints.
+_MARK = "hpctrain: fault of the tokenizer: "
 # What cannot be encoded may not be in the texts either, for which the library has plain exceptions.
 _PROGRAM = """
 import resource, sys
-seconds, size = map(int, sys.argv[1:])
+seconds, size = map(int, sys.argv[1:3])
 for what, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_DATA, size), (resource.RLIMIT_CORE, 0)):
-    resource.setrlimit(what, (most, most))
+    # The hard limit stays: a process that exceeds that one is killed, as one that the system has no memory for.
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 try:
     from tokenizers import Tokenizer
     tokenizer = Tokenizer.from_buffer(sys.stdin.buffer.read())
@@ -31,13 +35,14 @@ try:
     except Exception:
         pass
 except BaseException as error:
-    print((str(error) or type(error).__name__)[:1000].encode("ascii", "backslashreplace").decode())
+    text = (str(error) or type(error).__name__)[:1000].encode("ascii", "backslashreplace").decode()
+    print("\\n" + sys.argv[3] + text)
 """
 
 
 def probe_fault(content: bytes) -> str | None:
     """Why the library cannot use a ``tokenizer.json``, or must not; None if it can."""
-    command = [sys.executable, "-P", "-c", _PROGRAM, str(_SECONDS), str(_BYTES)]
+    command = [sys.executable, "-P", "-c", _PROGRAM, str(_SECONDS), str(_BYTES), _MARK]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
     try:
         done = subprocess.run(
@@ -45,10 +50,16 @@ def probe_fault(content: bytes) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"reading it, and encoding a line with it, takes more than {10 * _SECONDS} s"
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+    if done.returncode == -signal.SIGXCPU:
         return f"reading it, and encoding a line with it, takes more than {_SECONDS} s"
+    if done.returncode == -signal.SIGKILL:
+        return (
+            "the system killed the process that read it and encoded a line with it, which took more memory or time "
+            "than this machine or job gives"
+        )
     if done.returncode == -signal.SIGABRT:
         return f"reading it, and encoding a line with it, takes more than {_BYTES / 1e9:.1f} GB"
     if done.returncode:
         return f"reading it ends the process with status {done.returncode}"
-    return done.stdout.decode().strip() or None
+    _, marked, fault = done.stdout.decode(errors="replace").rpartition(_MARK)
+    return fault.strip() if marked else None

@@ -105,6 +105,37 @@ def test_the_time_of_a_probe_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
         open_tokenizer(_file(tmp_path), _END)
 
 
+def test_a_probe_that_the_system_kills_is_not_said_to_take_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n    from tok"
+    monkeypatch.setattr(probe, "_PROGRAM", probe._PROGRAM.replace("from tok", killed))
+    with pytest.raises(HpctrainError, match="memory or time") as refused:
+        open_tokenizer(_file(tmp_path), _END)
+    assert f"{probe._SECONDS} s" not in refused.value.message
+
+
+@pytest.mark.parametrize("part", [None, "an unknown token's number"])
+def test_what_a_sitecustomize_prints_is_no_fault(
+    part: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('a module was loaded', end='')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    name = _file(tmp_path, **(_PARTS[part] if part else {}))
+    if part is None:
+        assert open_tokenizer(name, _END).tokens(["a"])[0].tolist() == [0, 1]
+        return
+    with pytest.raises(HpctrainError) as refused:
+        open_tokenizer(name, _END)
+    assert "a module was loaded" not in refused.value.message
+
+
+def test_a_lower_limit_of_the_shell_refuses_no_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    low = "import resource\nresource.setrlimit(resource.RLIMIT_DATA, (10**9, 10**9))\n"
+    monkeypatch.setattr(probe, "_PROGRAM", low + probe._PROGRAM)
+    assert open_tokenizer(_file(tmp_path), _END).tokens(["a"])[0].tolist() == [0, 1]
+
+
 def test_a_good_one_is_used_as_before(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(_file(tmp_path), _END)
     assert [each.tolist() for each in tokenizer.tokens(["a", "b"])] == [[0, 1], [2, 1]]
