@@ -58,8 +58,13 @@ _JSON = (".json", ".jsonl", ".index")
 Mutation = Callable[[random.Random, Path, Path], None]
 
 
+def _is_small(path: Path) -> bool:
+    """Whether it is a file that can be read here: an earlier mutation may have made another of it."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size < 2**26
+
+
 def _some_file(chance: random.Random, run: Path) -> Path:
-    small = [path for path in sorted(run.rglob("*")) if path.is_file() and not path.is_symlink()]
+    small = [path for path in sorted(run.rglob("*")) if _is_small(path)]
     # What is read first is mutated most.
     known = [path for path in small if path.suffix in (".json", ".jsonl", ".log", ".index")]
     return chance.choice(known if known and chance.random() < 0.8 else small or [run / "plan.json"])
@@ -88,7 +93,9 @@ def _gone(chance: random.Random, run: Path, outside: Path) -> None:
 
 def _lines(chance: random.Random, run: Path, outside: Path) -> None:
     """Lines in another order, doubled, left out, or very many."""
-    path = run / "events.jsonl" if chance.random() < 0.8 else _some_file(chance, run)
+    path = run / "events.jsonl"
+    if chance.random() < 0.2 or not _is_small(path):
+        path = _some_file(chance, run)
     lines = path.read_bytes().splitlines(keepends=True)
     match chance.randrange(4):
         case 0:
