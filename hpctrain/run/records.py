@@ -68,7 +68,8 @@ def living_process(host: str, pid: int, at: float) -> psutil.Process | None:
         process = psutil.Process(pid)
         same = process.create_time() < at + _START_TOLERANCE_SECONDS
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.NoSuchProcess:
+    # A record can have any number.
+    except (psutil.NoSuchProcess, OverflowError, ValueError):
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
@@ -44,7 +45,9 @@ def read_events(path: Path) -> Iterator[Event]:
 def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
     last = b""
     for line in iter(lambda: file.readline(LONGEST_LINE), b""):
-        if len(line) < LONGEST_LINE and not line.endswith(b"\n"):
+        if not line.endswith(b"\n"):
+            if len(line) == LONGEST_LINE:
+                raise OSError(errno.EFBIG, f"a line is longer than {LONGEST_LINE / 1e6:.0f} MB, which no event is")
             break
         if last:
             yield last
