@@ -20,6 +20,7 @@ _PASSED = frozenset(
     )
     for number in (0, 1)
 )
+_RESHAPED = ("Alias", "Clone", "ReshapeAlias", "Squeeze", "ToCopy", "UnsafeView", "Unsqueeze", "View")
 _LISTS = ("StackBackward0", "CatBackward0")
 # What penalties on parameters are computed by, and what is done with means over samples.
 _ELEMENTWISE = frozenset(
@@ -49,6 +50,7 @@ class Divided(NamedTuple):
         over: the numbers that it was divided by, one by one.
         times: the numbers that it was multiplied by.
         bare: the divisor without the numbers that it was multiplied by.
+        weighted: the elements of the sum were multiplied or divided by a tensor before.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class Divided(NamedTuple):
     over: tuple[float, ...] = ()
     times: tuple[float, ...] = ()
     bare: float = math.nan
+    weighted: bool = False
 
     @property
     def unscaled(self) -> float:
@@ -152,7 +155,7 @@ def _factors(place: _Place, below: list[Any]) -> Iterator[_Place]:
 
 
 def _part(place: _Place, name: str) -> Divided | None:
-    node, divisor, bare, over, times = place
+    node, divisor, bare, *_ = place
     is_likelihood = hasattr(node, "_raw_saved_total_weight")
     reduction = getattr(node, "_saved_reduction", None)
     if is_likelihood and reduction == 1:
@@ -166,8 +169,44 @@ def _part(place: _Place, name: str) -> Divided | None:
     if name in ("MeanBackward0", "MeanBackward1") or reduction == 1:
         return Divided("the number of elements of a mean", divisor * elements, elements, bare=bare * elements)
     if (reduction == 2 or name in ("SumBackward0", "SumBackward1")) and _is_of_samples(node):
-        return Divided("the divisor of a sum", divisor, elements, reduction == 2, True, over, times, bare)
+        place, weighted = _each_element(place) if reduction is None else (place, False)
+        return Divided(
+            "the divisor of a sum",
+            place.divisor,
+            elements,
+            reduction == 2,
+            True,
+            place.over,
+            place.times,
+            place.bare,
+            weighted=weighted,
+        )
     return Divided("the divisor", divisor, bare=bare) if divisor != 1 else None
+
+
+def _each_element(place: _Place) -> tuple[_Place, bool]:
+    """The place of a sum whose elements are divided or multiplied by numbers before they are added up, as if the sum
+    was; and whether they are by a tensor, which may be their weights.
+    """
+    node: Any = place.node.next_functions[0][0]
+    while node is not None:
+        kind = node.name().removesuffix("Backward0").removesuffix("Backward1")
+        below = [each for each, _ in node.next_functions]
+        if kind in _RESHAPED:
+            node = below[0]
+            continue
+        if kind not in ("Div", "Mul") or sum(each is not None for each in below) != 1:
+            break
+        if below[0] is None and kind == "Div":  # a number that is divided by each
+            break
+        saved = _saved(node, "other" if below[0] is not None else "self")
+        # With dimensions, it may be the weight of a rank's only sample.
+        number = None if isinstance(saved, torch.Tensor) and saved.dim() else _number(saved)
+        if number is None:
+            return place, True
+        place = place.divided(number, place.node) if kind == "Div" else place.multiplied(number, place.node)
+        node = next(each for each in below if each is not None)
+    return place, False
 
 
 def _is_of_samples(node: Any) -> bool:

@@ -62,6 +62,8 @@ def not_own(part: Divided, *, samples: Sequence[int], ranks: int, accumulated: i
     products = (whole, part.divisor) if certain else ()
     if any(_is_among(each, of_own) for each in (*products, *(each.divisor for each in left))):
         return None
+    # Weights of the elements may add up to one.
+    certain &= not part.weighted
     is_single = samples[0] < 2 * ranks
     if is_single and (whole <= 1 or any(each.is_division and each.divisor == 1 for each in left)):
         return None

@@ -45,7 +45,8 @@ MASK = (LABELS >= 0).float()
         (EACH.mean().mean().sum(), [8]),
         # A rank's only sample.
         ((EACH[:1] * 3).mean(), [1]),
-        ((EACH[:1] * MASK[:1] * 3).sum() / 3, [3]),
+        ((EACH[:1] * MASK[:1] * 3).sum() / 3, [1]),
+        ((EACH[:1] * WEIGHT[2:3]).sum() / 3, [3]),
     ],
 )
 def test_the_counts_of_losses(loss, counts):
@@ -173,14 +174,18 @@ def _judged(losses, *, ranks=2, own=6, others=()):
         (lambda: 1e-4 * _squares().sum(), "wrong"),
         (lambda: torch.tensor(1024.0) * (_total() * 0.02), "wrong"),
         (lambda: 3.0 * _total(), "wrong"),
+        (lambda: (3.0 * _squares()).sum(), "wrong"),
+        (lambda: (_squares() / 0.3).sum(), "wrong"),
         (lambda: 0.02 * _total() + 0.1 * NETWORK[0].weight.square().sum(), "wrong"),
         (lambda: _tokens() / (4 * 12), "wrong"),
         (lambda: 0.1 * (_tokens() / (4 * 12)), "wrong"),
         (lambda: _total() / 100, "wrong"),  # more than its elements
         (lambda: 0.02 * _tokens(), "wrong"),
-        (lambda: 0.2 * (_squares() * torch.rand(6, 1)).sum(), "wrong"),
         (lambda: (BATCH - NETWORK[2].bias[0]).pow(2).sum() * 0.3, "wrong"),
         # It may be a constant, or what the ranks count together; a weight by the samples.
+        (lambda: 0.2 * (_squares() * torch.rand(6, 1)).sum(), "doubtful"),
+        (lambda: (_squares() * torch.softmax(torch.rand(6, 1), 0)).sum(), "doubtful"),
+        (lambda: (_squares() / torch.full((6, 1), 6.0)).sum(), "doubtful"),
         (lambda: _tokens() / 7.5, "doubtful"),
         (lambda: _squares().sum() / 100, "doubtful"),
         (lambda: _total() * (0.31 / 8), "doubtful"),
@@ -199,6 +204,10 @@ def _judged(losses, *, ranks=2, own=6, others=()):
         (lambda: _tokens() / (6 * 3), "right"),
         (lambda: _tokens() / 48 * 2, "right"),
         (lambda: _squares().sum() / _squares().numel(), "right"),
+        (lambda: (_squares() / 6).sum(), "right"),
+        (lambda: (_squares().view(-1) / _squares().numel()).reshape(3, -1).sum(), "right"),
+        (lambda: (0.5 * (_squares() / 6).unsqueeze(1)).sum(), "right"),
+        (lambda: (_squares() * torch.rand(6, 1)).sum() / 6, "right"),
         (lambda: torch.stack([_squares().sum() / 6, 0.1 * _total() / 6]).mean(), "right"),
         # No sums over samples.
         (lambda: 0.01 * sum(each.square().sum() for each in NETWORK.parameters()), "right"),
