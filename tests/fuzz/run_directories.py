@@ -111,12 +111,9 @@ def _lines(chance: random.Random, run: Path, outside: Path) -> None:
 
 def _value(chance: random.Random, run: Path, outside: Path) -> None:
     """Another value somewhere in JSON: extreme, of another type, a process of somebody else's."""
-    path = chance.choice(
-        [each for each in sorted(run.rglob("*.*")) if each.suffix in _JSON and each.is_file() and not each.is_symlink()]
-    )
-    lines = (
-        path.read_text(errors="replace").splitlines() if path.suffix == ".jsonl" else [path.read_text(errors="replace")]
-    )
+    path = chance.choice([each for each in sorted(run.rglob("*.*")) if each.suffix in _JSON and _is_small(each)])
+    text = path.read_text(errors="replace")
+    lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     for _ in range(chance.choice((1, 1, 5))):
         number = chance.randrange(len(lines)) if lines else 0
         with contextlib.suppress(ValueError, IndexError):
@@ -227,6 +224,7 @@ def _ask_here(command: Sequence[str], out: io.TextIOBase) -> int:
     faulthandler.enable(out.fileno())
     # Where a command takes far too much, the others need not suffer.
     resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30, 4 * 2**30))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, 2**28))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
             code = hpctrain(command)
