@@ -50,7 +50,7 @@ loader = ht.shard(DataLoader(data, batch_size=8, shuffle=True))
 parts = {"model": model, "optimizer": optimizer, "loader": loader}
 done = 0
 if SAVED.exists():
-    state = torch.load(SAVED)
+    state = torch.load(SAVED, weights_only=True)
     done = state.pop("done")
     for name, values in state.items():
         parts[name].load_state_dict(values)

@@ -44,6 +44,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/warm_interpreters.py": "the program that a rank was started to run",
     },
     "text for a shell": {
+        "tests/faults/kinds_of_edges.py": "a shell redirects the streams and makes mounts",
         "tests/unit/cli/test_streams.py": "a shell closes and redirects the streams",
         "tests/unit/files/test_shell_words.py": "a shell reads printed words",
         "tests/unit/supervision/test_room.py": "a shell sets the limit of files",

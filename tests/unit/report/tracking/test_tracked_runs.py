@@ -85,7 +85,7 @@ def test_a_job_goes_on_where_its_tracker_gets_nothing(capfd: pytest.CaptureFixtu
     tracked = plan.model_copy(update={"script": plan.script.model_copy(update={"tracking": ("mlflow",)})})
     RunDirectory(Path("run")).plan.write_text(tracked.model_dump_json())
     Path("train.py").write_text(SCRIPT)
-    assert main(["run", "--resume", "--run-dir", "run"]) == 0
+    assert main(["run", "--resume", "--run-dir", "run", "--accept-changes"]) == 0
     error = capfd.readouterr().err
     assert "mlflow: tracking: mlflow needs the address of a server" in error
     assert "hpctrain report run --tracking mlflow" in error
