@@ -44,9 +44,10 @@ def open_descriptor(path: Path, flags: int, mode: int = 0o600, *, links: bool = 
         if error.errno == errno.ENXIO:
             raise OSError(errno.EINVAL, "it is not a regular file", str(path)) from error
         raise
-    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+    found = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(found):
         os.close(descriptor)
-        if stat.S_ISDIR(mode):
+        if stat.S_ISDIR(found):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return descriptor

@@ -14,7 +14,7 @@ from dataclasses import replace
 import psutil
 
 from hpctrain.errors import HpctrainError
-from hpctrain.files.private import write_private
+from hpctrain.files.private import private, write_private
 from hpctrain.launch.command import Command
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, EventWriter
@@ -159,7 +159,7 @@ def _ask_elsewhere(job: RunningJob, follower: Follower, seconds: float, notice: 
     notice(f"warning: {job.lost}: waiting up to {seconds:g} s for the ranks to end")
     job.look_for_directory(follower)
     # The ranks find out by themselves, but not always as soon.
-    with contextlib.suppress(OSError), job.directory.stop.open("x") as file:
+    with contextlib.suppress(OSError), open(job.directory.stop, "x", opener=private) as file:
         file.write(f"{job.lost}\n")
 
 
@@ -190,7 +190,7 @@ def _lost_launcher(failure: Failure, by: int) -> Failure:
 def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], None]) -> None:
     """Ask the ranks to save their state and leave, after which they are started again."""
     try:
-        with directory.stop.open("x") as file:
+        with open(directory.stop, "x", opener=private) as file:
             file.write(f"{reason}\n")
     except FileExistsError:
         # The user has asked them.

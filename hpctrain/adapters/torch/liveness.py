@@ -19,6 +19,8 @@ from hpctrain.comm import Communicator
 # Learning rates that begin at zero, and losses that are scaled too high, leave out the first ones.
 _MOST_STEPS = 20
 
+_watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
 
 def watch_first_steps(comm: Communicator, optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Look at each optimizer's steps until one of them has changed a parameter, or should have."""
@@ -26,9 +28,6 @@ def watch_first_steps(comm: Communicator, optimizers: Iterable[torch.optim.Optim
         if each not in _watched:
             _watched.add(each)
             _FirstSteps(comm, each)
-
-
-_watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 class _FirstSteps:
