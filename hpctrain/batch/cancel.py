@@ -161,10 +161,7 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
 
 def _may_live(record: RankRecord, directory: RunDirectory) -> bool:
     """Whether a rank that has not recorded its end may be alive; of other hosts there is only its record."""
-    if record.host != socket.gethostname():
-        return True
-    process = record.process()
-    return process is not None and works_in(process, directory.path)
+    return record.host != socket.gethostname() or record.own_process(directory) is not None
 
 
 def launcher_process(start: StartEvent) -> psutil.Process | None:

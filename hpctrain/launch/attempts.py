@@ -22,7 +22,6 @@ from hpctrain.run.directory import RunDirectory, plan_sha256
 from hpctrain.run.events import Event, EventsFile, attempts
 from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StallEvent, StartEvent, StoppedEvent
 from hpctrain.run.plan import Plan
-from hpctrain.run.processes import works_in
 from hpctrain.run.records import whole_records
 from hpctrain.run.resuming import resume_command
 from hpctrain.run.stopping import RESUMABLE
@@ -142,9 +141,7 @@ def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
         HpctrainError: its ranks or its job are still there.
     """
     running = [
-        record
-        for record in whole_records(directory)
-        if record.status == "running" and (process := record.process()) and works_in(process, directory.path)
+        record for record in whole_records(directory) if record.status == "running" and record.own_process(directory)
     ]
     if running:
         numbers = " ".join(str(record.pid) for record in running)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from hpctrain.report.record import StepTotals
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Plan
+from hpctrain.run.processes import works_in
 from hpctrain.run.records import read_records
 from hpctrain.run.resuming import resume_command
 
@@ -157,12 +159,16 @@ def run_status(
 
 
 def _alive(directory: RunDirectory, start: StartEvent | None) -> bool | None:
-    """Whether the run's launcher or one of its ranks lives; None if that is on another host."""
+    """Whether the run's launcher or one of its ranks lives; None if that is on another host, or another user's."""
     records = read_records(directory).values()
-    if any(record.process() for record in records):
+    named = (start and launcher_process(start), *(record.process() for record in records))
+    living = [process for process in named if process]
+    if any(works_in(process, directory.path) for process in living):
         return True
+    if living and directory.path.stat().st_uid != os.getuid():
+        return None
     if start and start.host == socket.gethostname():
-        return launcher_process(start) is not None
+        return False
     elsewhere = (start and start.host) or any(record.host != socket.gethostname() for record in records)
     return None if elsewhere else False
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory, read_model, write_json
+from hpctrain.run.processes import works_in
 
 # A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
 _START_TOLERANCE_SECONDS = 2.0
@@ -58,6 +59,11 @@ class RankRecord(BaseModel):
     def process(self) -> psutil.Process | None:
         """The rank's process if it is alive on this host, and not a later one with its number."""
         return living_process(self.host, self.pid, self.started)
+
+    def own_process(self, directory: RunDirectory) -> psutil.Process | None:
+        """The same, if it proves to be the run's (see :mod:`hpctrain.run.processes`)."""
+        process = self.process()
+        return process if process and works_in(process, directory.path) else None
 
 
 def living_process(host: str, pid: int, at: float) -> psutil.Process | None:

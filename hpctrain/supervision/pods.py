@@ -25,7 +25,7 @@ from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events import Event, parse_event
 from hpctrain.run.events.kinds import EndEvent, StartEvent
 from hpctrain.run.plan import Plan
-from hpctrain.run.processes import send_signal, works_in
+from hpctrain.run.processes import send_signal
 from hpctrain.run.records import whole_records
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.follow import Tail
@@ -168,8 +168,8 @@ class _Pod:
         if self._process is None:
             return
         # Those that have outlived what started them are known by their records.
-        recorded = (record.process() for record in whole_records(self._directory))
-        members = [process for process in recorded if process and works_in(process, self._directory.path)]
+        recorded = (record.own_process(self._directory) for record in whole_records(self._directory))
+        members = [process for process in recorded if process]
         with contextlib.suppress(psutil.NoSuchProcess):
             members += psutil.Process(self._process.pid).children(recursive=True)
         if self._process.poll() is None:

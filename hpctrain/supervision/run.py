@@ -94,7 +94,9 @@ def launch(
         with EventWriter(directory.events) as events:
             follower = Follower(directory, show, line, notice)
             events.emit(start)
-        job = RunningJob(command, directory, ranks, kept, fault_tolerant=fault_tolerant, meet_seconds=meet_seconds)
+        job = RunningJob(
+            command, directory, ranks, kept, fault_tolerant=fault_tolerant, meet_seconds=meet_seconds, notice=notice
+        )
         failure = _run(job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice)
         return failure and _of_a_lost_directory(failure, job)
 
@@ -242,6 +244,7 @@ class RunningJob:
         *,
         fault_tolerant: bool = False,
         meet_seconds: float | None = None,
+        notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.directory = directory
         self.held = held
@@ -252,6 +255,9 @@ class RunningJob:
         self.first_dead: int | None = None
         self.never_met: Failure | None = None
         self._meet_seconds = meet_seconds
+        self._notice = notice
+        self._proven: set[psutil.Process] = set()
+        self._passed_over: set[int] = set()
         self._began, self._since = 0, time.monotonic()
         self.process = command.start()
         assert self.process.stdout is not None
@@ -287,7 +293,7 @@ class RunningJob:
                 self.lost = self.lost or self.held.lost()
                 if self.lost != known:
                     return True
-                grace = self._grace(whole_records(self.directory))
+                grace = self._grace(self._records())
                 deadline = None if grace is None else time.monotonic() + grace
             if deadline is not None and time.monotonic() > deadline:
                 break
@@ -339,6 +345,27 @@ class RunningJob:
             os.killpg(self.process.pid, number)
         _send(members, number)
 
+    def _records(self) -> list[RankRecord]:
+        """The records that can be read, without those that tell of a running process that is not the run's."""
+        return [record for record in whole_records(self.directory) if not self._is_of_another(record)]
+
+    def _is_of_another(self, record: RankRecord) -> bool:
+        """Whether the rank is said to run as a process of this host that is alive, and not the run's; told once."""
+        process = record.process() if record.status == "running" else None
+        if process is None or process in self._proven:
+            return False
+        if works_in(process, self.held.work.path):
+            # Once is enough: a process that ends closes the directory before it is gone.
+            self._proven.add(process)
+            return False
+        if record.rank not in self._passed_over:
+            self._passed_over.add(record.rank)
+            self._notice(
+                f"warning: {self.directory.rank(record.rank)} names process {record.pid}, which is not one of this "
+                f"run's: nothing is concluded from what it says of rank {record.rank}"
+            )
+        return True
+
     def _grace(self, records: list[RankRecord]) -> float | None:
         """How long the launcher has to end by itself; None while its ranks work."""
         if any(record.status == "failed" for record in records):
@@ -379,8 +406,8 @@ class RunningJob:
     def _members(self) -> list[psutil.Process]:
         """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
         # A damaged record must not let the other processes live, and one of somebody else's end any.
-        recorded = (record.process() for record in whole_records(self.directory))
-        members = {process for process in recorded if process and works_in(process, self.directory.path)}
+        recorded = (record.own_process(self.directory) for record in whole_records(self.directory))
+        members = {process for process in recorded if process}
         if self.process.poll() is None:
             members.update(psutil.Process(self.process.pid).children(recursive=True))
         # The number of a launcher that has ended belongs to nobody else while a process of its session lives.

@@ -154,7 +154,7 @@ def test_logs_of_one_task_of_an_array(array: RunDirectory, capsys: pytest.Captur
 
 @pytest.mark.long
 def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
-    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    launcher = process_in(tmp_path / "run")
     try:
         directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=launcher.pid, time=time.time() + 1)])
         directory.log(0).write_text("first\nhalf a li")

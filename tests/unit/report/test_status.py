@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
+from hpctrain.run.held import HeldDirectory
 from hpctrain.run.records import RankRecord, write_record
 
 # Of run_events: the time of the last event of its second epoch.
@@ -194,10 +197,11 @@ def test_status_and_report_leave_out_the_same_end(tmp_path: Path, damage: bytes)
     assert progress.steps[-1] == [*record.steps()][-1] and progress.epoch == record.epochs[-1]
 
 
-def local_run(tmp_path: Path, **changes: Any) -> RunStatus:
+def local_run(tmp_path: Path, *, held: bool = True, **changes: Any) -> RunStatus:
     values = {"job": None, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **changes}
     directory = write_run(tmp_path, recipe_plan(), [start(**values)])
-    status, problem = read_status(find_run(str(directory.path)))
+    with HeldDirectory(directory) if held else contextlib.nullcontext():
+        status, problem = read_status(find_run(str(directory.path)))
     assert isinstance(status, RunStatus) and problem is None
     return status
 
@@ -205,10 +209,29 @@ def local_run(tmp_path: Path, **changes: Any) -> RunStatus:
 def test_a_run_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert local_run(tmp_path / "mine").state == "running"
+    assert local_run(tmp_path / "not of this run", held=False).state == "stopped"
     # This process began after that event, so it cannot be the launcher.
     before = psutil.Process().create_time() - 60
     assert local_run(tmp_path / "another's number", time=before).state == "stopped"
     assert local_run(tmp_path / "elsewhere", host="another").state == "running"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_another_users_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    nobody = 65534
+    with subprocess.Popen(["/bin/sleep", "60"], user=nobody) as launcher:
+        event = start(job=None, host=socket.gethostname(), pid=launcher.pid, time=time.time() + 1)
+        directory = write_run(tmp_path / "run", recipe_plan(), [event])
+        states = []
+        for owner in (os.getuid(), nobody):
+            os.chown(directory.path, owner, -1)
+            status, _ = read_status(find_run(str(directory.path)))
+            assert isinstance(status, RunStatus)
+            states.append(status.state)
+        launcher.kill()
+    # What is alive is not the run's in the first case, and may be in the second.
+    assert states == ["stopped", "running"]
 
 
 def test_ranks_that_outlived_their_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +243,15 @@ def test_ranks_that_outlived_their_launcher(tmp_path: Path, monkeypatch: pytest.
     directory.ranks.mkdir(exist_ok=True)
     rank = RankRecord(rank=0, host=socket.gethostname(), pid=me.pid, started=me.create_time(), status="running")
     write_record(directory, rank)
-    status, _ = read_status(find_run(str(directory.path)))
-    assert isinstance(status, RunStatus) and status.state == "running"
+
+    def state() -> str:
+        status, _ = read_status(find_run(str(directory.path)))
+        assert isinstance(status, RunStatus)
+        return status.state
+
+    assert state() == "stopped"
+    with HeldDirectory(directory):
+        assert state() == "running"
 
 
 def test_slurm_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

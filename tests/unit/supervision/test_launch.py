@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -27,9 +28,10 @@ from hpctrain.supervision.follow import Tail
 from hpctrain.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.supervision.run import launch
 
-# A rank's record, written by the program itself so that pid and start are real.
+# A rank's record, written by the program itself so that pid and start are real. It holds the directory as ranks do.
 RECORD = """
 import json, os, psutil, signal, socket, subprocess, sys, time
+held = os.open(".", os.O_RDONLY)
 def record(rank, status, pid=None, **more):
     process = psutil.Process(pid)
     values = dict(rank=rank, host=socket.gethostname(), pid=process.pid, started=process.create_time(), status=status)
@@ -56,6 +58,7 @@ def start(
     fault_tolerant: bool = False,
     meet_seconds: float | None = None,
     stop_seconds: float = 60.0,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
     lines: list[str] = []
@@ -69,6 +72,7 @@ def start(
         meet_seconds=meet_seconds,
         show=lambda event: shown.append(event.event),
         line=lines.append,
+        notice=notice,
     )
     return failure, shown, lines
 
@@ -125,9 +129,8 @@ os._exit(0)
     assert [record.process() for record in records.values()] == [None, None]
 
 
-# A rank as hpctrain's: it holds the directory, and looks there for the file that asks it to stop.
+# A rank as hpctrain's: it looks in the directory that it holds for the file that asks it to stop.
 _HOLDS = """
-held = os.open(".", os.O_RDONLY)
 record(0, "running", listens=True)
 while not os.path.exists(f"/proc/self/fd/{held}/stop") and time.time() < began + 20: time.sleep(0.01)
 open(f"/proc/self/fd/{held}/checkpoint", "w").close()
@@ -171,6 +174,36 @@ def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True])
+def test_the_state_of_a_rank_is_not_that_of_another_process(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """The others of a fault-tolerant run are dead; a rank that lives is waited for, and another's process is not."""
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(launching, "_POLLS_A_LOOK", 2)
+    said: list[str] = []
+    failure, _, _ = start(
+        directory,
+        f"""
+passed = [held] if {own} else []
+other = subprocess.Popen(["sleep", "600"], pass_fds=passed, start_new_session=True)
+dead = subprocess.Popen(["sleep", "600"], pass_fds=[held], start_new_session=True)
+record(0, "running", dead.pid)
+record(1, "running", other.pid)
+dead.kill(); dead.wait()
+time.sleep(3)
+record(0, "lost"); record(1, "done")
+other.kill()
+""",
+        ranks=2,
+        fault_tolerant=True,
+        notice=said.append,
+    )
+    assert (failure is None) == own
+    assert len(said) == (not own)
 
 
 @pytest.mark.slow
