@@ -256,8 +256,10 @@ class RunningJob:
         self.never_met: Failure | None = None
         self._meet_seconds = meet_seconds
         self._notice = notice
-        self._proven: set[psutil.Process] = set()
-        self._passed_over: set[int] = set()
+        # The ranks' own processes, by rank, and others that their records named.
+        self._own: dict[int, int] = {}
+        self._others: set[tuple[int, int]] = set()
+        self._told: set[int] = set()
         self._began, self._since = 0, time.monotonic()
         self.process = command.start()
         assert self.process.stdout is not None
@@ -346,20 +348,22 @@ class RunningJob:
         _send(members, number)
 
     def _records(self) -> list[RankRecord]:
-        """The records that can be read, without those that tell of a running process that is not the run's."""
+        """The records that can be read, without those that name processes which are not the run's."""
         return [record for record in whole_records(self.directory) if not self._is_of_another(record)]
 
     def _is_of_another(self, record: RankRecord) -> bool:
-        """Whether the rank is said to run as a process of this host that is alive, and not the run's; told once."""
-        process = record.process() if record.status == "running" else None
-        if process is None or process in self._proven:
+        """Whether it names another process of this host than the rank's, dead or alive; told once a rank."""
+        named = record.rank, record.pid
+        # Once is enough: a process that ends closes the directory before it is gone.
+        if record.rank not in self._own and record.status == "running" and (process := record.process()):
+            if works_in(process, self.held.work.path):
+                self._own[record.rank] = record.pid
+            else:
+                self._others.add(named)
+        if named not in self._others and self._own.get(record.rank, record.pid) == record.pid:
             return False
-        if works_in(process, self.held.work.path):
-            # Once is enough: a process that ends closes the directory before it is gone.
-            self._proven.add(process)
-            return False
-        if record.rank not in self._passed_over:
-            self._passed_over.add(record.rank)
+        if record.rank not in self._told:
+            self._told.add(record.rank)
             self._notice(
                 f"warning: {self.directory.rank(record.rank)} names process {record.pid}, which is not one of this "
                 f"run's: nothing is concluded from what it says of rank {record.rank}"

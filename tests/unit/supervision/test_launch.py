@@ -177,6 +177,33 @@ def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "record(0, 'running'); time.sleep(1)"])
+def test_the_end_of_another_process_is_not_a_ranks(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Whether the launcher has seen the rank's own process before or not."""
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(launching, "_POLLS_A_LOOK", 2)
+    said: list[str] = []
+    failure, _, _ = start(
+        directory,
+        f"""
+other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+{before}
+record(0, "running", other.pid); record(1, "running")
+time.sleep(1)
+other.kill(); other.wait()
+time.sleep(2)
+record(0, "done"); record(1, "done")
+""",
+        ranks=2,
+        notice=said.append,
+    )
+    assert failure is None
+    assert len(said) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_the_state_of_a_rank_is_not_that_of_another_process(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, own: bool
