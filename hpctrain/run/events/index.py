@@ -11,7 +11,9 @@ import contextlib
 import os
 import zlib
 from collections import deque
+from collections.abc import Iterable
 from io import BufferedReader
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -68,18 +70,24 @@ class Index(BaseModel):
     end: int = 0
     modified: int = 0
 
-    def add(self, line: bytes) -> None:
-        """Take in the next line."""
-        self.lines += 1
-        place, kind = Place(self.lines, self.length), kind_of(line)
-        if kind == b"step":
-            self.steps.append(place)
-        elif kind == b"log":
-            self.logs.append(place)
-        else:
-            self.few.append((place, self.steps[-1] if self.steps else None))
-            self.check = zlib.crc32(line, self.check)
-        self.length += len(line)
+    def extend(self, lines: Iterable[bytes]) -> None:
+        """Take in the next lines."""
+        # A long run has millions: a model's fields are slow to set, and named tuples to make.
+        number, offset, check = self.lines, self.length, self.check
+        steps: deque[tuple[int, int]] = deque(self.steps, maxlen=_NEWEST)
+        logs: deque[tuple[int, int]] = deque(self.logs, maxlen=_NEWEST)
+        for number, line in enumerate(lines, start=self.lines + 1):
+            kind = kind_of(line)
+            if kind == b"step":
+                steps.append((number, offset))
+            elif kind == b"log":
+                logs.append((number, offset))
+            else:
+                self.few.append((Place(number, offset), Place(*steps[-1]) if steps else None))
+                check = zlib.crc32(line, check)
+            offset += len(line)
+        self.lines, self.length, self.check = number, offset, check
+        self.steps, self.logs = (deque(starmap(Place, places), maxlen=_NEWEST) for places in (steps, logs))
 
     def newest(self, kind: type[StepEvent | LogEvent]) -> deque[Place]:
         """The last hundred steps or logs."""
@@ -118,8 +126,6 @@ def load(events: Path, file: BufferedReader) -> Index:
         index = Index.model_validate_json(read_regular(_path(events), _LARGEST, links=False))
     except (OSError, ValidationError):
         return Index()
-    index.steps = deque(index.steps, maxlen=_NEWEST)
-    index.logs = deque(index.logs, maxlen=_NEWEST)
     return index if index.length and index.fits(file) else Index()
 
 

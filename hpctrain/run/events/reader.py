@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -44,7 +46,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
     last = b""
-    for line in iter(lambda: file.readline(LONGEST_LINE), b""):
+    for line in iter(partial(file.readline, LONGEST_LINE), b""):
         if not line.endswith(b"\n"):
             if len(line) == LONGEST_LINE:
                 raise OSError(errno.EFBIG, f"a line is longer than {LONGEST_LINE / 1e6:.0f} MB, which no event is")
@@ -76,8 +78,7 @@ class EventsFile:
             self._index = load(path, file)
             known = self._index.length
             file.seek(known)
-            for line in _whole_lines(file):
-                self._index.add(line)
+            self._index.extend(_whole_lines(file))
             if self._index.length > known + _INDEX_BYTES:
                 save(self._index, path, file)
 
@@ -134,7 +135,8 @@ class EventsFile:
         places = self._index.newest(kind)
         if not places:
             return []
-        few = (place for place, _ in reversed(self._index.few))
+        # A start before all of them need not be found.
+        few = itertools.takewhile(places[0].__lt__, (place for place, _ in reversed(self._index.few)))
         with _refused(self._path), open_regular(self._path, links=False) as file:
             begin = next((place.number for place in few if kind_of(line_at(file, place)) == b"start"), 0)
             events = [self._parse(line_at(file, place), place.number) for place in places if place.number > begin]
