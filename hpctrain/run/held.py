@@ -58,11 +58,9 @@ class HeldDirectory:
 
     def fate(self) -> str | None:
         """What became of the directory by a single look."""
-        try:
-            place = self.now().path
-        except HpctrainError as error:
-            return error.message
-        return None if place == self._named.path else f"{self._named.path} was moved to {place} while the run used it"
+        if (now := self.now()) is None:
+            return f"{self._named.path}, or its {self._named.plan.name}, was deleted while the run used it"
+        return None if now == self._named else f"{self._named.path} was moved to {now.path} while the run used it"
 
     @property
     def work(self) -> RunDirectory:
@@ -78,29 +76,12 @@ class HeldDirectory:
             )
         return error
 
-    @property
-    def deleted(self) -> bool:
-        """Whether it was, by a single look."""
-        try:
-            self.now()
-        except HpctrainError:
-            return True
-        return False
-
-    def now(self) -> RunDirectory:
-        """The directory, under the name that it has now.
-
-        Raises:
-            HpctrainError: it was deleted.
-        """
+    def now(self) -> RunDirectory | None:
+        """The directory, under the name that it has now; None if it was deleted."""
         try:
             self.work.plan.stat()
         except FileNotFoundError:
-            raise HpctrainError(
-                f"{self._named.path}, or its {self._named.plan.name}, was deleted while the run used it",
-                "nothing of the run can be saved any more: start it anew, with another --run-dir or this one",
-                exit_code=1,
-            ) from None
+            return None
         except OSError:
             # A file server that does not answer has deleted nothing.
             return self._named

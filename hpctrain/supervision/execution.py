@@ -103,7 +103,7 @@ class Execution:
             if script_sha256(plan) != script:
                 self.audience.notice(f"warning: {plan.title} is not what it was in the last attempt")
         if failure:
-            self.audience.failed(failure, self.directory if self.held.deleted else self.held.now())
+            self.audience.failed(failure, self.held.now() or self.directory)
         return failure, self._record_end(plan, failure)
 
     def _further(
@@ -208,10 +208,10 @@ class Execution:
 
     def _record_end(self, plan: Plan, failure: Failure | None) -> Summary:
         """Record how the run ended; returns its summary."""
-        if self.held.deleted:
+        directory = self.held.now()
+        if directory is None:
             # It must not be made anew, and the user is told why the run has failed.
             return {"status": failure.status if failure else "done", "ranks": plan.ranks, "metrics": {}}
-        directory = self.held.now()
         with EventWriter(directory.events) as events:
             if failure and not failure.stopped:
                 events.emit(FaultEvent(**failure.cause))

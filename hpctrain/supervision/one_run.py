@@ -178,7 +178,7 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
                 summarise=output.summarise,
             )
             failure, summary = execution.run(run.plan, run.attempt or Attempt(), run.launcher)
-        place = None if held.deleted else held.now()
+        place = held.now()
     if place:
         output.ended(run.plan, place, failure, summary)
     return failure.exit_code if failure else 0

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import psutil
 
-from hpctrain.errors import HpctrainError
 from hpctrain.files.private import private, write_private
 from hpctrain.launch.command import Command
 from hpctrain.run.directory import RunDirectory
@@ -169,7 +168,7 @@ def _of_a_lost_directory(failure: Failure, job: RunningJob) -> Failure:
     """What ended a run whose directory was moved or deleted: the ranks' own errors only follow from that."""
     if not job.lost:
         return failure
-    if job.held.deleted:
+    if job.held.now() is None:
         return Failure(message=job.lost, hint="start it anew: nothing of it can be saved any more", exit_code=1)
     ended = "all ranks saved their state and left" if failure.stopped else failure.message
     return replace(failure, message=f"{job.lost}; {ended}")
@@ -307,9 +306,9 @@ class RunningJob:
         if not (fate := self.held.fate()):
             return
         self.lost = self.lost or fate
-        with contextlib.suppress(HpctrainError):
-            self.directory = self.held.now()
-            follower.move_to(self.directory)
+        if now := self.held.now():
+            self.directory = now
+            follower.move_to(now)
 
     def output(self) -> str:
         """The end of the launcher's own output so far."""
