@@ -14,7 +14,7 @@ from hpctrain.batch.find_run import FoundRun, jobs_of
 from hpctrain.batch.queue import JobState, job_states
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.files.private import write_private
+from hpctrain.files.whole import write_whole
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Plan, Stop
@@ -73,8 +73,8 @@ def _let_save(found: FoundRun, seconds: float | None) -> Iterator[str]:
     runs = [run for run in runs if not run.summary.exists() and ranks_listen(run)]
     limits = []
     for run in runs:
-        with contextlib.suppress(OSError):
-            write_private(run.stop, f"{CANCELLED}\n")
+        with contextlib.suppress(HpctrainError):
+            write_whole(run.stop, f"{CANCELLED}\n".encode(), private=True)
         try:
             limits.append(read_model(run.plan, Plan).stop.seconds)
         except HpctrainError:

@@ -21,8 +21,9 @@ from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
-from hpctrain.files.private import make_folder, write_private
+from hpctrain.files.private import make_folder
 from hpctrain.files.utf8 import encodable
+from hpctrain.files.whole import write_whole
 from hpctrain.run.directory import RunDirectory, new_directory, write_json
 from hpctrain.run.plan import Plan
 from hpctrain.run.resuming import resume_command
@@ -109,7 +110,7 @@ def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple
         for _ in range(job.request.chain):
             jobs.append(_sbatch(directory, _dependency(job.request, jobs)))
             # A job whose end leaves nothing to do cancels those after it.
-            write_private(directory.path / "chain", "".join(f"{number}\n" for number in jobs))
+            write_whole(directory.path / "chain", "".join(f"{number}\n" for number in jobs).encode(), private=True)
         write_json(directory.submission, _submission(job, jobs).model_dump(mode="json"))
     except BaseException:
         try:
@@ -194,11 +195,11 @@ def _write(job: Job, directory: RunDirectory) -> None:
             write_json(run.prediction, job.predictions[task])
     try:
         make_folder(directory.logs)
-        write_private(directory.script, job.script(directory.path))
+        write_whole(directory.script, job.script(directory.path).encode(), private=True)
         # By hand too: `bash job.sh` within an allocation.
         directory.script.chmod(0o700)
         for name, text in job.files.items():
-            write_private(directory.path / name, text)
+            write_whole(directory.path / name, text.encode(), private=True)
     except OSError as error:
         raise disk_error(error, directory.path) from error
 

@@ -18,7 +18,8 @@ from hpctrain.checkpoints.manifest import CheckpointManifest, FileRecord, SavedP
 from hpctrain.checkpoints.share import CheckpointShare
 from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.files.disk import disk_error, synchronise_folder
-from hpctrain.files.private import make_folder, write_private
+from hpctrain.files.private import make_folder
+from hpctrain.files.whole import write_whole
 from hpctrain.run.directory import read_model
 from hpctrain.run.stopping import RESUMABLE
 
@@ -54,17 +55,17 @@ def write_share(
         HpctrainError: the disk is full, or refuses.
     """
     path = fresh / share_name(rank, ranks)
-    part = path.with_suffix(".part")
     try:
         # By whoever comes first.
         make_folder(fresh, within=fresh.parent.parent)
-        write_private(part, _Receipt(file=share.write(path), proof=dict(proof())).model_dump_json())
-        part.replace(path.with_suffix(_RECEIPT))
-    except OSError as error:
+        receipt = _Receipt(file=share.write(path), proof=dict(proof()))
+        write_whole(path.with_suffix(_RECEIPT), receipt.model_dump_json().encode(), private=True)
+    except (OSError, HpctrainError) as error:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
+        raise
 
 
 def publish(

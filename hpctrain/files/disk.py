@@ -14,11 +14,11 @@ _WRONG_PLACE = frozenset(
     (errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 )
 
+ANOTHER_RUN = "choose another place with --run-dir"
+"""How a user writes a run directory elsewhere."""
 
-_ELSEWHERE = "choose another place with --run-dir"
 
-
-def disk_error(error: OSError, path: Path | None, elsewhere: str = _ELSEWHERE) -> HpctrainError:
+def disk_error(error: OSError, path: Path | None, elsewhere: str = ANOTHER_RUN) -> HpctrainError:
     """The error for a file that cannot be written; ``elsewhere`` says how to write to another place."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"free some space there, or {elsewhere}"
@@ -27,7 +27,9 @@ def disk_error(error: OSError, path: Path | None, elsewhere: str = _ELSEWHERE) -
     return HpctrainError(f"cannot write {path}: {error.strerror}", elsewhere, exit_code=exit_code)
 
 
-def temporary_folder(prefix: str, within: Path | None, elsewhere: str = _ELSEWHERE) -> tempfile.TemporaryDirectory[str]:
+def temporary_folder(
+    prefix: str, within: Path | None, elsewhere: str = ANOTHER_RUN
+) -> tempfile.TemporaryDirectory[str]:
     """A new folder that is removed after its use, in the system's place for such where ``within`` is None.
 
     Raises:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
-from hpctrain.files.disk import disk_error, synchronise_folder
+from hpctrain.files.disk import ANOTHER_RUN, disk_error, synchronise_folder
+from hpctrain.files.private import private as open_private
 
 _ELSEWHERE = "choose another folder"
 # Of the random part of a temporary name.
@@ -36,13 +37,11 @@ def require_room(folder: Path, wanted: int, done: str, hint: str) -> None:
         )
 
 
-def write_whole(
-    path: Path, content: bytes, *, opener: Callable[[str, int], int] | None = None, elsewhere: str = _ELSEWHERE
-) -> None:
-    """Write or replace a file so that it survives a crash of the machine.
+def write_whole(path: Path, content: bytes, *, private: bool = False, elsewhere: str | None = None) -> None:
+    """Write or replace a file so that it survives a crash of the machine; never one that a link leads to.
 
     Args:
-        opener: as of :func:`open`.
+        private: readable by its owner only, as files of a run directory are; one that is there already keeps its mode.
         elsewhere: how the user writes to another place, for the error.
 
     Raises:
@@ -51,7 +50,11 @@ def write_whole(
     fresh = temporary(path)
     try:
         try:
-            with open(fresh, "xb", opener=opener) as file:
+            with open(fresh, "xb", opener=open_private if private else None) as file:
+                if private:
+                    with contextlib.suppress(FileNotFoundError):
+                        if stat.S_ISREG(mode := path.lstat().st_mode):
+                            os.fchmod(file.fileno(), mode & 0o777)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -59,7 +62,7 @@ def write_whole(
         finally:
             fresh.unlink(missing_ok=True)
     except OSError as error:
-        raise disk_error(error, path, elsewhere) from error
+        raise disk_error(error, path, elsewhere or (ANOTHER_RUN if private else _ELSEWHERE)) from error
 
 
 def temporary(path: Path) -> Path:

@@ -17,8 +17,7 @@ from hpctrain.cluster.launcher import ONE_ADDRESS, SIZE_VARIABLES, TORCHRUN
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError
-from hpctrain.files.disk import disk_error
-from hpctrain.files.private import write_private
+from hpctrain.files.whole import write_whole
 from hpctrain.launch.lost_hosts import DEFAULT_HOST_TIMEOUT, keepalive_options
 from hpctrain.planning.mesh import mesh_environment
 from hpctrain.run.limits import REPLICAS
@@ -104,10 +103,7 @@ class Command:
             HpctrainError: one cannot be written.
         """
         for path, text in self.files.items():
-            try:
-                write_private(path, text)
-            except OSError as error:
-                raise disk_error(error, path) from error
+            write_whole(path, text.encode(), private=True)
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the process, in a session of its own, with both of its streams in one pipe.

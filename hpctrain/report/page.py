@@ -11,8 +11,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from hpctrain.batch.energy import consumed_joules
-from hpctrain.files.disk import disk_error
-from hpctrain.files.private import private, write_private
 from hpctrain.files.utf8 import encodable
 from hpctrain.files.whole import write_whole
 from hpctrain.recipes.difference import flat
@@ -32,6 +30,7 @@ from hpctrain.run.records import RankRecord, read_records
 from hpctrain.topology.mesh_traffic import bytes_text
 
 UNFINISHED = "unfinished"
+_ELSEWHERE = "copy the run directory to a place of your own"
 
 
 def write_report(directory: RunDirectory) -> Path:
@@ -40,12 +39,7 @@ def write_report(directory: RunDirectory) -> Path:
     Raises:
         HpctrainError: the directory holds no run, or cannot be written.
     """
-    page = render(directory)
-    try:
-        write_private(directory.report, encodable(page))
-    except OSError as error:
-        elsewhere = "copy the run directory to a place of your own"
-        raise disk_error(error, directory.report, elsewhere) from error
+    write_whole(directory.report, encodable(render(directory)).encode(), private=True, elsewhere=_ELSEWHERE)
     return directory.report
 
 
@@ -85,9 +79,7 @@ def keep_prediction(directory: RunDirectory, file: Path) -> None:
     """
     plan = read_model(directory.plan, Plan)
     content, predicted = read_prediction(file, plan)
-    write_whole(
-        directory.prediction, content, opener=private, elsewhere="copy the run directory to a place of your own"
-    )
+    write_whole(directory.prediction, content, private=True, elsewhere=_ELSEWHERE)
     if directory.summary.exists():
         summary = read_model(directory.summary, Summary).model_dump()
         compared = comparison_keys(compare(Record.read(directory), plan, predicted))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from hpctrain.errors import HpctrainError
-from hpctrain.files.disk import disk_error
-from hpctrain.files.private import write_private
+from hpctrain.files.whole import write_whole
 from hpctrain.recipes.schema import Recipe, Reported
 from hpctrain.report.page import read_summary, settings, template
 from hpctrain.report.results import finite, reported_rows, reported_text, result_name, result_title
@@ -159,10 +158,7 @@ def write_repeats_report(series: Series) -> Path:
     tables["Recipe"] = [row for row in tables["Recipe"] if row[0] != "seed"]
     page = template("repeats.html.jinja").render(repeats=repeats, settings=tables)
     file = RunDirectory(series.path).report
-    try:
-        write_private(file, page)
-    except OSError as error:
-        raise disk_error(error, file, "copy the directory to a place of your own") from error
+    write_whole(file, page.encode(), private=True, elsewhere="copy the directory to a place of your own")
     return file
 
 

@@ -151,7 +151,7 @@ class RunDirectory:
             HpctrainError: it cannot be written, or a folder in it is a link to another place.
         """
         self._require_own_folders()
-        write_whole(self.plan, plan_text(plan), opener=private, elsewhere="choose another place with --run-dir")
+        write_whole(self.plan, plan_text(plan), private=True)
         try:
             for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
                 stale.unlink(missing_ok=True)
@@ -218,8 +218,7 @@ def new_directory(path: Path) -> RunDirectory:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader finds the old or the new file whole, even after a crash of the machine."""
-    content = f"{json_text(value, indent=2)}\n".encode()
-    write_whole(path, content, opener=private, elsewhere="choose another place with --run-dir")
+    write_whole(path, f"{json_text(value, indent=2)}\n".encode(), private=True)
 
 
 def read_model(path: Path, model: type[Model], *, limit: int = _MOST_BYTES, links: bool = False) -> Model:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import psutil
 
 from hpctrain.errors import HpctrainError
-from hpctrain.files.private import write_private
+from hpctrain.files.whole import write_whole
 from hpctrain.launch.attempts import is_done
 from hpctrain.launch.command import Torchrun
 from hpctrain.launch.launcher_choice import first_launcher
@@ -155,8 +155,8 @@ class _Pod:
         if self._process is None:
             return RESUMABLE
         name, limit = interrupts.received[0].name, self._plan().stop.seconds
-        with contextlib.suppress(OSError):
-            write_private(self._directory.stop, f"{name}\n")
+        with contextlib.suppress(HpctrainError):
+            write_whole(self._directory.stop, f"{name}\n".encode(), private=True)
         _say(f"{name}: waiting up to {limit:g} s for the ranks to end their step and save their state")
         deadline = time.monotonic() + limit
         while self._process.poll() is None and time.monotonic() < deadline and not interrupts.hurried:

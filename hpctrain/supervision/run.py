@@ -13,7 +13,9 @@ from dataclasses import replace
 
 import psutil
 
-from hpctrain.files.private import private, write_private
+from hpctrain.errors import HpctrainError
+from hpctrain.files.private import private
+from hpctrain.files.whole import write_whole
 from hpctrain.launch.command import Command
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, EventWriter
@@ -205,9 +207,9 @@ def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], 
 def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:
     """Ask the ranks to stop; whether that could be done."""
     try:
-        write_private(directory.stop, f"{by.name}\n")
-    except OSError as error:
-        notice(f"{by.name}: cannot write {directory.stop}: {error.strerror}; every process is ended")
+        write_whole(directory.stop, f"{by.name}\n".encode(), private=True)
+    except HpctrainError as error:
+        notice(f"{by.name}: {error.message}; every process is ended")
         return False
     notice(
         f"{by.name}: waiting up to {seconds:g} s for the ranks to end their step and save their state; "

@@ -20,7 +20,6 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpctrain.errors import HpctrainError
-from hpctrain.files.private import private
 from hpctrain.files.regular import read_regular
 from hpctrain.files.whole import write_whole
 from hpctrain.run.events.kinds import LogEvent, StepEvent
@@ -137,7 +136,7 @@ def save(index: Index, events: Path, file: BufferedReader) -> None:
     index.end = _end(file, index.length)
     index.modified = now.st_mtime_ns if now.st_size == index.length else 0
     with contextlib.suppress(HpctrainError):
-        write_whole(_path(events), index.model_dump_json().encode(), opener=private)
+        write_whole(_path(events), index.model_dump_json().encode(), private=True)
 
 
 def _path(events: Path) -> Path:

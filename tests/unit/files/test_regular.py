@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import HpctrainError
-from hpctrain.files.private import private, write_private
+from hpctrain.files.private import private
 from hpctrain.files.regular import open_regular, read_regular, read_text
+from hpctrain.files.whole import write_whole
 
 
 def _pipe(path: Path) -> None:
@@ -61,7 +62,7 @@ def test_what_is_written_goes_through_no_link(tmp_path: Path, hard: bool) -> Non
     target, path = tmp_path / "authorized_keys", tmp_path / "report.html"
     target.write_text("mine")
     (path.hardlink_to if hard else path.symlink_to)(target)
-    write_private(path, "theirs")
+    write_whole(path, b"theirs", private=True)
     assert target.read_text() == "mine"
     assert path.read_text() == "theirs"
     assert not path.is_symlink()
@@ -69,10 +70,10 @@ def test_what_is_written_goes_through_no_link(tmp_path: Path, hard: bool) -> Non
 
 def test_modes(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_private(path, "one")
+    write_whole(path, b"one", private=True)
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o644)
-    write_private(path, "two")
+    write_whole(path, b"two", private=True)
     assert path.stat().st_mode & 0o777 == 0o644
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
