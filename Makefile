@@ -38,15 +38,19 @@ test-setup: horovod .mpich/installed.stamp .deepspeed/installed.stamp .framework
 MODULES := --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) $(MODULES)
 define suite
+@rm -f $(FLAKY)
 $(call tests,$(SIDE_BY_SIDE) -m '$(1)' tests/slurm tests/unit)
 $(call tests,--numprocesses 2 $(MODULES) -m '$(1)' --ignore tests/slurm --ignore tests/unit --ignore tests/hosts)
 $(call tests,-m '$(1)' tests/hosts)
+@if [ -s $(FLAKY) ]; then cat $(FLAKY); fi
 endef
 
 # Jobs and ranks are real ones on a machine that others may be using: what fails runs once more, now by itself, and only
-# what fails again has failed. Both runs are printed.
-tests = $(BIN)/python -m pytest --durations 10 $(1) || { [ $$? -eq 1 ] && \
-	$(BIN)/python -m pytest $(1) --numprocesses 0 --maxfail 10 --last-failed --last-failed-no-failures none; }
+# what fails again has failed. Both runs are printed, and the last lines of all name what passed only the second time: a
+# test that does is a defect, of the test or of what it shows.
+FLAKY := .pytest_cache/flaky
+tests = $(BIN)/python -m pytest --durations 10 $(1) || { [ $$? -eq 1 ] && $(BIN)/python -m pytest $(1) \
+	--numprocesses 0 --maxfail 10 --last-failed --last-failed-no-failures none -p tests.flaky --flaky-file $(FLAKY); }
 
 # 447 runs that are hurt on purpose, five hours on two cores; `make thorough` has a short campaign.
 faults: horovod
