@@ -14,6 +14,7 @@ from typing import Any
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.regular import read_regular
+from hpctrain.shards.bounded import bounded
 from hpctrain.shards.listing import DOWNLOAD_AGAIN, naming
 
 META = "ILSVRC2012_devkit_t12/data/meta.mat"
@@ -24,6 +25,8 @@ GROUND_TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.tx
 _MOST_PACKED = 1 << 24
 _MOST_UNPACKED = 1 << 26
 _MOST_TABLE = 1 << 23
+# Of memory to read the table.
+_MOST_READING = 1 << 30
 # An element of a table that is packed by zlib.
 _PACKED_ELEMENT = 15
 _LONGEST_LABEL = 9
@@ -61,7 +64,8 @@ def read_devkit(path: Path) -> Devkit:
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise HpctrainError(f"{path} cannot be read: {error}", DOWNLOAD_AGAIN) from error
-    synsets = _synsets(meta, path)
+    with bounded(str(path), _MOST_READING):
+        synsets = _synsets(meta, path)
     wnids = sorted(synset["WNID"] for synset in synsets)
     label_of = {synset["ILSVRC2012_ID"]: wnids.index(synset["WNID"]) for synset in synsets}
     return Devkit(
@@ -99,6 +103,8 @@ def _synsets(meta: bytes, path: Path) -> list[dict[str, Any]]:
         table = loadmat(io.BytesIO(meta))["synsets"].ravel()
         rows = [{name: row[name].item() for name in ("ILSVRC2012_ID", "WNID", "num_train_images")} for row in table]
         return [row for row, synset in zip(rows, table, strict=True) if synset["num_children"].item() == 0]
+    except MemoryError:
+        raise
     except Exception as error:
         # The reader raises whatever its parsing stumbles over.
         raise HpctrainError(f"{path}: {META} is not a table of synsets: {error}", DOWNLOAD_AGAIN) from error

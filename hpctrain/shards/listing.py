@@ -13,6 +13,7 @@ from typing import IO, NamedTuple, Protocol, cast
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.regular import open_regular
+from hpctrain.shards.bounded import bounded
 from hpctrain.shards.decoding import MOST_BYTES
 from hpctrain.shards.manifest import INDEX_ROW
 
@@ -24,6 +25,9 @@ _KEY_BYTES = INDEX_ROW["key"].itemsize
 _LONGEST_HEADER = 1 << 20
 # Of all headers of a tar together: those of 260,000 plain members.
 _MOST_HEADERS = 1 << 27
+# Of memory and processor time for the members of a tar, of which those within the limits take a third.
+_MOST_LISTING = 1 << 31
+_LISTING_SECONDS = 300
 _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
@@ -230,6 +234,7 @@ def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
             raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a readable file") from error
         except _DAMAGE as error:
             raise HpctrainError(f"{path} is not a tar file: {error}", DOWNLOAD_AGAIN) from error
+        stack.enter_context(bounded(str(path), _MOST_LISTING, _LISTING_SECONDS))
         yield tar
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from shlex import quote
@@ -21,9 +22,10 @@ from hpctrain.files.printable import shell_word
 from hpctrain.files.whole import remove_leftovers, require_room, write_whole
 from hpctrain.run.directory import read_model
 from hpctrain.shards.archives import find_source
+from hpctrain.shards.confined import confined
 from hpctrain.shards.listing import ImageFile, list_part, require_distinct
 from hpctrain.shards.manifest import MANIFEST, SETTINGS, BrokenImage, Settings, ShardManifest, Split, SplitName
-from hpctrain.shards.one_shard import RECORDS, ShardTask, make_shard, read_record, tar_bytes
+from hpctrain.shards.one_shard import RECORDS, ShardTask, make_confined, read_record, tar_bytes
 from hpctrain.shards.parquet import Columns
 from hpctrain.shards.processes import Map
 from hpctrain.shards.read import index_path
@@ -59,7 +61,7 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
             works in it, or the disk is full.
     """
     columns = Columns(image=sharding.image_column, label=sharding.label_column)
-    source = find_source(sharding.source, columns)
+    source = confined(find_source, sharding.source, columns)
     parts = {split: _list(sharding.source, split, parts, run) for split, parts in source.parts.items()}
     splits = {split: list(chain.from_iterable(own)) for split, own in parts.items()}
     say(f"{sharding.source}: " + ", ".join(f"{len(found)} images in {split}" for split, found in splits.items()))
@@ -86,7 +88,7 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
 
 def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[list[ImageFile]]:
     """The images of each part."""
-    found = list(run(list_part, parts))
+    found = list(run(partial(confined, list_part), parts))
     members = list(chain.from_iterable(found))
     if not members:
         raise HpctrainError(f"{source} has no image in {split}", "both train and val need some")
@@ -236,7 +238,7 @@ def _work(tasks: Sequence[ShardTask], run: Map, say: Callable[[str], None]) -> N
     made = 0
     # A line every tenth.
     lines = {len(tasks) * tenth // 10 for tenth in range(1, 11)}
-    for number, fresh in enumerate(run(make_shard, tasks), 1):
+    for number, fresh in enumerate(run(make_confined, tasks), 1):
         made += fresh
         if number in lines:
             say(f"{number} of {len(tasks)} shards are done, {made} of them made now")

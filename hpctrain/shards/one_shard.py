@@ -7,8 +7,8 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.hashes import sha256
 from hpctrain.files.regular import open_descriptor, read_regular
 from hpctrain.files.whole import write_whole
+from hpctrain.shards.bounded import BeyondLimitsError, bounded
+from hpctrain.shards.confined import confined
 from hpctrain.shards.decoding import fault
 from hpctrain.shards.listing import ImageFile
 from hpctrain.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitName
@@ -28,6 +30,10 @@ from hpctrain.shards.parquet import read_rows
 RECORDS = "records"
 # Of a record, in which an image has some 80.
 _MOST_RECORD_BYTES = 1 << 28
+# Of memory to decode a photograph, of which those within the limits take half.
+_MOST_DECODING = 1 << 31
+# Images of a shard that may end the process: it is begun anew for each.
+_MOST_FATAL = 16
 
 
 class ShardRecord(BaseModel):
@@ -56,7 +62,8 @@ class ShardRecord(BaseModel):
 class ShardTask:
     """The settings of one shard; it is sent to other processes.
 
-    ``column`` is that of the images where they are in Parquet files; None where they are in others.
+    ``column`` is that of the images where they are in Parquet files; None where they are in others. ``fatal`` has the
+    images that ended a process that decoded them, by :func:`_where`, and how.
     """
 
     folder: Path
@@ -64,6 +71,7 @@ class ShardTask:
     number: int
     members: tuple[ImageFile, ...]
     column: str | None = None
+    fatal: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -85,6 +93,18 @@ def tar_bytes(size: int, label: int) -> int:
     )
 
 
+def make_confined(task: ShardTask) -> bool:
+    """:func:`make_shard` in a process of its own; images that end it are broken."""
+    places = {_where(member) for member in task.members}
+    while True:
+        try:
+            return confined(make_shard, task)
+        except BeyondLimitsError as error:
+            if error.what not in places or len(task.fatal) == _MOST_FATAL:
+                raise
+            task = replace(task, fatal={**task.fatal, error.what: error.words})
+
+
 def make_shard(task: ShardTask) -> bool:
     """Make a shard unless it is complete and undamaged. Its bytes depend on the task alone.
 
@@ -103,13 +123,29 @@ def make_shard(task: ShardTask) -> bool:
         rows=tuple(rows),
         broken=tuple(
             BrokenImage(split=task.split, key=key, message=message)
-            for offset, size, _, key in rows
-            if (message := fault(content[offset : offset + size]))
+            for member, (offset, size, _, key) in zip(task.members, rows, strict=True)
+            if (message := _fault(task, member, content[offset : offset + size]))
         ),
     )
     write_whole(task.path, content)
     write_whole(task.record, json.dumps(record.model_dump(mode="json")).encode())
     return True
+
+
+def _where(member: ImageFile) -> str:
+    return f"{member.file}: {member.key}"
+
+
+def _fault(task: ShardTask, member: ImageFile, content: bytes) -> str | None:
+    """Why an image cannot be decoded; None if it can."""
+    what = _where(member)
+    if what in task.fatal:
+        return task.fatal[what]
+    try:
+        with bounded(what, _MOST_DECODING):
+            return fault(content)
+    except BeyondLimitsError as error:
+        return error.words
 
 
 def read_record(task: ShardTask) -> ShardRecord | None:

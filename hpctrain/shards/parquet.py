@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.files.regular import open_regular
-from hpctrain.shards.bounded import memory_limit
+from hpctrain.shards.bounded import bounded
 from hpctrain.shards.listing import ImageFile, require_size
 from hpctrain.shards.manifest import SplitName
 
@@ -28,7 +28,8 @@ _AGAIN = "write it again"
 _SPLITS: Mapping[str, SplitName | None] = {"train": "train", "val": "val", "test": None}
 # Rows that are in memory at a time, of up to 67 MB and twice.
 _BATCH = 8
-# Of memory for a batch of images or the labels of a row group, whatever the file says of their sizes.
+# Of memory for what describes a file, a batch of images or the labels of a row group, whatever the file says of them.
+_MOST_METADATA = 1 << 30
 _MOST_BATCH = 1 << 31
 _MOST_LABELS = 1 << 29
 # Bytes of a column that may be unpacked, and how many times its packed ones beyond. Images hardly pack.
@@ -80,7 +81,7 @@ class RowGroup:
         """
         found = []
         with _opened(self.file) as file:
-            for row, content in enumerate(_images(file, self.number, self.image), self.first):
+            for row, content in enumerate(_images(file, self.file, self.number, self.image), self.first):
                 if not content:
                     raise HpctrainError(
                         f"{self.file}, row {row}: there is no image in the column {self.image!r}",
@@ -170,7 +171,7 @@ def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[in
             after = first + file.metadata.row_group(number).num_rows
             own = {row for row in wanted if first <= row < after}
             if own:
-                for row, content in enumerate(_images(file, number, column), first):
+                for row, content in enumerate(_images(file, path, number, column), first):
                     if row in own:
                         yield row, content or b""
             first = after
@@ -198,10 +199,11 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     try:
         # Refuses a pipe, which the library would wait for.
-        with open_regular(path), ParquetFile(path) as file:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(open_regular(path))
+            with bounded(str(path), _MOST_METADATA):
+                file = stack.enter_context(ParquetFile(path))
             yield file
-    except MemoryError as error:
-        raise HpctrainError(f"{path}: images or labels take more memory than is given to them", _AGAIN) from error
     except (pyarrow.ArrowException, OSError) as error:
         # OSError is also what the library raises for damaged pages.
         raise HpctrainError(f"{path} cannot be read, or is not a complete Parquet file: {error}", _AGAIN) from error
@@ -251,7 +253,7 @@ def _class_names(file: ParquetFile, column: str) -> tuple[str, ...] | None:
 
 def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]:
     _require_packed(file, group, column)
-    with memory_limit(_MOST_LABELS):
+    with bounded(str(path), _MOST_LABELS):
         labels: list[Any] = file.read_row_group(group, columns=[column]).column(column).to_pylist()
     for row, label in enumerate(labels):
         if label is None or (isinstance(label, int) and label < 0):
@@ -322,11 +324,11 @@ def _name(path: Path) -> str:
     return os.fsencode(name)[: _NAME_BYTES - _HASH_DIGITS - 1].decode(errors="ignore") + f"-{digits}"
 
 
-def _images(file: ParquetFile, group: int, column: str) -> Iterator[bytes | None]:
+def _images(file: ParquetFile, path: Path, group: int, column: str) -> Iterator[bytes | None]:
     _require_packed(file, group, column)
     batches = file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[column])
     while True:
-        with memory_limit(_MOST_BATCH):
+        with bounded(str(path), _MOST_BATCH):
             batch = next(batches, None)
             values = [] if batch is None else batch.column(0).to_pylist()
         if batch is None:

@@ -1,17 +1,14 @@
-"""Who does the work of a folder of shards: this process, or several of this machine."""
+"""How many processes of this machine make a folder of shards at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from hpctrain.errors import HpctrainError
+from hpctrain.shards.confined import end_all
 
 # map, or what does it on other processes.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
@@ -21,36 +18,19 @@ ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
 
 @contextlib.contextmanager
 def worker_processes(workers: int) -> Iterator[Map]:
-    """``map`` on so many processes; in this one where one is enough.
-
-    Raises:
-        HpctrainError: a process was killed.
-    """
+    """``map`` for functions that wait for processes of :mod:`hpctrain.shards.confined`: so many at a time."""
     if workers == 1:
         yield map
         return
-    # Not forked: the tokenisers' library has threads.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin_worker)
-    try:
-        yield pool.map
-    except BrokenProcessPool as error:
-        raise HpctrainError(
-            "a process that makes shards was ended from outside, as happens when memory runs out",
-            "the same command continues; use fewer --workers if memory ran short",
-            exit_code=1,
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin_worker() -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-
-def _leave_with_parent() -> None:
-    """A pool's processes would wait for ever for the work of one that was killed."""
-    if parent := parent_process():
-        parent.join()
-    os._exit(1)
+    threads = ThreadPoolExecutor(workers)
+    try:
+        yield threads.map
+    except BaseException:
+        # What they make would be waited for.
+        threads.shutdown(wait=False, cancel_futures=True)
+        end_all()
+        raise
+    finally:
+        threads.shutdown()

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +20,12 @@ from hpctrain.files.locks import locked
 from hpctrain.files.regular import read_regular
 from hpctrain.files.whole import remove_leftovers, write_whole
 from hpctrain.run.directory import read_model
+from hpctrain.shards.confined import confined
 from hpctrain.shards.manifest import MANIFEST, SplitName
 from hpctrain.shards.processes import Map
 from hpctrain.shards.text.documents import Span, divide, documents, list_files, listing_digest
 from hpctrain.shards.text.manifest import SETTINGS, TOKEN, TextManifest, TextSettings, TokenFile, TokenSplit, command
-from hpctrain.shards.text.tokenizer import BYTES, Tokenizer, open_tokenizer
+from hpctrain.shards.text.tokenizer import BYTES, Tokenizer, open_tokenizer, tokenizer_settings
 
 RECORDS = "records"
 # Of a record, which has a line for each of two files.
@@ -100,7 +101,7 @@ def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None])
         listing=listing_digest(files),
         tokenizer_file=BYTES if preparation.tokenizer == BYTES else str(Path(preparation.tokenizer).absolute()),
         separator=preparation.separator,
-        tokenizer=open_tokenizer(preparation.tokenizer, preparation.separator).settings,
+        tokenizer=confined(tokenizer_settings, preparation.tokenizer, preparation.separator),
         validation_share=preparation.validation_share,
         seed=preparation.seed,
         part_bytes=preparation.part_bytes,
@@ -146,14 +147,14 @@ def _require_same(folder: Path, begun: TextSettings, wanted: TextSettings) -> No
 
 def _work(tasks: Sequence[PartTask], run: Map, say: Callable[[str], None]) -> None:
     made = 0
-    for number, fresh in enumerate(run(make_part, tasks), 1):
+    for number, fresh in enumerate(run(partial(confined, make_part), tasks), 1):
         made += fresh
         say(f"{number} of {len(tasks)} parts are done, {made} of them made now")
 
 
 @cache
 def _tokenizer(name: str, separator: str, sha256: str) -> Tokenizer:
-    return open_tokenizer(name, separator, probed=sha256)
+    return open_tokenizer(name, separator)
 
 
 def make_part(task: PartTask) -> bool:

@@ -15,15 +15,23 @@ from pydantic import BaseModel, ConfigDict, Field
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.extras import require
 from hpctrain.files.regular import read_regular
-from hpctrain.shards.text.probe import probe_fault
+from hpctrain.shards.bounded import bounded
 
 BYTES = "bytes"
 # What 16 bits can tell apart.
 _MOST = 1 << 16
+# Texts that are encoded at a time, unless one has more characters.
 _BATCH = 1000
+_BATCH_CHARACTERS = 1 << 20
 # Of a tokenizer.json; those of 65,536 tokens have less than 10 MB.
 _MOST_BYTES = 1 << 26
 _MOST_CHARACTERS = 300
+# Of memory to read such a file, and to encode some texts, beside so many times their own size.
+_MOST_READING = _MOST_ENCODING = 1 << 31
+_TIMES = 512
+# Bytes that are encoded in a second of processor time at least; ordinary tokenisers encode a million.
+_BYTES_PER_SECOND = 1 << 14
+_SECONDS = 60
 
 
 class TokenizerSettings(BaseModel):
@@ -71,14 +79,13 @@ class FileTokenizer:
     Args:
         path: of its ``tokenizer.json``.
         separator: the token that stands between documents.
-        probed: the SHA-256 of a content that was tried before; any other is tried in a process of its own.
 
     Raises:
         HpctrainError: the library or the file is missing, it is no tokeniser, it has no such token, or more tokens
             than 16 bits can tell apart.
     """
 
-    def __init__(self, path: Path, separator: str, *, probed: str = "") -> None:
+    def __init__(self, path: Path, separator: str) -> None:
         require("text")
         from tokenizers import Tokenizer as Library
 
@@ -87,10 +94,7 @@ class FileTokenizer:
             content = read_regular(path, _MOST_BYTES)
         except OSError as error:
             raise HpctrainError(f"cannot read the tokeniser {path}: {error.strerror}", _CHOICES) from error
-        digest = hashlib.sha256(content).hexdigest()
-        if digest != probed and (fault := probe_fault(content)):
-            raise HpctrainError(f"{path} is not a tokeniser: {fault[:_MOST_CHARACTERS]}", _CHOICES)
-        with self._naming("is not a tokeniser"):
+        with bounded(str(path), _MOST_READING), self._naming("is not a tokeniser"):
             self._library = Library.from_buffer(content)
             self._library.no_truncation()
             self._library.no_padding()
@@ -110,17 +114,22 @@ class FileTokenizer:
             )
         self.settings = TokenizerSettings(
             name=path.name,
-            sha256=digest,
+            sha256=hashlib.sha256(content).hexdigest(),
             vocabulary=vocabulary,
             separator=ids[separator],
         )
 
     def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
         found = []
-        for begin in range(0, len(documents), _BATCH):
-            with self._naming("cannot encode a text"):
-                batch = self._library.encode_batch_fast(documents[begin : begin + _BATCH], add_special_tokens=False)
-                found += [np.array([*each.ids, self.settings.separator], np.uint16) for each in batch]
+        for batch in _batches(documents):
+            size = sum(map(len, batch))
+            memory, seconds = _MOST_ENCODING + _TIMES * size, _SECONDS + size / _BYTES_PER_SECOND
+            with (
+                bounded(f"{self._path}, encoding a text", memory, seconds),
+                self._naming("cannot encode a text"),
+            ):
+                encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
+                found += [np.array([*each.ids, self.settings.separator], np.uint16) for each in encoded]
         return found
 
     @contextlib.contextmanager
@@ -138,10 +147,26 @@ class FileTokenizer:
 _CHOICES = f"--tokenizer takes a tokenizer.json of the tokenizers library, or {BYTES}"
 
 
-def open_tokenizer(name: str, separator: str, *, probed: str = "") -> Tokenizer:
-    """The tokeniser that a command names: ``bytes``, or a file; the arguments are those of :class:`FileTokenizer`.
+def _batches(documents: Sequence[str]) -> Iterator[Sequence[str]]:
+    begin = characters = 0
+    for end, text in enumerate(documents):
+        if end > begin and (end - begin == _BATCH or characters + len(text) > _BATCH_CHARACTERS):
+            yield documents[begin:end]
+            begin, characters = end, 0
+        characters += len(text)
+    if documents:
+        yield documents[begin:]
+
+
+def open_tokenizer(name: str, separator: str) -> Tokenizer:
+    """The tokeniser that a command names: ``bytes``, or a file; its library is best used in a confined process.
 
     Raises:
         HpctrainError: as of :class:`FileTokenizer`.
     """
-    return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name), separator, probed=probed)
+    return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name), separator)
+
+
+def tokenizer_settings(name: str, separator: str) -> TokenizerSettings:
+    """:attr:`Tokenizer.settings` of :func:`open_tokenizer`, as a function for other processes."""
+    return open_tokenizer(name, separator).settings

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import HpctrainError
-from hpctrain.shards.text import probe
-from hpctrain.shards.text.tokenizer import open_tokenizer
+from hpctrain.shards.bounded import BeyondLimitsError
+from hpctrain.shards.confined import confined
+from hpctrain.shards.text.prepare import Preparation, prepare_text
+from hpctrain.shards.text.tokenizer import open_tokenizer, tokenizer_settings
 
 tokenizers = pytest.importorskip("tokenizers")
 _END = "<|endoftext|>"
@@ -30,6 +32,14 @@ def _split(**keys: Any) -> dict[str, Any]:
 _PARTS: dict[str, dict[str, Any]] = {
     "a table of characters that is none": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
     "a table of characters of 8 GB": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "//////////8="}},
+    "an expression that is none": {"pre_tokenizer": _split(pattern={"Regex": "(("})},
+    "merges of unknown tokens": {"model": {"type": "BPE", "vocab": {_END: 1}, "merges": ["a b"]}},
+    "an unknown token's number": {"model": _unigram([_END, 0.0], unknown=99)},
+    "numbers of 32 bits": {"model": {**_WORDS, "vocab": {"a": 0, _END: 4_000_000_000}}},
+    "no separator": {"model": {**_WORDS, "vocab": {"[UNK]": 2}}},
+}
+_WITH_A_TEXT: dict[str, dict[str, Any]] = {
+    "parts of length 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "a letter that becomes 10^12": {
         "normalizer": {
             "type": "Sequence",
@@ -37,12 +47,6 @@ _PARTS: dict[str, dict[str, Any]] = {
         }
     },
     "an expression that backtracks": {"pre_tokenizer": _split(pattern={"Regex": "(a+)+$"})},
-    "an expression that is none": {"pre_tokenizer": _split(pattern={"Regex": "(("})},
-    "parts of length 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-    "merges of unknown tokens": {"model": {"type": "BPE", "vocab": {_END: 1}, "merges": ["a b"]}},
-    "an unknown token's number": {"model": _unigram([_END, 0.0], unknown=99)},
-    "numbers of 32 bits": {"model": {**_WORDS, "vocab": {"a": 0, _END: 4_000_000_000}}},
-    "no separator": {"model": {**_WORDS, "vocab": {"[UNK]": 2}}},
 }
 _UNKNOWN: dict[str, dict[str, Any]] = {
     "words": {"model": {**_WORDS, "vocab": {_END: 1}}},
@@ -62,9 +66,23 @@ def _file(folder: Path, **parts: Any) -> str:
 def test_is_refused_by_name(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     name = _file(tmp_path, **_PARTS[kind])
     with pytest.raises(HpctrainError) as refused:
-        open_tokenizer(name, _END)
+        confined(tokenizer_settings, name, _END)
     assert name in refused.value.message
     # Nothing of the library's own words about its panic.
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", _WITH_A_TEXT)
+def test_what_fails_or_takes_all_memory_with_a_text_is_refused_by_name(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("a" * 64 + "!")
+    name = _file(tmp_path, **_WITH_A_TEXT[kind])
+    work = Preparation(sources=(tmp_path / "text.txt",), folder=tmp_path / "out", tokenizer=name, validation_share=0)
+    with pytest.raises(HpctrainError) as refused:
+        prepare_text(work, map, lambda words: None)
+    assert name in refused.value.message
+    assert isinstance(refused.value, BeyondLimitsError) == (kind == "a letter that becomes 10^12")
     assert capfd.readouterr() == ("", "")
 
 
@@ -79,7 +97,7 @@ def test_texts_that_it_cannot_encode_name_it(kind: str, tmp_path: Path) -> None:
 def test_what_is_no_json_of_a_tokenizer_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(HpctrainError, match=r"tokenizer\.json"):
-        open_tokenizer(str(tmp_path / "tokenizer.json"), _END)
+        confined(tokenizer_settings, str(tmp_path / "tokenizer.json"), _END)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "20 GB of zeros"])
@@ -96,44 +114,6 @@ def test_what_is_no_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
     with pytest.raises(HpctrainError):
         open_tokenizer(str(path), _END)
     assert time.monotonic() - begun < 2
-
-
-def test_the_time_of_a_probe_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_SECONDS", 1)
-    monkeypatch.setattr(probe, "_PROGRAM", probe._PROGRAM.replace("from tokenizers", "while True: pass\n    from tok"))
-    with pytest.raises(HpctrainError, match="more than 1 s"):
-        open_tokenizer(_file(tmp_path), _END)
-
-
-def test_a_probe_that_the_system_kills_is_not_said_to_take_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n    from tok"
-    monkeypatch.setattr(probe, "_PROGRAM", probe._PROGRAM.replace("from tok", killed))
-    with pytest.raises(HpctrainError, match="memory or time") as refused:
-        open_tokenizer(_file(tmp_path), _END)
-    assert f"{probe._SECONDS} s" not in refused.value.message
-
-
-@pytest.mark.parametrize("part", [None, "an unknown token's number"])
-def test_what_a_sitecustomize_prints_is_no_fault(
-    part: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('a module was loaded', end='')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    name = _file(tmp_path, **(_PARTS[part] if part else {}))
-    if part is None:
-        assert open_tokenizer(name, _END).tokens(["a"])[0].tolist() == [0, 1]
-        return
-    with pytest.raises(HpctrainError) as refused:
-        open_tokenizer(name, _END)
-    assert "a module was loaded" not in refused.value.message
-
-
-def test_a_lower_limit_of_the_shell_refuses_no_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    low = "import resource\nresource.setrlimit(resource.RLIMIT_DATA, (10**9, 10**9))\n"
-    monkeypatch.setattr(probe, "_PROGRAM", low + probe._PROGRAM)
-    assert open_tokenizer(_file(tmp_path), _END).tokens(["a"])[0].tolist() == [0, 1]
 
 
 def test_a_good_one_is_used_as_before(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from hpctrain.files.locks import locked
 from hpctrain.files.whole import temporary
 from hpctrain.shards import archives
 from hpctrain.shards import make as sharding
+from hpctrain.shards.confined import end_all
 from hpctrain.shards.fake import FakeSet, make_fake
 from hpctrain.shards.listing import ImageFile
 from hpctrain.shards.make import Sharding, cut_shards, make_shards
@@ -279,12 +280,15 @@ def test_no_room_is_said_before_anything_is_written(source: Path, tmp_path: Path
 def test_a_file_that_cannot_grow_leaves_nothing_half_written(source: Path, whole: Path, tmp_path: Path):
     folder = tmp_path / "shards"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A process that was started before has no such limit.
+    end_all()
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
         with pytest.raises(HpctrainError, match=r"cannot write .*train-000000\.tar: File too large"):
             _make(source, folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        end_all()
     assert not list(folder.glob("*.tar")) + list(folder.glob(".*.part")) + list(folder.glob("manifest.json"))
     _make(source, folder)
     assert _contents(folder) == _contents(whole)
