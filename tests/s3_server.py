@@ -42,12 +42,14 @@ class S3Server:
         fault: what is done to a request, by the name of the object and the number of all requests until then:
             ``503``, ``refused`` (credentials that have expired),
             ``cut`` (half of the body comes), ``changed`` (a byte differs), ``hang`` (half of it comes, and
-            then nothing), ``trickle`` (it comes slowly), ``silent`` (nothing comes), or None.
+            then nothing), ``trickle`` (it comes slowly), ``silent`` (nothing comes), ``huge`` (the header says that a
+            terabyte comes), ``endless`` (it says nothing, and zeros come), or None.
+        sent: bytes of huge and endless objects.
     """
 
     def __init__(self) -> None:
         self.gets: Counter[str] = Counter()
-        self.requests = self.failed = 0
+        self.requests = self.failed = self.sent = 0
         self.fault: Fault = lambda name, number: None
         # Of all servers of a process moto keeps one storage.
         self._bucket = f"photographs-{uuid.uuid4().hex[:12]}"
@@ -93,7 +95,7 @@ class S3Server:
     def forget(self) -> None:
         """Count from 0, without faults."""
         self.gets.clear()
-        self.requests = self.failed = 0
+        self.requests = self.failed = self.sent = 0
         self.fault = lambda name, number: None
 
     def stop(self) -> None:
@@ -125,6 +127,9 @@ class S3Server:
             content = b"<Error><Code>ServiceUnavailable</Code><Message>Please try again</Message></Error>"
             start_response("503 Service Unavailable", [("Content-Length", str(len(content)))])
             return [content]
+        if fault in ("huge", "endless"):
+            start_response("200 OK", [("Content-Length", str(10**12))] if fault == "huge" else [])
+            return self._zeros()
         body = b"".join(self._moto(environ, start_response))
         if fault == "changed":
             return [body[:-1] + bytes([body[-1] ^ 1])]
@@ -136,6 +141,12 @@ class S3Server:
         for number in range(100):
             self._over.wait(0.1)
             yield body[number * len(body) // 100 : (number + 1) * len(body) // 100]
+
+    def _zeros(self) -> Iterator[bytes]:
+        # An end of its own, so that a client without a limit fills no disk.
+        while self.sent < 1 << 30:
+            self.sent += 1 << 20
+            yield bytes(1 << 20)
 
     def _half(self, body: bytes, *, waits: bool) -> Iterator[bytes]:
         # The header says how much there is.

@@ -71,12 +71,13 @@ class ShardFiles:
         """Where a file comes from, for messages."""
         return self.objects.at(name) if self.objects else str(self.folder / name)
 
-    def path(self, name: str, sha256: str, size: int | None = None) -> Path:
+    def path(self, name: str, sha256: str, limit: int, size: int | None = None) -> Path:
         """The path of a file; in a cache it is there then, and was as the manifest has it when it came.
 
         Args:
             name: of the file.
             sha256: of it.
+            limit: bytes that it may have.
             size: in bytes, where the manifest has it.
 
         Raises:
@@ -89,7 +90,7 @@ class ShardFiles:
         with _alone(path, self.objects.at(name)):
             # By whoever had the lock.
             if not path.exists():
-                self.objects.fetch(name, path, sha256=sha256, size=size)
+                self.objects.fetch(name, path, limit=limit, sha256=sha256, size=size)
         return path
 
     def require_room(self, files: Iterable[WrittenFile]) -> None:

@@ -37,6 +37,7 @@ _LONGEST_PAUSE_SECONDS = 10.0
 _SHARE_OF_TIMEOUT = 1 / 3
 # An object that arrives more slowly is tried again: a server that sends a byte now and then never falls silent.
 _LEAST_BYTES_PER_SECOND = 1 << 20
+_BLOCK_BYTES = 1 << 20
 # Says of a place that it is not there, or not for us: another attempt would get the same answer.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -44,6 +45,10 @@ _DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 class _DamagedError(Exception):
     """What came is not what the manifest has."""
+
+
+class _TooLongError(_DamagedError):
+    """More comes, or is said to come, than there may be; it would at another attempt too."""
 
 
 def is_url(place: str) -> bool:
@@ -97,20 +102,16 @@ class Objects:
             HpctrainError: as of :meth:`fetch`, or it is longer.
         """
         with temporary_folder("hpctrain-object-", None, "TMPDIR=DIR chooses another folder") as folder:
-            self.fetch(name, Path(folder) / "object")
-            try:
-                return read_regular(Path(folder) / "object", limit)
-            except OSError as error:
-                raise HpctrainError(
-                    f"{self.at(name)}: {error.strerror}", "name the URL of a folder of shards"
-                ) from error
+            self.fetch(name, Path(folder) / "object", limit=limit)
+            return read_regular(Path(folder) / "object", limit)
 
-    def fetch(self, name: str, to: Path, *, sha256: str | None = None, size: int | None = None) -> None:
+    def fetch(self, name: str, to: Path, *, limit: int, sha256: str | None = None, size: int | None = None) -> None:
         """Fetch a whole object to a file, which appears when it is complete and as it was written.
 
         Args:
             name: of the object below the URL.
             to: the file, in a folder that is there.
+            limit: bytes that it may have; no more are fetched, and none where the server says that it has more.
             sha256: of the object, where it is known.
             size: in bytes, where it is known.
 
@@ -128,21 +129,24 @@ class Objects:
         )
 
         filesystem = self._filesystem
-        limit = all_attempts_seconds()
+        most_seconds = all_attempts_seconds()
         begun = time.monotonic()
         fresh = temporary(to)
 
         def once() -> None:
             seconds = min(
-                object_timeout_seconds() + (size or 0) / _LEAST_BYTES_PER_SECOND, begun + limit - time.monotonic()
+                object_timeout_seconds() + (size or 0) / _LEAST_BYTES_PER_SECOND,
+                begun + most_seconds - time.monotonic(),
             )
-            _get(filesystem, self.at(name), fresh, max(seconds, 0.1))
+            _get(filesystem, self.at(name), fresh, limit, max(seconds, 0.1))
             _compare(fresh, sha256, size)
 
         retrying = Retrying(
-            stop=stop_after_attempt(_ATTEMPTS) | stop_before_delay(limit),
+            stop=stop_after_attempt(_ATTEMPTS) | stop_before_delay(most_seconds),
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
-            retry=retry_if_exception(lambda error: not isinstance(error, _FINAL) and not _is_local(error, fresh)),
+            retry=retry_if_exception(
+                lambda error: not isinstance(error, (*_FINAL, _TooLongError)) and not _is_local(error, fresh)
+            ),
             reraise=True,
         )
         try:
@@ -195,15 +199,30 @@ def _options(protocol: str) -> dict[str, Any]:
     return {"config_kwargs": {**configured, **own}, "max_concurrency": 1}
 
 
-def _get(filesystem: AbstractFileSystem, url: str, to: Path, seconds: float) -> None:
+def _get(filesystem: AbstractFileSystem, url: str, to: Path, limit: int, seconds: float) -> None:
     from fsspec.asyn import AsyncFileSystem, sync
+    from fsspec.callbacks import Callback
+
+    def stop_at_limit(size: int | None, value: int) -> None:
+        if max(size or 0, value) > limit:
+            raise _TooLongError(f"too long: it has more than {limit} bytes, which are the most")
 
     path = filesystem._strip_protocol(url)
+    # Told of the size in the answer's header, and of what has come.
+    callback = Callback(hooks={"limit": stop_at_limit})
     if isinstance(filesystem, AsyncFileSystem):
-        # As its get_file does, which has no limit.
-        sync(filesystem.loop, filesystem._get_file, path, str(to), timeout=seconds)
-    else:
-        filesystem.get_file(path, str(to))
+        # As its get_file does, which has no limit of time.
+        sync(filesystem.loop, filesystem._get_file, path, str(to), callback=callback, timeout=seconds)
+        return
+    # Some file systems, that of this machine too, tell their get_file's callback nothing.
+    found = filesystem.info(path)
+    if found["type"] != "file":
+        raise IsADirectoryError(errno.EINVAL, "it is not a file")
+    callback.set_size(found["size"])
+    with filesystem.open(path, "rb") as source, to.open("wb") as file:
+        while block := source.read(_BLOCK_BYTES):
+            file.write(block)
+            callback.relative_update(len(block))
 
 
 def _compare(path: Path, sha256: str | None, size: int | None) -> None:

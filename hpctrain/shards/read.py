@@ -132,7 +132,8 @@ class Shards:
     @cached_property
     def _index(self) -> NDArray[np.void]:
         # Mapped, so that the processes of a host share one copy.
-        self._stored.path(index_path(self.folder, self.split).name, self._split.index_sha256)
+        name = index_path(self.folder, self.split).name
+        self._stored.path(name, self._split.index_sha256, most_index_bytes(self._split))
         return read_index(self.folder, self.split)
 
     def _file(self, shard: int) -> BufferedReader:
@@ -141,7 +142,7 @@ class Shards:
             if len(self._files) == _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
             file = self._split.shards[shard]
-            path = self._stored.path(file.name, file.sha256, file.bytes)
+            path = self._stored.path(file.name, file.sha256, file.bytes, file.bytes)
             opened = open_regular(path)
             self._files[shard] = opened
         return opened
@@ -196,6 +197,11 @@ def read_index(folder: Path, split: str) -> NDArray[np.void]:
     return index
 
 
+def most_index_bytes(split: Split) -> int:
+    """How many bytes the index of a split can have."""
+    return split.samples * INDEX_ROW.itemsize + _MOST_HEADER_BYTES
+
+
 def index_size_fault(path: Path, split: Split) -> str | None:
     """Why an index cannot be that of a split, by its size alone; None if it can.
 
@@ -203,7 +209,7 @@ def index_size_fault(path: Path, split: Split) -> str | None:
         OSError: it is not there.
     """
     size = path.stat().st_size
-    if 0 <= size - split.samples * INDEX_ROW.itemsize <= _MOST_HEADER_BYTES:
+    if most_index_bytes(split) - _MOST_HEADER_BYTES <= size <= most_index_bytes(split):
         return None
     return f"{size} bytes, which are not those of {split.samples} samples"
 

@@ -27,7 +27,7 @@ from hpctrain.shards.manifest import (
     remake,
 )
 from hpctrain.shards.objects import Objects
-from hpctrain.shards.read import index_path, index_size_fault, open_shards
+from hpctrain.shards.read import index_path, index_size_fault, most_index_bytes, open_shards
 
 # The manifest of what is being staged, until it is whole.
 _BEGUN = "staging.json"
@@ -149,7 +149,7 @@ def _require_room(to: Path, missing: Iterable[ShardFile]) -> None:
 def _copy(source: Path | Objects, to: Path, shard: ShardFile) -> None:
     path = to / shard.name
     if isinstance(source, Objects):
-        source.fetch(shard.name, path, sha256=shard.sha256, size=shard.bytes)
+        source.fetch(shard.name, path, limit=shard.bytes, sha256=shard.sha256, size=shard.bytes)
         return
     fresh = temporary(path)
     digest = hashlib.sha256()
@@ -181,7 +181,7 @@ def _copy_index(source: Path | Objects, to: Path, split: Split) -> None:
     if to.exists() and not index_size_fault(to, split) and sha256(to)[0] == split.index_sha256:
         return
     if isinstance(source, Objects):
-        source.fetch(to.name, to, sha256=split.index_sha256)
+        source.fetch(to.name, to, limit=most_index_bytes(split), sha256=split.index_sha256)
         return
     if index_size_fault(source / to.name, split):
         raise _damaged(source / to.name)

@@ -15,7 +15,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.hashes import sha256
 from hpctrain.shards.manifest import ShardManifest, Split, WrittenFile, read_manifest
 from hpctrain.shards.objects import DamagedObjectError, Objects
-from hpctrain.shards.read import index_fault, index_path, index_size_fault, read_index
+from hpctrain.shards.read import index_fault, index_path, index_size_fault, most_index_bytes, read_index
 
 # Hashing runs beside other threads; more of them than this help no disk.
 _MOST_THREADS = 8
@@ -43,7 +43,7 @@ def verify(folder: Path, objects: Objects | None = None) -> tuple[ShardManifest,
     faults = file_faults(folder, [shard for split in manifest.splits.values() for shard in split.shards], objects)
     for name, split in manifest.splits.items():
         path = index_path(folder, name)
-        missing = _fetch_fault(objects, path, split.index_sha256) if objects else None
+        missing = _fetch_fault(objects, path, split.index_sha256, most_index_bytes(split)) if objects else None
         faults += [missing] if missing else _index_faults(folder, name, split, len(manifest.classes))
     return manifest, tuple(faults)
 
@@ -56,7 +56,7 @@ def file_faults(folder: Path, shards: Sequence[WrittenFile], objects: Objects | 
         if objects is None:
             return _shard_fault(folder, shard)
         try:
-            return _fetch_fault(objects, path, shard.sha256, shard.bytes)
+            return _fetch_fault(objects, path, shard.sha256, shard.bytes, shard.bytes)
         finally:
             path.unlink(missing_ok=True)
 
@@ -65,14 +65,14 @@ def file_faults(folder: Path, shards: Sequence[WrittenFile], objects: Objects | 
         return list(filter(None, pool.map(fault, shards)))
 
 
-def _fetch_fault(objects: Objects, path: Path, sha256: str, size: int | None = None) -> FileFault | None:
+def _fetch_fault(objects: Objects, path: Path, sha256: str, limit: int, size: int | None = None) -> FileFault | None:
     """What is wrong with an object, which is as it was written if it can be fetched.
 
     Raises:
         HpctrainError: it cannot be fetched, which says nothing of the object, or there is no room for it.
     """
     try:
-        objects.fetch(path.name, path, sha256=sha256, size=size)
+        objects.fetch(path.name, path, limit=limit, sha256=sha256, size=size)
     except DamagedObjectError as error:
         return FileFault(file=path.name, fault=error.message.removeprefix(f"{objects.at(path.name)}: "))
     return None

@@ -57,7 +57,7 @@ class TokenShards:
         while count > 0:
             file = self._files[number]
             # Not kept: each would hold a file open, and a large text has more than a process may.
-            path = self._stored.path(file.name, file.sha256, file.bytes)
+            path = self._stored.path(file.name, file.sha256, file.bytes, file.bytes)
             with open_regular(path) as opened:
                 row = np.memmap(opened, TOKEN, "r", shape=(file.tokens,))[start : start + count]
             rows.append(row)

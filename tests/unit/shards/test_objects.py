@@ -275,9 +275,41 @@ def test_a_large_object_is_one_request(server: S3Server, tmp_path: Path) -> None
     content = bytes(60 << 20)
     server.put_object("large", content)
     Objects(server.url).fetch(
-        "large", tmp_path / "large", size=len(content), sha256=hashlib.sha256(content).hexdigest()
+        "large", tmp_path / "large", limit=len(content), size=len(content), sha256=hashlib.sha256(content).hexdigest()
     )
     assert server.requests == 1 and (tmp_path / "large").stat().st_size == len(content)
+
+
+@pytest.mark.parametrize("kind", ["huge", "endless"])
+@pytest.mark.parametrize("name", ["manifest.json", "train-index.npy", "train-000003.tar"])
+def test_no_more_is_fetched_than_an_object_may_have(server: S3Server, tmp_path: Path, name: str, kind: str) -> None:
+    folder = cache_folder(server.url, fetch_manifest(server.url))
+    server.forget()
+    server.fault = lambda asked, number: kind if asked == name else None
+    with pytest.raises(HpctrainError) as caught:
+        fetch_manifest(server.url)
+        Shards(folder, "train").read(7)
+    assert f"{server.url}/{name}: too long" in caught.value.message
+    # At once, and nothing of it stays.
+    assert server.gets[name] == 1
+    assert server.sent < (100 << 20)
+    assert not (folder / name).exists() or name == "manifest.json"
+    assert not unfinished(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["20 GB of zeros", "pipe", "device"])
+def test_no_more_is_copied_of_a_file_than_an_object_may_have(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("s3fs")
+    path = tmp_path / "manifest.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 20 * 10**9)
+    with pytest.raises(HpctrainError, match=r"manifest\.json: .* gave up in attempt 1 "):
+        fetch_manifest(tmp_path.as_uri())
 
 
 @pytest.mark.long
@@ -343,7 +375,7 @@ def test_a_cache_without_room_is_refused_before_the_start(
         shards = [file for split in read_manifest(disk).splits.values() for file in split.shards]
         with pytest.raises(HpctrainError, match=r"no space left to write .*/small/"):
             for file in shards:
-                files.path(file.name, file.sha256, file.bytes)
+                files.path(file.name, file.sha256, file.bytes, file.bytes)
         assert not unfinished(small)
 
 
