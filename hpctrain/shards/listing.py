@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import tarfile
 from collections import Counter
@@ -73,12 +74,7 @@ class ClassTar:
             HpctrainError: cut short, damaged, or of another number of images.
         """
         where = f"{self.archive}: {self.info.name}"
-        # Opening the outer tar reads its first header alone.
-        with (
-            open_tar(self.archive) as outer,
-            naming(where),
-            tarfile.open(fileobj=_headers(outer.extractfile(self.info)), mode="r:") as inner,
-        ):
+        with open_tar(self.archive, self.info) as inner, naming(where):
             files = whole_members(inner, where)
         if len(files) != self.samples:
             raise HpctrainError(
@@ -218,8 +214,8 @@ def _fault(key: str) -> str | None:
 
 
 @contextlib.contextmanager
-def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
-    """A tar file, opened for reading.
+def open_tar(path: Path, member: tarfile.TarInfo | None = None) -> Iterator[tarfile.TarFile]:
+    """A tar file, opened for reading its headers, or one that is a member of it.
 
     Raises:
         HpctrainError: it is not there, cannot be read, or is no tar file.
@@ -227,24 +223,37 @@ def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(open_regular(path))
-            tar = stack.enter_context(tarfile.open(fileobj=_headers(file), mode="r:"))
+            headers = cast("IO[bytes]", _Headers(file.fileno(), member))
+            tar = stack.enter_context(tarfile.open(fileobj=headers, mode="r:"))
         except FileNotFoundError as error:
             raise HpctrainError(f"{path} is not there", "name the folder that holds the archives") from error
         except OSError as error:
             raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a readable file") from error
         except _DAMAGE as error:
-            raise HpctrainError(f"{path} is not a tar file: {error}", DOWNLOAD_AGAIN) from error
+            where = f"{path}: {member.name}" if member else path
+            raise HpctrainError(f"{where} is not a tar file: {error}", DOWNLOAD_AGAIN) from error
         stack.enter_context(bounded(str(path), _MOST_LISTING, _LISTING_SECONDS))
         yield tar
 
 
 class _Headers:
-    """What tarfile reads a tar through: headers only, of which each and all together have limits."""
+    """What tarfile reads a tar through: headers only, of which each and all together have limits.
 
-    def __init__(self, file: IO[bytes]) -> None:
+    Without a buffer, which would count as headers and, with some Pythons, be as large as an image.
+    """
+
+    def __init__(self, file: int, member: tarfile.TarInfo | None) -> None:
         self._file = file
+        self._begin = member.offset_data if member else 0
+        self._size = member.size if member else os.fstat(file).st_size
         self._left = _MOST_HEADERS
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+        self._place = 0
+
+    def seek(self, place: int) -> None:
+        self._place = place
+
+    def tell(self) -> int:
+        return self._place
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= _LONGEST_HEADER or size > self._left:
@@ -252,12 +261,9 @@ class _Headers:
                 f"its headers have more than {_MOST_HEADERS} bytes, or one of them more than {_LONGEST_HEADER}"
             )
         self._left -= size
-        return self._file.read(size)
-
-
-def _headers(file: IO[bytes] | None) -> IO[bytes]:
-    assert file is not None
-    return cast("IO[bytes]", _Headers(file))
+        content = os.pread(self._file, max(0, min(size, self._size - self._place)), self._begin + self._place)
+        self._place += len(content)
+        return content
 
 
 @contextlib.contextmanager

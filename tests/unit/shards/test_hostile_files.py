@@ -23,7 +23,7 @@ from hpctrain.shards import archives, devkit
 from hpctrain.shards.decoding import MOST_BYTES
 from hpctrain.shards.fake import FakeSet, _meta, make_fake
 from hpctrain.shards.folders import verify_folder
-from hpctrain.shards.listing import ClassFolder, ValidationTar, list_part
+from hpctrain.shards.listing import ClassFolder, ClassTar, ValidationTar, list_part
 from hpctrain.shards.make import Sharding, make_shards
 from hpctrain.shards.manifest import INDEX_ROW, MOST_MANIFEST_BYTES, read_manifest
 from hpctrain.shards.read import open_shards
@@ -242,6 +242,28 @@ def test_tars_with_more_than_a_listing_holds(kind: str, tmp_path: Path) -> None:
     cost = cost_of(program, str(path))
     assert cost.status == 1 and "HpctrainError" in cost.stderr, cost.stderr
     assert cost.peak < 6e8
+
+
+def test_headers_are_counted_without_what_a_buffer_reads_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a buffer the limit would be that of the headers and of the images between them."""
+    monkeypatch.setattr("hpctrain.shards.listing._MOST_HEADERS", 300 * 513 + (1 << 16))
+    inner, path = io.BytesIO(), tmp_path / "train.tar"
+    with tarfile.open(fileobj=inner, mode="w") as tar:
+        for number in range(300):
+            info = tarfile.TarInfo(f"{number}.JPEG")
+            info.size = 3000
+            tar.addfile(info, io.BytesIO(bytes(info.size)))
+    with tarfile.open(path, "w") as tar:
+        info = tarfile.TarInfo("n0.tar")
+        info.size = len(inner.getvalue())
+        tar.addfile(info, io.BytesIO(inner.getvalue()))
+    with tarfile.open(path) as tar:
+        (info,) = tar.getmembers()
+    found = list_part(ClassTar(archive=path, info=info, label=0, samples=300))
+    assert [member.size for member in found] == [3000] * 300
+    monkeypatch.setattr("hpctrain.shards.listing._MOST_HEADERS", 300 * 512)
+    with pytest.raises(HpctrainError, match=r"train\.tar: n0\.tar"):
+        list_part(ClassTar(archive=path, info=info, label=0, samples=300))
 
 
 def test_an_archive_in_place_of_an_image_is_a_broken_image(tmp_path: Path) -> None:

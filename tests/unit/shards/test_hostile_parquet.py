@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_is_refused_without_its_memory(kind: str, tmp_path: Path) -> None:
     pq.write_table(table, path, compression="zstd", store_schema=kind == "nested metadata")
     assert path.stat().st_size < 300_000
     cost = cost_of(_PROGRAM, str(path))
-    assert cost.status == 1 and "HpctrainError" in cost.stderr, cost.stderr[-3000:]
+    assert cost.status == 1 and re.search(r"\.(HpctrainError|BeyondLimitsError): ", cost.stderr), cost.stderr[-3000:]
     assert cost.peak < 2.4e9
     assert cost.cpu < 30
 
@@ -89,8 +90,9 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_limit_ends_with_what_it_is_for() -> None:
+    # More than the tests before may have left free in the heap.
     with pytest.raises(MemoryError), memory_limit(1 << 24):
-        bytearray(1 << 26)
+        bytearray(1 << 30)
     with memory_limit(1 << 28):
         bytearray(1 << 26)
-    bytearray(1 << 26)
+    bytearray(1 << 30)
