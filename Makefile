@@ -89,7 +89,7 @@ fuzz: .fuzz/installed.stamp
 
 .fuzz/installed.stamp: pyproject.toml
 	$(PYTHON) -m venv .fuzz
-	.fuzz/bin/python -m pip install --editable '.[imagenet]' 'atheris>=3' pytest
+	.fuzz/bin/python -m pip install --editable '.[imagenet,parquet,text]' 'atheris>=3' pytest
 	touch $@
 
 # What only a machine with GPUs shows, as runs/gpu/gpu.json and index.html beside it. PYTHON is the one that has PyTorch

@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-import hpctrain
 from hpctrain.errors import HpctrainError
 from hpctrain.shards import bounded
 from hpctrain.shards.bounded import BeyondLimitsError, Notes
@@ -78,14 +77,14 @@ class _Process:
         self._notes = Notes(os.memfd_create("hpctrain-notes"))
         self._connection = Connection(ours.detach())
         files = (theirs.fileno(), self._notes.file)
-        path = [str(Path(hpctrain.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, *map(str, files)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=files,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+                # The functions are found where they are here.
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 # What a shell or Slurm sends to the ranks is none of its business.
                 start_new_session=True,
             )

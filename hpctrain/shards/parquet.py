@@ -79,7 +79,7 @@ class RowGroup:
         Raises:
             HpctrainError: the file is damaged, or a row has no image.
         """
-        found = []
+        found: list[ImageFile] = []
         with _opened(self.file) as file:
             for row, content in enumerate(_images(file, self.file, self.number, self.image), self.first):
                 if not content:
@@ -88,9 +88,16 @@ class RowGroup:
                         "leave the row out of the file",
                     )
                 require_size(f"{self.file}, row {row}", len(content))
-                key = f"{self.name}_{row:08}"
-                found.append(ImageFile(str(self.file), row, len(content), self.labels[row - self.first], key))
+                if len(found) == len(self.labels):
+                    raise self._differing("more")
+                label, key = self.labels[len(found)], f"{self.name}_{row:08}"
+                found.append(ImageFile(str(self.file), row, len(content), label, key))
+        if len(found) < len(self.labels):
+            raise self._differing("fewer")
         return found
+
+    def _differing(self, how: str) -> HpctrainError:
+        return HpctrainError(f"{self.file}: row group {self.number} has {how} images than labels", _AGAIN)
 
 
 def parquet_files(folder: Path) -> dict[SplitName, list[Path]]:
@@ -127,11 +134,13 @@ def row_groups(
     names: dict[tuple[str, ...], Path] = {}
     for path in (path for paths in files.values() for path in paths):
         with _opened(path) as file:
-            _require_columns(file, path, columns)
-            rows += file.metadata.num_rows
+            with bounded(str(path), _MOST_METADATA):
+                _require_columns(file, path, columns)
+                rows += file.metadata.num_rows
+                named = _class_names(file, columns.label)
             if rows > most:
                 raise HpctrainError(f"{path}: {rows} rows up to here, where the files have no room for them", _AGAIN)
-            if named := _class_names(file, columns.label):
+            if named:
                 names.setdefault(named, path)
             labels[path] = [_labels(file, number, path, columns.label) for number in range(file.num_row_groups)]
     values = {
@@ -166,9 +175,11 @@ def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[in
     """
     wanted = sorted(rows)
     with _opened(path) as file:
+        with bounded(str(path), _MOST_METADATA):
+            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         first = 0
-        for number in range(file.num_row_groups):
-            after = first + file.metadata.row_group(number).num_rows
+        for number, size in enumerate(sizes):
+            after = first + size
             own = {row for row in wanted if first <= row < after}
             if own:
                 for row, content in enumerate(_images(file, path, number, column), first):
@@ -204,8 +215,10 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
             with bounded(str(path), _MOST_METADATA):
                 file = stack.enter_context(ParquetFile(path))
             yield file
-    except (pyarrow.ArrowException, OSError) as error:
-        # OSError is also what the library raises for damaged pages.
+    except HpctrainError:
+        raise
+    except Exception as error:
+        # The library raises whatever its parsing stumbles over: names that are no text, pages that are none.
         raise HpctrainError(f"{path} cannot be read, or is not a complete Parquet file: {error}", _AGAIN) from error
 
 
@@ -252,8 +265,8 @@ def _class_names(file: ParquetFile, column: str) -> tuple[str, ...] | None:
 
 
 def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]:
-    _require_packed(file, group, column)
     with bounded(str(path), _MOST_LABELS):
+        _require_packed(file, group, column)
         labels: list[Any] = file.read_row_group(group, columns=[column]).column(column).to_pylist()
     for row, label in enumerate(labels):
         if label is None or (isinstance(label, int) and label < 0):
@@ -325,8 +338,9 @@ def _name(path: Path) -> str:
 
 
 def _images(file: ParquetFile, path: Path, group: int, column: str) -> Iterator[bytes | None]:
-    _require_packed(file, group, column)
-    batches = file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[column])
+    with bounded(str(path), _MOST_METADATA):
+        _require_packed(file, group, column)
+        batches = file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[column])
     while True:
         with bounded(str(path), _MOST_BATCH):
             batch = next(batches, None)

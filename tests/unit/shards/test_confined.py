@@ -64,13 +64,6 @@ def _fail(words: str) -> None:
     raise ValueError(words)
 
 
-@pytest.fixture(autouse=True)
-def _found_by_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes import this module for its functions."""
-    end_all()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-
-
 @pytest.mark.parametrize("harm", _HARMS)
 def test_what_ends_a_process_is_named(
     harm: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -157,7 +150,7 @@ def test_images_that_crash_the_decoder_are_broken_and_the_others_are_there(
     end_all()
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(_HARMFUL)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setenv("HARMFUL_BYTES", str(odd))
     capsys.readouterr()
     assert main([*command, str(tmp_path / "harmed")]) == 0

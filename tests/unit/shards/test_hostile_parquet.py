@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from hostile_files import cost_of
 
 from hpctrain.errors import HpctrainError
 from hpctrain.shards.bounded import memory_limit
-from hpctrain.shards.parquet import Columns, row_groups
+from hpctrain.shards.confined import confined
+from hpctrain.shards.listing import list_part
+from hpctrain.shards.parquet import Columns, RowGroup, row_groups
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -79,6 +83,39 @@ def test_what_images_and_labels_are_in_files(tmp_path: Path) -> None:
     classes, parts = row_groups(tmp_path, {"train": [path]}, Columns())
     assert classes == ("cat", "dog")
     assert [part.first for part in parts["train"]] == list(range(0, 3000, 2))
+
+
+def _listed(folder: Path) -> None:
+    for part in row_groups(folder, {"train": [folder / "train.parquet"]}, Columns())[1]["train"]:
+        list_part(part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [b"D", b"\xff"])
+def test_any_byte_may_be_another(value: bytes, tmp_path: Path) -> None:
+    """Among them what the library raises as UnicodeDecodeError, and what ends its process."""
+    table = pa.table({"image": pa.array([b"a" * 20] * 6, pa.binary()), "label": pa.array([0, 1] * 3)})
+    pq.write_table(table, buffer := io.BytesIO(), compression="zstd", data_page_version="2.0", use_dictionary=False)
+    whole = buffer.getvalue()
+    outcomes = Counter[type[Exception] | None]()
+    for place in range(len(whole)):
+        (tmp_path / "train.parquet").write_bytes(whole[:place] + value + whole[place + 1 :])
+        try:
+            confined(_listed, tmp_path)
+            outcomes[None] += 1
+        except HpctrainError as error:
+            assert error.exit_code == 2 and str(tmp_path) in error.message
+            outcomes[type(error)] += 1
+    assert outcomes[None] and outcomes[HpctrainError]
+
+
+@pytest.mark.parametrize("labels", [(0,), (0, 1, 0, 1)])
+def test_other_numbers_of_images_than_labels_are_refused(labels: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"image": pa.array([b"a"] * 3, pa.binary()), "label": pa.array([0, 1, 0])}), path)
+    group = RowGroup(file=path, number=0, first=0, labels=labels, name="train", image="image")
+    with pytest.raises(HpctrainError, match=r"train\.parquet"):
+        group.members()
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
