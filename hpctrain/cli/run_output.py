@@ -14,7 +14,7 @@ from hpctrain.launch.launcher_choice import needs_proof
 from hpctrain.planning.mesh import mesh_lines
 from hpctrain.recipes.schema import Recipe
 from hpctrain.report.say import answer, say, tell, terminal
-from hpctrain.run.directory import RunDirectory, read_model, write_json
+from hpctrain.run.directory import RunDirectory, write_json
 from hpctrain.run.plan import Plan, Script
 from hpctrain.run.resuming import resume_command
 from hpctrain.supervision.request import ReadyRun
@@ -70,13 +70,12 @@ class Terminal:
         write_json(directory.prediction, prediction_record(found.prediction))
 
     @contextlib.contextmanager
-    def follow(self, directory: RunDirectory) -> Iterator[Audience]:
+    def follow(self, plan: Plan, directory: RunDirectory) -> Iterator[Audience]:
         from hpctrain.report.console import Console
         from hpctrain.report.tensorboard import TensorBoardWriter
         from hpctrain.report.tracking.processes import tracked
         from hpctrain.supervision.execution import Audience
 
-        plan = read_model(directory.plan, Plan)
         names = plan.trackers
         with contextlib.ExitStack() as stack:
             console = stack.enter_context(Console())

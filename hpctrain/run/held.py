@@ -37,6 +37,12 @@ class HeldDirectory:
         self._path = directory.path.absolute()
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            raise HpctrainError(
+                f"{self._path} was moved or deleted before it was used",
+                "after a move, hpctrain run --resume goes on at the new place; otherwise start the run anew",
+                exit_code=1,
+            ) from None
         except OSError as error:
             raise disk_error(error, self._path) from error
         self._identity = _identity(os.fstat(self._descriptor))

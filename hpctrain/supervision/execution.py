@@ -24,6 +24,7 @@ from hpctrain.run.records import whole_records
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.failure import Failure
 from hpctrain.supervision.interrupts import Interrupted, Interrupts
+from hpctrain.supervision.run import lost_directory
 from hpctrain.supervision.start import launch_attempt, prove_launcher
 from hpctrain.supervision.supervisor import Restart, Supervisor
 
@@ -141,6 +142,8 @@ class Execution:
         except HpctrainError as error:
             self._record_error(plan, attempt, error, RESUMABLE)
             raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
+        if fate := self.held.fate():
+            return lost_directory(self.held, fate)
         try:
             self._record_begin(attempt)
             with supervisor.watching(plan, launcher) as leave:
@@ -158,6 +161,8 @@ class Execution:
                     leave=leave,
                 )
         except Exception as error:
+            if isinstance(error, HpctrainError) and (fate := self.held.fate()):
+                return lost_directory(self.held, fate)
             if not isinstance(error, HpctrainError):
                 known = HpctrainError(f"hpctrain failed: {type(error).__name__}: {error}", exit_code=1)
             else:

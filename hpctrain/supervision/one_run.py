@@ -168,7 +168,7 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
     from hpctrain.supervision.execution import Execution
 
     with HeldDirectory(directory) as held:
-        with output.follow(directory) as audience:
+        with output.follow(run.plan, directory) as audience:
             execution = Execution(
                 directory=directory,
                 held=held,

@@ -94,7 +94,7 @@ class Output(Protocol):
     def begun(self, plan: Plan, directory: RunDirectory) -> None:
         """A new run's directory is made, and its ranks are not started yet."""
 
-    def follow(self, directory: RunDirectory) -> AbstractContextManager[Audience]:
+    def follow(self, plan: Plan, directory: RunDirectory) -> AbstractContextManager[Audience]:
         """The audience of a run; it is left when the run has ended."""
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> Summary:

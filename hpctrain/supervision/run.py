@@ -170,10 +170,17 @@ def _of_a_lost_directory(failure: Failure, job: RunningJob) -> Failure:
     """What ended a run whose directory was moved or deleted: the ranks' own errors only follow from that."""
     if not job.lost:
         return failure
-    if job.held.now() is None:
-        return Failure(message=job.lost, hint="start it anew: nothing of it can be saved any more", exit_code=1)
+    if job.held.now() is None or not whole_records(job.directory):
+        return lost_directory(job.held, job.lost)
     ended = "all ranks saved their state and left" if failure.stopped else failure.message
     return replace(failure, message=f"{job.lost}; {ended}")
+
+
+def lost_directory(held: HeldDirectory, fate: str) -> Failure:
+    """The failure of a run whose directory was deleted, or was moved before any rank began."""
+    if held.now() is None:
+        return Failure(message=fate, hint="start it anew: nothing of it can be saved any more", exit_code=1)
+    return Failure(message=fate, exit_code=RESUMABLE)
 
 
 def _is_unexplained(failure: Failure, job: RunningJob) -> bool:

@@ -23,9 +23,15 @@ def _listen(directory: Path) -> None:
 
 if __name__ == "__main__":
     _listen(Path(sys.argv[1]))
+    from hpctrain.errors import HpctrainError
     from hpctrain.train.rank import run_rank
 
-    code = run_rank(Path(sys.argv[1]))
+    try:
+        code = run_rank(Path(sys.argv[1]))
+    except HpctrainError as error:
+        # Of a rank that could not begin: its log and its record say nothing yet.
+        print(f"hpctrain: {error}", file=sys.stderr)
+        code = error.exit_code
     # The interpreter's last collections go through all that a framework has made: more than a second.
     gc.freeze()
     sys.exit(code)

@@ -78,6 +78,9 @@ def run_rank(path: Path) -> int:
     rank = launcher.rank if launcher else 0
     # For as long as this process lives, by which it is known as the run's.
     held = HeldDirectory(RunDirectory(path))
+    if held.now() is None:
+        # Nothing is written into what has come in its place.
+        raise HpctrainError(f"{path} has no plan.json: it was moved or deleted before this rank began", exit_code=1)
     directory = held.work
     stopping.watch(directory.stop, held.lost)
     forks.watch()
