@@ -13,10 +13,11 @@ from hpctrain.checkpoints.find import newest_whole, verify
 from hpctrain.checkpoints.keep import scores
 from hpctrain.checkpoints.layout import checkpoint_path, damaged_checkpoints, iterations
 from hpctrain.checkpoints.manifest import SavedProgress, read_manifest
+from hpctrain.checkpoints.reconcile import missing
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import EventsFile, kept
-from hpctrain.run.events.kinds import EpochEvent, RunEvent, StartEvent, StoppedEvent
+from hpctrain.run.events.kinds import CheckpointEvent, EpochEvent, RunEvent, StartEvent, StoppedEvent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +29,8 @@ class Row(BaseModel):
     Attributes:
         path: of its folder.
         state: ``newest``, which is what --resume takes, by the hashes of its files; ``whole``, by their lengths;
-            ``damaged``; ``set aside``, which was found damaged by an attempt.
+            ``damaged``; ``missing``, of which the events tell alone; ``set aside``, which was found damaged by an
+            attempt.
         fault: what is wrong with a damaged one.
         iteration: steps that were done.
         epoch: of the last of them, from 1.
@@ -42,7 +44,7 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     path: Path
-    state: Literal["newest", "whole", "damaged", "set aside"]
+    state: Literal["newest", "whole", "damaged", "missing", "set aside"]
     fault: str | None = None
     iteration: int | None = None
     epoch: int | None = None
@@ -60,16 +62,22 @@ def checkpoint_rows(directory: RunDirectory) -> list[Row]:
         HpctrainError: this is no run's directory, or its events are damaged.
     """
     folder = require_checkpoints(directory)
-    accuracies = scores(kept(EventsFile(directory.events).outline(StartEvent, RunEvent, StoppedEvent, EpochEvent)))
+    outline = EventsFile(directory.events).outline(StartEvent, RunEvent, StoppedEvent, EpochEvent, CheckpointEvent)
+    events = list(outline)
+    accuracies = scores(kept(events))
     newest = newest_whole(folder)
     faults = dict(newest.damaged)
-    rows = []
+    rows = [
+        Row(path=checkpoint_path(folder, each), state="missing", iteration=each, test_accuracy=accuracies.get(each))
+        for each in missing(folder, events)
+    ]
     for iteration in iterations(folder):
         path = checkpoint_path(folder, iteration)
         fault = faults.get(path) or "; ".join(verify(path, hashes=False)) or None
         whole: Literal["newest", "whole"] = "newest" if iteration == newest.iteration else "whole"
         row = Row(path=path, state="damaged" if fault else whole, fault=fault)
         rows.append(_known(row, accuracies.get(iteration)))
+    rows.sort(key=lambda row: row.path)
     return rows + [_known(Row(path=path, state="set aside")) for path in damaged_checkpoints(folder)]
 
 

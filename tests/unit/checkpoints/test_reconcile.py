@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -65,6 +66,9 @@ def test_the_newest_is_gone(directory: RunDirectory, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert main(["checkpoint", "verify", str(directory.path)]) == 3
     assert "step-00000020: ok" in capsys.readouterr().out
+    assert main(["checkpoint", "list", str(directory.path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [(row["iteration"], row["state"]) for row in rows] == [(20, "newest"), (30, "missing")]
     # Once it was told, the events of after it do not count any more.
     record(directory, StartEvent(attempt=2, iteration=20))
     assert gone(directory) == []
