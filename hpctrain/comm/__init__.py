@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 
 from hpctrain.cluster.backends import BACKENDS
 from hpctrain.cluster.gpus import fitting_backend, usable_gpus
@@ -82,6 +83,7 @@ def init(backend: str | None = None) -> Communicator:
         forks.require_rank("ht.init()")
         launcher = detect()
         if launcher and launcher.size > 1:
+            _require_own_place(launcher)
             forks.watch()
         # Before the others are met, who would wait for this rank: MPI that survives its ranks ends none of them.
         if launcher and launcher.size > 1:
@@ -197,6 +199,23 @@ def _leave() -> None:
     if fault_tolerant:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_FINALIZE_SECONDS)
+
+
+def _require_own_place(claim: LauncherClaim) -> None:
+    """Refuse a process that multiprocessing started from a rank, and that has that rank's place in its environment.
+
+    Raises:
+        HpctrainError: it is one.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    parent = process and process.parent_process()
+    with contextlib.suppress(psutil.Error):
+        if parent and detect(psutil.Process(parent.pid).environ()) == claim:
+            raise HpctrainError(
+                f"ht.init() was called in process {os.getpid()}, which multiprocessing has started from rank "
+                f"{claim.rank} and is none itself",
+                'such a process imports the script anew: keep what ranks do under `if __name__ == "__main__":`',
+            )
 
 
 def _abort_on_exception() -> None:

@@ -15,6 +15,7 @@ from hpctrain.comm.mpi import MpiControl
 from hpctrain.comm.narrowed import Narrowing
 from hpctrain.comm.timeout import REDUCTION, Timeout
 from hpctrain.errors import HpctrainError, TransientError
+from hpctrain.run import forks
 from hpctrain.run.limits import timeout_seconds
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ class HorovodTorchEngine:
     def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
         import torch
 
+        # Its queue has a lock, which a thread of the rank's may have held at the fork.
+        forks.require_rank("a reduction")
         if narrow_type := whole(wire):
             return self._narrowing.allreduce(buffer, name, narrow_type, lambda narrow: self.allreduce(narrow, name))
         if buffer.dtype == torch.bfloat16:
@@ -164,6 +167,7 @@ class HorovodTorchEngine:
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         import torch
 
+        forks.require_rank("a reduction")
         # float32 holds every bfloat16 exactly
         wire = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
         handle = self._horovod.allgather_async(tensor.to(wire).contiguous(), name=name)
@@ -171,6 +175,7 @@ class HorovodTorchEngine:
         return joined.to(tensor.dtype)
 
     def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
+        forks.require_rank("a reduction")
         handle = self._horovod.broadcast_async_(tensor, root_rank=root, name=name)
         self._waited_for(handle)
 

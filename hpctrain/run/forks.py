@@ -3,25 +3,32 @@
 A fork has the rank's memory, its connections and its exit handlers, and none of its threads. What runs at its end would
 write the rank's record, leave MPI in its place or wait for the other ranks, for ever. So a fork forgets what its parent
 had registered for the exit, as those of :mod:`multiprocessing` do, and the operating system ends it. What it has begun
-itself still comes to its end: its threads, queues and processes.
+itself still comes to its end: its threads, queues, processes, temporary folders and open files. What its parent had
+not written yet is the parent's to write.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
+import io
 import os
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import NoReturn
 
 from hpctrain.errors import HpctrainError
 
 _watching = _forked = False
 _status = 0
-_exit = sys.exit
+_frames: FrameType | None = None
+# Of all files; an abstract base class would ask each type.
+_FILE: type = io.IOBase.__bases__[0]
 
 
 def watch() -> None:
@@ -29,7 +36,7 @@ def watch() -> None:
     global _watching
     if not _watching:
         _watching = True
-        os.register_at_fork(after_in_child=_begin_fork)
+        os.register_at_fork(before=_flush_streams, after_in_child=_begin_fork)
 
 
 def is_fork() -> bool:
@@ -66,13 +73,34 @@ def leave(status: int) -> None:
 
 
 def _end() -> NoReturn:
-    status = _status
+    flushed = _flush_streams()
+    _close_files()
+    os._exit(_status if flushed or _status else 120)  # as Python does
+
+
+def _flush_streams() -> bool:
+    """Write what stdout and stderr hold, and return whether that could be done."""
+    flushed = True
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (AttributeError, OSError, ValueError):
-            status = status or 120  # as Python does
-    os._exit(status)
+        except (AttributeError, OSError, RuntimeError, ValueError):
+            flushed = False
+    return flushed
+
+
+def _close_files() -> None:
+    """Write what the files of this fork hold: its interpreter does not take them down."""
+    made = [each for each in gc.get_objects() if issubclass(type(each), _FILE)]
+    # What writes into another file comes before that: TextIOWrapper, GzipFile, BufferedWriter, FileIO.
+    for each in sorted(made, key=_depth):
+        with contextlib.suppress(Exception):
+            each.close()
+
+
+def _depth(file: io.IOBase) -> tuple[bool, bool, bool]:
+    kind = type(file)
+    return issubclass(kind, io.RawIOBase), kind is not io.TextIOWrapper, kind.__module__ == _FILE.__module__
 
 
 def exit_status(error: BaseException | None) -> int:
@@ -84,16 +112,33 @@ def exit_status(error: BaseException | None) -> int:
 
 
 def _begin_fork() -> None:
-    global _forked
-    _forked = True
+    global _forked, _frames, _status
+    _forked, _status = True, 0
+    # With the variables of the functions that the fork returns through.
+    _frames = sys._getframe()
     atexit._clear()
+    # Its parent's objects stay as they are: their ends, as the removal of a temporary folder, are the parent's.
+    gc.freeze()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     # Python does not tell exit handlers the status that they end with. One of a SystemExit that was raised without
     # sys.exit is not seen here, but by hpctrain.train.rank where that runs the script.
     atexit.register(_end)
+    if logging := sys.modules.get("logging"):
+        _keep_exit_of_logging(logging)
     if "multiprocessing.util" in sys.modules:
         _keep_exit_of_multiprocessing()
-    sys.exit = _note_and_exit
+    sys.exit = _exit
     sys.excepthook = _note_and_show(sys.excepthook)
+
+
+def _keep_exit_of_logging(logging: ModuleType) -> None:
+    """Let what this fork logs be written; the records that its parent holds back are not its own."""
+    for reference in logging._handlerList:
+        buffer = getattr(reference(), "buffer", None)
+        if isinstance(buffer, list):
+            buffer.clear()
+    atexit.register(logging.shutdown)
 
 
 def _keep_exit_of_multiprocessing() -> None:
@@ -108,10 +153,26 @@ def _keep_exit_of_multiprocessing() -> None:
     atexit.register(util._exit_function)  # type: ignore[attr-defined]
 
 
-def _note_and_exit(code: str | int | None = None, /) -> NoReturn:
-    global _status
-    _status = exit_status(SystemExit(code))
-    _exit(code)
+class _Status:
+    """Noted when its exception dies by the interpreter, under no frame; one that a script catches dies under some."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def __del__(self) -> None:
+        global _status
+        if sys._getframe().f_back is None:
+            _status = self._status
+
+
+def _exit(code: str | int | None = None, /) -> NoReturn:
+    raise _with_status(SystemExit(code))
+
+
+def _with_status(error: SystemExit) -> SystemExit:
+    # No frame of the traceback may hold the exception, or it would live on.
+    error.__dict__["status of the fork"] = _Status(exit_status(error))
+    return error
 
 
 def _note_and_show(
@@ -119,7 +180,16 @@ def _note_and_show(
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], object]:
     def note_and_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         global _status
-        _status = 1
+        if not (trace and _runs(trace.tb_frame)):
+            _status = 1
         show(kind, error, trace)
 
     return note_and_show
+
+
+def _runs(wanted: FrameType) -> bool:
+    """Whether this frame still runs, as where a script shows an error that it has caught."""
+    frame: FrameType | None = sys._getframe()
+    while frame and frame is not wanted:
+        frame = frame.f_back
+    return frame is not None

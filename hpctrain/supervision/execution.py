@@ -163,10 +163,8 @@ class Execution:
         except Exception as error:
             if isinstance(error, HpctrainError) and (fate := self.held.fate()):
                 return lost_directory(self.held, fate)
-            if not isinstance(error, HpctrainError):
-                known = HpctrainError(f"hpctrain failed: {type(error).__name__}: {error}", exit_code=1)
-            else:
-                known = error
+            fault = HpctrainError(f"hpctrain failed: {type(error).__name__}: {error}", exit_code=1)
+            known = error if isinstance(error, HpctrainError) else fault
             self._record_error(plan, attempt, known, known.exit_code)
             raise
         if failure and failure.exit_code == RESUMABLE and self._is_done():

@@ -230,7 +230,8 @@ def _run_script(script: Script) -> None:
     sys.argv = [str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
     try:
-        runpy.run_path(str(script.path), run_name="__main__")
+        # A fork keeps the script's variables to its end: what its parent had made is not the fork's to take down.
+        _variables = runpy.run_path(str(script.path), run_name="__main__")
     except BaseException as raised:
         if forks.is_fork():
             _leave_fork(raised, script)

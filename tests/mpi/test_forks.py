@@ -15,6 +15,7 @@ from hpctrain.run.events.kinds import FaultEvent, LogEvent
 from hpctrain.run.records import read_records
 
 PROGRAM = Path(__file__).parent / "programs" / "forks.py"
+ENDS = PROGRAM.with_name("fork_ends.py")
 ENDED = {
     "status": 3,
     "text": 1,
@@ -69,3 +70,36 @@ def test_forks_leave_the_record_of_a_run_alone(hpctrain, tmp_path, backend):
     events = list(read_events(directory.events))
     assert [event.values for event in events if isinstance(event, LogEvent)] == [{"in_the_rank": 1.0}]
     assert not [event for event in events if isinstance(event, FaultEvent)]
+
+
+def require_ends_of_their_own(result: subprocess.CompletedProcess[str]) -> None:
+    """Forks did at their end what they had begun, and nothing of what their parent had."""
+    found = json.loads(re.findall("^ended (.*)$", result.stdout, re.M)[0])
+    assert set(found.pop("statuses").values()) == {0}
+    assert sorted(found.pop("log")) == ["", "of the fork", "of the parent"]
+    assert found == {
+        "parent's folder": True,
+        "forks' folders": [],
+        "made": ["finalized", "processes", "threads"],
+        "files": ["of the fork"] * 3,
+        "parent's pool": 1,
+        "spawned": 1,
+        "parent's file": "of the parent",
+    }
+    assert result.stdout.count("printed once") == 1
+    assert result.stdout.count("was called in process") == 1
+
+
+def test_forks_end_what_they_began(mpirun, tmp_path):
+    result = mpirun(ENDS, 2, str(tmp_path), timeout=110)
+    assert result.returncode == 0, result.stdout
+    require_ends_of_their_own(result)
+
+
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.long)])
+def test_forks_of_a_run_end_what_they_began(hpctrain, tmp_path, backend):
+    (ends := tmp_path / "ends").mkdir()
+    options = ("-np", "2", "--oversubscribe", "--backend", backend)
+    result = hpctrain("run", str(ENDS), *options, "--", str(ends), timeout=110)
+    assert result.returncode == 0, result.stdout
+    require_ends_of_their_own(result)
