@@ -127,6 +127,7 @@ def _run(
             cut = job.wait(follower, lambda: bool(interrupts.received) or time.monotonic() > deadline)
         ended = job.process.poll()
         if cut and interrupts.received:
+            job.look_for_directory(follower)
             waits = stoppable or interrupts.received[0] in interrupts.asking or ranks_listen(job.directory)
             if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
                 deadline = time.monotonic() + stop.seconds
@@ -417,8 +418,10 @@ class RunningJob:
 
     def _members(self) -> list[psutil.Process]:
         """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
-        # A damaged record must not let the other processes live, and one of somebody else's end any.
-        recorded = (record.own_process(self.directory) for record in whole_records(self.directory))
+        # A damaged record must not let the other processes live, and one of somebody else's end any. By descriptor:
+        # that the directory was moved may not be known yet.
+        directory = self.held.work
+        recorded = (record.own_process(directory) for record in whole_records(directory))
         members = {process for process in recorded if process}
         if self.process.poll() is None:
             members.update(psutil.Process(self.process.pid).children(recursive=True))

@@ -151,6 +151,43 @@ def test_a_directory_that_is_moved_is_stopped_there(tmp_path: Path, monkeypatch:
     assert not any(made.path.iterdir())
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_ranks_elsewhere_are_ended_though_the_directory_was_just_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    """Ranks that are no descendants of the launcher, and in another session, as those of a daemon."""
+    made = RunDirectory(tmp_path / "run")
+    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
+    monkeypatch.chdir(made.path)
+    failure, _, _ = start(
+        made,
+        f"""
+rank = "import os, time; held = os.open('.', os.O_RDONLY); print(flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", rank], stdout=subprocess.PIPE, start_new_session=True)
+child.stdout.readline()
+record(0, "running", child.pid)
+os.rename("../run", "../moved")
+if {replaced}: os.mkdir("../run")
+os._exit(0)
+""",
+    )
+    assert failure is not None
+    assert failure.exit_code == RESUMABLE
+    (record,) = read_records(RunDirectory(tmp_path / "moved")).values()
+    assert record.process() is None
+
+
+def test_an_interrupt_just_after_a_move_still_asks_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RunDirectory(tmp_path / "run")
+    made.create(Plan(script=Script(path=Path("train.py")), ranks=1, hosts=(), threads_per_rank=1))
+    monkeypatch.chdir(made.path)
+    program = _HOLDS.replace("while", "os.rename('../run', '../moved'); os.kill(os.getppid(), signal.SIGINT)\nwhile", 1)
+    failure, _, _ = start(made, f"began = time.time()\n{program}")
+    assert failure is not None
+    assert (failure.stopped, failure.exit_code) == (True, RESUMABLE)
+    assert (tmp_path / "moved" / "checkpoint").exists()
+
+
 def test_a_directory_that_is_deleted_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = RunDirectory(tmp_path / "run")
     made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
