@@ -70,7 +70,6 @@ lint: .venv/packages.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry hpctrain benchmarks .ci
-	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive hpctrain benchmarks slurm .ci
 	$(BIN)/python .ci/audit.py --program $(BIN)/pip-audit
 	$(build-pages)
 

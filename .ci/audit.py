@@ -50,7 +50,7 @@ def unreachable(index: str) -> str | None:
     """Why an index does not tell vulnerabilities, None where it does."""
     address = f"{index}/pypi/pip/{version('pip')}/json"
     try:
-        with urllib.request.urlopen(address, timeout=_ANSWER_SECONDS) as answer:  # nosec B310  # noqa: S310 - https
+        with urllib.request.urlopen(address, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310 - https
             return None if "vulnerabilities" in json.load(answer) else f"{address} says nothing of vulnerabilities"
     except (OSError, ValueError) as error:
         return f"{address} cannot be reached: {error}"

@@ -22,7 +22,7 @@ CONTAINER = "hpctrain"
 CONFIGURATION = PurePosixPath("/etc/hpctrain")
 PLAN = "plan.json"
 
-_SHARED_MEMORY = "/dev/shm"  # nosec B108  # noqa: S108 - the pod's own
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the pod's own
 
 # Of the nearest label first; Kubernetes adds up those that a node meets.
 _WEIGHTS = (100, 50, 25, 10)

@@ -149,7 +149,7 @@ def _environment(template: Path | None) -> Environment:
         return template.read_text() if template and name == str(template) else None
 
     folders = [slurm_folder(), *([template.parent] if template else [])]
-    environment = Environment(  # nosec B701  # noqa: S701 - it is bash, which the filter quotes for
+    environment = Environment(  # noqa: S701 - it is bash, which the filter quotes for
         loader=ChoiceLoader([FunctionLoader(own), FileSystemLoader(folders)]),
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import pickle  # nosec B403  # objects of the ranks of one run
+import pickle  # objects of the ranks of one run
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class CheckedControl(Communicator):
         received = np.empty(length, np.uint8) if slots is None else slots[0]
         if slots is None:
             self._overwrite(received, 0, "broadcast")
-        return pickle.loads(received.data)  # type: ignore[no-any-return]  # nosec B301  # noqa: S301 - rank 0 of this very run
+        return pickle.loads(received.data)  # type: ignore[no-any-return]  # noqa: S301 - rank 0 of this very run
 
     def broadcast_bytes(self, buffer: Bytes, root: int = 0) -> None:
         own = buffer if self.rank == root else None
@@ -69,7 +69,7 @@ class CheckedControl(Communicator):
         longest, slots = self._meet("allgather_object", "allgather", own, slots=self.size)
         everyone = self._gather(own, longest, "allgather") if slots is None else slots
         # A pickle ends where it says so, whatever is behind it.
-        return [pickle.loads(each.data) for each in everyone]  # nosec B301  # noqa: S301 - of this very run
+        return [pickle.loads(each.data) for each in everyone]  # noqa: S301 - of this very run
 
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         sent = np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension

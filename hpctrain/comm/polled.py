@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import pickle  # nosec B403  # objects of the ranks of one run
+import pickle  # objects of the ranks of one run
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeVar
 
@@ -51,7 +51,7 @@ def allgather(comm: MPI.Intracomm, timeout: Timeout, value: T, what: str) -> lis
     """The values of all ranks, in rank order; values may have any size."""
     payload = np.frombuffer(pickle.dumps(value), np.uint8)
     everyone = allgather_bytes(comm, timeout, payload, None, what)
-    return [pickle.loads(each.data) for each in everyone]  # nosec B301  # noqa: S301 - of this very run
+    return [pickle.loads(each.data) for each in everyone]  # noqa: S301 - of this very run
 
 
 def allgather_bytes(

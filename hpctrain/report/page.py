@@ -114,7 +114,7 @@ def render(directory: RunDirectory) -> str:
 
 
 def _picture(svg: str) -> Markup:
-    return Markup(svg)  # nosec B704  # noqa: S704 - Matplotlib's, of texts that it escapes
+    return Markup(svg)  # noqa: S704 - Matplotlib's, of texts that it escapes
 
 
 def template(name: str) -> Template:

@@ -18,9 +18,9 @@ TEMPORARY_BYTES = 1 << 20
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 
 
-def shortages(environment: Mapping[str, str] = os.environ, shared: Path = Path("/dev/shm")) -> Iterator[str]:  # nosec B108  # noqa: S108
+def shortages(environment: Mapping[str, str] = os.environ, shared: Path = Path("/dev/shm")) -> Iterator[str]:  # noqa: S108
     """What is too short here for ranks of an MPI, each with its remedy."""
-    folder = Path(next((environment[name] for name in _TEMPORARY if environment.get(name)), "/tmp"))  # nosec B108  # noqa: S108
+    folder = Path(next((environment[name] for name in _TEMPORARY if environment.get(name)), "/tmp"))  # noqa: S108
     if fault := _fault(folder, TEMPORARY_BYTES):
         yield f"mpirun's temporary folder {folder} {fault}: free some space there, or name another with TMPDIR=DIR"
     if fault := _fault(shared, SEGMENT_BYTES):
