@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -94,33 +93,32 @@ def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
     return {record.rank: record for record in sorted(records, key=lambda record: record.rank)}
 
 
-def whole_records(directory: RunDirectory) -> list[RankRecord]:
-    """The records that can be read, by rank; a crash of the machine can damage others."""
-    return _records(directory)
+def whole_records(directory: RunDirectory, problems: list[str] | None = None) -> list[RankRecord]:
+    """The records that can be read, by rank; a crash of the machine can damage others.
 
-
-def final_records(directory: RunDirectory) -> tuple[dict[int, RankRecord], list[str]]:
-    """The records of ranks that have ended, by rank, and why others cannot be read. A file server gets some time."""
-    problems: dict[Path, str] = {}
-    for number in range(_FINAL_TRIES):
-        if number:
-            time.sleep(_PAUSE_SECONDS)
-        problems.clear()
-        found = _records(directory, problems)
-        if not problems:
-            break
-    return {record.rank: record for record in found}, [problems[path] for path in sorted(problems)]
-
-
-def _records(directory: RunDirectory, problems: dict[Path, str] | None = None) -> list[RankRecord]:
+    Args:
+        problems: gets why the others cannot be read.
+    """
     found: list[RankRecord] = []
-    for path in directory.ranks.glob("rank-*.json"):
+    for path in sorted(directory.ranks.glob("rank-*.json")):
         try:
             found.append(read_model(path, RankRecord))
         except HpctrainError as error:
             if problems is not None:
-                problems[path] = error.message
+                problems.append(error.message)
     return sorted(found, key=lambda record: record.rank)
+
+
+def final_records(directory: RunDirectory) -> tuple[dict[int, RankRecord], list[str]]:
+    """The records of ranks that have ended, by rank, and why others cannot be read. A file server gets some time."""
+    for number in range(_FINAL_TRIES):
+        if number:
+            time.sleep(_PAUSE_SECONDS)
+        problems: list[str] = []
+        found = whole_records(directory, problems)
+        if not problems:
+            break
+    return {record.rank: record for record in found}, problems
 
 
 def is_own_record(directory: RunDirectory, rank: int) -> bool:

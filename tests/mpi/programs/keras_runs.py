@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
+from situations import Named
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -15,15 +14,10 @@ keras.config.set_floatx("float64")
 keras.config.set_dtype_policy("float64")
 
 Dataset = tf.data.Dataset
-PATTERNS: dict[str, Callable] = {}
+PATTERNS = pattern = Named()
 # Samples and those of a batch: 36 in batches of 12, which divide over 2 and 3 ranks; 34 in batches of 11, which do over
 # neither, and of which the last has one.
 KINDS = {"even": (36, 12), "uneven": (34, 11)}
-
-
-def pattern(function: Callable) -> Callable:
-    PATTERNS[function.__name__] = function
-    return function
 
 
 class Run:

@@ -6,36 +6,19 @@ one process, for each of :data:`DIFFER` the refusal, and for each of :data:`STRE
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import tensorflow as tf
+from situations import Named, run
 
 import hpctrain as ht
-from hpctrain.errors import HpctrainError
 
 keras.config.set_floatx("float64")
-ALIKE, DIFFER, STREAMS = {}, {}, {}
+ALIKE = alike = Named()
+DIFFER = differ = Named()
+STREAMS = stream = Named()
 BATCH, EPOCHS = 6, 2
 Dataset = tf.data.Dataset
-
-
-def alike(function):
-    ALIKE[function.__name__] = function
-    return function
-
-
-def differ(function):
-    DIFFER[function.__name__] = function
-    return function
-
-
-def stream(function):
-    STREAMS[function.__name__] = function
-    return function
 
 
 def numbers(samples=16, seed=0):
@@ -312,26 +295,5 @@ def masks_after_fit_and_loading(comm):
     return {"apart": first, "apart, later": masks(comm, model)}
 
 
-def outcome(function, comm):
-    keras.utils.set_random_seed(1)
-    print(function.__name__, file=sys.stderr)
-    try:
-        return function(comm)
-    except HpctrainError as error:
-        return str(error)
-
-
-def main() -> None:
-    backend, out, *names = sys.argv[1:]
-    comm = ht.init(backend)
-    found = {
-        name: outcome(function, comm)
-        for name, function in (ALIKE | DIFFER | STREAMS).items()
-        if not names or name in names
-    }
-    Path(f"{out}-{comm.rank}.json").write_text(json.dumps(found))
-    ht.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    run(ALIKE | DIFFER | STREAMS, lambda comm: keras.utils.set_random_seed(1))

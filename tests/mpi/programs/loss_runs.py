@@ -6,9 +6,9 @@ The samples are sentences, sorted by length, so that the ranks' parts of a batch
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 import torch
+from situations import Named
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,13 +17,8 @@ import hpctrain as ht
 CLASSES, LENGTH, WIDTH, IGNORED = 9, 6, 12, -100
 # Samples and batch size. Over 2 and 3 ranks: always evenly; never; and with a last batch of one sample.
 DIVISIONS = {"even": (24, 12), "uneven": (26, 7), "small": (22, 7)}
-CASES: dict[str, Callable[[Run], None]] = {}
+CASES = case = Named()
 functional = nn.functional
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 class Run:

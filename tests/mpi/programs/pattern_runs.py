@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
+from situations import Named
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpctrain as ht
 
 SEED, FEATURES = 3, 10
-PATTERNS: dict[str, Callable[[Run], None]] = {}
-
-
-def pattern(function):
-    PATTERNS[function.__name__] = function
-    return function
+PATTERNS = pattern = Named()
 
 
 class Whole:

@@ -9,6 +9,7 @@ import random
 
 import numpy as np
 import torch
+from situations import Named
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,12 +22,7 @@ from hpctrain.comm import current
 from hpctrain.recipes.mesh import Mesh
 from hpctrain.train.torch_trainer import TorchTrainer
 
-STREAMS = {}
-
-
-def stream(function):
-    STREAMS[function.__name__] = function
-    return function
+STREAMS = stream = Named()
 
 
 def drawn() -> list[list[float]]:

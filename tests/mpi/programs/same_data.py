@@ -7,14 +7,12 @@ seeded alike, unless a situation seeds it.
 
 from __future__ import annotations
 
-import json
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
 from random_streams import STREAMS, as_of_a_new_run
+from situations import Named, run
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
@@ -23,17 +21,8 @@ from hpctrain.adapters.torch import weights
 from hpctrain.errors import HpctrainError
 
 SEED, BATCH, EPOCHS, FEATURES = 3, 8, 2, 4
-ALIKE, DIFFER = {}, {}
-
-
-def alike(function):
-    ALIKE[function.__name__] = function
-    return function
-
-
-def differ(function):
-    DIFFER[function.__name__] = function
-    return function
+ALIKE = alike = Named()
+DIFFER = differ = Named()
 
 
 def numbers(samples=29, seed=0):
@@ -415,26 +404,13 @@ def a_collate_function_that_drops_long_sequences(comm):
     dropping(loader(Own(), collate_fn=collate))
 
 
-def outcome(function, comm):
+def begin(comm):
     weights._all.pop(comm, None)
     as_of_a_new_run(comm)
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
-    print(function.__name__, file=sys.stderr)
-    try:
-        return function(comm)
-    except HpctrainError as error:
-        return str(error)
-
-
-def main() -> None:
-    backend, out = sys.argv[1:]
-    comm = ht.init(backend)
-    found = {name: outcome(function, comm) for name, function in (ALIKE | DIFFER | STREAMS).items()}
-    Path(f"{out}-{comm.rank}.json").write_text(json.dumps(found))
-    ht.shutdown()
 
 
 if __name__ == "__main__":
-    main()
+    run(ALIKE | DIFFER | STREAMS, begin)

@@ -15,18 +15,14 @@ from pathlib import Path
 
 import torch
 import torch_misuse
+from situations import Named
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hpctrain as ht
 from hpctrain.adapters.torch import statistics
 
-CHECKS = {}
-
-
-def check(function):
-    CHECKS[function.__name__] = function
-    return function
+CHECKS = check = Named()
 
 
 def deep() -> nn.Module:

@@ -10,16 +10,12 @@ import io
 
 import numpy as np
 import torch
+from situations import Named
 from torch import nn
 
 import hpctrain as ht
 
-CHECKS = {}
-
-
-def check(function):
-    CHECKS[function.__name__] = function
-    return function
+CHECKS = check = Named()
 
 
 def message(action) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from script_runs import happened, script_run
 from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.checkpoints.layout import checkpoint_path
@@ -17,22 +18,13 @@ from hpctrain.checkpoints.reconcile import missing
 from hpctrain.cli.main import main
 from hpctrain.launch.attempts import attempt_from_here, run_events
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, EventWriter
+from hpctrain.run.events import Event
 from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, StartEvent
-from hpctrain.run.plan import Plan, Script
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    made = RunDirectory(tmp_path / "run")
-    made.create(Plan(script=Script(path=Path("train.py")), ranks=1, hosts=(), threads_per_rank=1))
-    return made
-
-
-def record(directory: RunDirectory, *events: Event) -> None:
-    with EventWriter(directory.events) as writer:
-        for event in events:
-            writer.emit(event)
+    return script_run(tmp_path / "run", ranks=1)
 
 
 def write(directory: RunDirectory, *iterations: int) -> None:
@@ -55,7 +47,7 @@ def test_the_newest_is_gone(directory: RunDirectory, capsys: pytest.CaptureFixtu
     write(directory, 20, 30)
     kept = (CheckpointEvent(iteration=10, kept=(10,)), CheckpointEvent(iteration=20, kept=(10, 20)))
     # The first one was deleted by the rules of the run.
-    record(directory, BEGUN, *kept, CheckpointEvent(iteration=30, kept=(20, 30)), EndEvent(status="resumable"))
+    happened(directory, BEGUN, *kept, CheckpointEvent(iteration=30, kept=(20, 30)), EndEvent(status="resumable"))
     assert gone(directory) == []
     assert main(["checkpoint", "verify", str(directory.path)]) == 0
     remove(directory, 30)
@@ -70,7 +62,7 @@ def test_the_newest_is_gone(directory: RunDirectory, capsys: pytest.CaptureFixtu
     rows = json.loads(capsys.readouterr().out)["checkpoints"]
     assert [(row["iteration"], row["state"]) for row in rows] == [(20, "newest"), (30, "missing")]
     # Once it was told, the events of after it do not count any more.
-    record(directory, StartEvent(attempt=2, iteration=20))
+    happened(directory, StartEvent(attempt=2, iteration=20))
     assert gone(directory) == []
     remove(directory, 20)
     assert gone(directory) == [20]
@@ -78,7 +70,7 @@ def test_the_newest_is_gone(directory: RunDirectory, capsys: pytest.CaptureFixtu
 
 def test_an_older_one_is_gone_which_no_attempt_needs(directory: RunDirectory) -> None:
     write(directory, 20, 30)
-    record(directory, BEGUN, CheckpointEvent(iteration=30, kept=(20, 30)))
+    happened(directory, BEGUN, CheckpointEvent(iteration=30, kept=(20, 30)))
     remove(directory, 20)
     assert gone(directory) == [20]
     further = attempt_from_here(directory, run_events(directory))
@@ -87,7 +79,7 @@ def test_an_older_one_is_gone_which_no_attempt_needs(directory: RunDirectory) ->
 
 def test_a_crash_after_a_checkpoint_and_before_its_event(directory: RunDirectory) -> None:
     write(directory, 30, 40)
-    record(directory, BEGUN, CheckpointEvent(iteration=30, kept=(20, 30)))
+    happened(directory, BEGUN, CheckpointEvent(iteration=30, kept=(20, 30)))
     assert gone(directory) == []
 
 

@@ -6,13 +6,13 @@ import json
 import os
 import shlex
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from script_runs import happened, script_run
 from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.checkpoints.find import set_aside
@@ -21,24 +21,13 @@ from hpctrain.errors import HpctrainError
 from hpctrain.launch import attempts
 from hpctrain.launch.attempts import Attempt, hold, next_attempt, require_nobody, run_events
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, EventWriter
 from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.run.held import HeldDirectory
-from hpctrain.run.plan import Plan, Script
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    made = RunDirectory(tmp_path / "it's a run")
-    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
-    return made
-
-
-def happened(directory: RunDirectory, *events: Event) -> None:
-    """Each with a time of its own: they are made before."""
-    with EventWriter(directory.events) as writer:
-        for event in events:
-            writer.emit(event.model_copy(update={"time": time.time()}))
+    return script_run(tmp_path / "it's a run")
 
 
 def start(iteration: int = 0, **more: Any) -> StartEvent:

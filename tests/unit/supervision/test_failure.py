@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from script_runs import script_run
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.plan import Plan, Script
 from hpctrain.supervision.failure import find_failure
 
 OPEN_MPI = """\
@@ -30,9 +30,7 @@ INTEL = """\
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    made = RunDirectory(tmp_path)
-    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
-    return made
+    return script_run(tmp_path)
 
 
 def record(directory: RunDirectory, rank: int, status: str, error: str = "", **more: Any) -> None:

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from script_runs import script_run
 
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.command import Command
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events.kinds import StartEvent
-from hpctrain.run.plan import Plan, Script, Stop
+from hpctrain.run.plan import Stop
 from hpctrain.run.records import read_records
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision import run as launching
@@ -44,8 +45,7 @@ def record(rank, status, pid=None, **more):
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
-    made = RunDirectory(tmp_path)
-    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
+    made = script_run(tmp_path)
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -139,8 +139,7 @@ record(0, "resumable")
 
 
 def test_a_directory_that_is_moved_is_stopped_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = RunDirectory(tmp_path / "run")
-    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
+    made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
     move = "began = time.time()\nos.rename('../run', '../moved')\nos.mkdir('../run')"
     failure, _, _ = start(made, f"{move}\n{_HOLDS}")
@@ -189,8 +188,7 @@ def test_an_interrupt_just_after_a_move_still_asks_the_ranks(tmp_path: Path, mon
 
 
 def test_a_directory_that_is_deleted_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = RunDirectory(tmp_path / "run")
-    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
+    made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
     failure, _, _ = start(made, "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(20)", stop_seconds=0.2)
     assert failure is not None

@@ -1,0 +1,42 @@
+"""What each rank of a program does one after the other, by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import hpctrain as ht
+from hpctrain.comm.base import Communicator
+from hpctrain.errors import HpctrainError
+
+
+class Named(dict[str, Callable[..., Any]]):
+    """Functions by their names; as a decorator it takes in one more."""
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        self[function.__name__] = function
+        return function
+
+
+def run(situations: Mapping[str, Callable[..., Any]], begin: Callable[[Communicator], None]) -> None:
+    """``python PROGRAM BACKEND OUT [NAME …]`` writes OUT-RANK.json: what each returned, or the text of its refusal.
+
+    Args:
+        situations: get the communicator.
+        begin: gets it before each of them.
+    """
+    backend, out, *names = sys.argv[1:]
+    comm = ht.init(backend)
+    found = {}
+    for name in names or situations:
+        begin(comm)
+        print(name, file=sys.stderr)
+        try:
+            found[name] = situations[name](comm)
+        except HpctrainError as error:
+            found[name] = str(error)
+    Path(f"{out}-{comm.rank}.json").write_text(json.dumps(found))
+    ht.shutdown()
