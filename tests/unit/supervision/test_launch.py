@@ -155,8 +155,7 @@ def test_ranks_elsewhere_are_ended_though_the_directory_was_just_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     """Ranks that are no descendants of the launcher, and in another session, as those of a daemon."""
-    made = RunDirectory(tmp_path / "run")
-    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
+    made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
     failure, _, _ = start(
         made,
@@ -177,8 +176,7 @@ os._exit(0)
 
 
 def test_an_interrupt_just_after_a_move_still_asks_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = RunDirectory(tmp_path / "run")
-    made.create(Plan(script=Script(path=Path("train.py")), ranks=1, hosts=(), threads_per_rank=1))
+    made = script_run(tmp_path / "run", ranks=1)
     monkeypatch.chdir(made.path)
     program = _HOLDS.replace("while", "os.rename('../run', '../moved'); os.kill(os.getppid(), signal.SIGINT)\nwhile", 1)
     failure, _, _ = start(made, f"began = time.time()\n{program}")
