@@ -18,8 +18,7 @@ from hpctrain.checkpoints.manifest import CheckpointManifest, FileRecord, SavedP
 from hpctrain.checkpoints.share import CheckpointShare
 from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.files.disk import disk_error, synchronise_folder
-from hpctrain.files.private import make_folder
-from hpctrain.files.whole import write_whole
+from hpctrain.files.private import make_folder, private
 from hpctrain.run.directory import read_model
 from hpctrain.run.stopping import RESUMABLE
 
@@ -55,17 +54,20 @@ def write_share(
         HpctrainError: the disk is full, or refuses.
     """
     path = fresh / share_name(rank, ranks)
+    part = path.with_suffix(".part")
     try:
         # By whoever comes first.
         make_folder(fresh, within=fresh.parent.parent)
-        receipt = _Receipt(file=share.write(path), proof=dict(proof()))
-        write_whole(path.with_suffix(_RECEIPT), receipt.model_dump_json().encode(), private=True)
-    except (OSError, HpctrainError) as error:
+        receipt = _Receipt(file=share.write(path), proof=dict(proof())).model_dump_json()
+        # It is not waited for until it is on disk, unlike the share: nobody needs it after a crash of the machine.
+        with open(part, "w", opener=private) as file:
+            file.write(receipt)
+        part.replace(path.with_suffix(_RECEIPT))
+    except OSError as error:
         with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise disk_error(error, path) from error
-        raise
+        raise disk_error(error, path) from error
 
 
 def publish(

@@ -56,6 +56,7 @@ _ALLOWED = {
     "a folder, of which nothing is read": {"run.held"},
     "made anew, or opened with private() as opener": {
         "checkpoints.manifest",
+        "checkpoints.publish",
         "checkpoints.share",
         "report.tensorboard",
         "run.directory",
