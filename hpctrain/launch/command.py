@@ -19,6 +19,7 @@ from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError
 from hpctrain.files.whole import write_whole
 from hpctrain.launch.lost_hosts import DEFAULT_HOST_TIMEOUT, keepalive_options
+from hpctrain.launch.open_mpi_folder import OpenMpiFolder
 from hpctrain.planning.mesh import mesh_environment
 from hpctrain.run.limits import REPLICAS
 from hpctrain.run.plan import Plan
@@ -78,6 +79,9 @@ Launcher = MpiInstallation | Srun | Torchrun
 class Command:
     """What to execute: a program after its launcher, what to change in the environment, and the text of files that
     have to be there.
+
+    Attributes:
+        own_folder: the launcher can keep its files in an :class:`hpctrain.launch.open_mpi_folder.OpenMpiFolder`.
     """
 
     program: tuple[str, ...]
@@ -85,6 +89,7 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     files: Mapping[Path, str] = field(default_factory=dict)
+    own_folder: bool = False
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -105,8 +110,11 @@ class Command:
         for path, text in self.files.items():
             write_whole(path, text.encode(), private=True)
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, folder: OpenMpiFolder | None = None) -> subprocess.Popen[bytes]:
         """Start the process, in a session of its own, with both of its streams in one pipe.
+
+        Args:
+            folder: where the launcher is to keep its files. It inherits the lock.
 
         Raises:
             HpctrainError: there is no such program, or it cannot be started.
@@ -114,11 +122,12 @@ class Command:
         try:
             return subprocess.Popen(
                 self.arguments,
-                env=self.environment_from(os.environ),
+                env={**self.environment_from(os.environ), **(folder.environment if folder else {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=(folder.descriptor,) if folder else (),
             )
         except OSError as error:
             raise HpctrainError(f"cannot start {self.arguments[0]}: {error.strerror}") from error

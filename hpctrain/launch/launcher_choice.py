@@ -18,6 +18,7 @@ from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import temporary_folder
 from hpctrain.launch.command import Command, Launcher, Srun, Torchrun
+from hpctrain.launch.open_mpi_folder import own_folder
 from hpctrain.planning.machine import same_host
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan
@@ -221,19 +222,20 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> 
 
 def _run(command: Command, seconds: float) -> tuple[int | None, str]:
     """The exit status, None where the time ran out, and both streams; no process of it lives afterwards."""
-    process = command.start()
-    try:
-        output, _ = process.communicate(timeout=seconds)
-        return process.returncode, output.decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        return None, _end(process).decode(errors="replace")
-    except BaseException:
-        # A signal to this process.
-        _end(process)
-        raise
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    with own_folder(command.own_folder) as folder:
+        process = command.start(folder)
+        try:
+            output, _ = process.communicate(timeout=seconds)
+            return process.returncode, output.decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            return None, _end(process).decode(errors="replace")
+        except BaseException:
+            # A signal to this process.
+            _end(process)
+            raise
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> bytes:

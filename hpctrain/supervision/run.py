@@ -17,6 +17,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.private import private
 from hpctrain.files.whole import write_whole
 from hpctrain.launch.command import Command
+from hpctrain.launch.open_mpi_folder import OpenMpiFolder, own_folder, remove_leftovers
+from hpctrain.launch.room import shortages
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, EventWriter
 from hpctrain.run.events.kinds import StartEvent
@@ -28,7 +30,6 @@ from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.failure import LOG_LINES, Failure, find_failure, signal_name
 from hpctrain.supervision.follow import Follower
 from hpctrain.supervision.interrupts import Interrupts
-from hpctrain.supervision.room import shortages
 
 _POLL_SECONDS = 0.1
 # One file a rank, perhaps on a shared file system: looked at once a second, and no more than a hundred of them.
@@ -95,10 +96,22 @@ def launch(
         with EventWriter(directory.events) as events:
             follower = Follower(directory, show, line, notice)
             events.emit(start)
-        job = RunningJob(
-            command, directory, ranks, kept, fault_tolerant=fault_tolerant, meet_seconds=meet_seconds, notice=notice
-        )
-        failure = _run(job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice)
+        for path in remove_leftovers() if command.own_folder else ():
+            notice(f"removed {path}, the shared memory of a run that was killed")
+        with own_folder(command.own_folder) as folder:
+            job = RunningJob(
+                command,
+                directory,
+                ranks,
+                kept,
+                folder,
+                fault_tolerant=fault_tolerant,
+                meet_seconds=meet_seconds,
+                notice=notice,
+            )
+            failure = _run(
+                job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice
+            )
         return failure and _of_a_lost_directory(failure, job)
 
 
@@ -147,8 +160,7 @@ def _run(
     if job.never_met and not (failure and failure.lost_hosts):
         failure = job.never_met
     if failure and _is_unexplained(failure, job):
-        # What MPI printed may be about this.
-        failure = replace(failure, hint="\n  ".join(shortages()))
+        failure = _with_shortages(failure, job)
     if failure and interrupts.received:
         return _interrupted(
             failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits or resumable else 1
@@ -188,6 +200,21 @@ def _is_unexplained(failure: Failure, job: RunningJob) -> bool:
     """Whether nobody has recorded what went wrong."""
     known = failure.hint or failure.stopped or failure.lost_hosts or job.lost
     return not known and all(record.status != "failed" for record in whole_records(job.directory))
+
+
+def _with_shortages(failure: Failure, job: RunningJob) -> Failure:
+    """The failure with what this host lacks, which comes first where that can be the cause: no rank had met the others.
+
+    What MPI prints of it, if anything, speaks of internal errors.
+    """
+    found = list(shortages(temporary=job.folder is None))
+    if not found:
+        return failure
+    faults = "; ".join(shortage.fault for shortage in found)
+    remedies = "\n  ".join(shortage.remedy for shortage in found)
+    if job.ranks == 1 or any(record.joined for record in whole_records(job.directory)):
+        return replace(failure, hint=f"{faults}\n  {remedies}")
+    return replace(failure, message=f"{faults}; {failure.message}", hint=remedies)
 
 
 def _lost_launcher(failure: Failure, by: int) -> Failure:
@@ -250,6 +277,7 @@ class RunningJob:
         directory: RunDirectory,
         ranks: int,
         held: HeldDirectory,
+        folder: OpenMpiFolder | None = None,
         *,
         fault_tolerant: bool = False,
         meet_seconds: float | None = None,
@@ -257,6 +285,7 @@ class RunningJob:
     ) -> None:
         self.directory = directory
         self.held = held
+        self.folder = folder
         self.lost: str | None = None
         self.ranks = ranks
         self.fault_tolerant = fault_tolerant
@@ -270,7 +299,7 @@ class RunningJob:
         self._others: set[tuple[int, int]] = set()
         self._told: set[int] = set()
         self._began, self._since = 0, time.monotonic()
-        self.process = command.start()
+        self.process = command.start(folder)
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
 

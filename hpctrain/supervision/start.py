@@ -6,8 +6,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require as require_extras
 from hpctrain.horovod.check import require
@@ -23,6 +25,7 @@ from hpctrain.launch.launcher_choice import (
     told_of_slurm,
 )
 from hpctrain.launch.lost_hosts import host_interval, host_timeout
+from hpctrain.launch.open_mpi_folder import has_place
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.run.directory import RunDirectory
@@ -139,7 +142,8 @@ def command_for(
     attempt: int = 1,
 ) -> Command:
     """The command that runs ``plan`` on this machine with this interpreter, or ``work`` on its ranks."""
-    return launch_command(
+    here = all(same_host(host.host, machine.host) for host in plan.hosts)
+    command = launch_command(
         plan,
         directory.path.absolute(),
         python=Path(sys.executable),
@@ -151,10 +155,14 @@ def command_for(
         tcp="OMPI_MCA_btl" in os.environ,
         host_timeout=host_timeout(),
         # Ranks of this machine inherit them.
-        settings=() if all(same_host(host.host, machine.host) for host in plan.hosts) else settings_of(os.environ),
+        settings=() if here else settings_of(os.environ),
         work=work,
         attempt=attempt,
     )
+    open_mpi = isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"
+    # A container's MPI is not known, nor what it sees of the host.
+    own = open_mpi and here and plan.start.container is None and not has_place(os.environ, plan.start.arguments)
+    return replace(command, own_folder=own)
 
 
 def launch_plan(

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_disks import small_disk_at
-
 from hpctrain.supervision.room import shortages
+from small_disks import small_disk_at
 
 
 def test_a_host_with_room_lacks_nothing(tmp_path: Path) -> None:

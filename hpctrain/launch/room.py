@@ -1,0 +1,70 @@
+"""What this host lacks for ranks to start: an MPI says it in words of its own, or in none."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# Measured with Open MPI 5.0.11: each rank's segment is 16 MiB, of which it writes some 70 KB, and it looks whether all
+# of it would fit. mpirun writes between 64 and 512 KiB into the temporary folder.
+SEGMENT_BYTES = 17 << 20
+TEMPORARY_BYTES = 1 << 20
+SHARED = Path("/dev/shm")  # nosec B108  # noqa: S108
+# Where Open MPI's mpirun looks, in its order.
+_TEMPORARY = ("TMPDIR", "TEMP", "TMP")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """One thing that is too short, and what the user can do about it."""
+
+    fault: str
+    remedy: str
+
+
+def shortages(
+    environment: Mapping[str, str] = os.environ, shared: Path = SHARED, *, temporary: bool = True
+) -> Iterator[Shortage]:
+    """What is too short here for ranks of an MPI.
+
+    Args:
+        temporary: whether mpirun uses the temporary folder.
+    """
+    folder = mpirun_folder(environment)
+    if temporary and (found := fault(folder, TEMPORARY_BYTES)):
+        yield Shortage(
+            fault=f"mpirun's temporary folder {folder} {found}",
+            remedy="free some space there, or name another with TMPDIR=DIR",
+        )
+    if found := fault(shared, SEGMENT_BYTES):
+        yield Shortage(
+            fault=f"{shared}, through which the ranks of a host talk, {found}",
+            remedy="give a container more with --shm-size=1g",
+        )
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = math.inf if soft == resource.RLIM_INFINITY else soft
+    if limit < SEGMENT_BYTES:
+        yield Shortage(fault=f"no file may be longer than {limit:,.0f} bytes here", remedy="ulimit -f unlimited")
+
+
+def mpirun_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where mpirun puts its files."""
+    return Path(next((environment[name] for name in _TEMPORARY if environment.get(name)), "/tmp"))  # nosec B108  # noqa: S108
+
+
+def fault(folder: Path, wanted: int) -> str:
+    """What is wrong with a folder that files of so many bytes are to be written to, as the end of a sentence."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".hpctrain-") as file:
+            # A disk that is full has room for no more than the name.
+            file.write(b"\0")
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"cannot be written to ({error.strerror})"
+    return f"has {free / 1e6:.3g} MB free, and {wanted / 1e6:.3g} MB are needed" if free < wanted else ""
