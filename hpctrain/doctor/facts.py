@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpctrain.cluster.interfaces import Interface, read_interfaces
 from hpctrain.cluster.rdma import all_ports, kernel_text
+from hpctrain.launch.room import TEMPORARY_BYTES, fault, mpirun_folder, socket_fault
 from hpctrain.topology.live import this_node
 from hpctrain.topology.node_map import NodeMap
 
@@ -53,7 +54,9 @@ class Host:
         ranks: that are to run on it.
         hosts: of the run, all together.
         memlock, nofile: soft and hard limit in bytes and files, infinite for none.
-        shared_memory: bytes free in /dev/shm, None where there is none.
+        shared_memory: bytes free in /dev/shm, None where there is none that can be written to.
+        temporary: where mpirun and Python put their temporary files.
+        temporary_fault: what is wrong with it, empty where nothing is.
         verbs: devices in /dev/infiniband that this process may open.
         modules: loaded into the kernel.
         driver: what the GPU driver says of itself, empty where there is none.
@@ -69,6 +72,8 @@ class Host:
     memlock: tuple[float, float]
     nofile: tuple[float, float]
     shared_memory: int | None
+    temporary: Path
+    temporary_fault: str
     interfaces: tuple[Interface, ...]
     ports: tuple[PortFacts, ...]
     verbs: tuple[str, ...]
@@ -106,6 +111,7 @@ def read_host(
     """
     node_map = this_node(root)
     gpus = [gpu.bus_id for gpu in node_map.gpus if gpu.bus_id]
+    shared, temporary = root / "dev/shm", mpirun_folder(environment)
     return Host(
         # A local Slurm for tests, and a front end with aliases, have names of their own for their nodes.
         name=environment.get("SLURMD_NODENAME") or socket.gethostname(),
@@ -114,7 +120,9 @@ def read_host(
         hosts=hosts,
         memlock=_limit(resource.RLIMIT_MEMLOCK),
         nofile=_limit(resource.RLIMIT_NOFILE),
-        shared_memory=shutil.disk_usage(root / "dev/shm").free if (root / "dev/shm").is_dir() else None,
+        shared_memory=None if fault(shared, 0) else shutil.disk_usage(shared).free,
+        temporary=temporary,
+        temporary_fault=fault(temporary, TEMPORARY_BYTES) or socket_fault(temporary),
         interfaces=tuple(read_interfaces(root)),
         ports=tuple(_ports(root)),
         verbs=tuple(_verbs(root)),

@@ -17,6 +17,7 @@ CHECKS: tuple[Callable[[Host], Check], ...] = (
     limits.memlock,
     limits.open_files,
     limits.shared_memory,
+    limits.temporary_folder,
     interfaces.nccl,
     interfaces.gloo,
     interfaces.open_mpi,

@@ -13,6 +13,7 @@ SHARED_BYTES = 1 << 30
 _MEMLOCK_SOURCE = "https://www.open-mpi.org/faq/?category=openfabrics#ib-locked-pages"
 _FILES_SOURCE = "https://docs.rapids.ai/api/ucxx/stable/os_limits"
 _SHARED_SOURCE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+_SOCKET_SOURCE = "https://man7.org/linux/man-pages/man7/unix.7.html"
 _SLURM = "under Slurm also LimitMEMLOCK=infinity of slurmd.service and PropagateResourceLimitsExcept=MEMLOCK"
 
 
@@ -64,8 +65,23 @@ def shared_memory(host: Host) -> Check:
     return Check(
         name="shared memory",
         status="failed" if failed else "ok",
-        found="there is no /dev/shm" if free is None else f"{free / 1e9:.3g} GB free in /dev/shm",
+        found="there is no /dev/shm that can be written to"
+        if free is None
+        else f"{free / 1e9:.3g} GB free in /dev/shm",
         wanted="at least 1 GiB free",
         remedy=remedy if failed else "",
         source=_SHARED_SOURCE,
+    )
+
+
+def temporary_folder(host: Host) -> Check:
+    """mpirun and Python put files there, and the processes of a data loader meet at a socket in it."""
+    found = host.temporary_fault
+    return Check(
+        name="temporary folder",
+        status="failed" if found else "ok",
+        found=f"{host.temporary} {found or 'can be written to'}",
+        wanted="1 MB free, and a name of at most 75 bytes for the sockets in it",
+        remedy="free some space there, or name another: export TMPDIR=DIR" if found else "",
+        source=_SOCKET_SOURCE,
     )

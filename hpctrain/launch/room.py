@@ -6,6 +6,7 @@ import math
 import os
 import resource
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -68,3 +69,19 @@ def fault(folder: Path, wanted: int) -> str:
     except OSError as error:
         return f"cannot be written to ({error.strerror})"
     return f"has {free / 1e6:.3g} MB free, and {wanted / 1e6:.3g} MB are needed" if free < wanted else ""
+
+
+def socket_fault(folder: Path) -> str:
+    """What is wrong with a folder that Python's processes are to meet in, as the end of a sentence.
+
+    The longest name is that of :mod:`multiprocessing`, and Linux allows 107 bytes.
+    """
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="pymp-", dir=folder) as within,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        ):
+            listener.bind(f"{within}/listener-abcdefgh")
+    except OSError as error:
+        return f"cannot hold a socket ({error.strerror or error})"
+    return ""

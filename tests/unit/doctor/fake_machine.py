@@ -89,6 +89,7 @@ class FakeMachine:
             "memlock": (math.inf, math.inf),
             "nofile": (65536.0, 65536.0),
             "shared_memory": 16 << 30,
+            "temporary_fault": "",
         }
         return replace(host, **{**good, **(changes or {})})
 

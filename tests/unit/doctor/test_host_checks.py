@@ -64,6 +64,13 @@ FAULTS = {
         check=limits.shared_memory, changes={"shared_memory": 64 << 20}, found="0.0671 GB", remedy="--shm-size=1g"
     ),
     "no shared memory": Case(check=limits.shared_memory, changes={"shared_memory": None}, found="no", remedy="mount"),
+    "temporary folder": Case(
+        check=limits.temporary_folder,
+        environment={"TMPDIR": "/scratch"},
+        changes={"temporary_fault": "cannot be written to"},
+        found="/scratch cannot",
+        remedy="TMPDIR",
+    ),
     "NCCL, no such prefix": Case(
         check=interfaces.nccl,
         environment={"NCCL_SOCKET_IFNAME": "eth0,ib"},
@@ -259,7 +266,7 @@ def test_a_healthy_host_passes(check: Callable[[Host], Check], tmp_path: Path) -
     assert outcome.source.startswith("https://")
 
 
-NEEDS_NOTHING = (limits.open_files, limits.shared_memory)
+NEEDS_NOTHING = (limits.open_files, limits.shared_memory, limits.temporary_folder)
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check not in NEEDS_NOTHING])

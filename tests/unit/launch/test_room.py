@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from hpctrain.supervision.room import shortages
 from small_disks import small_disk_at
+
+from hpctrain.launch.room import shortages, socket_fault
 
 
 def test_a_host_with_room_lacks_nothing(tmp_path: Path) -> None:
@@ -18,40 +18,32 @@ def test_a_host_with_room_lacks_nothing(tmp_path: Path) -> None:
 def test_folders_that_are_full_small_or_missing_are_named(tmp_path: Path) -> None:
     with small_disk_at(tmp_path / "small", "64k") as small:
         (said,) = shortages({"TMP": str(tmp_path)}, small)
-        assert str(small) in said and "0.0655 MB free" in said
+        assert str(small) in said.fault and "0.0655 MB free" in said.fault
         (small / "all").write_bytes(bytes(64 << 10))
         (said,) = shortages({"TMPDIR": str(small)}, tmp_path)
-        assert str(small) in said and "TMPDIR" in said
+        assert str(small) in said.fault and "TMPDIR" in said.remedy
+        assert list(shortages({"TMPDIR": str(small)}, tmp_path, temporary=False)) == []
     (said,) = shortages({"TMPDIR": str(tmp_path / "none")}, tmp_path)
-    assert str(tmp_path / "none") in said
+    assert str(tmp_path / "none") in said.fault
     assert list(tmp_path.iterdir()) == [small], "nothing is left of the look"
 
 
 def test_a_limit_on_files_is_named(tmp_path: Path) -> None:
-    code = "from hpctrain.supervision.room import shortages; print(*shortages(), sep='\\n')"
+    code = "from hpctrain.launch.room import shortages; print(*(each.remedy for each in shortages()), sep='\\n')"
     words = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", sys.executable, "-c", code]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert "ulimit -f unlimited" in ended.stdout.splitlines()[-1]
 
 
-@pytest.mark.long
-def test_a_run_that_cannot_start_says_so(tmp_path: Path) -> None:
-    with small_disk_at(tmp_path / "small", "4k") as small:
-        (small / "all").write_bytes(bytes(4 << 10))
-        (tmp_path / "script.py").write_text("import hpctrain as ht\nht.init()\n")
-        words = [
-            sys.executable,
-            "-m",
-            "hpctrain",
-            "run",
-            "script.py",
-            "-np",
-            "2",
-            "--oversubscribe",
-            "--backend",
-            "mpi",
-        ]
-        words = ["env", f"TMPDIR={small}", *words, "--run-dir", "run"]
-        ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 1
-    assert f"mpirun's temporary folder {small}" in ended.stderr
+def test_a_folder_whose_name_is_too_long_for_sockets_is_named(tmp_path: Path) -> None:
+    assert socket_fault(tmp_path) == ""
+    # What multiprocessing adds has 32 bytes.
+    fits = Path("/tmp", "a" * (75 - len("/tmp/")))
+    for folder, fault in ((fits, ""), (fits.with_name(fits.name + "a"), "too long")):
+        folder.mkdir()
+        try:
+            assert fault in socket_fault(folder)
+            assert bool(socket_fault(folder)) == bool(fault)
+            assert list(folder.iterdir()) == []
+        finally:
+            folder.rmdir()
