@@ -16,7 +16,7 @@ from pathlib import Path
 # of it would fit. mpirun writes between 64 and 512 KiB into the temporary folder.
 SEGMENT_BYTES = 17 << 20
 TEMPORARY_BYTES = 1 << 20
-SHARED = Path("/dev/shm")  # nosec B108  # noqa: S108
+SHARED = Path("/dev/shm")  # noqa: S108
 # Where Open MPI's mpirun looks, in its order.
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 
@@ -56,7 +56,7 @@ def shortages(
 
 def mpirun_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Where mpirun puts its files."""
-    return Path(next((environment[name] for name in _TEMPORARY if environment.get(name)), "/tmp"))  # nosec B108  # noqa: S108
+    return Path(next((environment[name] for name in _TEMPORARY if environment.get(name)), "/tmp"))  # noqa: S108
 
 
 def fault(folder: Path, wanted: int) -> str:

@@ -70,8 +70,14 @@ def folder_of(directory: RunDirectory) -> Path:
 
 
 def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    if process.poll() is not None:
+        return []
     own = psutil.Process(process.pid)
     return [own, *own.children(recursive=True)]
+
+
+def files_of(process: psutil.Process) -> list[Path]:
+    return [path for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.exists()]
 
 
 def test_the_next_start_removes_what_a_killed_run_left_and_nothing_of_a_live_one(
@@ -90,6 +96,7 @@ def test_the_next_start_removes_what_a_killed_run_left_and_nothing_of_a_live_one
         assert len([path for path in before if path.name.startswith("sm_segment.")]) == 2
         doomed = family(killed)
         assert len(doomed) == 4, "hpctrain, mpirun and two ranks"
+        assert [left.samefile(path) for path in files_of(doomed[1])].count(True) == 1, "mpirun keeps it locked"
         for member in doomed:
             member.kill()
         killed.wait(timeout=60)

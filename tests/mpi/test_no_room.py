@@ -67,7 +67,7 @@ def test_neither_of_them(tmp_path: Path) -> None:
 
 
 def test_a_limit_on_files(tmp_path: Path) -> None:
-    code, lines = run(tmp_path, ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash"])
+    code, lines = run(tmp_path, ["prlimit", "--fsize=65536"])
     assert code in (1, 4)
     assert lines[0].startswith("hpctrain: no file may be longer than 65,536 bytes here")
 

@@ -47,7 +47,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/faults/kinds_of_edges.py": "a shell redirects the streams and makes mounts",
         "tests/unit/cli/test_streams.py": "a shell closes and redirects the streams",
         "tests/unit/files/test_shell_words.py": "a shell reads printed words",
-        "tests/unit/supervision/test_room.py": "a shell sets the limit of files",
+        "tests/small_disks.py": "a shell makes mounts",
         "hpctrain/launch/fabric.py": "a constant; what it prints is in the variables of a task's node alone",
         "tests/mpi/programs/stalls.py": "of numbers alone",
         "tests/hosts/local_hosts.py": "a constant, for a process that has to be small",

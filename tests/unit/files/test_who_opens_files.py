@@ -20,6 +20,7 @@ _ALLOWED = {
         "cluster.rdma",
         "comm.stacks",
         "doctor.facts",
+        "launch.open_mpi_folder",
         "topology.machine_cores",
     },
     "of this installation": {
@@ -63,7 +64,7 @@ _ALLOWED = {
         "run.events.writer",
         "supervision.run",
     },
-    "a folder, to hold it": {"run.held"},
+    "a folder, to hold it": {"launch.open_mpi_folder", "run.held"},
     "images that the benchmark was given": {"bench.other_loaders"},
     "the null device": {"cli.streams", "report.say", "report.tracking.__main__"},
 }
