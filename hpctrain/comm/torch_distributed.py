@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import os
 import re
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hpctrain.comm.addresses import own_address
 from hpctrain.comm.base import AnyArray, Group, Reduction, Wire, Work, whole
 from hpctrain.comm.control import Bytes, CheckedControl, Words
 from hpctrain.comm.crossed_store import StoreCrossings
@@ -96,9 +98,24 @@ class TorchDistributedCommunicator(CheckedControl):
         self.local_rank, self.local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         store = next(dist.rendezvous("env://", timeout=limit))[0]  # type: ignore[attr-defined]
         own = dist.PrefixStore(f"hpctrain-{next(_joined)}", store)  # type: ignore[attr-defined]
-        self._address = "127.0.0.1" if self.local_size == self.size else None
+        self._address = self._torchruns_address(own)
         with listening_at(self._address):
             self._make_group(own, limit)
+
+    def _torchruns_address(self, store: Any) -> str | None:
+        """Where the ranks of other hosts reach this one; None where that cannot be told.
+
+        By itself Gloo listens at the address of the host's name, which Debian makes one of the loopback interface. The
+        first host has no name of another one: the last rank tells it an address.
+        """
+        if self.local_size == self.size:
+            return "127.0.0.1"
+        key = "an address on another host"
+        other = store.get(key).decode() if os.environ["GROUP_RANK"] == "0" else os.environ["MASTER_ADDR"]
+        own = own_address(self.host, [other])
+        if self.rank == self.size - 1:
+            store.set(key, own)
+        return None if ipaddress.ip_address(own).is_loopback else own
 
     def _make_group(self, store: Any, limit: timedelta) -> None:
         show = sys.excepthook

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,22 @@ TOGETHER = """\
 import socket
 import hpctrain as ht
 print("together:", *ht.init("mpi").allgather_object(socket.gethostname()))
+"""
+# With the programs that started it.
+LISTENING = """\
+import socket
+import psutil
+import torch
+import hpctrain as ht
+comm = ht.init()
+net, optimizer = ht.distribute(model := torch.nn.Linear(2, 1), torch.optim.SGD(model.parameters(), 0.1))
+net(torch.ones(2)).backward()
+optimizer.step()
+own = psutil.Process()
+each = [one for process in (own, *own.parents()) for one in process.net_connections("tcp") if one.status == "LISTEN"]
+ports = {22}
+print(socket.gethostname(), "listens at", *{one.laddr.ip for one in each if one.laddr.port not in ports}, flush=True)
+comm.barrier()
 """
 
 
@@ -104,19 +123,46 @@ def test_an_interface_that_a_host_does_not_have(changed: LocalHosts, hosts_hpctr
     assert "--interface ib0: h2 has none of that name that is up\n  it has eth0\n" in result.stdout
 
 
-def test_hosts_whose_own_name_is_an_address_of_the_loopback(
-    changed: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path
-) -> None:
-    """As Debian writes /etc/hosts."""
-    scripts(tmp_path)
-    addresses = {name: f"10.77.0.{number}" for number, name in enumerate(changed.names, 1)}
+def debian(hosts: LocalHosts, folder: Path) -> None:
+    """Let h1 and h2 take their own names for 127.0.1.1, as Debian writes /etc/hosts."""
+    addresses = {name: f"10.77.0.{number}" for number, name in enumerate(hosts.names, 1)}
     for host in ("h1", "h2"):
         known = {**addresses, host: "127.0.1.1"}
-        (tmp_path / host).write_text("127.0.0.1 localhost\n" + "".join(f"{known[name]} {name}\n" for name in known))
-        mounted(changed, host, tmp_path / host, "/etc/hosts")
-    result = hosts_hpctrain("run", "together.py", "-H", "h1,h2", timeout=60)
+        (folder / host).write_text("127.0.0.1 localhost\n" + "".join(f"{known[name]} {name}\n" for name in known))
+        mounted(hosts, host, folder / host, "/etc/hosts")
+
+
+def require_no_loopback(said: str) -> None:
+    """No rank, and nothing that started it, listens at the address by which a host knows itself alone."""
+    told = re.findall(r"^h[12] listens at (.*)$", said, re.M)
+    assert len(told) == 2, said
+    assert not any("127.0.1.1" in line.split() for line in told), said
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_hosts_whose_own_name_is_an_address_of_the_loopback(
+    changed: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path, backend: str
+) -> None:
+    (tmp_path / "listening.py").write_text(LISTENING)
+    debian(changed, tmp_path)
+    result = hosts_hpctrain("run", "listening.py", "-H", "h1,h2", "--backend", backend, "--run-dir", "run", timeout=60)
     assert result.returncode == 0, result.stdout
-    assert "together: h1 h2" in result.stdout
+    require_no_loopback("".join((tmp_path / f"run/logs/rank-{rank}.log").read_text() for rank in (0, 1)))
+
+
+def test_torchruns_of_hosts_whose_own_name_is_an_address_of_the_loopback(changed: LocalHosts, tmp_path: Path) -> None:
+    (tmp_path / "listening.py").write_text(LISTENING)
+    debian(changed, tmp_path)
+    words = [sys.executable, "-m", "hpctrain.rank_programs.torchrun", "--rdzv-backend=one-address", "--nnodes=2"]
+    words += ["--nproc-per-node=1", "--rdzv-endpoint=h1:29713", "--rdzv-id=one"]
+
+    def start(number: int) -> subprocess.CompletedProcess[str]:
+        command = (*words, f"--rdzv-conf=rank={number}", "listening.py")
+        return changed.run(f"h{number + 1}", *command, cwd=tmp_path, timeout=60, HPCTRAIN_BACKEND="gloo")
+
+    with ThreadPoolExecutor() as pool:
+        said = [result.stdout for result in pool.map(start, (0, 1))]
+    require_no_loopback("".join(said))
 
 
 _RUN = ["variables.py", "-H", "h1,h2"]
