@@ -136,7 +136,9 @@ class _Process:
         if what and status == signal.SIGXCPU:
             return BeyondLimitsError(what, f"reading it takes more than {seconds:.0f} s of processor time")
         if what and status in _FAULTS:
-            return BeyondLimitsError(what, f"its library crashed on it ({signal.Signals(status).name})")
+            how = f"its library crashed on it ({signal.Signals(status).name})"
+            # Rust's way to say that there is no memory, which is not told from others.
+            return BeyondLimitsError(what, how + ", or had too little memory" * (status == signal.SIGABRT))
         how = signal.Signals(status).name if status > 0 else f"status {-status}"
         return HpctrainError(
             f"a process that makes shards was ended from outside ({how}), as happens when memory runs out"

@@ -30,6 +30,8 @@ def _crash() -> None:
 
 
 def _abort() -> None:
+    # As a library does that panics.
+    os.write(2, b"thread panicked")
     os.abort()
 
 
@@ -68,7 +70,8 @@ def _fail(words: str) -> None:
 def test_what_ends_a_process_is_named(
     harm: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(confined, "_WAITING_TIMES", 3)
+    # What takes processor time is ended by the limit on that.
+    monkeypatch.setattr(confined, "_WAITING_TIMES", 3 if harm == "_sleep" else 1_000_000)
     begun = time.monotonic()
     with pytest.raises(BeyondLimitsError) as refused:
         confined.confined(_read, "a/file", harm)
@@ -128,15 +131,16 @@ class Finder(MetaPathFinder):
             plain = decoding.fault
             def fault(content):
                 if len(content) == int(os.environ["HARMFUL_BYTES"]):
-                    os.kill(os.getpid(), 11)
+                    os.kill(os.getpid(), 11) if os.environ["HARM"] == "crash" else bytearray(1 << 33)
                 return plain(content)
             decoding.fault = fault
 sys.meta_path.insert(0, Finder())
 """
 
 
-def test_images_that_crash_the_decoder_are_broken_and_the_others_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("harm", ["crash", "memory"])
+def test_images_that_harm_the_decoder_are_broken_and_the_others_are_there(
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_fake(tmp_path / "archives", FakeSet(images=60, classes=2, seed=0, size=16, broken=0))
     command = ["data", "shard", str(tmp_path / "archives"), "--shard-samples", "10", "--json"]
@@ -152,17 +156,19 @@ def test_images_that_crash_the_decoder_are_broken_and_the_others_are_there(
     (tmp_path / "site" / "sitecustomize.py").write_text(_HARMFUL)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setenv("HARMFUL_BYTES", str(odd))
+    monkeypatch.setenv("HARM", harm)
     capsys.readouterr()
     assert main([*command, str(tmp_path / "harmed")]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["broken"]) == 1 and "SIGSEGV" in found["broken"][0]["message"]
+    assert len(found["broken"]) == 1
+    assert ("SIGSEGV" if harm == "crash" else "2.1 GB") in found["broken"][0]["message"]
     assert found["splits"]["train"]["samples"] == 54
     for path in (tmp_path / "plain").glob("*.tar"):
         assert path.read_bytes() == (tmp_path / "harmed" / path.name).read_bytes()
     # Too many of them are no accident.
     monkeypatch.setattr(one_shard, "_MOST_FATAL", 0)
     end_all()
-    assert main([*command, str(tmp_path / "refused")]) == 2
+    assert main([*command, str(tmp_path / "refused")]) == (2 if harm == "crash" else 0)
     end_all()
 
 
