@@ -45,6 +45,9 @@ class Tail:
         self._longest = longest
         # Behind the last line that was returned: an incomplete one may be taken away by the next attempt.
         self.offset = path.stat().st_size if path.exists() and not whole else 0
+        self._file: tuple[int, int] | None = None
+        # Whether another file has taken its place, in which what the writer still writes does not appear.
+        self.replaced = False
 
     def lines(self, *, last: bool = False, at_most: int | None = None) -> list[bytes]:
         """The complete lines since the last call; with ``last`` also an incomplete one.
@@ -60,7 +63,10 @@ class Tail:
         except FileNotFoundError:
             return []
         with file:
-            if os.fstat(file.fileno()).st_size < self.offset:
+            found = os.fstat(file.fileno())
+            before, self._file = self._file, (found.st_dev, found.st_ino)
+            self.replaced = self.replaced or before not in (None, self._file)
+            if found.st_size < self.offset:
                 self.offset = 0
             file.seek(self.offset)
             text = file.read() if at_most is None else file.read(max(at_most, self._longest + 1))
@@ -117,6 +123,10 @@ class Follower:
                 self._pass_on(line)
             if not last:
                 break
+        if self._events.replaced:
+            self._say_once(
+                "another file", f"it took the place of {self._path}, and further steps are not recorded there"
+            )
         if self._number - self._indexed > _INDEX_LINES:
             update_index(self._path)
             self._indexed = self._number
