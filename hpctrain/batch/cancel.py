@@ -14,12 +14,13 @@ from hpctrain.batch.find_run import FoundRun, jobs_of
 from hpctrain.batch.queue import JobState, job_states
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.files.whole import write_whole
+from hpctrain.files.printable import shell_word
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Plan, Stop
 from hpctrain.run.processes import send_signal, works_in
 from hpctrain.run.records import RankRecord, living_process, ranks_listen, read_records
+from hpctrain.run.stopping import ask
 
 CANCELLED = "cancelled"
 """The text in ``RUN_DIR/stop`` by which a job script knows that its run is not to come back."""
@@ -43,7 +44,7 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
         HpctrainError: Slurm refuses or does not answer.
     """
     if any(not job.waits for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live):
-        yield from _let_save(found, save_seconds)
+        yield from _let_save([*found.tasks.values()] or [found.directory], save_seconds)
     # The run may have submitted another job meanwhile, or gone back to the queue.
     jobs = [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live]
     # The numbers of whole jobs end what waits of an array as well.
@@ -64,17 +65,18 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
         time.sleep(_POLL_SECONDS)
 
 
-def _let_save(found: FoundRun, seconds: float | None) -> Iterator[str]:
-    """Ask ranks that listen to save their state and leave, and wait for that.
+def _let_save(runs: list[RunDirectory], seconds: float | None) -> Iterator[str]:
+    """Ask ranks that listen, on whatever hosts, to save their state and leave, and wait for that.
 
-    Slurm's own SIGTERM reaches mpirun and its daemons too, which end the ranks before they have saved anything.
+    Args:
+        runs: those that are not done, and others.
+        seconds: how long it may take; None for the runs' own limits.
     """
-    runs = [*found.tasks.values()] or [found.directory]
     runs = [run for run in runs if not run.summary.exists() and ranks_listen(run)]
     limits = []
     for run in runs:
         with contextlib.suppress(HpctrainError):
-            write_whole(run.stop, f"{CANCELLED}\n".encode(), private=True)
+            ask(run.stop, CANCELLED, replace=True)
         try:
             limits.append(read_model(run.plan, Plan).stop.seconds)
         except HpctrainError:
@@ -94,16 +96,22 @@ def _living(found: FoundRun, jobs: list[JobState]) -> list[JobState]:
     return [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live and job.job in numbers]
 
 
-def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: float) -> Iterator[str]:
+def stop_launcher(
+    directory: RunDirectory, start: StartEvent | None, seconds: float, *, save_seconds: float | None = None
+) -> Iterator[str]:
     """Ask the launcher of a ``start`` event to stop the run and wait for it; yields a line for each action.
+
+    A launcher on another host gets no signal, but its ranks see the file ``stop``, after which it ends by itself.
 
     Args:
         directory: of the run.
         start: the run's last one; None for a run without one.
         seconds: how long the launcher may take.
+        save_seconds: how long ranks on other hosts may take to save their state; None for the run's own limit.
 
     Raises:
-        HpctrainError: the launcher is on another host, or ranks run without one; says what to enter, and where.
+        HpctrainError: the launcher is on another host and has not ended, or ranks run without one; says what to enter,
+            and where.
     """
     if start is None or "pid" not in start.model_fields_set:
         _require_ended(directory)
@@ -119,8 +127,12 @@ def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: fl
         if pid is None or here:
             _require_ended(directory, begun=pid is None)
             return
-        hint = f"cancel it there, or run there: kill {pid}"
-        raise HpctrainError(f"the run was started on {host}, and not in a job of its own", hint, exit_code=1)
+        yield from _let_save([directory], save_seconds)
+        if directory.summary.exists():
+            return
+        hint = f"on {host}, run: hpctrain cancel {shell_word(directory.path.absolute())}, or: kill {pid}"
+        message = f"the run was started on {host}, not in a job of its own, and goes on there"
+        raise HpctrainError(message, hint, exit_code=1)
     try:
         send_signal(process, signal.SIGTERM)
         yield f"asked the launcher, process {pid}, to stop"

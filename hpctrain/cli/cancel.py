@@ -20,8 +20,8 @@ def cancel(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="How long the ranks of a job may take to save their state; by default the run's --stop-seconds. "
-            "0 cancels at once.",
+            help="How long ranks in a job or on other hosts may take to save their state; by default the run's "
+            "--stop-seconds. 0 cancels a job at once.",
         ),
     ] = None,
 ) -> None:
@@ -45,7 +45,7 @@ def cancel(
         plan = found.directory.plan
         stop = read_model(plan, Plan).stop if plan.exists() else Stop()
         start = Progress.read(found.directory).start
-        for line in stop_launcher(found.directory, start, stop.seconds + _GRACE_SECONDS):
+        for line in stop_launcher(found.directory, start, stop.seconds + _GRACE_SECONDS, save_seconds=save_seconds):
             answer(line)
             said = True
     run, _ = read_status(found)

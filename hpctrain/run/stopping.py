@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from hpctrain.files.disk import ANOTHER_RUN, disk_error
+from hpctrain.files.private import private
 from hpctrain.files.regular import open_regular
 
 # The exit status of a script, or of a run, that was interrupted and can be resumed.
@@ -32,6 +34,7 @@ _also: Callable[[], str | None] | None = None
 _looked = float("-inf")
 _handled: set[signal.Signals] = set()
 _announce: Callable[[], None] | None = None
+_repeated = signal.SIG_DFL
 
 
 def listen(*names: str) -> None:
@@ -50,6 +53,16 @@ def listen(*names: str) -> None:
             _handled.add(number)
     if _announce and listens() and not before:
         _announce()
+
+
+def outlast_repeats() -> None:
+    """Ignore SIGTERM once it has asked for a stop, in tasks of srun.
+
+    Slurm sends it to them at the begin of a partition's GraceTime and twice at its end, and SIGKILL later. Whoever is
+    in a hurry stops srun, which kills them.
+    """
+    global _repeated
+    _repeated = signal.SIG_IGN
 
 
 def listens() -> bool:
@@ -71,6 +84,33 @@ def watch(file: Path, also: Callable[[], str | None] | None = None) -> None:
     """
     global _also, _file
     _also, _file = also, file
+
+
+def ask(file: Path, reason: str, *, replace: bool = False) -> bool:
+    """Make the file that asks the ranks of a run to stop; whether ``reason`` is what it says now.
+
+    Args:
+        file: ``RUN_DIR/stop``.
+        reason: in words.
+        replace: an earlier request's reason too; otherwise that one stays.
+
+    Raises:
+        HpctrainError: it cannot be written.
+    """
+    if replace:
+        # Ranks, which listen first thing, need none of what it imports.
+        from hpctrain.files.whole import write_whole
+
+        write_whole(file, f"{reason}\n".encode(), private=True)
+        return True
+    try:
+        with open(file, "x", opener=private) as opened:
+            opened.write(f"{reason}\n")
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise disk_error(error, file, ANOTHER_RUN) from error
+    return True
 
 
 def reason_in(file: Path) -> str:
@@ -115,7 +155,7 @@ def _receive(number: int, frame: FrameType | None) -> None:
     global _reason
     if number in (signal.SIGTERM, signal.SIGINT):
         # By the operating system itself, so that it also ends a process that waits inside a collective.
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, _repeated if number == signal.SIGTERM else signal.SIG_DFL)
     if _reason is None:
         _reason = signal.Signals(number).name
 

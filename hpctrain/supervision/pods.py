@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import psutil
 
 from hpctrain.errors import HpctrainError
-from hpctrain.files.whole import write_whole
 from hpctrain.launch.attempts import is_done
 from hpctrain.launch.command import Torchrun
 from hpctrain.launch.launcher_choice import first_launcher
@@ -27,7 +26,7 @@ from hpctrain.run.events.kinds import EndEvent, StartEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.processes import send_signal
 from hpctrain.run.records import whole_records
-from hpctrain.run.stopping import RESUMABLE
+from hpctrain.run.stopping import RESUMABLE, ask
 from hpctrain.supervision.follow import Tail
 from hpctrain.supervision.interrupts import Interrupts
 from hpctrain.supervision.pod_names import PODS_SECONDS
@@ -156,7 +155,7 @@ class _Pod:
             return RESUMABLE
         name, limit = interrupts.received[0].name, self._plan().stop.seconds
         with contextlib.suppress(HpctrainError):
-            write_whole(self._directory.stop, f"{name}\n".encode(), private=True)
+            ask(self._directory.stop, name)
         _say(f"{name}: waiting up to {limit:g} s for the ranks to end their step and save their state")
         deadline = time.monotonic() + limit
         while self._process.poll() is None and time.monotonic() < deadline and not interrupts.hurried:

@@ -14,8 +14,6 @@ from dataclasses import replace
 import psutil
 
 from hpctrain.errors import HpctrainError
-from hpctrain.files.private import private
-from hpctrain.files.whole import write_whole
 from hpctrain.launch.command import Command
 from hpctrain.launch.open_mpi_folder import OpenMpiFolder, own_folder, remove_leftovers
 from hpctrain.launch.room import shortages
@@ -26,7 +24,7 @@ from hpctrain.run.held import HeldDirectory
 from hpctrain.run.plan import Stop
 from hpctrain.run.processes import send_signal, works_in
 from hpctrain.run.records import RankRecord, ranks_listen, whole_records
-from hpctrain.run.stopping import RESUMABLE
+from hpctrain.run.stopping import RESUMABLE, ask
 from hpctrain.supervision.failure import LOG_LINES, Failure, find_failure, signal_name
 from hpctrain.supervision.follow import Follower
 from hpctrain.supervision.interrupts import Interrupts
@@ -175,8 +173,8 @@ def _ask_elsewhere(job: RunningJob, follower: Follower, seconds: float, notice: 
     notice(f"warning: {job.lost}: waiting up to {seconds:g} s for the ranks to end")
     job.look_for_directory(follower)
     # The ranks find out by themselves, but not always as soon.
-    with contextlib.suppress(OSError), open(job.directory.stop, "x", opener=private) as file:
-        file.write(f"{job.lost}\n")
+    with contextlib.suppress(HpctrainError):
+        ask(job.directory.stop, str(job.lost))
 
 
 def _of_a_lost_directory(failure: Failure, job: RunningJob) -> Failure:
@@ -228,13 +226,11 @@ def _lost_launcher(failure: Failure, by: int) -> Failure:
 def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], None]) -> None:
     """Ask the ranks to save their state and leave, after which they are started again."""
     try:
-        with open(directory.stop, "x", opener=private) as file:
-            file.write(f"{reason}\n")
-    except FileExistsError:
-        # The user has asked them.
-        return
-    except OSError as error:
-        notice(f"warning: {reason}, and the ranks cannot be told: cannot write {directory.stop}: {error.strerror}")
+        if not ask(directory.stop, reason):
+            # The user has asked them.
+            return
+    except HpctrainError as error:
+        notice(f"warning: {reason}, and the ranks cannot be told: {error.message}")
         return
     notice(f"{reason}: the ranks end their step, save their state, leave, and are started again")
 
@@ -242,13 +238,13 @@ def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], 
 def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:
     """Ask the ranks to stop; whether that could be done."""
     try:
-        write_whole(directory.stop, f"{by.name}\n".encode(), private=True)
+        ask(directory.stop, by.name)
     except HpctrainError as error:
         notice(f"{by.name}: {error.message}; every process is ended")
         return False
     notice(
         f"{by.name}: waiting up to {seconds:g} s for the ranks to end their step and save their state; "
-        "another SIGINT or SIGTERM ends them at once"
+        "the second SIGINT or SIGTERM ends them at once"
     )
     return True
 

@@ -263,6 +263,15 @@ def test_other_jobs_in_a_run_directory_are_not_the_runs(
     assert "the run is stopped" in capsys.readouterr().out
 
 
+def leave_when_asked(directory: RunDirectory) -> None:
+    """As a launcher does whose ranks are asked to stop."""
+    deadline = time.monotonic() + 20
+    while not directory.stop.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    directory.summary.write_text('{"status": "resumable"}')
+
+
 @pytest.mark.parametrize("options", [[], ["--save-seconds", "0"]])
 def test_ranks_of_a_job_save_their_state_before_it_is_cancelled(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -281,14 +290,7 @@ def test_ranks_of_a_job_save_their_state_before_it_is_cancelled(
         scancel=f"[ -e {directory.summary} ] && echo saved >> {tmp_path}/saved; touch {tmp_path}/ended",
     )
 
-    def leave() -> None:
-        deadline = time.monotonic() + 20
-        while not directory.stop.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(0.2)
-        directory.summary.write_text('{"status": "resumable"}')
-
-    ranks = threading.Thread(target=leave)
+    ranks = threading.Thread(target=leave_when_asked, args=[directory])
     if not options:
         ranks.start()
     try:
@@ -363,6 +365,28 @@ def test_cancel_says_what_to_do_on_another_host(tmp_path: Path, capsys: pytest.C
     directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=77, host="gpu9")])
     assert main(["cancel", str(directory.path)]) == 1
     assert "started on gpu9" in (err := capsys.readouterr().err) and "kill 77" in err
+    assert not directory.stop.exists(), "no rank would see it"
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_cancel_stops_ranks_of_a_launcher_on_another_host(
+    leaves: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = write_run(tmp_path / "my run", recipe_plan(), [started(pid=77, host="gpu9")])
+    write_record(directory, RankRecord(rank=0, host="gpu9", pid=1, started=1.0, status="running", listens=True))
+    launcher = threading.Thread(target=leave_when_asked, args=[directory])
+    if leaves:
+        launcher.start()
+    try:
+        code = main(["cancel", str(directory.path), "--save-seconds", "20" if leaves else "0.5"])
+    finally:
+        if leaves:
+            launcher.join()
+    said = capsys.readouterr()
+    assert code == (0 if leaves else 1)
+    assert directory.stop.read_text() == "cancelled\n"
+    assert ("the run is resumable" in said.out) == leaves
+    assert (f"on gpu9, run: hpctrain cancel '{directory.path}', or: kill 77" in said.err) == (not leaves)
 
 
 @pytest.mark.parametrize(("target", "numbers"), [("array", "12"), ("12", "12"), ("12_2", "12_2"), ("12_4", "12_4")])

@@ -62,7 +62,7 @@ _ALLOWED = {
         "report.tensorboard",
         "run.directory",
         "run.events.writer",
-        "supervision.run",
+        "run.stopping",
     },
     "a folder, to hold it": {"launch.open_mpi_folder", "run.held"},
     "images that the benchmark was given": {"bench.other_loaders"},

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.run import stopping
+
 
 def python(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = f"import os, signal, sys, time\nfrom pathlib import Path\nfrom hpctrain.run import stopping\n{text}"
@@ -48,6 +50,16 @@ def test_a_second_one_ends_a_process_even_inside_a_c_call(number: signal.Signals
             process.kill()
 
 
+def test_a_task_of_srun_outlasts_repeats() -> None:
+    result = python(
+        "stopping.outlast_repeats(); stopping.listen('TERM', 'INT')\n"
+        "for _ in range(3): os.kill(os.getpid(), signal.SIGTERM)\n"
+        "print(stopping.asked(look=False), flush=True); os.kill(os.getpid(), signal.SIGINT)\n"
+        "os.kill(os.getpid(), signal.SIGINT); print('not reached')"
+    )
+    assert (result.returncode, result.stdout) == (-signal.SIGINT, "SIGTERM\n")
+
+
 def test_a_forked_worker_is_ended_by_the_first() -> None:
     result = python(
         "stopping.listen('TERM', 'USR2')\n"
@@ -79,3 +91,12 @@ def test_the_file_is_looked_for_once_a_second_at_most(tmp_path: Path) -> None:
         str(tmp_path / "stop"),
     )
     assert result.stdout == "True\n"
+
+
+@pytest.mark.parametrize(("replace", "says"), [(False, "first"), (True, "second")])
+def test_the_first_request_stays_unless_it_is_replaced(tmp_path: Path, replace: bool, says: str) -> None:
+    file = tmp_path / "stop"
+    assert stopping.ask(file, "first")
+    assert stopping.ask(file, "second", replace=replace) == replace
+    assert stopping.reason_in(file) == says
+    assert file.stat().st_mode & 0o777 == 0o600
