@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TORCHRUN = "torchrun"
+SRUN = "srun"
 # What hpctrain.rank_programs.torchrun calls its meeting, as an option of torchrun.
 ONE_ADDRESS = "one-address"
 
@@ -36,7 +37,7 @@ _KNOWN = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("Hydra (MPICH, Intel MPI) or srun --mpi=pmi2", "PMI_SIZE", "PMI_RANK"),
     # SLURM_NTASKS is a batch script's too, which is no rank.
-    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    (SRUN, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 
 # A process without these is nobody's rank.

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.launcher import ONE_ADDRESS, SIZE_VARIABLES, TORCHRUN
@@ -26,6 +27,7 @@ from hpctrain.run.plan import Plan
 from hpctrain.topology.launch_files import hydra_hostfile, slurm_hostfile
 
 TRAIN = "hpctrain.train"
+DAEMON = "hpctrain.rank_programs.daemon"
 
 # For runs of torchrun on several hosts.
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -239,6 +241,7 @@ def launch_command(
         slurm=slurm,
         tcp=tcp,
         host_timeout=host_timeout,
+        python=python,
         by_name=tuple(by_name),
     )
 
@@ -264,6 +267,7 @@ def _mpirun(
     slurm: Mapping[str, str] | None,
     tcp: bool,
     host_timeout: int,
+    python: Path,
     by_name: Sequence[str],
 ) -> Command:
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
@@ -273,6 +277,9 @@ def _mpirun(
         options = ["--with-ft", "ulfm", *options]
     if len(plan.hosts) > 1 and mpi.flavour == "open-mpi-5":
         options += keepalive_options(host_timeout)
+    if slurm is not None and mpi.flavour == "open-mpi-5":
+        # On one host too, where mpirun itself runs on another, as after salloc on a login node.
+        options += guarded_daemons(run_directory, python)
     if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
         options = [*(["--allow-run-as-root"] if root else []), *options]
         if not tcp and len(plan.hosts) == 1 and not plan.fault_tolerant and "btl" not in plan.start.arguments:
@@ -298,6 +305,18 @@ def _mpirun(
         without=("SRUN_CPUS_PER_TASK",) if slurm is not None else (),
         files=files,
     )
+
+
+def guarded_daemons(run_directory: Path, python: Path) -> list[str]:
+    """The option by which Open MPI 5 starts its daemons so that they survive Slurm's SIGTERM.
+
+    mpirun splits the value at spaces, which a path of Python's must not have then.
+    Source: https://docs.prrte.org (``prte_launch_agent``, as ``prte_info --param prte all`` names it).
+    """
+    if len(str(python).split()) != 1:
+        return []
+    words = (str(python), "-P", "-m", DAEMON, quote(str(run_directory)), "prted")
+    return ["--prtemca", "prte_launch_agent", " ".join(words)]
 
 
 def _ssh_port(mpi: MpiInstallation, port: int) -> tuple[list[str], dict[str, str]]:

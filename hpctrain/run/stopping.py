@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from hpctrain.files.disk import ANOTHER_RUN, disk_error
 from hpctrain.files.private import private
 from hpctrain.files.regular import open_regular
 
@@ -97,10 +96,11 @@ def ask(file: Path, reason: str, *, replace: bool = False) -> bool:
     Raises:
         HpctrainError: it cannot be written.
     """
-    if replace:
-        # Ranks, which listen first thing, need none of what it imports.
-        from hpctrain.files.whole import write_whole
+    # Ranks, which listen first thing, need none of what these import.
+    from hpctrain.files.disk import disk_error
+    from hpctrain.files.whole import write_whole
 
+    if replace:
         write_whole(file, f"{reason}\n".encode(), private=True)
         return True
     try:
@@ -109,7 +109,7 @@ def ask(file: Path, reason: str, *, replace: bool = False) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        raise disk_error(error, file, ANOTHER_RUN) from error
+        raise disk_error(error, file) from error
     return True
 
 

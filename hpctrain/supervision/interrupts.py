@@ -40,8 +40,11 @@ class Interrupts:
 
     @property
     def hurried(self) -> bool:
-        """Whether a second signal came that demands an end. Requests do not count, as Slurm can send its own twice."""
-        return any(number not in self.asking for number in self.received[1:])
+        """Whether a second signal came that demands an end.
+
+        Requests do not count: Slurm can send its own twice, and its SIGTERM may come before or after one.
+        """
+        return sum(number not in self.asking for number in self.received) > 1
 
     def wait(self, seconds: float) -> bool:
         """Wait for a time; returns whether it passed without a signal. The first signal ends the wait."""

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from hpctrain.cluster.launcher import SRUN, detect
 from hpctrain.files.regular import read_regular
 from hpctrain.run import stopping
 
@@ -22,6 +23,8 @@ def _listen(directory: Path) -> None:
 
 
 if __name__ == "__main__":
+    if (launcher := detect()) and launcher.name == SRUN:
+        stopping.outlast_repeats()
     _listen(Path(sys.argv[1]))
     from hpctrain.errors import HpctrainError
     from hpctrain.train.rank import run_rank

@@ -28,6 +28,8 @@ class Settings:
         requeue_seconds: after which a requeued job may start again (measured 6 s for 5). Slurm takes the life of a
             credential for it, so it is also how long a busy machine may take to start a step.
         lost_seconds: of silence after which a node counts as lost and its jobs are requeued.
+        tracking: of the processes of a step: ``pgid``, or ``cgroup`` as on clusters. By the first, a signal to a batch
+            job goes to all that its script runs in the foreground or background; by the second, to the script alone.
         kill_seconds: between a job's SIGTERM and its SIGKILL.
         grace_seconds: between the signal that announces a preemption and the preemption (measured 13 s for 5).
         answer_seconds: that any part of Slurm has for an answer. A node that is gone is missed only after some of them.
@@ -41,6 +43,7 @@ class Settings:
     max_minutes: int = 60
     requeue_seconds: int = 5
     lost_seconds: int = 15
+    tracking: str = "pgid"
     kill_seconds: int = 3
     grace_seconds: int = 2
     answer_seconds: int = 10
@@ -59,6 +62,8 @@ def write(settings: Settings, folder: Path) -> None:
     key.write_bytes(os.urandom(128))
     nodes = ",".join(settings.nodes)
     (folder / "gres.conf").write_text("".join(f"NodeName={nodes} Name=gpu File={gpu}\n" for gpu in gpus))
+    if settings.tracking == "cgroup":
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
     (folder / "topology.conf").write_text(settings.topology)
     (folder / "slurm.conf").write_text(_slurm_conf(settings, folder))
 
@@ -98,8 +103,7 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmdLogFile={folder}/slurmd-%n.log
 # Without one for each node, the PMIx servers of two nodes collide.
 TmpFS={folder}/tmp-%n
-# Nodes that share a machine share its cgroups.
-ProctrackType=proctrack/pgid
+ProctrackType=proctrack/{settings.tracking}
 TaskPlugin=task/none
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres

@@ -45,6 +45,14 @@ def log_of(run: Path) -> str:
     return "".join(log.read_text() for log in run.glob("logs/job-*.log"))
 
 
+def listening(run: Path) -> None:
+    """Wait until the ranks can be asked to stop."""
+    deadline = time.monotonic() + 120
+    while not ranks_listen(RunDirectory(run)):
+        assert time.monotonic() < deadline, log_of(run)
+        time.sleep(0.2)
+
+
 @pytest.mark.long
 def test_a_chain_that_is_done_in_its_first_job(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
     first, *later = submit("", "--chain", "3")
@@ -145,10 +153,7 @@ def test_cancel_lets_the_ranks_save_their_state(
     """Of several nodes, whose daemons Slurm would end first; and the job does not come back."""
     (job,) = submit(POLLS, "--nodes", "2", "--backend", "mpi")
     slurm.wait_for(job, "RUNNING")
-    deadline = time.monotonic() + 120
-    while not ranks_listen(RunDirectory(tmp_path / "run")):
-        assert time.monotonic() < deadline, log_of(tmp_path / "run")
-        time.sleep(0.2)
+    listening(tmp_path / "run")
     done = slurm_main("cancel", str(tmp_path / "run"))
     assert done.returncode == 0, done.stdout
     assert "the run is resumable" in done.stdout

@@ -16,18 +16,19 @@
 set -eo pipefail
 
 # USR2 comes 120 s before the time limit, to this shell alone, and is passed on: hpctrain writes a checkpoint and leaves.
-# TERM (cancelled, preempted) is not: Slurm sends it to hpctrain too, which a second one would end at once.
+# TERM (cancelled, preempted, requeued) becomes USR2 for hpctrain: by itself it reaches hpctrain on some clusters only, and
+# there a second one would end all at once.
 asked=
 pid=
 interrupted=
 pass_on() {
-  if [[ $asked == USR2 && $pid ]]; then
+  if [[ $asked && $pid ]]; then
     # It may have ended by itself.
     kill -s USR2 "$pid" || true
   fi
 }
 trap 'interrupted=yes; asked=USR2; pass_on' USR2
-trap 'interrupted=yes; asked=TERM' TERM
+trap 'interrupted=yes; asked=TERM; pass_on' TERM
 
 # From here on a variable that is not set is a mistake; modules and setup lines use some on purpose.
 set -u
@@ -55,7 +56,7 @@ if [[ ! $asked ]]; then
   pid=
   # Bash 5.2 loses a status that comes together with a signal, and says -1: to go on with a run that is done is harmless.
   # And one that USR2 has ended was told before it could listen: nothing had begun.
-  if (( status < 0 )) || { [[ $asked == USR2 ]] && (( status == 128 + $(kill -l USR2) )); }; then
+  if (( status < 0 )) || { [[ $asked ]] && (( status == 128 + $(kill -l USR2) )); }; then
     status=4
   else
     begun=yes

@@ -22,7 +22,16 @@ from hpctrain.cluster.container import Container
 from hpctrain.cluster.launcher import MPI_LAUNCHERS
 from hpctrain.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.command import Command, Launcher, Srun, Torchrun, launch_command, rank_environment, settings_of
+from hpctrain.launch.command import (
+    Command,
+    Launcher,
+    Srun,
+    Torchrun,
+    guarded_daemons,
+    launch_command,
+    rank_environment,
+    settings_of,
+)
 from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.launcher_choice import bindable_cores, first_launcher, needs_proof
 from hpctrain.planning.hosts import Hosts
@@ -119,6 +128,28 @@ def test_every_golden_file_has_its_case() -> None:
 def test_only_open_mpi_is_told_of_the_superuser(flavour: Flavour) -> None:
     added = set(command(flavour, 2, root=True).arguments) - set(command(flavour, 2).arguments)
     assert added == ({"--allow-run-as-root"} if flavour.startswith("open-mpi") else set())
+
+
+@pytest.mark.parametrize(
+    ("flavour", "hosts", "slurm", "guarded"),
+    [
+        ("open-mpi-5", UNEVEN, IN_JOB, True),
+        ("open-mpi-5", None, IN_JOB, True),
+        ("open-mpi-5", UNEVEN, None, False),
+        ("open-mpi-4", UNEVEN, IN_JOB, False),
+    ],
+)
+def test_daemons_that_slurm_starts_are_kept_from_its_signal(
+    flavour: Flavour, hosts: dict[str, int] | None, slurm: dict[str, str] | None, guarded: bool
+) -> None:
+    words = command(flavour, 6, hosts=hosts, slurm=slurm).arguments
+    assert ("prte_launch_agent" in words) == guarded
+
+
+def test_a_python_that_mpirun_could_not_start_guards_no_daemons() -> None:
+    """It splits the command of its daemons at spaces."""
+    assert "prte_launch_agent" in " ".join(guarded_daemons(RUN_DIRECTORY, Path("/venv/bin/python")))
+    assert guarded_daemons(RUN_DIRECTORY, Path("/my venv/bin/python")) == []
 
 
 def test_the_shell_text_is_the_same_command() -> None:
