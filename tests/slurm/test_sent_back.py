@@ -19,6 +19,8 @@ from hpctrain.run.records import ranks_listen
 
 pytestmark = pytest.mark.long
 
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
 COUNTS = """
 import sys, time
 from pathlib import Path
@@ -44,13 +46,16 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[LocalSlurm]:
     """Two nodes, of which Slurm signals other processes by each of its ways to track them."""
     if reason := local_slurm.obstacle():
         pytest.skip(reason)
-    if request.param == "cgroup" and not os.access("/sys/fs/cgroup/freezer", os.W_OK):
-        pytest.skip("/sys/fs/cgroup/freezer cannot be written: mount cgroup v1's freezer there")
-    settings = Settings(
-        nodes=("n1", "n2"), topology="SwitchName=s1 Nodes=n1,n2\n", tracking=request.param, kill_seconds=12
-    )
-    with LocalSlurm(settings) as cluster:
+    if request.param == "cgroup" and not os.access(FREEZER, os.W_OK):
+        pytest.skip(f"{FREEZER} cannot be written: mount cgroup v1's freezer there")
+    # Slurm names cgroups by nodes and jobs, and another cluster of this machine may have the same.
+    nodes = tuple(f"n{os.getpid()}{letter}" for letter in "ab")
+    topology = f"SwitchName=s1 Nodes={','.join(nodes)}\n"
+    with LocalSlurm(Settings(nodes=nodes, topology=topology, tracking=request.param, kill_seconds=12)) as cluster:
         yield cluster
+    for node in nodes:
+        for folder, _, _ in os.walk(FREEZER / f"slurm_{node}", topdown=False):
+            Path(folder).rmdir()
 
 
 def preempt(slurm: LocalSlurm, job: str) -> None:
