@@ -48,7 +48,7 @@ class Heard:
         self.begun_in.append((plan.ranks, directory.path))
 
     @contextlib.contextmanager
-    def follow(self, directory: RunDirectory) -> Iterator[Audience]:
+    def follow(self, plan: Plan, directory: RunDirectory) -> Iterator[Audience]:
         yield Audience(
             show=lambda event: None, line=self.lines.append, notice=self.notice, failed=lambda failure, place: None
         )
