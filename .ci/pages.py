@@ -11,8 +11,8 @@ import typer
 from typer.cli import get_docs_for_click
 
 from hpctrain.cli.main import app
-from hpctrain.cluster.gpu_models import gpus
-from hpctrain.predict.constants import Constant, buses, constants
+from hpctrain.common.cluster.gpu_models import gpus
+from hpctrain.control.predict.constants import Constant, buses, constants
 
 # Figures of the predictions' code that have no spread: where each is, and the comment there has its source.
 _FIXED = (
@@ -130,8 +130,8 @@ def _fixed() -> str:
     rows = []
     for meaning, place in _FIXED:
         module, name = place.split(".")
-        value = getattr(import_module(f"hpctrain.predict.{module}"), name)
-        rows.append((meaning, f"`{value}`", f"`{name}` in `hpctrain/predict/{module}.py`"))
+        value = getattr(import_module(f"hpctrain.control.predict.{module}"), name)
+        rows.append((meaning, f"`{value}`", f"`{name}` in `hpctrain/control/predict/{module}.py`"))
     return _table(("figure", "value", "where its source is"), rows, right=0)
 
 

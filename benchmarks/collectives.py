@@ -28,15 +28,15 @@ from typing import Any
 import numpy as np
 from sharing import overlapped_allreduce
 
-from hpctrain.predict.network import network_of, usual_hosts
-from hpctrain.topology.build import build_fabric, read_fabric
-from hpctrain.topology.fabric import Fabric, Ints
-from hpctrain.topology.fat_tree import fat_tree
-from hpctrain.topology.placement import report
-from hpctrain.topology.rails import rail_adapters
-from hpctrain.topology.readers import ibnetdiscover
-from hpctrain.topology.routes import Routes
-from hpctrain.topology.traffic import (
+from hpctrain.control.predict.network import network_of, usual_hosts
+from hpctrain.control.topology.build import build_fabric, read_fabric
+from hpctrain.control.topology.fabric import Fabric, Ints
+from hpctrain.control.topology.fat_tree import fat_tree
+from hpctrain.control.topology.placement import report
+from hpctrain.control.topology.rails import rail_adapters
+from hpctrain.control.topology.readers import ibnetdiscover
+from hpctrain.control.topology.routes import Routes
+from hpctrain.control.topology.traffic import (
     Phase,
     double_tree,
     halving_doubling,

@@ -79,7 +79,7 @@ def make_served(folder: Path) -> Path:
     served = folder / "served"
     python = linked_environment(folder / "environment", "hpctrain[torch,mpi]")
     variables = {**os.environ, "PYTHONPATH": "", "XDG_CACHE_HOME": str(served / "cache")}
-    code = "from hpctrain.cluster.packing.pack import find_pack; find_pack().write(print)"
+    code = "from hpctrain.control.packing.pack import find_pack; find_pack().write(print)"
     subprocess.run([str(python), "-c", code], env=variables, check=True, stdout=sys.stderr)
     (archive,) = served.glob("cache/hpctrain/environments/*.tar.gz")
     (served / "environment").mkdir()

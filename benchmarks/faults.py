@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 
-from hpctrain.run.events import Event, read_events
-from hpctrain.run.events.kinds import EpochEvent, FaultEvent, RecoveredFaultEvent, StepEvent
+from hpctrain.common.run.events import Event, read_events
+from hpctrain.common.run.events.kinds import EpochEvent, FaultEvent, RecoveredFaultEvent, StepEvent
 
 # What starts, hurts and ends runs is the fault campaign's.
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "faults"))

@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from hpctrain.recipes.load import load_recipe
-from hpctrain.recipes.schema import Recipe
-from hpctrain.run.events import EventWriter, read_events
-from hpctrain.run.events.kinds import EpochEvent
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.events import EventWriter, read_events
+from hpctrain.common.run.events.kinds import EpochEvent
 
 RECIPE = "digits-large-minibatch"
 BATCHES = (16, 32, 64, 128, 256, 512, 1024)
@@ -146,11 +146,11 @@ def _one_thread() -> None:
 
 def train(case: Case) -> Run:
     """One training, as ``hpctrain run`` does it on one rank."""
-    from hpctrain.comm.single import SingleCommunicator
-    from hpctrain.data import open_sources
-    from hpctrain.train.checkpoint import Checkpoints
-    from hpctrain.train.loop import Loop
-    from hpctrain.train.torch_trainer import TorchTrainer
+    from hpctrain.worker.comm.single import SingleCommunicator
+    from hpctrain.worker.data import open_sources
+    from hpctrain.worker.train.checkpoint import Checkpoints
+    from hpctrain.worker.train.loop import Loop
+    from hpctrain.worker.train.torch_trainer import TorchTrainer
 
     recipe, comm = case.recipe(), SingleCommunicator("one process a training")
     train, test = open_sources(recipe)

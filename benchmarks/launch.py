@@ -21,8 +21,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from hpctrain.run.events import read_events
-from hpctrain.run.events.kinds import EndEvent, RunEvent, StartEvent, StepEvent
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.events.kinds import EndEvent, RunEvent, StartEvent, StepEvent
 
 # Where the hosts are made.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

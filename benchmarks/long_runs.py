@@ -27,11 +27,11 @@ _PROGRAM = [sys.executable, "-c", "from hpctrain.cli.main import main; main()"]
 _RESUME = """
 import sys
 from pathlib import Path
-from hpctrain.checkpoints.keep import scores
-from hpctrain.launch.attempts import run_events
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import EventsFile, kept
-from hpctrain.run.events.kinds import StartEvent
+from hpctrain.common.checkpoints.keep import scores
+from hpctrain.control.resuming.attempts import run_events
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import EventsFile, kept
+from hpctrain.common.run.events.kinds import StartEvent
 directory = RunDirectory(Path(sys.argv[1]))
 run_events(directory)
 scores(kept(EventsFile(directory.events).outline()))

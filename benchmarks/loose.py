@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from hpctrain.recipes.load import load_recipe, override_recipe
-from hpctrain.recipes.schema import Recipe
-from hpctrain.recipes.smoke import smoke
+from hpctrain.common.recipes.load import load_recipe, override_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.smoke import smoke
 
 _ADAMW = "optimizer={name: adamw, learning_rate: 1.0e-3, weight_decay: 0.01}"
 _LOCAL = ("sync.every=8",)
@@ -115,12 +115,12 @@ def _recipe(task: Task, method: str, seed: int, ranks: int) -> Recipe:
 
 def _train(comm: Any, task: Task, method: str, seed: int, seconds: float, folder: Path) -> Run:
     """One training on all ranks, whose computing takes so many seconds a step, and what rank 0 recorded."""
-    from hpctrain.data import open_sources
-    from hpctrain.run.events import EventWriter, read_events
-    from hpctrain.train.asynchronous import AsynchronousLoop
-    from hpctrain.train.checkpoint import Checkpoints
-    from hpctrain.train.loop import Loop
-    from hpctrain.train.torch_trainer import TorchTrainer
+    from hpctrain.common.run.events import EventWriter, read_events
+    from hpctrain.worker.data import open_sources
+    from hpctrain.worker.train.asynchronous import AsynchronousLoop
+    from hpctrain.worker.train.checkpoint import Checkpoints
+    from hpctrain.worker.train.loop import Loop
+    from hpctrain.worker.train.torch_trainer import TorchTrainer
 
     recipe = _recipe(task, method, seed, comm.size)
     trainer = TorchTrainer(recipe, comm)

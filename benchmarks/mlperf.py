@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
-from hpctrain.predict.compute import Device
-from hpctrain.predict.job import Job
-from hpctrain.predict.network import stated_network
-from hpctrain.predict.workload import load_workload
+from hpctrain.common.workloads.workload import load_workload
+from hpctrain.control.predict.compute import Device
+from hpctrain.control.predict.job import Job
+from hpctrain.control.predict.network import stated_network
 
 # What a system's description says of its accelerator, as a GPU of ours. Others have no data sheet in hpctrain.
 _GPUS = (

@@ -23,10 +23,10 @@ from pathlib import Path
 import fsspec
 import numpy as np
 
-from hpctrain.bench.photographs import photographs, write_folders, write_shards
-from hpctrain.data import open_sources
-from hpctrain.recipes.load import load_recipe
-from hpctrain.recipes.schema import Recipe
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.worker.bench.photographs import photographs, write_folders, write_shards
+from hpctrain.worker.data import open_sources
 
 _URL = "s3://benchmark/shards"
 _BATCH = 64

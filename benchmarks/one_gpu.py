@@ -15,13 +15,13 @@ from collections.abc import Callable
 
 import torch
 
-from hpctrain.cluster.gpu_models import gpu_reported_as
-from hpctrain.predict.network import stated_network
-from hpctrain.predict.prediction import Node, Row, predict
-from hpctrain.predict.training import script_training
-from hpctrain.predict.values import Estimate
-from hpctrain.predict.workload import load_workload
-from hpctrain.rank_programs.workloads import OTHERS, RESIDUAL
+from hpctrain.common.cluster.gpu_models import gpu_reported_as
+from hpctrain.common.workloads.workload import load_workload
+from hpctrain.control.predict.network import stated_network
+from hpctrain.control.predict.prediction import Node, Row, predict
+from hpctrain.control.predict.training import script_training
+from hpctrain.control.predict.values import Estimate
+from hpctrain.worker.programs.workloads import OTHERS, RESIDUAL
 
 _WARM_UP, _TOGETHER = 4, 5
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

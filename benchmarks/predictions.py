@@ -28,15 +28,15 @@ import published
 from mlperf import Run
 from published import Published
 
-from hpctrain.predict.compute import Device
-from hpctrain.predict.constants import Constant, constants
-from hpctrain.predict.energy import Site, energy
-from hpctrain.predict.fit import Fit, fit
-from hpctrain.predict.job import Job, times
-from hpctrain.predict.network import stated_network
-from hpctrain.predict.values import DRAWS, Estimate, Values, drawn, estimate
-from hpctrain.predict.workload import load_workload
-from hpctrain.topology.fabric import Floats
+from hpctrain.common.workloads.workload import load_workload
+from hpctrain.control.predict.compute import Device
+from hpctrain.control.predict.constants import Constant, constants
+from hpctrain.control.predict.energy import Site, energy
+from hpctrain.control.predict.fit import Fit, fit
+from hpctrain.control.predict.job import Job, times
+from hpctrain.control.predict.network import stated_network
+from hpctrain.control.predict.values import DRAWS, Estimate, Values, drawn, estimate
+from hpctrain.control.topology.fabric import Floats
 
 # What all systems have in common.
 _COMMON = (

@@ -28,7 +28,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from hpctrain.shards.fake import FakeSet, make_fake
+from hpctrain.common.shards.fake import FakeSet, make_fake
 
 # Where the hosts and the cluster of Spark are made.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.topology.fabric import Floats, Ints
-from hpctrain.topology.routes import Routes
-from hpctrain.topology.traffic import Phase
+from hpctrain.control.topology.fabric import Floats, Ints
+from hpctrain.control.topology.routes import Routes
+from hpctrain.control.topology.traffic import Phase
 
 # Sums of fractions: times and shares closer than this are equal.
 _ALIKE = 1e-9

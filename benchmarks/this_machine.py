@@ -12,11 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hpctrain.predict.calibration import read_calibration
-from hpctrain.predict.network import stated_network
-from hpctrain.predict.prediction import Node, predict
-from hpctrain.predict.training import script_training
-from hpctrain.predict.workload import load_workload
+from hpctrain.common.workloads.workload import load_workload
+from hpctrain.control.predict.calibration import read_calibration
+from hpctrain.control.predict.network import stated_network
+from hpctrain.control.predict.prediction import Node, predict
+from hpctrain.control.predict.training import script_training
 
 # By what `bench step` calls the variant.
 _ENGINES = {"mpi": "hpctrain over mpi", "gloo": "hpctrain over gloo", "horovod": "hpctrain over horovod"}

@@ -27,15 +27,15 @@ from pathlib import Path
 import numpy as np
 
 from hpctrain.cli.mesh_model import asked_work
-from hpctrain.topology.build import read_fabric
-from hpctrain.topology.fabric import Fabric
-from hpctrain.topology.fat_tree import fat_tree
-from hpctrain.topology.launch_files import open_mpi_hostfile
-from hpctrain.topology.mesh_layout import lay
-from hpctrain.topology.mesh_traffic import ORDERS as MESH_ORDERS
-from hpctrain.topology.mesh_traffic import LaidMesh
-from hpctrain.topology.node_map import Slot
-from hpctrain.topology.placement import PlacementReport, report
+from hpctrain.common.cluster.launch_files import open_mpi_hostfile
+from hpctrain.common.cluster.node_map import Slot
+from hpctrain.common.recipes.mesh_traffic import ORDERS as MESH_ORDERS
+from hpctrain.common.recipes.mesh_traffic import LaidMesh
+from hpctrain.control.topology.build import read_fabric
+from hpctrain.control.topology.fabric import Fabric
+from hpctrain.control.topology.fat_tree import fat_tree
+from hpctrain.control.topology.mesh_layout import lay
+from hpctrain.control.topology.placement import PlacementReport, report
 
 ORDERS = ("given", "name", "tree", "placed")
 DRAWS = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hpctrain.recipes.schema import Recipe
+from hpctrain.common.recipes.schema import Recipe
 
 
 def digits_recipe(**values: Any) -> Recipe:

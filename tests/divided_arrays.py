@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from hpctrain.checkpoints.pieces import Box, Piece
+from hpctrain.common.checkpoints.pieces import Box, Piece
 
 Held = list[dict[str, list[Box]]]
 

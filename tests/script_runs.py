@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, EventWriter
-from hpctrain.run.plan import Plan, Script
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, EventWriter
+from hpctrain.common.run.plan import Plan, Script
 
 
 def script_run(path: Path, ranks: int = 2) -> RunDirectory:

@@ -16,7 +16,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from stored_outputs import comparable, tidied
 
-from hpctrain.recipes.load import load_recipe
+from hpctrain.common.recipes.load import load_recipe
 
 _NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 _CELL_TIMEOUT_SECONDS = 240

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.comm.single import SingleCommunicator
+from hpctrain.worker.comm.single import SingleCommunicator
 
 _SECONDS = 30
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from hpctrain.adapters.guard import Guard
-from hpctrain.checkpoints.layout import checkpoint_path, hidden_path
-from hpctrain.checkpoints.manifest import SavedProgress
-from hpctrain.checkpoints.publish import publish, write_share
-from hpctrain.checkpoints.share import CheckpointShare
-from hpctrain.comm.base import Communicator
-from hpctrain.comm.single import SingleCommunicator
+from hpctrain.common.checkpoints.layout import checkpoint_path, hidden_path
+from hpctrain.common.checkpoints.manifest import SavedProgress
+from hpctrain.common.checkpoints.publish import publish, write_share
+from hpctrain.common.checkpoints.share import CheckpointShare
+from hpctrain.worker.adapters.guard import Guard
+from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.comm.single import SingleCommunicator
 
 
 def progress_of(iteration: int, *, ranks: int = 1, **values: Any) -> SavedProgress:

@@ -16,11 +16,11 @@ from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.tables import AsJson
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
-    from hpctrain.run.plan import HostOptions
+    from hpctrain.common.run.plan import HostOptions
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what training costs on this machine.")
 
@@ -74,10 +74,10 @@ def allreduce(
     over Gloo (and NCCL, where each rank has a GPU), and a plain copy of the same number of bytes, which is the limit on
     one host. On several hosts hpctrain's own engine also sends float16 and bfloat16.
     """
-    from hpctrain.planning.machine import usable_cores
-    from hpctrain.programs.bench import measure, oversubscribed, parse_sizes
+    from hpctrain.common.cluster.machine import usable_cores
+    from hpctrain.common.run.plan import HostOptions
+    from hpctrain.control.programs.bench import measure, oversubscribed, parse_sizes
     from hpctrain.report.benchmarks import Row, allreduce_rows, allreduce_table
-    from hpctrain.run.plan import HostOptions
 
     wanted = parse_sizes(sizes)
     require_places(filter(None, [plot]))
@@ -131,8 +131,8 @@ def collectives(
     """Time the collectives of torch.distributed over Gloo and over hpctrain's own process group, and a step of the
     transformer under FSDP2 over each, interleaved.
     """
-    from hpctrain.planning.machine import usable_cores
-    from hpctrain.programs.bench import measure, oversubscribed, parse_sizes
+    from hpctrain.common.cluster.machine import usable_cores
+    from hpctrain.control.programs.bench import measure, oversubscribed, parse_sizes
     from hpctrain.report.benchmarks import Row, collectives_rows, collectives_table
 
     wanted = ",".join(map(str, parse_sizes(sizes)))
@@ -185,10 +185,10 @@ def step(
     training: the guard's check, divided by the 100 steps between two checks, and everything that it adds to a step.
     With --mesh, time a step under each mesh instead, next to data parallelism and to no communication at all.
     """
-    from hpctrain.planning.machine import usable_cores
-    from hpctrain.programs.bench import measure, oversubscribed
+    from hpctrain.common.cluster.machine import usable_cores
+    from hpctrain.common.run.plan import HostOptions
+    from hpctrain.control.programs.bench import measure, oversubscribed
     from hpctrain.report.benchmarks import step_rows, step_table
-    from hpctrain.run.plan import HostOptions
 
     if image_size and model != ModelOption.resnet50:
         raise HpctrainError(f"--image-size is for resnet50, not for {model}", "leave it out, or add --model resnet50")
@@ -231,8 +231,8 @@ def _sweep(
     as_json: bool,
 ) -> None:
     """Steps without communication over batches, which a prediction is calibrated with."""
-    from hpctrain.predict.sweep import make_sweep
-    from hpctrain.programs.bench import measure
+    from hpctrain.control.predict.sweep import make_sweep
+    from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import sweep_table
 
     batches = sorted({max(1, samples // 2), samples, 2 * samples, 4 * samples})
@@ -266,8 +266,8 @@ def loader(
     """Compare images per second of hpctrain's loader, PyTorch's DataLoader and webdataset (both with Pillow), and
     simplejpeg decoding whole photographs in the same number of processes, which is the limit. Runs are interleaved.
     """
-    from hpctrain.planning.machine import usable_cores
-    from hpctrain.programs.bench import measure
+    from hpctrain.common.cluster.machine import usable_cores
+    from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import loader_rows, loader_table
 
     numbers = list(dict.fromkeys(workers or [1, 2]))
@@ -299,8 +299,8 @@ def checkpoint(
     by one rank, without and with fsync; and the same number of bytes written and fsynced to one file, and to one file
     per rank at once. The faster of the last two is the disk's rate.
     """
-    from hpctrain.planning.machine import usable_cores
-    from hpctrain.programs.bench import measure, oversubscribed
+    from hpctrain.common.cluster.machine import usable_cores
+    from hpctrain.control.programs.bench import measure, oversubscribed
     from hpctrain.report.benchmarks import checkpoint_rows, checkpoint_table
 
     try:

@@ -12,11 +12,11 @@ from hpctrain.cli.bench_options import ModelOption, Ranks, print_tables
 from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.tables import AsJson
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
-    from hpctrain.run.plan import HostOptions
+    from hpctrain.common.run.plan import HostOptions
 
 MeshesOption = Annotated[
     list[str] | None,
@@ -45,10 +45,10 @@ def memory(
     """Measure the memory that a rank uses for parameters, gradients and AdamW's state, and the rest of its peak: as a
     replica, with each ZeRO stage, with recomputation and with tp, next to what the formula gives.
     """
-    from hpctrain.planning.mesh import SHARDING
-    from hpctrain.programs.bench import measure
+    from hpctrain.common.run.plan import HostOptions
+    from hpctrain.control.planning.mesh import SHARDING
+    from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import memory_rows, memory_table
-    from hpctrain.run.plan import HostOptions
 
     options = HostOptions(**hosts.given())
     measured = measure("memory", ranks, model, str(batch), hosts=options, environment=SHARDING)
@@ -78,9 +78,9 @@ def mesh_step(
     Raises:
         HpctrainError: a mesh that is none, does not fit the ranks, or divides what the network does not.
     """
-    from hpctrain.planning.mesh import SHARDING
-    from hpctrain.programs.bench import measure, oversubscribed
-    from hpctrain.recipes.mesh import parse_mesh
+    from hpctrain.common.recipes.mesh import parse_mesh
+    from hpctrain.control.planning.mesh import SHARDING
+    from hpctrain.control.programs.bench import measure, oversubscribed
     from hpctrain.report.benchmarks import mesh_rows, mesh_table
 
     for mesh in map(parse_mesh, meshes):

@@ -29,12 +29,12 @@ def cancel(
 
     Ranks that can be stopped save their state first.
     """
-    from hpctrain.batch.cancel import cancel_jobs, stop_launcher
-    from hpctrain.batch.find_run import find_run
+    from hpctrain.common.run.directory import read_model
+    from hpctrain.common.run.plan import Plan, Stop
+    from hpctrain.control.schedulers.cancel import cancel_jobs, stop_launcher
+    from hpctrain.control.schedulers.find_run import find_run
     from hpctrain.report.progress import Progress
     from hpctrain.report.status import RunStatus, read_status
-    from hpctrain.run.directory import read_model
-    from hpctrain.run.plan import Plan, Stop
 
     found = find_run(target)
     said = False

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.checkpoints.find import newest_whole, verify
-from hpctrain.checkpoints.layout import MANIFEST, checkpoint_path, iterations
-from hpctrain.checkpoints.reconcile import GONE, missing
 from hpctrain.cli.tables import AsJson, print_table
-from hpctrain.errors import HpctrainError
+from hpctrain.common.checkpoints.find import newest_whole, verify
+from hpctrain.common.checkpoints.layout import MANIFEST, checkpoint_path, iterations
+from hpctrain.common.checkpoints.reconcile import GONE, missing
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
 from hpctrain.report.say import answer, tell
-from hpctrain.run.directory import RunDirectory
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
 
@@ -82,7 +82,7 @@ def export(
 ) -> None:
     """Export the model of a checkpoint, or of a run's newest, to a file that its framework loads without hpctrain."""
     from hpctrain.cli.output_files import require_places
-    from hpctrain.programs.export import export as write
+    from hpctrain.control.programs.export import export as write
 
     require_places([out])
     checkpoint = source if _is_checkpoint(source) else _newest(source)
@@ -110,7 +110,7 @@ def _paths(target: Path, gone: Sequence[Path]) -> list[Path]:
 
 def _missing(run_dir: Path) -> list[Path]:
     """The checkpoints of a run that are gone, the oldest first."""
-    from hpctrain.launch.attempts import run_events
+    from hpctrain.control.resuming.attempts import run_events
 
     folder = _folder(run_dir)
     try:

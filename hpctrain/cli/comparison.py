@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from hpctrain.common.run.directory import RunDirectory
 from hpctrain.report.page import read_comparison
 from hpctrain.report.say import say
-from hpctrain.run.directory import RunDirectory
 
 
 def print_comparison(directory: RunDirectory) -> None:

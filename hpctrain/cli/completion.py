@@ -13,19 +13,19 @@ def _beginning(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
 
 
 def _recipes() -> Iterable[str]:
-    from hpctrain.recipes.names import recipe_names
+    from hpctrain.common.recipes.names import recipe_names
 
     return recipe_names()
 
 
 def _backends() -> Iterable[str]:
-    from hpctrain.cluster.backends import BACKENDS
+    from hpctrain.common.cluster.backends import BACKENDS
 
     return BACKENDS
 
 
 def _clusters() -> Iterable[str]:
-    from hpctrain.cluster.profiles import profile_names
+    from hpctrain.control.schedulers.profiles import profile_names
 
     return ["auto", *profile_names()]
 

@@ -16,14 +16,14 @@ from hpctrain.cli.host_options import HostNames
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.shard_places import EngineOptions, ShardJob, submit_work, submits
 from hpctrain.cli.tables import AsJson
-from hpctrain.errors import HpctrainError
-from hpctrain.extras import require
-from hpctrain.files.printable import shell_word
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import require
+from hpctrain.common.files.printable import shell_word
 from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
-    from hpctrain.shards.objects import Objects
-    from hpctrain.shards.work import Manifest, Work
+    from hpctrain.common.files.objects import Objects
+    from hpctrain.common.shards.work import Manifest, Work
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make shards of ImageNet, check and stage them; make tokens."
@@ -55,7 +55,7 @@ def fake(
     broken: Annotated[int, typer.Option(metavar="N", min=0, help="Training images that cannot be decoded.")] = 4,
 ) -> None:
     """Write a small set laid out like ImageNet's original archives, including odd and broken images."""
-    from hpctrain.shards.fake import FakeSet, make_fake
+    from hpctrain.common.shards.fake import FakeSet, make_fake
 
     require("train", "imagenet")
     wanted = FakeSet(images=images, classes=classes, seed=seed, size=size, broken=broken)
@@ -95,9 +95,9 @@ def shard(
     as_json: AsJson = False,
 ) -> None:
     """Make WebDataset shards of images, or continue making them; remakes shards that are missing or damaged."""
-    from hpctrain.shards.archives import require_checksums
-    from hpctrain.shards.make import Sharding
-    from hpctrain.shards.manifest import ShardManifest
+    from hpctrain.common.shards.archives import require_checksums
+    from hpctrain.common.shards.make import Sharding
+    from hpctrain.common.shards.manifest import ShardManifest
 
     if megabytes and samples:
         raise HpctrainError("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
@@ -167,8 +167,8 @@ def prepare_text(
     as_json: AsJson = False,
 ) -> None:
     """Turn text into 16-bit tokens, or continue doing so; remakes shards that are missing or damaged."""
-    from hpctrain.shards.text.manifest import TextManifest
-    from hpctrain.shards.text.prepare import Preparation
+    from hpctrain.common.shards.text.manifest import TextManifest
+    from hpctrain.common.shards.text.prepare import Preparation
 
     if not math.isfinite(megabytes):
         raise HpctrainError(f"--part-mb {megabytes} is not a size", "for example --part-mb 64")
@@ -204,12 +204,12 @@ def _make(
     workers: int | None = None,
 ) -> Manifest | None:
     """The manifest of what was made; None where a job makes it."""
-    from hpctrain.programs.shard import in_processes, on_ranks
-    from hpctrain.run.plan import HostOptions
+    from hpctrain.common.run.plan import HostOptions
+    from hpctrain.control.programs.shard import in_processes, on_ranks
 
     others = {"-np": ranks, "--hosts": hosts.given(), "--workers": workers} | dict.fromkeys(job.given(), True)
     if engine.is_spark(others):
-        from hpctrain.programs.spark import on_spark
+        from hpctrain.control.programs.spark import on_spark
 
         return on_spark(work, engine.master)
     if workers is not None and (ranks is not None or hosts.given() or job.cluster is not None):
@@ -228,7 +228,7 @@ def _make(
 @app.command()
 def verify(shards: Shards, as_json: AsJson = False) -> None:
     """Compare a folder of shards with its manifest: sizes, SHA-256, counts. Exits 3 if anything differs."""
-    from hpctrain.shards.folders import verify_folder
+    from hpctrain.common.shards.folders import verify_folder
 
     found = verify_folder(_source(shards))
     if as_json:
@@ -265,9 +265,9 @@ def stage(
     as_json: AsJson = False,
 ) -> None:
     """Copy the shards to a local disk, once per node: the first process copies, the others wait for it."""
-    from hpctrain.shards.folders import holds_text
-    from hpctrain.shards.stage import NodeShare
-    from hpctrain.shards.stage import stage as copy
+    from hpctrain.common.shards.folders import holds_text
+    from hpctrain.common.shards.stage import NodeShare
+    from hpctrain.common.shards.stage import stage as copy
 
     source = _source(shards)
     if holds_text(source):
@@ -282,7 +282,7 @@ def stage(
 
 
 def _source(shards: str) -> Path | Objects:
-    from hpctrain.shards.objects import Objects, is_url
+    from hpctrain.common.files.objects import Objects, is_url
 
     return Objects(shards) if is_url(shards) else Path(shards)
 

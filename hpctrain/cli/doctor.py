@@ -14,13 +14,13 @@ from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.run_options import StartOptions
 from hpctrain.cli.tables import AsJson
-from hpctrain.cluster.host_list import fold_hosts
+from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.report.say import answer, tell, terminal
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from hpctrain.cluster.checks import Check
+    from hpctrain.common.cluster.checks import Check
 
 _MARKS = {"ok": "[green]ok[/]", "not applicable": "-"}
 
@@ -44,8 +44,8 @@ def doctor(
     Checks this machine; with -np, --hosts or an option for starting ranks, or inside a Slurm allocation, starts ranks
     to check every host of the run.
     """
-    from hpctrain.doctor.diagnosis import diagnose
-    from hpctrain.run.plan import HostOptions, Start
+    from hpctrain.common.run.plan import HostOptions, Start
+    from hpctrain.control.doctor.diagnosis import diagnose
 
     checks = diagnose(
         HostOptions(**hosts.given()),

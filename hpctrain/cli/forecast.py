@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpctrain.batch.forecast import forecast, forecasts, named_gpu
-from hpctrain.batch.submission import Job
-from hpctrain.errors import HpctrainError
-from hpctrain.recipes.schema import Recipe
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import Script
+from hpctrain.control.schedulers.forecast import forecast, forecasts, named_gpu
+from hpctrain.control.schedulers.slurm.submission import Job
 from hpctrain.report.say import answer
-from hpctrain.run.plan import Script
 
 
 def print_forecast(job: Job, work: Recipe | Script, gpu: str | None) -> None:
@@ -31,8 +31,8 @@ def print_forecast(job: Job, work: Recipe | Script, gpu: str | None) -> None:
     except HpctrainError as error:
         answer("\n".join([f"none: {error.message}", *_network_keys(job)]))
         return
-    from hpctrain.batch.time_limit import deadline_lines, time_lines
     from hpctrain.cli.tables import print_table
+    from hpctrain.control.schedulers.slurm.time_limit import deadline_lines, time_lines
     from hpctrain.report.prediction import prediction_notes, prediction_table
 
     print_table(prediction_table(found.prediction))

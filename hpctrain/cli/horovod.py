@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from hpctrain.cli.tables import AsJson
-from hpctrain.cluster.checks import Check
-from hpctrain.horovod.wheel import Progress
+from hpctrain.common.cluster.checks import Check
+from hpctrain.control.horovod.wheel import Progress
 from hpctrain.report.say import answer, tell, terminal
 
 app = typer.Typer(
@@ -29,7 +29,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="compile even if a finished build fits")] = False,
 ) -> None:
     """Download, adapt, compile, install and test Horovod for the MPI and the frameworks that are installed."""
-    from hpctrain.horovod.install import build as build_horovod
+    from hpctrain.control.horovod.install import build as build_horovod
 
     with _shown_progress() as progress:
         built, origin = build_horovod(progress, force=force)
@@ -43,7 +43,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Show what Horovod is built for and what to do about each missing part; exits 3 if something is missing."""
-    from hpctrain.horovod.check import report
+    from hpctrain.control.horovod.check import report
 
     checks = report()
     if as_json:

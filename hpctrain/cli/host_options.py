@@ -51,7 +51,7 @@ class HostNames:
     interface: Interface = None
 
     def given(self) -> dict[str, Any]:
-        """The fields of :class:`hpctrain.run.plan.HostOptions` that were given."""
+        """The fields of :class:`hpctrain.common.run.plan.HostOptions` that were given."""
         return given(**vars(self))
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import typer
 
-from hpctrain.batch.submission import Job, check
-from hpctrain.batch.submission import submit as submit_job
-from hpctrain.files.printable import shell_word
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.resuming import resume_command
+from hpctrain.control.schedulers.slurm.submission import Job, check
+from hpctrain.control.schedulers.slurm.submission import submit as submit_job
 from hpctrain.report.say import answer, tell
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.resuming import resume_command
 
 # As shells have it for Ctrl-C.
 _INTERRUPTED = 130
@@ -21,10 +21,10 @@ def show_job(job: Job, path: Path) -> None:
     """Print what would be submitted for the run directory ``path``.
 
     Raises:
-        HpctrainError: as of :meth:`hpctrain.batch.submission.Job.script`, or Slurm refuses it.
+        HpctrainError: as of :meth:`hpctrain.control.schedulers.slurm.submission.Job.script`, or Slurm refuses it.
     """
     # Rendering placements takes time that a submission does not need.
-    from hpctrain.batch.preview import preview
+    from hpctrain.control.schedulers.preview import preview
 
     script = job.script(path)
     answer(preview(job, script), end="")
@@ -36,11 +36,11 @@ def send_job(job: Job, path: Path, *, numbered: bool, wait: bool) -> None:
     """Submit, and print the run directory and the jobs' numbers.
 
     Args:
-        job, path, numbered: as of :func:`hpctrain.batch.submission.submit`.
+        job, path, numbered: as of :func:`hpctrain.control.schedulers.slurm.submission.submit`.
         wait: follow the run to its end, and exit as it does.
 
     Raises:
-        HpctrainError: as of :func:`hpctrain.batch.submission.submit`.
+        HpctrainError: as of :func:`hpctrain.control.schedulers.slurm.submission.submit`.
     """
     directory, jobs = submit_job(job, path, numbered=numbered)
     answer(directory.path)
@@ -50,9 +50,9 @@ def send_job(job: Job, path: Path, *, numbered: bool, wait: bool) -> None:
 
 
 def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
-    from hpctrain.batch import waiting
+    from hpctrain.control.schedulers import waiting
+    from hpctrain.control.supervision.follow import Follower
     from hpctrain.report.console import Console
-    from hpctrain.supervision.follow import Follower
 
     runs = [RunDirectory(directory.path / f"task-{task}") for task in tasks] or [directory]
     try:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpctrain.cli.status import Target
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 from hpctrain.report.say import answer, tell
 
 if TYPE_CHECKING:
-    from hpctrain.batch.find_run import FoundRun
+    from hpctrain.control.schedulers.find_run import FoundRun
     from hpctrain.report.logs import JobLogs, RankLogs
 
 _POLL_SECONDS = 0.5
@@ -28,7 +28,7 @@ def logs(
     job: Annotated[bool, typer.Option("--job", help="The logs of the jobs instead of those of the ranks.")] = False,
 ) -> None:
     """Print what the ranks of a run print. A line that several ranks printed comes once, with their numbers."""
-    from hpctrain.batch.find_run import find_run
+    from hpctrain.control.schedulers.find_run import find_run
 
     found = find_run(target)
     if found.tasks:
@@ -55,9 +55,9 @@ def _job_logs(found: FoundRun) -> JobLogs:
 
 
 def _rank_logs(found: FoundRun, rank: str | None) -> RankLogs:
+    from hpctrain.common.run.directory import read_model
+    from hpctrain.common.run.plan import Plan
     from hpctrain.report.logs import RankLogs
-    from hpctrain.run.directory import read_model
-    from hpctrain.run.plan import Plan
 
     return RankLogs(found.directory, _ranks(rank), read_model(found.directory.plan, Plan).ranks)
 

@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hpctrain.cli import completion
-from hpctrain.errors import HpctrainError
-from hpctrain.extras import missing_extra
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import missing_extra
 from hpctrain.report.say import answer, tell
 
 # name: (module, its function or Typer application, help)

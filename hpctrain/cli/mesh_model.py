@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.errors import HpctrainError, nearest
-from hpctrain.recipes.mesh import parse_mesh
-from hpctrain.topology.mesh_traffic import MeshModel, MeshWork
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.recipes.mesh import parse_mesh
+from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
 
 if TYPE_CHECKING:
-    from hpctrain.topology.fabric import Fabric
-    from hpctrain.topology.mesh_layout import Laid
-    from hpctrain.topology.placement import PlacementReport
+    from hpctrain.control.topology.fabric import Fabric
+    from hpctrain.control.topology.mesh_layout import Laid
+    from hpctrain.control.topology.placement import PlacementReport
 
 MODEL_KEYS = tuple(field.name for field in fields(MeshModel))
 LaidMeshOption = Annotated[
@@ -54,7 +54,7 @@ def laid_mesh(
     Raises:
         HpctrainError: as of :func:`asked_work`.
     """
-    from hpctrain.topology.mesh_layout import lay
+    from hpctrain.control.topology.mesh_layout import lay
 
     given = found.given.order
     work = asked_work(mesh, model, ranks_per_host * len(given))

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hpctrain.errors import HpctrainError
-from hpctrain.files.disk import disk_error
-from hpctrain.files.printable import shell_word
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.printable import shell_word
 from hpctrain.report.say import tell
 
 _ELSEWHERE = "choose another place for it"

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.errors import HpctrainError, nearest
-from hpctrain.topology import launch_files
-from hpctrain.topology.node_map import NodeMap, slots
+from hpctrain.common.cluster import launch_files
+from hpctrain.common.cluster.node_map import NodeMap, slots
+from hpctrain.common.errors import HpctrainError, nearest
 
 _HOSTFILES = {
     "hostfile": launch_files.open_mpi_hostfile,

@@ -14,16 +14,16 @@ from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.prediction_options import PredictionOptions, node_counts
 from hpctrain.cli.run_options import TrainingOptions
 from hpctrain.cli.work import told
-from hpctrain.errors import HpctrainError
-from hpctrain.launch.command import rank_environment
-from hpctrain.launch.hosts import arrange
-from hpctrain.planning.machine import as_if_installed, this_machine
-from hpctrain.planning.mesh import mesh_lines
-from hpctrain.planning.planner import make_plan
-from hpctrain.recipes.load import load_recipe
+from hpctrain.common.cluster.launch_files import host_variables, slot_variables
+from hpctrain.common.cluster.machine import as_if_installed, this_machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.run.plan import HostOptions, Plan
+from hpctrain.control.hosts.hosts import arrange
+from hpctrain.control.launchers.command import rank_environment
+from hpctrain.control.planning.mesh import mesh_lines
+from hpctrain.control.planning.planner import make_plan
 from hpctrain.report.say import answer, tell
-from hpctrain.run.plan import HostOptions, Plan
-from hpctrain.topology.launch_files import host_variables, slot_variables
 
 
 @with_groups

@@ -12,25 +12,25 @@ from hpctrain.cli.prediction_options import PredictionOptions, background_shares
 from hpctrain.cli.run_options import TrainingOptions
 from hpctrain.cli.tables import print_table
 from hpctrain.cli.work import told
-from hpctrain.cluster.profiles import load_profile
-from hpctrain.errors import HpctrainError, nearest
-from hpctrain.extras import require
-from hpctrain.launch.hosts import node_map_of
-from hpctrain.planning.planner import FRAMEWORKS
-from hpctrain.predict.energy import Site
-from hpctrain.predict.hardware import Hardware
-from hpctrain.predict.request import PredictionRequest, predicted
-from hpctrain.predict.training import (
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.extras import require
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.mesh import parse_mesh
+from hpctrain.common.workloads.workload import read_workload
+from hpctrain.control.hosts.hosts import node_map_of
+from hpctrain.control.planning.planner import FRAMEWORKS
+from hpctrain.control.predict.energy import Site
+from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.request import PredictionRequest, predicted
+from hpctrain.control.predict.training import (
     Training,
     recipe_training,
     require_data_parallel,
     require_known,
     script_training,
 )
-from hpctrain.predict.workload import read_workload
-from hpctrain.programs.trace import trace_script
-from hpctrain.recipes.load import load_recipe
-from hpctrain.recipes.mesh import parse_mesh
+from hpctrain.control.programs.trace import trace_script
+from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.report.prediction import memory_warnings, prediction_notes, prediction_record, prediction_table
 from hpctrain.report.say import answer, tell
 
@@ -53,7 +53,7 @@ def predict(
         arguments: of a script.
 
     Raises:
-        HpctrainError: options that contradict each other, or as of :func:`hpctrain.predict.request.predicted`.
+        HpctrainError: options that contradict each other, or as of :func:`hpctrain.control.predict.request.predicted`.
     """
     if ranks is not None or hosts.hosts or hosts.hostfile:
         raise HpctrainError(

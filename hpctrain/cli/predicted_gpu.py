@@ -25,6 +25,6 @@ def require_gpu(name: str | None) -> None:
     # The constants take longer to read than a command without a prediction should.
     if name is None or name == "cpu":
         return
-    from hpctrain.cluster.gpu_models import gpu
+    from hpctrain.common.cluster.gpu_models import gpu
 
     gpu(name)

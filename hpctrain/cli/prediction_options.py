@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.errors import HpctrainError
-from hpctrain.topology.link_speed import LANE_GBIT
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.link_speed import LANE_GBIT
 
 _PREDICTION = "Prediction"
 # 200Gb, 200G, 25Gbit/s; 25GB/s has eight times as many bits.

@@ -37,11 +37,11 @@ def report(
     import json
 
     from hpctrain.cli.comparison import print_comparison
-    from hpctrain.errors import HpctrainError
+    from hpctrain.common.errors import HpctrainError
+    from hpctrain.common.run.directory import RunDirectory
+    from hpctrain.control.supervision.repeats import read_series
     from hpctrain.report.page import keep_prediction, read_summary, write_report
     from hpctrain.report.repeats import read_repeats, write_repeats_report
-    from hpctrain.run.directory import RunDirectory
-    from hpctrain.supervision.repeats import read_series
 
     if tracking is not None:
         if as_json or prediction:

@@ -13,10 +13,10 @@ from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.predicted_gpu import PredictedGpu, require_gpu
 from hpctrain.cli.run_options import StartOptions, StopOptions, WorkOptions
 from hpctrain.cli.work import read_work
-from hpctrain.errors import HpctrainError
-from hpctrain.recipes.schema import Recipe
-from hpctrain.run.plan import Script
-from hpctrain.supervision.request import MOST_SEEDS, RunRequest
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import Script
+from hpctrain.control.supervision.request import MOST_SEEDS, RunRequest
 
 
 @with_groups
@@ -102,7 +102,7 @@ def run(
     )
     # Imported last: without them, a misspelt recipe is reported in two thirds of the time.
     from hpctrain.cli.run_output import Terminal
-    from hpctrain.supervision.begin import begin_or_resume
+    from hpctrain.control.supervision.begin import begin_or_resume
 
     raise typer.Exit(begin_or_resume(request, Terminal(request.work, gpu), resume=resume))
 

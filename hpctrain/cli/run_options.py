@@ -14,17 +14,17 @@ import typer
 
 from hpctrain.cli import completion
 from hpctrain.cli.option_groups import given
-from hpctrain.cluster.backends import BACKENDS
-from hpctrain.cluster.container import Container, Runtime
-from hpctrain.cluster.launcher import LAUNCHERS
-from hpctrain.cluster.secrets import has_credentials, is_secret
-from hpctrain.errors import HpctrainError, nearest
-from hpctrain.recipes.load import mesh_overrides
-from hpctrain.recipes.mesh import AXES
-from hpctrain.recipes.schema import Recipe
-from hpctrain.recipes.tracking import TRACKERS, Tracker, parse_trackers
-from hpctrain.run.plan import Script
-from hpctrain.run.stopping import STOP_SIGNALS
+from hpctrain.common.cluster.backends import BACKENDS
+from hpctrain.common.cluster.container import Container, Runtime
+from hpctrain.common.cluster.launcher import LAUNCHERS
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.recipes.load import mesh_overrides
+from hpctrain.common.recipes.mesh import AXES
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.tracking import TRACKERS, Tracker, parse_trackers
+from hpctrain.common.run.plan import Script
+from hpctrain.common.run.stopping import STOP_SIGNALS
+from hpctrain.common.secrets import has_credentials, is_secret
 
 Work = TypeVar("Work", Recipe, Script, Recipe | Script)
 
@@ -83,7 +83,7 @@ class TrainingOptions:
         """The changes to a recipe, those of ``--mesh`` among them.
 
         Raises:
-            HpctrainError: as of :func:`hpctrain.recipes.mesh.parse_mesh`.
+            HpctrainError: as of :func:`hpctrain.common.recipes.mesh.parse_mesh`.
         """
         return [*(self.overrides or ()), *mesh_overrides(self.mesh)]
 
@@ -110,7 +110,7 @@ class WorkOptions(TrainingOptions):
         """Those of ``--tracking``; None where it was not given.
 
         Raises:
-            HpctrainError: as of :func:`hpctrain.recipes.tracking.parse_trackers`.
+            HpctrainError: as of :func:`hpctrain.common.recipes.tracking.parse_trackers`.
         """
         return None if self.tracking is None else parse_trackers(self.tracking)
 
@@ -154,7 +154,7 @@ class JobStart:
     ] = None
 
     def changes(self) -> dict[str, Any]:
-        """The fields of :class:`hpctrain.run.plan.Start` that were given.
+        """The fields of :class:`hpctrain.common.run.plan.Start` that were given.
 
         Raises:
             HpctrainError: an unknown name, a variable that is none or has no value, text that no shell could split.
@@ -209,7 +209,7 @@ class StopOptions:
     ] = None
 
     def changes(self) -> dict[str, Any]:
-        """The fields of :class:`hpctrain.run.plan.Stop` that were given.
+        """The fields of :class:`hpctrain.common.run.plan.Stop` that were given.
 
         Raises:
             HpctrainError: a signal that cannot ask for a stop, or no time.

@@ -7,28 +7,28 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpctrain.errors import HpctrainError
-from hpctrain.files.printable import shell_word
-from hpctrain.launch.by_hand import shell_text
-from hpctrain.launch.launcher_choice import needs_proof
-from hpctrain.planning.mesh import mesh_lines
-from hpctrain.recipes.schema import Recipe
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.directory import RunDirectory, write_json
+from hpctrain.common.run.plan import Plan, Script
+from hpctrain.common.run.resuming import resume_command
+from hpctrain.control.launchers.by_hand import shell_text
+from hpctrain.control.launchers.launcher_choice import needs_proof
+from hpctrain.control.planning.mesh import mesh_lines
+from hpctrain.control.supervision.request import ReadyRun
+from hpctrain.control.supervision.start import command_for
 from hpctrain.report.say import answer, say, tell, terminal
-from hpctrain.run.directory import RunDirectory, write_json
-from hpctrain.run.plan import Plan, Script
-from hpctrain.run.resuming import resume_command
-from hpctrain.supervision.request import ReadyRun
-from hpctrain.supervision.start import command_for
 
 if TYPE_CHECKING:
-    from hpctrain.run.events import Event
-    from hpctrain.supervision.execution import Audience, Summary
-    from hpctrain.supervision.failure import Failure
-    from hpctrain.supervision.repeats import Series
+    from hpctrain.common.run.events import Event
+    from hpctrain.control.supervision.execution import Audience, Summary
+    from hpctrain.control.supervision.failure import Failure
+    from hpctrain.control.supervision.repeats import Series
 
 
 class Terminal:
-    """The :class:`hpctrain.supervision.request.Output` of a terminal: progress to stderr, results to stdout.
+    """The :class:`hpctrain.control.supervision.request.Output` of a terminal: progress to stderr, results to stdout.
 
     Console and TensorBoard are imported where they are used: they take 200 ms, and a dry run does not need them.
 
@@ -57,7 +57,7 @@ class Terminal:
         """Write what the run is predicted to take, where that can be said."""
         if self._gpu is None:
             return
-        from hpctrain.predict.one_run import plan_hardware, predict_run
+        from hpctrain.control.predict.one_run import plan_hardware, predict_run
         from hpctrain.report.prediction import prediction_record
 
         try:
@@ -71,10 +71,10 @@ class Terminal:
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory) -> Iterator[Audience]:
+        from hpctrain.control.supervision.execution import Audience
         from hpctrain.report.console import Console
         from hpctrain.report.tensorboard import TensorBoardWriter
         from hpctrain.report.tracking.processes import tracked
-        from hpctrain.supervision.execution import Audience
 
         names = plan.trackers
         with contextlib.ExitStack() as stack:

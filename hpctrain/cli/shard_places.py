@@ -12,11 +12,11 @@ import typer
 
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostNames
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 from hpctrain.report.say import tell
 
 if TYPE_CHECKING:
-    from hpctrain.shards.work import Work
+    from hpctrain.common.shards.work import Work
 
 _JOB = "As a job of Slurm"
 
@@ -130,11 +130,11 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
     Raises:
         HpctrainError: a cluster or options that cannot be had, a package that is missing, or sbatch refuses.
     """
-    from hpctrain.batch.preparation import find_cluster, host_options, prepare, requested
-    from hpctrain.batch.request import further_options
     from hpctrain.cli.jobs import send_job, show_job
-    from hpctrain.programs.shard import START, require_extras, shard_script
-    from hpctrain.run.directory import default_directory
+    from hpctrain.common.run.directory import default_directory
+    from hpctrain.control.programs.shard import START, require_extras, shard_script
+    from hpctrain.control.schedulers.preparation import find_cluster, host_options, prepare, requested
+    from hpctrain.control.schedulers.request import further_options
 
     assert job.cluster is not None
     found = find_cluster(job.cluster, job.partition)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpctrain.cli.tables import print_table
-from hpctrain.files.utf8 import json_text
+from hpctrain.common.files.utf8 import json_text
 from hpctrain.report.say import answer, tell
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def status(
     if target is None:
         _show_runs(as_json=as_json)
         return
-    from hpctrain.batch.find_run import find_run
+    from hpctrain.control.schedulers.find_run import find_run
     from hpctrain.report.status import ArrayStatus, read_status
 
     found, problem = read_status(find_run(target))
@@ -125,7 +125,7 @@ def _of(number: int | None, total: int | None) -> str | None:
 
 
 def _hosts(run: RunStatus) -> str:
-    from hpctrain.cluster.host_list import fold_hosts
+    from hpctrain.common.cluster.host_list import fold_hosts
 
     ranks = "" if run.ranks is None else f"{run.ranks} rank{'s' if run.ranks != 1 else ''}"
     return ", ".join(filter(None, [fold_hosts(run.hosts), ranks]))

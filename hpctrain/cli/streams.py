@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 
 STDOUT, STDERR = 1, 2
 

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.batch.preparation import container_options, find_cluster, host_options, prepare, requested
 from hpctrain.cli import completion
 from hpctrain.cli.forecast import prediction_records, print_forecast
 from hpctrain.cli.host_options import JobHosts
@@ -18,9 +17,10 @@ from hpctrain.cli.predicted_gpu import PredictedGpu, require_gpu
 from hpctrain.cli.run_options import JobStart, Restarts, WorkOptions
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks, require_work
+from hpctrain.common.run.directory import default_directory
+from hpctrain.common.run.plan import Start
+from hpctrain.control.schedulers.preparation import container_options, find_cluster, host_options, prepare, requested
 from hpctrain.report.say import tell
-from hpctrain.run.directory import default_directory
-from hpctrain.run.plan import Start
 
 
 @with_groups
@@ -59,7 +59,7 @@ def submit(
     require_gpu(gpu)
     if run_dir:
         # Without a directory of one's own there is no need for all that runs a series.
-        from hpctrain.supervision.repeats import require_no_series
+        from hpctrain.control.supervision.repeats import require_no_series
 
         require_no_series(run_dir)
     require_work(work)

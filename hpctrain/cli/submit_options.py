@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from hpctrain.batch.request import further_options
 from hpctrain.cli import completion
+from hpctrain.control.schedulers.request import further_options
 from hpctrain.report.say import answer
 
 
 def _print_variables(wanted: bool) -> None:
     if wanted:
-        from hpctrain.batch.script import list_variables
+        from hpctrain.control.schedulers.slurm.script import list_variables
 
         answer(list_variables())
         raise typer.Exit
@@ -23,7 +23,7 @@ def _print_variables(wanted: bool) -> None:
 
 def _print_clusters(wanted: bool) -> None:
     if wanted:
-        from hpctrain.cluster.profiles import describe_profiles
+        from hpctrain.control.schedulers.profiles import describe_profiles
 
         for line in describe_profiles():
             tried = "" if line.tried else " (hpctrain was not run there)"
@@ -99,7 +99,7 @@ class JobOptions:
     ] = None
 
     def asked(self) -> dict[str, Any]:
-        """The fields of :class:`hpctrain.batch.request.JobRequest`; None for options that were not given."""
+        """The fields of :class:`~hpctrain.control.schedulers.request.JobRequest`; None for an option not given."""
         options = dict(vars(self))
         return {"name": options.pop("job_name"), "sbatch": further_options(options.pop("further") or []), **options}
 

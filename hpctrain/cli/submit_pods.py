@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.batch.kubernetes import create, prepare_pods, refuse_slurm
-from hpctrain.batch.manifests import manifest_text, manifests
-from hpctrain.batch.places import kubectl_commands
-from hpctrain.batch.preparation import host_options
-from hpctrain.batch.request import JobRequest
 from hpctrain.cli.forecast import print_forecast
 from hpctrain.cli.host_options import JobHosts
 from hpctrain.cli.run_options import JobStart, WorkOptions
 from hpctrain.cli.submit_options import ScriptOptions
 from hpctrain.cli.work import read_work
-from hpctrain.cluster.profile import ClusterProfile
+from hpctrain.common.run.plan import Start
+from hpctrain.control.schedulers.kubernetes.manifests import manifest_text, manifests
+from hpctrain.control.schedulers.kubernetes.submission import create, prepare_pods, refuse_slurm
+from hpctrain.control.schedulers.places import kubectl_commands
+from hpctrain.control.schedulers.preparation import host_options
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.request import JobRequest
 from hpctrain.report.say import answer, tell
-from hpctrain.run.plan import Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,9 @@ def submit_pods(
     """Print the manifests, or give them to kubectl.
 
     Raises:
-        HpctrainError: an option of Slurm's, or as of :func:`hpctrain.batch.kubernetes.prepare_pods` and
-            :func:`hpctrain.batch.kubernetes.create`.
+        HpctrainError: an option of Slurm's, or as of
+            :func:`hpctrain.control.schedulers.kubernetes.submission.prepare_pods` and
+            :func:`hpctrain.control.schedulers.kubernetes.submission.create`.
     """
     refuse_slurm(
         given.asked,

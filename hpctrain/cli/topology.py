@@ -17,20 +17,20 @@ from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.placement_files import KINDS, parse_write, placement_file
 from hpctrain.cli.run_options import StartOptions
 from hpctrain.cli.tables import AsJson
-from hpctrain.errors import HpctrainError, nearest
+from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.report.say import answer, tell, terminal
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from hpctrain.run.plan import HostOptions
-    from hpctrain.topology.drawing import Ring
-    from hpctrain.topology.fabric import Fabric
-    from hpctrain.topology.faults import Fault
-    from hpctrain.topology.mesh_layout import Laid
-    from hpctrain.topology.placement import Placement, PlacementReport
-    from hpctrain.topology.summary import Branch
-    from hpctrain.topology.verify import Flow, Gain
+    from hpctrain.common.run.plan import HostOptions
+    from hpctrain.control.topology.drawing import Ring
+    from hpctrain.control.topology.fabric import Fabric
+    from hpctrain.control.topology.faults import Fault
+    from hpctrain.control.topology.mesh_layout import Laid
+    from hpctrain.control.topology.placement import Placement, PlacementReport
+    from hpctrain.control.topology.summary import Branch
+    from hpctrain.control.topology.verify import Flow, Gain
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -75,9 +75,9 @@ def show(
     png: Png = None,
 ) -> None:
     """Show a fabric as a table and a tree, with its irregularities. The picture shows the ring of all hosts by name."""
-    from hpctrain.topology.build import read_fabric
-    from hpctrain.topology.choice import Choice
-    from hpctrain.topology.summary import connected_hosts, counts, leaf_oversubscription, subnets
+    from hpctrain.control.topology.build import read_fabric
+    from hpctrain.control.topology.choice import Choice
+    from hpctrain.control.topology.summary import connected_hosts, counts, leaf_oversubscription, subnets
 
     require_places(filter(None, (svg, png)))
     choice = Choice(name=topology)
@@ -121,13 +121,13 @@ def place(
     png: Png = None,
 ) -> None:
     """Find the order of hosts in which a ring, or a mesh, crosses the fewest leaves and shares its links least."""
-    from hpctrain.cluster.host_list import expand_hosts
-    from hpctrain.launch.hosts import node_map_of
-    from hpctrain.planning.hosts import on_rails
-    from hpctrain.topology.build import read_fabric
-    from hpctrain.topology.choice import Choice
-    from hpctrain.topology.placement import report
-    from hpctrain.topology.summary import host_numbers
+    from hpctrain.common.cluster.host_list import expand_hosts
+    from hpctrain.control.hosts.hosts import node_map_of
+    from hpctrain.control.planning.hosts import on_rails
+    from hpctrain.control.topology.build import read_fabric
+    from hpctrain.control.topology.choice import Choice
+    from hpctrain.control.topology.placement import report
+    from hpctrain.control.topology.summary import host_numbers
 
     files = [parse_write(each) for each in write or []]
     require_places([*(file for _, file in files), *filter(None, (svg, png))])
@@ -188,9 +188,9 @@ def verify(
     the fabric's links where --fabric or Slurm knows them, and need three hosts to tell which one is slow. The current
     directory has to be one that all hosts share.
     """
-    from hpctrain.programs.links import hosts_to_measure, measure_links
-    from hpctrain.run.plan import HostOptions, Start
-    from hpctrain.topology.verify import compare, gain, incomparable
+    from hpctrain.common.run.plan import HostOptions, Start
+    from hpctrain.control.programs.links import hosts_to_measure, measure_links
+    from hpctrain.control.topology.verify import compare, gain, incomparable
 
     options = HostOptions(**hosts.given())
     measured = None
@@ -220,14 +220,14 @@ def _require_no_hosts(options: HostOptions) -> None:
 
 
 def _crowded(ranks: int) -> list[str]:
-    from hpctrain.planning.machine import usable_cores
+    from hpctrain.common.cluster.machine import usable_cores
 
     cores = usable_cores()
     return [f"{ranks} ranks share {cores} cores: that may be what is slow"] if ranks > cores else []
 
 
 def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:
-    from hpctrain.launch.fabric import FLAT, find_fabric
+    from hpctrain.control.hosts.fabric import FLAT, find_fabric
 
     fabric, known_from = find_fabric(options, names)
     if known_from != FLAT:
@@ -246,10 +246,10 @@ def convert(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; by default standard output.")] = None,
 ) -> None:
     """Convert a fabric to Slurm's topology file."""
-    from hpctrain.topology import convert as formats
-    from hpctrain.topology.blocks import uneven
-    from hpctrain.topology.build import read_fabric
-    from hpctrain.topology.choice import Choice
+    from hpctrain.control.topology import convert as formats
+    from hpctrain.control.topology.blocks import uneven
+    from hpctrain.control.topology.build import read_fabric
+    from hpctrain.control.topology.choice import Choice
 
     writers: dict[str, Callable[[Fabric], str]] = {
         "topology.conf": formats.topology_conf,
@@ -278,7 +278,7 @@ def _warn(warnings: Sequence[str]) -> None:
 
 
 def _ring(title: str, fabric: Fabric, order: Sequence[int]) -> Ring:
-    from hpctrain.topology.drawing import Ring, ring_load
+    from hpctrain.control.topology.drawing import Ring, ring_load
 
     return Ring(title=title, hosts=order, load=ring_load(fabric, order))
 
@@ -289,7 +289,7 @@ def _title(name: str, found: PlacementReport) -> str:
 
 
 def _drawings(fabric: Fabric, rings: Sequence[Ring], svg: Path | None, png: Path | None) -> dict[Path, bytes]:
-    from hpctrain.topology.drawing import draw, to_png, to_svg
+    from hpctrain.control.topology.drawing import draw, to_png, to_svg
 
     figure = draw(fabric, rings)
     contents = {svg: to_svg(figure).encode()} if svg else {}
@@ -301,7 +301,7 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
     from rich.text import Text
     from rich.tree import Tree
 
-    from hpctrain.topology.summary import branches, counts, leaf_oversubscription, subnets
+    from hpctrain.control.topology.summary import branches, counts, leaf_oversubscription, subnets
 
     numbers = counts(fabric)
     table = Table(*numbers, title=Text(title))
@@ -393,7 +393,7 @@ def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], gained: Gain | 
 def _print_flows(flows: Sequence[Flow]) -> None:
     from rich.table import Table
 
-    from hpctrain.topology.verify import rate
+    from hpctrain.control.topology.verify import rate
 
     table = Table("from", "to", "bandwidth", "latency")
     for flow in sorted(flows, key=lambda flow: flow.bandwidth):

@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.errors import HpctrainError
-from hpctrain.files.regular import open_regular
-from hpctrain.files.utf8 import encodable
-from hpctrain.recipes.entries import find
-from hpctrain.recipes.load import load_recipe, mesh_overrides, needs_of, override_recipe, script_fault_tolerance
-from hpctrain.recipes.mesh import Mesh, parse_mesh
-from hpctrain.recipes.reliability import FaultTolerance
-from hpctrain.recipes.schema import Recipe
-from hpctrain.recipes.smoke import smoke
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import open_regular
+from hpctrain.common.files.utf8 import encodable
+from hpctrain.common.recipes.entries import find
+from hpctrain.common.recipes.load import load_recipe, mesh_overrides, needs_of, override_recipe, script_fault_tolerance
+from hpctrain.common.recipes.mesh import Mesh, parse_mesh
+from hpctrain.common.recipes.reliability import FaultTolerance
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.smoke import smoke
+from hpctrain.common.run.plan import Script
 from hpctrain.report.say import say
-from hpctrain.run.plan import Script
 
 
 def require_work(work: str) -> None:
@@ -56,7 +56,7 @@ def read_work(
         overrides: ``key=value`` each; of a script only ``fault_tolerance`` can be set.
         arguments: for a script.
         mesh: as ``--mesh`` has it.
-        small: the recipe as :func:`hpctrain.recipes.smoke.smoke` makes it, which overrides then change.
+        small: the recipe as :func:`hpctrain.common.recipes.smoke.smoke` makes it, which overrides then change.
 
     Raises:
         HpctrainError: it cannot be read, or gets what is for the other kind.

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.predict.zero import bytes_of_parameter, zero_bytes
-from hpctrain.recipes.schema import Optimizer
+from hpctrain.common.recipes.schema import Optimizer
+from hpctrain.control.predict.zero import bytes_of_parameter, zero_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpctrain.predict.sweep import Sweep
+    from hpctrain.control.predict.sweep import Sweep
 
 Row = dict[str, Any]
 Seconds = Mapping[str, Sequence[float]]

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hpctrain.checkpoints.find import newest_whole, verify
-from hpctrain.checkpoints.keep import scores
-from hpctrain.checkpoints.layout import checkpoint_path, damaged_checkpoints, iterations
-from hpctrain.checkpoints.manifest import SavedProgress, read_manifest
-from hpctrain.checkpoints.reconcile import missing
-from hpctrain.errors import HpctrainError
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import EventsFile, kept
-from hpctrain.run.events.kinds import CheckpointEvent, EpochEvent, RunEvent, StartEvent, StoppedEvent
+from hpctrain.common.checkpoints.find import newest_whole, verify
+from hpctrain.common.checkpoints.keep import scores
+from hpctrain.common.checkpoints.layout import checkpoint_path, damaged_checkpoints, iterations
+from hpctrain.common.checkpoints.manifest import SavedProgress, read_manifest
+from hpctrain.common.checkpoints.reconcile import missing
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import EventsFile, kept
+from hpctrain.common.run.events.kinds import CheckpointEvent, EpochEvent, RunEvent, StartEvent, StoppedEvent
 
 if TYPE_CHECKING:
     from rich.table import Table

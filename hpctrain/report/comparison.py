@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.common.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, RunEvent
+from hpctrain.common.run.plan import Plan
 from hpctrain.report.energy import energy_of, kwh
 from hpctrain.report.faults import stall_line
 from hpctrain.report.predicted import PredictedRow, Range
 from hpctrain.report.record import Record, of_kind
-from hpctrain.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, RunEvent
-from hpctrain.run.plan import Plan
 
 # What has to be explained by one cause for it to count as the likely one.
 _MOSTLY = 0.5

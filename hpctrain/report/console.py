@@ -14,13 +14,9 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from hpctrain.files.printable import printable
-from hpctrain.report.faults import event_line, spike_line
-from hpctrain.report.progress import iterations
-from hpctrain.report.record import StepTotals
-from hpctrain.report.say import Patient, say
-from hpctrain.run.events import Event
-from hpctrain.run.events.kinds import (
+from hpctrain.common.files.printable import printable
+from hpctrain.common.run.events import Event
+from hpctrain.common.run.events.kinds import (
     CheckpointEvent,
     EndEvent,
     EpochEvent,
@@ -30,6 +26,10 @@ from hpctrain.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
+from hpctrain.report.faults import event_line, spike_line
+from hpctrain.report.progress import iterations
+from hpctrain.report.record import StepTotals
+from hpctrain.report.say import Patient, say
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
 _WINDOW = 50

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.errors import HpctrainError
-from hpctrain.optim.schedule import LearningRate, learning_rate
-from hpctrain.recipes.schema import Data, Optimizer, Recipe
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.optim.schedule import LearningRate, learning_rate
+from hpctrain.common.recipes.schema import Data, Optimizer, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
 
     Raises:
         HpctrainError: the batch depends on their number, and it is None; they are so many that an epoch has no step; or
-            as of :meth:`hpctrain.recipes.schema.Recipe.at`.
+            as of :meth:`hpctrain.common.recipes.schema.Recipe.at`.
     """
     each, samples = recipe.batch.per_rank, recipe.data.per_epoch(training_samples(recipe.data))
     if world is None and recipe.batch.fixed_size is None:

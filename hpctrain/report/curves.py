@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from hpctrain.recipes.schema import Reported
+from hpctrain.common.recipes.schema import Reported
+from hpctrain.common.run.events.kinds import EpochEvent, Moment, StepEvent
 from hpctrain.report.record import Record
-from hpctrain.run.events.kinds import EpochEvent, Moment, StepEvent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.common.run.events import Event, attempts
+from hpctrain.common.run.events.kinds import EnergyEvent, EnergySource, HostEnergy, RunEvent
+from hpctrain.common.run.plan import Plan
 from hpctrain.report.record import last_of, of_kind
-from hpctrain.run.events import Event, attempts
-from hpctrain.run.events.kinds import EnergyEvent, EnergySource, HostEnergy, RunEvent
-from hpctrain.run.plan import Plan
 
 _JOULES = 3.6e6
 _SOURCES: dict[EnergySource, str] = {"gpu": "GPUs", "cpu": "CPUs", "dram": "DRAM"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hpctrain.run.events import Event
-from hpctrain.run.events.kinds import (
+from hpctrain.common.run.events import Event
+from hpctrain.common.run.events.kinds import (
     BrokenImagesEvent,
     ChangedEvent,
     DamagedEvent,

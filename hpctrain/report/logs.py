@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpctrain.batch.find_run import FoundRun
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.control.schedulers.find_run import FoundRun
+from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.merged_log import merge, plain, prefixes
-from hpctrain.run.directory import RunDirectory
-from hpctrain.supervision.follow import Tail
 
 # Of all logs at a time; of each rank at least so many, for lines that several printed to come once.
 _MOST_BYTES, _LEAST_BYTES = 2**26, 2**16

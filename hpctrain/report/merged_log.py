@@ -7,7 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 
-from hpctrain.files.printable import printable
+from hpctrain.common.files.printable import printable
 
 # They would run on after the line.
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")

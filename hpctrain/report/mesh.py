@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpctrain.planning.mesh import parameters
-from hpctrain.predict.zero import Stage, StateBytes, all_stages, bytes_of_parameter
-from hpctrain.run.plan import Plan
-from hpctrain.topology.mesh_traffic import aligned, bytes_text
+from hpctrain.common.recipes.mesh_traffic import aligned, bytes_text
+from hpctrain.common.run.plan import Plan
+from hpctrain.control.planning.mesh import parameters
+from hpctrain.control.predict.zero import Stage, StateBytes, all_stages, bytes_of_parameter
 
 _DIVIDES: Mapping[Stage, str] = {
     0: "nothing divided",

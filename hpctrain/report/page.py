@@ -10,11 +10,16 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from hpctrain.batch.energy import consumed_joules
-from hpctrain.files.utf8 import encodable
-from hpctrain.files.whole import write_whole
-from hpctrain.recipes.difference import flat
-from hpctrain.recipes.schema import Recipe
+from hpctrain.common.files.utf8 import encodable
+from hpctrain.common.files.whole import write_whole
+from hpctrain.common.recipes.difference import flat
+from hpctrain.common.recipes.mesh_traffic import bytes_text
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.directory import RunDirectory, read_model, write_json
+from hpctrain.common.run.events.kinds import Moment
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.records import RankRecord, read_records
+from hpctrain.control.schedulers.slurm.energy import consumed_joules
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.curves import curves, overlap
 from hpctrain.report.energy import energy_text, kwh
@@ -23,11 +28,6 @@ from hpctrain.report.predicted import PredictedRow, own_prediction, read_predict
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
-from hpctrain.run.directory import RunDirectory, read_model, write_json
-from hpctrain.run.events.kinds import Moment
-from hpctrain.run.plan import Plan
-from hpctrain.run.records import RankRecord, read_records
-from hpctrain.topology.mesh_traffic import bytes_text
 
 UNFINISHED = "unfinished"
 _ELSEWHERE = "copy the run directory to a place of your own"

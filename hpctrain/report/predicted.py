@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hpctrain.errors import HpctrainError
-from hpctrain.files.regular import read_regular
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.plan import Plan
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import read_regular
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan
 
 _Figure = Annotated[float, Field(ge=0), AllowInfNan(False)]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpctrain.predict.prediction import Cause, Prediction, Row
-    from hpctrain.predict.values import Estimate
+    from hpctrain.control.predict.prediction import Cause, Prediction, Row
+    from hpctrain.control.predict.values import Estimate
 
 # So many constants are listed, unless they move nothing.
 _EXPLAINED, _LEAST_SHARE = 8, 0.001

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from hpctrain.predict.prediction import Prediction
-    from hpctrain.predict.values import Estimate
+    from hpctrain.control.predict.prediction import Prediction
+    from hpctrain.control.predict.values import Estimate
 
 # Okabe and Ito's, https://jfly.uni-koeln.de/color
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpctrain.report.record import last_of, of_kind, past_attempts, survived
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, EventsFile, kept
-from hpctrain.run.events.kinds import (
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, EventsFile, kept
+from hpctrain.common.run.events.kinds import (
     DamagedEvent,
     EndEvent,
     EnergyEvent,
@@ -21,6 +20,7 @@ from hpctrain.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
+from hpctrain.report.record import last_of, of_kind, past_attempts, survived
 
 _SHOWN = (
     StartEvent,

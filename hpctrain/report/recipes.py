@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.recipes.entries import Listed
-from hpctrain.recipes.schema import Batch, Recipe
+from hpctrain.common.recipes.entries import Listed
+from hpctrain.common.recipes.schema import Batch, Recipe
 from hpctrain.report.results import row_text
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _results(entry: Recipe | Listed) -> str:
 
 
 def difference_table(names: tuple[str, str], found: Mapping[str, tuple[Any, Any]]) -> Table:
-    """The table of :func:`hpctrain.recipes.difference.differences` between the recipes with these names."""
+    """The table of :func:`hpctrain.common.recipes.difference.differences` between the recipes with these names."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

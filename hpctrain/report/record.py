@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hpctrain.errors import HpctrainError
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, EventsFile, attempts, kept
-from hpctrain.run.events.kinds import (
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, EventsFile, attempts, kept
+from hpctrain.common.run.events.kinds import (
     CheckpointEvent,
     EndEvent,
     EnergyEvent,
@@ -26,7 +26,7 @@ from hpctrain.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.run.events.reader import Events
+from hpctrain.common.run.events.reader import Events
 
 Kind = TypeVar("Kind", bound=Event)
 

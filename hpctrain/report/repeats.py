@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from hpctrain.errors import HpctrainError
-from hpctrain.files.whole import write_whole
-from hpctrain.recipes.schema import Recipe, Reported
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.whole import write_whole
+from hpctrain.common.recipes.schema import Recipe, Reported
+from hpctrain.common.run.directory import RunDirectory, read_model, write_json
+from hpctrain.common.run.plan import Plan
+from hpctrain.control.supervision.repeats import Series
 from hpctrain.report.page import read_summary, settings, template
 from hpctrain.report.results import finite, reported_rows, reported_text, result_name, result_title
-from hpctrain.run.directory import RunDirectory, read_model, write_json
-from hpctrain.run.plan import Plan
-from hpctrain.supervision.repeats import Series
 
 if TYPE_CHECKING:
     from rich.table import Table

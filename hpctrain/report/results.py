@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from hpctrain.recipes.schema import Recipe, Reported
-from hpctrain.run.events.kinds import EpochEvent
+from hpctrain.common.recipes.schema import Recipe, Reported
+from hpctrain.common.run.events.kinds import EpochEvent
 
 MEDIAN = "test_accuracy_median"
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from hpctrain.batch.find_run import FoundRun, own_jobs
-from hpctrain.batch.queue import JobState, jobs_of_user
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.resuming import array_task
+from hpctrain.control.schedulers.find_run import FoundRun, own_jobs
+from hpctrain.control.schedulers.slurm.queue import JobState, jobs_of_user
 from hpctrain.report.progress import Progress
 from hpctrain.report.status import run_status
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.resuming import array_task
 
 if TYPE_CHECKING:
     from rich.table import Table

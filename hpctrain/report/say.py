@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hpctrain.files.printable import printable
+from hpctrain.common.files.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,22 +12,22 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from hpctrain.batch.cancel import launcher_process
-from hpctrain.batch.energy import consumed_joules
-from hpctrain.batch.find_run import FoundRun, jobs_of
-from hpctrain.batch.outcome import summary_status
-from hpctrain.batch.queue import JobState
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.processes import works_in
+from hpctrain.common.run.records import read_records
+from hpctrain.common.run.resuming import resume_command
+from hpctrain.control.schedulers.cancel import launcher_process
+from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
+from hpctrain.control.schedulers.outcome import summary_status
+from hpctrain.control.schedulers.slurm.energy import consumed_joules
+from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.energy import energy_of, kwh
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import StepTotals
-from hpctrain.run.directory import RunDirectory, read_model
-from hpctrain.run.events.kinds import StartEvent
-from hpctrain.run.plan import Plan
-from hpctrain.run.processes import works_in
-from hpctrain.run.records import read_records
-from hpctrain.run.resuming import resume_command
 
 # The status of a run is wanted even where Slurm's is not to be had.
 _SLURM_SECONDS = 10.0

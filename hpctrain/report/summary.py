@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events.kinds import EpochEvent
+from hpctrain.common.run.plan import Plan
 from hpctrain.report.comparison import compare, comparison_keys
 from hpctrain.report.energy import energy_keys, energy_of
 from hpctrain.report.predicted import PredictedRow, own_prediction
 from hpctrain.report.record import Record
 from hpctrain.report.results import MEDIAN, median_accuracy
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events.kinds import EpochEvent
-from hpctrain.run.plan import Plan
 
 
 class Summary(BaseModel):

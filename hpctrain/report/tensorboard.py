@@ -10,12 +10,12 @@ from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hpctrain.files.disk import disk_error
-from hpctrain.files.private import make_folder, private
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.private import make_folder, private
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, EventsFile, kept
+from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.report.tracking.curves import Curves, Point
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, EventsFile, kept
-from hpctrain.run.events.kinds import StartEvent
 
 # TensorBoard recognises an event file by this part of its name. One fixed name: writing again replaces.
 _FILE_NAME = "events.out.tfevents.0000000000.hpctrain"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from simulated_fabric import Simulated
 
-from hpctrain.topology.fat_tree import fat_tree
+from hpctrain.control.topology.fat_tree import fat_tree
 
 _PACKAGES = {
     "ibsim": "ibsim-utils",

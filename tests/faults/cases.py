@@ -12,7 +12,7 @@ from faulted_run import Ended, Place, Training
 from oracle import Promise, Verdict, judge
 from references import PACE, STEPS, Library, Setting, copied, work_on
 
-from hpctrain.recipes.mesh import parse_mesh
+from hpctrain.common.recipes.mesh import parse_mesh
 
 
 class NotHereError(Exception):

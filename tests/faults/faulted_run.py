@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.records import whole_records
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.records import whole_records
 
 if TYPE_CHECKING:
     from local_hosts import LocalHosts

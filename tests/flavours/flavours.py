@@ -119,7 +119,7 @@ def _trainings(name: str, folder: Path, slurm: LocalSlurm | None) -> Iterator[Tr
 
 def _mpi(environment: Environment) -> str:
     """The MPI of the environment's mpirun, which has to be the only one that mpi4py and Horovod load."""
-    name = environment.run("-c", "from hpctrain.cluster.mpi import find_mpi; print(find_mpi().name)").strip()
+    name = environment.run("-c", "from hpctrain.common.cluster.mpi import find_mpi; print(find_mpi().name)").strip()
     version, *files = environment.run("-c", _LOADED).strip().rsplit("\n", 1)
     if name.split()[-1] not in version or len("".join(files).split()) != 1:
         raise FlavourError(f"mpirun is that of {name}, and ranks load {version} from {files}")

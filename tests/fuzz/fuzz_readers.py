@@ -71,7 +71,7 @@ def _fuzz(name: str, out: Path, seconds: int) -> None:
     with atheris.instrument_imports(include=_INSTRUMENTED):
         import outside_readers
 
-        from hpctrain.errors import HpctrainError
+        from hpctrain.common.errors import HpctrainError
 
         reader = outside_readers.READERS[name]
         seeds = [seed for seed in reader.seeds() if len(seed) <= 8 * _MOST_BYTES]

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from outside_texts import Reader, clear, write
 
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 
 
 @functools.cache
 def _source() -> Mapping[str, bytes]:
     """The archives of a small ImageNet."""
-    from hpctrain.shards.fake import FakeSet, make_fake
+    from hpctrain.common.shards.fake import FakeSet, make_fake
 
     with tempfile.TemporaryDirectory() as name:
         make_fake(Path(name), FakeSet(images=20, classes=2, seed=0, size=16, broken=1))
@@ -34,7 +34,7 @@ def _source() -> Mapping[str, bytes]:
 @functools.cache
 def _shard_files() -> Mapping[str, bytes]:
     """A folder of shards of it."""
-    from hpctrain.shards.make import Sharding, make_shards
+    from hpctrain.common.shards.make import Sharding, make_shards
 
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
@@ -48,7 +48,7 @@ def _shard_files() -> Mapping[str, bytes]:
 
 def _manifest(content: bytes, folder: Path) -> None:
     """A folder of shards with another manifest, or with another index if it begins as one."""
-    from hpctrain.shards.read import open_shards
+    from hpctrain.common.shards.read import open_shards
 
     clear(folder)
     for name, whole in _shard_files().items():
@@ -67,8 +67,8 @@ def _manifest(content: bytes, folder: Path) -> None:
 
 def _archive(content: bytes, folder: Path) -> None:
     """An archive of images, as that of a class and as that of validation."""
-    from hpctrain.shards.archives import TRAIN, find_source
-    from hpctrain.shards.listing import ValidationTar, list_part, require_distinct
+    from hpctrain.common.shards.archives import TRAIN, find_source
+    from hpctrain.common.shards.listing import ValidationTar, list_part, require_distinct
 
     with contextlib.suppress(HpctrainError):
         path = write(folder, "val.tar", content)
@@ -85,7 +85,7 @@ def _archives() -> Iterable[bytes]:
 
 def _devkit(content: bytes, folder: Path) -> None:
     """The development kit, or the tar in it, after whose checksum no change of the kit itself comes."""
-    from hpctrain.shards.devkit import read_devkit
+    from hpctrain.common.shards.devkit import read_devkit
 
     packed = content if content[:2] == b"\x1f\x8b" else gzip.compress(content, 1)
     read_devkit(write(folder, "kit.tar.gz", packed))
@@ -97,9 +97,9 @@ def _kits() -> Iterable[bytes]:
 
 
 def _jpeg(content: bytes, _: Path) -> None:
-    from hpctrain.data.images import training_image, validation_image
-    from hpctrain.recipes.schema import Images
-    from hpctrain.shards.decoding import BrokenImageError, fault
+    from hpctrain.common.recipes.schema import Images
+    from hpctrain.common.shards.decoding import BrokenImageError, fault
+    from hpctrain.worker.data.images import training_image, validation_image
 
     images = Images(size=32, test_size=32, test_resize=36)
     fault(content)
@@ -121,10 +121,10 @@ def _photographs() -> Iterable[bytes]:
 
 def _checkpoint(content: bytes, folder: Path) -> None:
     """A checkpoint of two ranks with another manifest, if it begins with a brace, or with another first share."""
-    from hpctrain.checkpoints.find import newest_whole, verify
-    from hpctrain.checkpoints.layout import checkpoint_path, share_name
-    from hpctrain.checkpoints.manifest import MANIFEST, SUM
-    from hpctrain.checkpoints.read import read_state
+    from hpctrain.common.checkpoints.find import newest_whole, verify
+    from hpctrain.common.checkpoints.layout import checkpoint_path, share_name
+    from hpctrain.common.checkpoints.manifest import MANIFEST, SUM
+    from hpctrain.common.checkpoints.read import read_state
 
     clear(folder)
     path = checkpoint_path(folder, 3)
@@ -180,7 +180,7 @@ _END = "<|end|>"
 
 def _limited(read: Callable[[Path], object], path: Path) -> None:
     """Read in this process with the limits; the signal at the end of the time is no fault of a library."""
-    from hpctrain.shards.bounded import memory_limit
+    from hpctrain.common.shards.bounded import memory_limit
 
     signal.setitimer(signal.ITIMER_PROF, _SECONDS)
     try:
@@ -192,7 +192,7 @@ def _limited(read: Callable[[Path], object], path: Path) -> None:
 
 def _confined(read: Callable[[Path], object], path: Path) -> None:
     """Read as the commands do, in another process: what ends it within its limits is an error that names the file."""
-    from hpctrain.shards.confined import confined
+    from hpctrain.common.shards.confined import confined
 
     try:
         confined(_limited, read, path)
@@ -204,9 +204,9 @@ def _confined(read: Callable[[Path], object], path: Path) -> None:
 
 def read_image_set(folder: Path) -> None:
     """A folder of Parquet files: all that a set of shards takes of it."""
-    from hpctrain.shards.archives import find_source
-    from hpctrain.shards.listing import list_part
-    from hpctrain.shards.parquet import read_rows
+    from hpctrain.common.shards.archives import find_source
+    from hpctrain.common.shards.listing import list_part
+    from hpctrain.common.shards.parquet import read_rows
 
     for part in find_source(folder).parts["train"]:
         for member in list_part(part)[:3]:
@@ -253,7 +253,7 @@ def _parquets() -> Iterable[bytes]:
 
 def encode_some_texts(path: Path) -> None:
     """Read a tokenizer.json, and use it."""
-    from hpctrain.shards.text.tokenizer import open_tokenizer
+    from hpctrain.common.shards.text.tokenizer import open_tokenizer
 
     open_tokenizer(str(path), _END).tokens(
         ["", "the quick brown fox", f"a\tB{_END} \u4e2d\u6587 \U0001f600 0123 don't"]

@@ -17,7 +17,7 @@ _TESTS = Path(__file__).parents[1]
 # What the readers' own tests read.
 sys.path += [str(_TESTS), *(str(_TESTS / "unit" / folder) for folder in ("topology", "batch", "report"))]
 
-from hpctrain.errors import HpctrainError  # noqa: E402
+from hpctrain.common.errors import HpctrainError  # noqa: E402
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ def clear(folder: Path) -> None:
 
 
 def _recipe(content: bytes, folder: Path) -> None:
-    from hpctrain.recipes.entries import load_entry, variant_names
-    from hpctrain.recipes.load import override_recipe
-    from hpctrain.recipes.schema import Recipe
+    from hpctrain.common.recipes.entries import load_entry, variant_names
+    from hpctrain.common.recipes.load import override_recipe
+    from hpctrain.common.recipes.schema import Recipe
 
     path = str(write(folder, "recipe.yaml", content))
     names = variant_names(path)
@@ -62,34 +62,34 @@ def _recipe(content: bytes, folder: Path) -> None:
 
 
 def _override(content: bytes, _: Path) -> None:
-    from hpctrain.recipes.load import load_recipe
+    from hpctrain.common.recipes.load import load_recipe
 
     load_recipe("digits", _text(content).split("\n"))
 
 
 def _recipes() -> Iterable[bytes]:
-    import hpctrain.recipes
+    import hpctrain.common.recipes
 
-    return [path.read_bytes() for path in sorted(Path(hpctrain.recipes.__path__[0]).glob("*.yaml"))]
+    return [path.read_bytes() for path in sorted(Path(hpctrain.common.recipes.__path__[0]).glob("*.yaml"))]
 
 
 def _profile(content: bytes, folder: Path) -> None:
-    from hpctrain.batch.discover import profile_yaml
-    from hpctrain.cluster.profiles import load_profile
+    from hpctrain.control.schedulers.profiles import load_profile
+    from hpctrain.control.schedulers.slurm.discover import profile_yaml
 
     profile = load_profile(str(write(folder, "profile.yaml", content)))
     assert load_profile(str(write(folder, "again.yaml", profile_yaml(profile).encode()))) == profile
 
 
 def _profiles() -> Iterable[bytes]:
-    from hpctrain.cluster.profiles import slurm_folder
+    from hpctrain.control.schedulers.profiles import slurm_folder
 
     return [path.read_bytes() for path in sorted((slurm_folder() / "clusters").glob("*.yaml"))]
 
 
 def _hosts(content: bytes, folder: Path) -> None:
-    from hpctrain.cluster.host_list import expand_slots, fold_hosts
-    from hpctrain.cluster.hostfile import read_hostfile
+    from hpctrain.common.cluster.host_list import expand_slots, fold_hosts
+    from hpctrain.control.hosts.hostfile import read_hostfile
 
     with contextlib.suppress(HpctrainError):
         # ClusterShell takes seconds for tens of thousands of names with two numbers each.
@@ -98,8 +98,8 @@ def _hosts(content: bytes, folder: Path) -> None:
 
 
 def _fabric(content: bytes, folder: Path) -> None:
-    from hpctrain.topology.build import read_fabric
-    from hpctrain.topology.convert import topology_conf
+    from hpctrain.control.topology.build import read_fabric
+    from hpctrain.control.topology.convert import topology_conf
 
     topology_conf(read_fabric(write(folder, "fabric.txt", content)))
 
@@ -124,7 +124,7 @@ _SLURM_TREES = (
 def _routes(content: bytes, folder: Path) -> None:
     from infiniband_texts import IBNETDISCOVER
 
-    from hpctrain.topology.build import read_fabric
+    from hpctrain.control.topology.build import read_fabric
 
     read_fabric(write(folder, "fabric.txt", IBNETDISCOVER.encode()), write(folder, "routes.txt", content))
 
@@ -136,8 +136,8 @@ def _tables() -> Iterable[bytes]:
 
 
 def _node(content: bytes, folder: Path) -> None:
-    from hpctrain.topology.node_file import read_node_map
-    from hpctrain.topology.node_map import slots
+    from hpctrain.common.cluster.node_map import slots
+    from hpctrain.control.topology.node_file import read_node_map
 
     slots(read_node_map(write(folder, "node.txt", content)), 2)
 
@@ -157,13 +157,13 @@ def _plan() -> Any:
 
 
 def _events(content: bytes, folder: Path) -> None:
+    from hpctrain.common.run.directory import RunDirectory
+    from hpctrain.common.run.events import EventWriter, read_events
+    from hpctrain.common.run.events.kinds import FaultEvent
     from hpctrain.report.faults import fault_line, trouble_lines
     from hpctrain.report.progress import Progress
     from hpctrain.report.status import KnownRun
     from hpctrain.report.summary import summarise
-    from hpctrain.run.directory import RunDirectory
-    from hpctrain.run.events import EventWriter, read_events
-    from hpctrain.run.events.kinds import FaultEvent
 
     directory, plan = RunDirectory(folder), _plan()
     events = write(folder, "events.jsonl", content)
@@ -213,13 +213,13 @@ def _runs() -> Iterable[bytes]:
 
 def _run_files(content: bytes, folder: Path) -> None:
     """The content as a plan, a summary, a submission, the record of a rank and the seeds of a series."""
-    from hpctrain.batch.outcome import summary_status
-    from hpctrain.batch.submission import Submission
+    from hpctrain.common.run.directory import RunDirectory, read_model
+    from hpctrain.common.run.plan import Plan
+    from hpctrain.common.run.records import read_records
+    from hpctrain.control.schedulers.outcome import summary_status
+    from hpctrain.control.schedulers.slurm.submission import Submission
+    from hpctrain.control.supervision.repeats import read_series
     from hpctrain.report.page import read_summary, settings
-    from hpctrain.run.directory import RunDirectory, read_model
-    from hpctrain.run.plan import Plan
-    from hpctrain.run.records import read_records
-    from hpctrain.supervision.repeats import read_series
 
     clear(folder)
     directory = RunDirectory(folder)
@@ -246,9 +246,9 @@ def _run_files(content: bytes, folder: Path) -> None:
 def _run_texts() -> Iterable[bytes]:
     from written_runs import recipe_plan, script_plan
 
-    from hpctrain.batch.request import JobRequest
-    from hpctrain.batch.submission import Submission
-    from hpctrain.run.records import RankRecord
+    from hpctrain.common.run.records import RankRecord
+    from hpctrain.control.schedulers.request import JobRequest
+    from hpctrain.control.schedulers.slurm.submission import Submission
 
     summary = {"status": "done", "epochs": 3, "steps": 12, "samples_per_s": 1.5, "communication_share": 0.1}
     models = (
@@ -265,8 +265,8 @@ def _run_texts() -> Iterable[bytes]:
 
 def _slurm(content: bytes, _: Path) -> None:
     """What Slurm's programs print; four answers, one after the other, with form feeds between them."""
-    from hpctrain.batch.discover import Answers, profile_from, profile_yaml
-    from hpctrain.batch.queue import read_sacct, read_squeue
+    from hpctrain.control.schedulers.slurm.discover import Answers, profile_from, profile_yaml
+    from hpctrain.control.schedulers.slurm.queue import read_sacct, read_squeue
     from hpctrain.report.status import _waits_for
 
     text = _text(content)
@@ -294,8 +294,8 @@ def _slurm_texts() -> Iterable[bytes]:
 
 def _measurements(content: bytes, folder: Path) -> None:
     """The content as a calibration, a traced network, and a prediction that a run's directory keeps."""
-    from hpctrain.predict.calibration import read_calibration
-    from hpctrain.predict.workload import read_workload
+    from hpctrain.common.workloads.workload import read_workload
+    from hpctrain.control.predict.calibration import read_calibration
     from hpctrain.report.predicted import read_prediction
 
     path = write(folder, "file", content)
@@ -311,10 +311,10 @@ def _measurements(content: bytes, folder: Path) -> None:
 def _measured() -> Iterable[bytes]:
     from predicted_plans import row
 
-    import hpctrain.predict
+    import hpctrain.control.predict
 
     measured = sorted((_TESTS / "unit" / "predict" / "measured").glob("nccl-tests*.txt"))[:3]
-    network = Path(hpctrain.predict.__file__).parent / "workloads" / "transformer.json"
+    network = Path(hpctrain.control.predict.__file__).parent / "workloads" / "transformer.json"
     curves = [
         {"engine": "mpi", "ranks": 2, "hosts": 1, "bytes": nbytes, "median_s": 1e-9 * nbytes}
         for nbytes in (4096, 2**20)

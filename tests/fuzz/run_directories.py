@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.main import main as hpctrain
-from hpctrain.run.events import index as events_index
+from hpctrain.common.run.events import index as events_index
 
 MOST_SECONDS, MOST_MB = 2.0, 500
 # What a hung command gets before it is ended.

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outside_readers import READERS
 
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 
 _MOST_BYTES = 3 << 30
 _EXAMPLES = 100

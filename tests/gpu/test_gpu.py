@@ -29,9 +29,9 @@ from interrupted_runs import assert_same_bits, interrupted
 from launching import Launch
 from refused_patterns import REFUSED
 
-from hpctrain.horovod.cuda import find_toolkit
-from hpctrain.run.events import read_events
-from hpctrain.run.stopping import RESUMABLE
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.control.horovod.cuda import find_toolkit
 
 PROGRAMS = Path(__file__).with_name("programs")
 OF_RANKS = Path(__file__).parents[1] / "mpi" / "programs"

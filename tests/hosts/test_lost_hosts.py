@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from local_hosts import LocalHosts
 
-from hpctrain.run.events import read_events
+from hpctrain.common.run.events import read_events
 
 pytest.importorskip("torch")
 
@@ -41,7 +41,7 @@ def test_a_run_goes_on_without_a_host_whose_cable_was_cut(hosts: LocalHosts, tmp
             _wait("h3 is missed", lambda: happened("fault") > 0)
             assert _TIMEOUT / 2 < time.monotonic() - begin < 3 * _TIMEOUT
             # On h3 they are on their own, and know it.
-            ranks = ("pgrep", "-f", "hpctrain.train")
+            ranks = ("pgrep", "-f", "hpctrain.worker.train")
             _wait("nothing trains on h3", lambda: not hosts.run("h3", *ranks, check=False).stdout, 3 * _TIMEOUT)
             said, _ = process.communicate(timeout=120)
         finally:

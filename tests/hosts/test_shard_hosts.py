@@ -7,7 +7,7 @@ from pathlib import Path
 from launching import Launch
 
 from hpctrain.cli.main import main
-from hpctrain.shards.fake import FakeSet, make_fake
+from hpctrain.common.shards.fake import FakeSet, make_fake
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -13,8 +13,8 @@ from environments import linked_environment
 from local_hosts import LocalHosts
 from slurm_on_hosts import SlurmOnHosts
 
-from hpctrain.run.events import read_events
-from hpctrain.run.events.kinds import EndEvent, EpochEvent, RunEvent
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.events.kinds import EndEvent, EpochEvent, RunEvent
 
 
 @pytest.fixture(scope="module")

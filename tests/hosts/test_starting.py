@@ -16,7 +16,7 @@ from launching import Launch
 from local_hosts import LocalHosts
 
 import hpctrain
-from hpctrain.run.events import read_events
+from hpctrain.common.run.events import read_events
 
 # Until a user knows what is wrong.
 LIMIT_SECONDS = 20
@@ -153,7 +153,7 @@ def test_hosts_whose_own_name_is_an_address_of_the_loopback(
 def test_torchruns_of_hosts_whose_own_name_is_an_address_of_the_loopback(changed: LocalHosts, tmp_path: Path) -> None:
     (tmp_path / "listening.py").write_text(LISTENING)
     debian(changed, tmp_path)
-    words = [sys.executable, "-m", "hpctrain.rank_programs.torchrun", "--rdzv-backend=one-address", "--nnodes=2"]
+    words = [sys.executable, "-m", "hpctrain.worker.programs.torchrun", "--rdzv-backend=one-address", "--nnodes=2"]
     words += ["--nproc-per-node=1", "--rdzv-endpoint=h1:29713", "--rdzv-id=one"]
 
     def start(number: int) -> subprocess.CompletedProcess[str]:

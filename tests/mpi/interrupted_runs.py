@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from written_checkpoints import tensors_of
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import kept, read_events
-from hpctrain.run.records import read_records
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import kept, read_events
+from hpctrain.common.run.records import read_records
 
 BIN = Path(sys.executable).parent
 

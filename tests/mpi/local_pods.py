@@ -19,13 +19,13 @@ from pathlib import Path, PurePosixPath
 
 import yaml
 
-from hpctrain.batch.kubernetes import prepare_pods
-from hpctrain.batch.manifests import manifest_text
-from hpctrain.batch.request import job_request
-from hpctrain.cluster.kubernetes import ClaimMount, KubernetesProfile
-from hpctrain.cluster.profile import ClusterProfile
-from hpctrain.recipes.load import load_recipe
-from hpctrain.run.plan import HostOptions, Start
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.run.plan import HostOptions, Start
+from hpctrain.control.schedulers.kubernetes.manifests import manifest_text
+from hpctrain.control.schedulers.kubernetes.settings import ClaimMount, KubernetesProfile
+from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.request import job_request
 
 _BIN = Path(sys.executable).parent
 _ROOT = Path(__file__).parents[2]

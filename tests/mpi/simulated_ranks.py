@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from imported_programs import imported
 
-from hpctrain import models
-from hpctrain.data.sampling import epoch_order
-from hpctrain.recipes.schema import ModelSettings
+from hpctrain.common.recipes.schema import ModelSettings
+from hpctrain.worker import models
+from hpctrain.worker.data.sampling import epoch_order
 
 torch = pytest.importorskip("torch")
 

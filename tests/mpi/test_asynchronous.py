@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulated_ranks import simulated
 
-from hpctrain.run.events import read_events
+from hpctrain.common.run.events import read_events
 
 pytest.importorskip("torch")
 

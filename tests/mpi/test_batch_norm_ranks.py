@@ -11,8 +11,8 @@ from imported_programs import imported
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.models.torch_resnet import Basic, ResNet  # noqa: E402
-from hpctrain.recipes.weights import InitialWeights  # noqa: E402
+from hpctrain.common.recipes.weights import InitialWeights  # noqa: E402
+from hpctrain.worker.models.torch_resnet import Basic, ResNet  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "programs" / "batch_norm.py"
 RANKS = 4

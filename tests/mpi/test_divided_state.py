@@ -10,10 +10,10 @@ import pytest
 from launching import Launch
 from safetensors.numpy import load_file
 
-from hpctrain.checkpoints.find import newest_whole, verify
-from hpctrain.checkpoints.layout import share_name
-from hpctrain.checkpoints.read import read_state
-from hpctrain.errors import HpctrainError
+from hpctrain.common.checkpoints.find import newest_whole, verify
+from hpctrain.common.checkpoints.layout import share_name
+from hpctrain.common.checkpoints.read import read_state
+from hpctrain.common.errors import HpctrainError
 
 torch = pytest.importorskip("torch")
 PROGRAM = Path(__file__).parent / "programs" / "divided_state.py"

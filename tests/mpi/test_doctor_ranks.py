@@ -14,7 +14,7 @@ import pytest
 from launching import Launch
 
 import hpctrain
-from hpctrain.rank_programs.doctor import _expected, _numbers
+from hpctrain.worker.programs.doctor import _expected, _numbers
 
 PROGRAM = Path(hpctrain.__file__).parent / "rank_programs" / "doctor.py"
 # Starts as many processes as it is asked for, each of which MPI takes for the only one.
@@ -121,9 +121,9 @@ def test_variables_that_lie_are_said(mpirun: Launch, tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_hangs_is_ended(hpctrain: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpctrain.doctor import start as doctor_ranks
-    from hpctrain.planning.hosts import Hosts
-    from hpctrain.run.plan import HostOptions, Slots, Start
+    from hpctrain.common.run.plan import HostOptions, Slots, Start
+    from hpctrain.control.doctor import start as doctor_ranks
+    from hpctrain.control.planning.hosts import Hosts
 
     monkeypatch.setenv("PATH", fake_mpirun(tmp_path, HANGING))
     monkeypatch.setattr(doctor_ranks, "LIMIT_SECONDS", 1)
@@ -152,7 +152,7 @@ def test_the_expected_sum_is_that_of_all_ranks(ranks: int) -> None:
 def test_the_login_half_imports_nothing_of_the_rank_half() -> None:
     program = (
         "import sys\n"
-        "import hpctrain.cli.doctor, hpctrain.doctor.start, hpctrain.doctor.host\n"
+        "import hpctrain.cli.doctor, hpctrain.control.doctor.start, hpctrain.control.doctor.host\n"
         "print([name for name in ('torch', 'tensorflow', 'horovod', 'mpi4py') if name in sys.modules])\n"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

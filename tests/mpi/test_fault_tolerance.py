@@ -12,15 +12,15 @@ import pytest
 from imported_programs import imported
 from launching import Launch
 
-from hpctrain.checkpoints.find import Newest, newest_whole
-from hpctrain.comm.single import SingleCommunicator
-from hpctrain.data.samples import InMemory
-from hpctrain.data.sampling import epoch_order, global_batches, share
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, EventWriter, read_events
-from hpctrain.run.records import read_records
-from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.loop import Loop, learning_rate
+from hpctrain.common.checkpoints.find import Newest, newest_whole
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, EventWriter, read_events
+from hpctrain.common.run.records import read_records
+from hpctrain.worker.comm.single import SingleCommunicator
+from hpctrain.worker.data.samples import InMemory
+from hpctrain.worker.data.sampling import epoch_order, global_batches, share
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.loop import Loop, learning_rate
 
 pytest.importorskip("torch")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import read_events
-from hpctrain.run.events.kinds import FaultEvent, LogEvent
-from hpctrain.run.records import read_records
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.events.kinds import FaultEvent, LogEvent
+from hpctrain.common.run.records import read_records
 
 PROGRAM = Path(__file__).parent / "programs" / "forks.py"
 ENDS = PROGRAM.with_name("fork_ends.py")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from imported_programs import imported
 
-from hpctrain.run.events import read_events
+from hpctrain.common.run.events import read_events
 
 pytest.importorskip("torch")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from imported_programs import imported
 
-from hpctrain.checkpoints.find import verify
-from hpctrain.run.events import kept, read_events
+from hpctrain.common.checkpoints.find import verify
+from hpctrain.common.run.events import kept, read_events
 
 pytest.importorskip("torch")
 

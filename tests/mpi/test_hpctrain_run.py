@@ -18,10 +18,10 @@ import psutil
 import pytest
 from launching import Launch
 
-from hpctrain.planning.machine import usable_cores
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import read_events
-from hpctrain.run.records import read_records
+from hpctrain.common.cluster.machine import usable_cores
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.records import read_records
 
 PROGRAM = Path(__file__).parent / "programs" / "run_script.py"
 HOST = socket.gethostname()

@@ -13,7 +13,7 @@ from interrupted_runs import BIN, assert_same_bits, interrupted
 from launching import Launch
 
 from hpctrain.cli.main import main
-from hpctrain.run.events import read_events
+from hpctrain.common.run.events import read_events
 
 
 @pytest.fixture(scope="module")

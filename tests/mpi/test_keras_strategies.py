@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import read_events
-from hpctrain.run.records import read_records
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.records import read_records
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("no TensorFlow", allow_module_level=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 from launching import Launch
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.records import read_records
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.records import read_records
 
 BIN = Path(sys.executable).parent
 # A window makes a further file in shared memory.

@@ -10,7 +10,7 @@ import pytest
 from interrupted_runs import assert_same_bits
 from launching import Launch
 
-from hpctrain.bench.photographs import photographs, write_folders, write_shards
+from hpctrain.worker.bench.photographs import photographs, write_folders, write_shards
 
 if TYPE_CHECKING:
     from s3_server import S3Server

@@ -10,7 +10,7 @@ import pytest
 from imported_programs import imported
 from launching import Launch
 
-from hpctrain.run.events import read_events
+from hpctrain.common.run.events import read_events
 
 PROGRAM = Path(__file__).parent / "programs" / "odd_numbers.py"
 

@@ -10,7 +10,7 @@ from interrupted_runs import assert_same_bits
 from launching import Launch
 from local_pods import LocalJob, wait_for_steps, whatever_is_missing
 
-from hpctrain.run.events import read_events
+from hpctrain.common.run.events import read_events
 
 pytest.importorskip("torch")
 

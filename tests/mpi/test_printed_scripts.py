@@ -12,8 +12,8 @@ import pytest
 from interrupted_runs import ask, interrupted
 from pages import scripts
 
-from hpctrain.run.events import read_events
-from hpctrain.run.events.kinds import StoppedEvent
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.events.kinds import StoppedEvent
 
 # Those of other frameworks are run by test_frameworks.py.
 SCRIPTS = {name: text for name, text in scripts().items() if name in ("digits_torch.py", "digits_keras.py")}

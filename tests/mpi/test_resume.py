@@ -17,9 +17,9 @@ import pytest
 from interrupted_runs import BIN, ask, assert_same_bits, interrupted, numbers, paused, wait_for_steps
 from launching import Launch
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import read_events
-from hpctrain.run.records import read_records
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.records import read_records
 
 TORCH = ["--set", "epochs=6"]
 

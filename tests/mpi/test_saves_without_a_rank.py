@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from launching import Launch
 
-from hpctrain.checkpoints.find import Newest, newest_whole
-from hpctrain.checkpoints.layout import hidden
-from hpctrain.run.events import read_events
+from hpctrain.common.checkpoints.find import Newest, newest_whole
+from hpctrain.common.checkpoints.layout import hidden
+from hpctrain.common.run.events import read_events
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.thorough

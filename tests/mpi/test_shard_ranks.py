@@ -15,9 +15,9 @@ import psutil
 import pytest
 from launching import Launch
 
-from hpctrain.errors import HpctrainError
-from hpctrain.shards.fake import FakeSet, make_fake
-from hpctrain.shards.read import open_shards
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.shards.fake import FakeSet, make_fake
+from hpctrain.common.shards.read import open_shards
 
 _SHARD = ("--shard-mb", "0.1", "--seed", "5")
 
@@ -153,7 +153,7 @@ def _is_rank(process: psutil.Process) -> bool:
     try:
         # The launcher has the ranks' command line after its own.
         command = process.cmdline()
-        return "hpctrain.train" in command and Path(command[0]).name.startswith("python")
+        return "hpctrain.worker.train" in command and Path(command[0]).name.startswith("python")
     except psutil.Error:
         return False
 

@@ -114,7 +114,7 @@ AFTER_A_DEATH = """
 import os, signal, time
 import torch
 import hpctrain as ht
-from hpctrain.comm.base import RanksLostError
+from hpctrain.worker.comm.base import RanksLostError
 comm = ht.init("mpi")
 number = comm.rank
 def reduce(buffer):

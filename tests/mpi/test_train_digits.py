@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hpctrain.run.events import read_events
+from hpctrain.common.run.events import read_events
 
 
 @pytest.mark.slow

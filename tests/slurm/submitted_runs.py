@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 from written_checkpoints import tensors_of
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.records import read_records
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.records import read_records
 
 # One core a rank, as on the machine that the uninterrupted run has to itself: threads decide the last bits.
 SIZE = ("--nodes", "2", "--tasks-per-node", "1", "--cpus-per-task", "1", "--gpus-per-node", "0")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from local_slurm import LocalSlurm
 
-from hpctrain.batch.discover import discover, profile_yaml
-from hpctrain.batch.preparation import find_cluster, requested
-from hpctrain.cluster.profiles import load_profile
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.schedulers.preparation import find_cluster, requested
+from hpctrain.control.schedulers.profiles import load_profile
+from hpctrain.control.schedulers.slurm.discover import discover, profile_yaml
 
 
 @pytest.fixture(autouse=True)

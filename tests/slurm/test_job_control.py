@@ -12,8 +12,8 @@ import pytest
 from launching import Launch
 from local_slurm import LocalSlurm
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.records import ranks_listen
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.records import ranks_listen
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from launching import Launch
 from local_slurm import LocalSlurm
-from unit.batch.slurm_programs import write_submission
+from unit.control.schedulers.slurm_programs import write_submission
 from unit.report.written_runs import recipe_plan, write_run
 
-from hpctrain.batch.queue import JobState, job_states
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.schedulers.slurm.queue import JobState, job_states
 
 Submit = Callable[..., str]
 

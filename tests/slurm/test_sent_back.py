@@ -14,8 +14,8 @@ from launching import Launch
 from local_slurm import LocalSlurm
 from slurm_conf import Settings
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.records import ranks_listen
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.records import ranks_listen
 
 pytestmark = pytest.mark.long
 

@@ -16,9 +16,9 @@ from launching import Launch
 from local_slurm import LocalSlurm
 from submitted_runs import events, wait_until
 
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.records import read_records
-from hpctrain.shards.fake import FakeSet, make_fake
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.records import read_records
+from hpctrain.common.shards.fake import FakeSet, make_fake
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ import pytest
 from local_spark import LocalSpark
 
 from hpctrain.cli.main import main
-from hpctrain.shards.fake import FakeSet, make_fake
+from hpctrain.common.shards.fake import FakeSet, make_fake
 
 pytestmark = pytest.mark.slow
 

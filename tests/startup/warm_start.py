@@ -88,7 +88,7 @@ def _program(command: list[str]) -> dict[str, Any] | None:
     words = command[1:]
     safe = words[:1] == ["-P"]
     words = words[safe:]
-    if words[:2] == ["-m", "hpctrain.train"] and len(words) == 3:
+    if words[:2] == ["-m", "hpctrain.worker.train"] and len(words) == 3:
         return {"module": words[1], "arguments": [words[1], *words[2:]], "front": None if safe else str(Path.cwd())}
     if words and words[0].endswith(".py") and not safe:
         return {"script": words[0], "arguments": words, "front": str(Path(words[0]).resolve().parent)}

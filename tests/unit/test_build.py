@@ -16,9 +16,9 @@ import pytest
 from unit.requirements_of_project import PROJECT, ROOT, closure
 
 import hpctrain
-from hpctrain.cluster.profiles import profile_names
 from hpctrain.commit import of_checkout
-from hpctrain.recipes.names import recipe_names
+from hpctrain.common.recipes.names import recipe_names
+from hpctrain.control.schedulers.profiles import profile_names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,12 @@ from packaging.utils import canonicalize_name
 from unit.requirements_of_project import PROJECT, PYPROJECT, closure
 
 from hpctrain.cli.main import main
-from hpctrain.errors import HpctrainError
-from hpctrain.extras import MODULES, missing_extra, require
-from hpctrain.planning.machine import Machine
-from hpctrain.planning.planner import make_plan
-from hpctrain.recipes.load import load_recipe
-from hpctrain.run.directory import RunDirectory
+from hpctrain.common.cluster.machine import Machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import MODULES, missing_extra, require
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.control.planning.planner import make_plan
 
 FABRIC = """\
 SwitchName=leaf1 Nodes=n[1-2]
@@ -110,14 +110,18 @@ def test_the_commands_need_base_dependencies_only(loaded: tuple[list[int], list[
 @pytest.mark.parametrize(
     ("command", "completed", "spared"),
     [
-        ([], "hpctrain run ", {"hpctrain.recipes.schema", "hpctrain.cli.run"}),
-        ([], "hpctrain submit dig", {"hpctrain.recipes.schema", "hpctrain.cli.submit"}),
-        ([], "hpctrain plan dig", {"hpctrain.recipes.schema", "hpctrain.cli.plan"}),
-        ([], "hpctrain submit --cluster c", {"hpctrain.run.events.kinds", "hpctrain.launch.attempts"}),
+        ([], "hpctrain run ", {"hpctrain.common.recipes.schema", "hpctrain.cli.run"}),
+        ([], "hpctrain submit dig", {"hpctrain.common.recipes.schema", "hpctrain.cli.submit"}),
+        ([], "hpctrain plan dig", {"hpctrain.common.recipes.schema", "hpctrain.cli.plan"}),
+        ([], "hpctrain submit --cluster c", {"hpctrain.common.run.events.kinds", "hpctrain.control.resuming.attempts"}),
         (
             ["submit", "digits", "--cluster", "cpu", "--dry-run"],
             "",
-            {"hpctrain.run.events.kinds", "hpctrain.launch.attempts", "hpctrain.supervision.repeats"},
+            {
+                "hpctrain.common.run.events.kinds",
+                "hpctrain.control.resuming.attempts",
+                "hpctrain.control.supervision.repeats",
+            },
         ),
     ],
 )
@@ -146,9 +150,7 @@ def test_what_would_make_an_answer_slow_is_not_imported(command: list[str], comp
 def test_the_contract_of_the_layers_names_all_that_they_import(loaded: tuple[list[int], list[str]]) -> None:
     (contract,) = (each for each in PYPROJECT["tool"]["importlinter"]["contracts"] if each["type"] == "forbidden")
     held = tuple(contract["source_modules"])
-    # Packages whose own __init__ holds no more than what every import of theirs brings along.
-    loose = {"hpctrain", "hpctrain.data", "hpctrain.optim"}
-    modules = {name for name in loaded[1] if name.partition(".")[0] == "hpctrain"} - loose
+    modules = {name for name in loaded[1] if name.partition(".")[0] == "hpctrain"} - {"hpctrain"}
     assert {name for name in modules if not any(f"{name}.".startswith(f"{one}.") for one in held)} == set()
     assert len(modules) > 100
 
@@ -247,5 +249,5 @@ def forget(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("report.curves", "report.allreduce_plot", "report.tensorboard", "topology.drawing", "data.decoding"):
+    for name in ("report.curves", "report.allreduce_plot", "report.tensorboard", "control.topology.drawing"):
         monkeypatch.delitem(sys.modules, f"hpctrain.{name}", raising=False)

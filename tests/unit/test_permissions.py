@@ -10,7 +10,7 @@ import needs
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.files.private import make_folder
+from hpctrain.common.files.private import make_folder
 
 _OTHERS = 0o077
 

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 import hpctrain
-from hpctrain.files import checked_yaml
-from hpctrain.files.bounded_yaml import BoundedLoader
-from hpctrain.topology.readers import slurm_yaml
+from hpctrain.common.files import checked_yaml
+from hpctrain.common.files.bounded_yaml import BoundedLoader
+from hpctrain.control.topology.readers import slurm_yaml
 
 _ROOT = Path(__file__).parents[2]
 _FILES = sorted(
@@ -30,15 +30,15 @@ _FILES = sorted(
 # Files that may do what a rule refuses, and why.
 _ALLOWED: dict[str, dict[str, str]] = {
     "import of pickle": {
-        "hpctrain/comm/control.py": "objects between the ranks of one run",
-        "hpctrain/comm/polled.py": "objects between the ranks of one run",
+        "hpctrain/worker/comm/control.py": "objects between the ranks of one run",
+        "hpctrain/worker/comm/polled.py": "objects between the ranks of one run",
         "tests/mpi/programs/patterns_of_computing.py": "that a model's copy is a plain one",
-        "tests/unit/adapters/test_synced_batch_norm.py": "that a pickled model holds PyTorch's own classes only",
-        "tests/unit/shards/test_shards.py": "that shards leave their files out of what workers of a loader get",
+        "tests/unit/worker/adapters/test_synced_batch_norm.py": "that a pickled model holds PyTorch's own classes only",
+        "tests/unit/common/shards/test_shards.py": "that shards leave their files out of what workers of a loader get",
     },
     "runpy": {
-        "hpctrain/rank_programs/trace.py": "the user's own script is what the user wants traced",
-        "hpctrain/train/rank.py": "the user's own script is what the user wants executed",
+        "hpctrain/worker/programs/trace.py": "the user's own script is what the user wants traced",
+        "hpctrain/worker/train/rank.py": "the user's own script is what the user wants executed",
         "tests/faults/injected/sitecustomize.py": "a rank's program, with faults in it",
         "tests/gpu/programs/on_gpu.py": "the program that a rank was started to run",
         "tests/warm_interpreters.py": "the program that a rank was started to run",
@@ -46,16 +46,16 @@ _ALLOWED: dict[str, dict[str, str]] = {
     "text for a shell": {
         "tests/faults/kinds_of_edges.py": "a shell redirects the streams and makes mounts",
         "tests/unit/cli/test_streams.py": "a shell closes and redirects the streams",
-        "tests/unit/files/test_shell_words.py": "a shell reads printed words",
+        "tests/unit/common/files/test_shell_words.py": "a shell reads printed words",
         "tests/small_disks.py": "a shell makes mounts",
-        "hpctrain/launch/fabric.py": "a constant; what it prints is in the variables of a task's node alone",
+        "hpctrain/control/hosts/fabric.py": "a constant; what it prints is in the variables of a task's node alone",
         "tests/mpi/programs/stalls.py": "of numbers alone",
         "tests/hosts/local_hosts.py": "a constant, for a process that has to be small",
         "tests/hosts/test_local_hosts.py": "of names of the tests' own hosts and folders",
         "tests/slurm/test_local_slurm.py": "a constant; what it prints is in the variables of a task's node alone",
-        "tests/unit/batch/test_job_control_flow.py": "that a command that is shown can be pasted",
-        "tests/unit/shards/test_sharding.py": "that a command that is shown can be pasted",
-        "tests/unit/launch/test_command.py": "that a command that is shown can be pasted",
+        "tests/unit/control/schedulers/test_job_control_flow.py": "that a command that is shown can be pasted",
+        "tests/unit/common/shards/test_sharding.py": "that a command that is shown can be pasted",
+        "tests/unit/control/launchers/test_command.py": "that a command that is shown can be pasted",
     },
     "torch.load without weights_only=True": {
         "tests/mpi/programs/torch_misuse.py": "that a model's copy is a plain one"

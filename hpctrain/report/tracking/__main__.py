@@ -13,15 +13,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.plan import Plan
+from hpctrain.control.supervision.trackers import MLFLOW_SERVER, require_server
 from hpctrain.report.tracking.following import Tracking, follow
 from hpctrain.report.tracking.mlflow_run import ENVIRONMENT, MlflowRun
 from hpctrain.report.tracking.progress import only_sender
 from hpctrain.report.tracking.redaction import secrets, server, without
 from hpctrain.report.tracking.wandb_run import WandbRun
-from hpctrain.run.directory import RunDirectory, read_model
-from hpctrain.run.plan import Plan
-from hpctrain.supervision.trackers import MLFLOW_SERVER, require_server
 
 # Of a message of somebody else's library, whose first lines say it.
 _LONGEST = 300

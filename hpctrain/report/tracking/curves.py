@@ -20,8 +20,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpctrain.run.events import Event
-from hpctrain.run.events.kinds import EpochEvent, LogEvent, StartEvent, StepEvent
+from hpctrain.common.run.events import Event
+from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, StartEvent, StepEvent
 
 # MLflow takes no other names (mlflow/utils/validation.py), and a name is to be the same everywhere.
 _REFUSED = re.compile(r"[^\w\-. :/]", re.ASCII)

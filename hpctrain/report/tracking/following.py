@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, EventsFile, parse_event
+from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.events.reader import Kept, ScriptSaves
+from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.tracking.curves import Curves, Point
 from hpctrain.report.tracking.progress import Progress
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, EventsFile, parse_event
-from hpctrain.run.events.kinds import StartEvent
-from hpctrain.run.events.reader import Kept, ScriptSaves
-from hpctrain.supervision.follow import Tail
 
 _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 60.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpctrain.errors import HpctrainError
-from hpctrain.launch.attempts import hold
-from hpctrain.recipes.tracking import Tracker, parse_trackers
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.tracking import Tracker, parse_trackers
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.control.resuming.attempts import hold
+from hpctrain.control.supervision.repeats import read_series
+from hpctrain.control.supervision.trackers import require_trackers
 from hpctrain.report.tracking.processes import TrackerProcess
-from hpctrain.run.directory import RunDirectory
-from hpctrain.supervision.repeats import read_series
-from hpctrain.supervision.trackers import require_trackers
 
 # What a server refuses ends it at once; this is for one that takes a long run slowly.
 _LIMIT_SECONDS = 1800.0

@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.events.kinds import EndEvent, StartEvent
+from hpctrain.common.run.plan import Plan
 from hpctrain.report.tracking.following import Entry
 from hpctrain.report.tracking.parameters import facts, parameters, texts, title
 from hpctrain.report.tracking.progress import Progress, read_progress, write_progress
 from hpctrain.report.tracking.redaction import server
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import read_events
-from hpctrain.run.events.kinds import EndEvent, StartEvent
-from hpctrain.run.plan import Plan
 
 # Of a request (mlflow/utils/validation.py).
 _METRICS, _OTHERS = 1000, 100

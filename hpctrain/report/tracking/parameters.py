@@ -8,13 +8,13 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpctrain.cluster.secrets import is_secret
-from hpctrain.recipes.difference import flat, settings
-from hpctrain.recipes.used import used_values
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event
-from hpctrain.run.events.kinds import ChangedEvent, RunEvent, StartEvent
-from hpctrain.run.plan import Plan
+from hpctrain.common.recipes.difference import flat, settings
+from hpctrain.common.recipes.used import used_values
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event
+from hpctrain.common.run.events.kinds import ChangedEvent, RunEvent, StartEvent
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.secrets import is_secret
 
 _HIDDEN = "…"
 _OPTION = re.compile(r"-{1,2}([^=]+)(=.*)?", re.DOTALL)

@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from hpctrain.files.printable import shell_word
-from hpctrain.recipes.tracking import Tracker
-from hpctrain.run.directory import RunDirectory
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.recipes.tracking import Tracker
+from hpctrain.common.run.directory import RunDirectory
 
 # What trackers may still take at the end of a run, with a server that hangs: a request has 10 s.
 END_SECONDS = 15.0

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from hpctrain.errors import HpctrainError
-from hpctrain.files.disk import disk_error
-from hpctrain.files.locks import lock
-from hpctrain.files.private import make_folder, private
-from hpctrain.run.directory import RunDirectory, read_model, write_json
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.locks import lock
+from hpctrain.common.files.private import make_folder, private
+from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 
 # That of a launcher that was killed still sends what it has.
 _LOCK_SECONDS = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from hpctrain.cluster.secrets import is_secret
+from hpctrain.common.secrets import is_secret
 
 _HIDDEN = "…"
 # What is shorter is in too many words: of a variable that only looks like a secret, and of an address.

@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpctrain.files.printable import shell_word
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events.kinds import EndEvent
+from hpctrain.common.run.plan import Plan
 from hpctrain.report.tracking.following import Entry
 from hpctrain.report.tracking.parameters import facts, parameters, title
 from hpctrain.report.tracking.progress import Progress, read_progress
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events.kinds import EndEvent
-from hpctrain.run.plan import Plan
 
 _PROJECT = "hpctrain"
 _STEP = "iteration"

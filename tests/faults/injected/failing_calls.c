@@ -32,7 +32,7 @@ __attribute__((constructor)) static void begin(void)
     for (ssize_t at = 0; at + 1 < length; at++)
         if (!line[at])
             line[at] = ' ';
-    const char *who = strstr(line, "-m hpctrain.train") ? "rank" : strstr(line, "/hpctrain run ") ? "launcher" : "";
+    const char *who = strstr(line, "-m hpctrain.worker.train") ? "rank" : strstr(line, "/hpctrain run ") ? "launcher" : "";
     const char *of = getenv("FAILING_OF");
     if (!of || strcmp(of, who) != 0)
         return;

@@ -21,7 +21,10 @@ from types import ModuleType
 from typing import Any
 
 _VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-_TRAINERS = {"hpctrain.train.torch_trainer": "TorchTrainer", "hpctrain.train.keras_trainer": "KerasTrainer"}
+_TRAINERS = {
+    "hpctrain.worker.train.torch_trainer": "TorchTrainer",
+    "hpctrain.worker.train.keras_trainer": "KerasTrainer",
+}
 
 
 def rank() -> int:

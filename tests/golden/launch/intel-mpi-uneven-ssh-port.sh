@@ -19,4 +19,4 @@ n1:2
   -bootstrap-exec-args \
   '-p 1022' \
   -v \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

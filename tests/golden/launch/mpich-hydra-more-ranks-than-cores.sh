@@ -11,4 +11,4 @@
   -genv TF_CPP_MIN_LOG_LEVEL 2 \
   -genv TF_NUM_INTEROP_THREADS 1 \
   -genv TF_NUM_INTRAOP_THREADS 1 \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -16,4 +16,4 @@ env \
   -genv A 1,2 \
   -bootstrap ssh \
   -v \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -17,4 +17,4 @@
   --mca plm_rsh_args \
   '-p 1022' \
   -v \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -13,4 +13,4 @@
   -x TF_CPP_MIN_LOG_LEVEL=2 \
   -x TF_NUM_INTEROP_THREADS=1 \
   -x TF_NUM_INTRAOP_THREADS=4 \
-  apptainer exec --nv --bind '/home/me/it'"'"'s a run' --bind /data:/data:ro '/images/it'"'"'s.sif' /opt/conda/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  apptainer exec --nv --bind '/home/me/it'"'"'s a run' --bind /data:/data:ro '/images/it'"'"'s.sif' /opt/conda/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

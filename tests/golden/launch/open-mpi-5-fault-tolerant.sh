@@ -16,4 +16,4 @@
   --prtemca oob_tcp_keepalive_time 21 \
   --prtemca oob_tcp_keepalive_intvl 6 \
   --prtemca oob_tcp_keepalive_probes 4 \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -19,6 +19,6 @@ env \
   --prtemca oob_tcp_keepalive_time 21 \
   --prtemca oob_tcp_keepalive_intvl 6 \
   --prtemca oob_tcp_keepalive_probes 4 \
-  --prtemca prte_launch_agent '/venv/bin/python -P -m hpctrain.rank_programs.daemon /home/me/it%27s%20a%20run prted' \
+  --prtemca prte_launch_agent '/venv/bin/python -P -m hpctrain.worker.programs.daemon /home/me/it%27s%20a%20run prted' \
   --oversubscribe \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -20,4 +20,4 @@
   --prtemca plm_ssh_args \
   '-p 1022' \
   -v \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

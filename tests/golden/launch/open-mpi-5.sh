@@ -13,4 +13,4 @@
   -x TF_CPP_MIN_LOG_LEVEL=2 \
   -x TF_NUM_INTEROP_THREADS=1 \
   -x TF_NUM_INTRAOP_THREADS=4 \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -12,4 +12,4 @@ env \
   TF_CPP_MIN_LOG_LEVEL=2 \
   TF_NUM_INTEROP_THREADS=1 \
   TF_NUM_INTRAOP_THREADS=8 \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

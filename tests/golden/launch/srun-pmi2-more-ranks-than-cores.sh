@@ -43,4 +43,4 @@ env \
   --overlap \
   --overcommit \
   --cpu-bind=none \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

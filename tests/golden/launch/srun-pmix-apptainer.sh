@@ -27,4 +27,4 @@ env \
   --cpus-per-task=8 \
   --threads-per-core=1 \
   --cpu-bind=cores \
-  apptainer exec --nv --bind '/home/me/it'"'"'s a run' --bind /data:/data:ro '/images/it'"'"'s.sif' python3 -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  apptainer exec --nv --bind '/home/me/it'"'"'s a run' --bind /data:/data:ro '/images/it'"'"'s.sif' python3 -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -29,4 +29,4 @@ env \
   --cpu-bind=cores \
   '--container-image=nvcr.io#nvidia/pytorch:25.01-py3' \
   '--container-mounts=/home/me/it'"'"'s a run:/home/me/it'"'"'s a run,/data:/data,/a:/b:ro' \
-  python3 -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  python3 -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

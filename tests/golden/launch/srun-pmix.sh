@@ -33,4 +33,4 @@ env \
   --threads-per-core=1 \
   --cpu-bind=cores \
   --mem=0 \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -15,7 +15,7 @@ env \
   A=1,2 \
   /venv/bin/python \
   -P \
-  -m hpctrain.rank_programs.torchrun \
+  -m hpctrain.worker.programs.torchrun \
   --nnodes=2 \
   --nproc-per-node=2 \
   --max-restarts=0 \
@@ -24,4 +24,4 @@ env \
   --rdzv-endpoint=n3:29500 \
   --rdzv-id=attempt-1 \
   --no-python \
-  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
+  /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -20,11 +20,11 @@ from mpi4py import MPI
 from torch import nn
 
 import hpctrain as ht
-from hpctrain.bench.in_turn import Call, TimedGroup, time_in_turn
-from hpctrain.bench.photographs import photographs, write_folders, write_shards
-from hpctrain.data.loader import ImageNet
-from hpctrain.models.torch_resnet import resnet18, resnet50
-from hpctrain.recipes.load import load_recipe
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
+from hpctrain.worker.bench.photographs import photographs, write_folders, write_shards
+from hpctrain.worker.data.loader import ImageNet
+from hpctrain.worker.models.torch_resnet import resnet18, resnet50
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 _SHARD_IMAGES = 64

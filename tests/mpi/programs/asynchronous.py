@@ -17,14 +17,14 @@ from local_steps import MOMENTUM, SGD, data, message, new_trainer, parameters, r
 from mpi4py import MPI
 
 import hpctrain as ht
-from hpctrain.comm import Communicator
-from hpctrain.comm.parameter_server import ParameterServer
-from hpctrain.data.samples import InMemory, Samples
-from hpctrain.data.sampling import epoch_order
-from hpctrain.run.events import EventWriter
-from hpctrain.train.asynchronous import AsynchronousLoop
-from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.exchange import Downpour
+from hpctrain.common.run.events import EventWriter
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.parameter_server import ParameterServer
+from hpctrain.worker.data.samples import InMemory, Samples
+from hpctrain.worker.data.sampling import epoch_order
+from hpctrain.worker.train.asynchronous import AsynchronousLoop
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.exchange import Downpour
 
 CASES: dict[str, dict[str, Any]] = {
     "downpour": {"optimizer": MOMENTUM, "sync": {"mode": "async"}},

@@ -16,9 +16,9 @@ import time
 import numpy as np
 
 import hpctrain as ht
-from hpctrain.errors import HpctrainError
-from hpctrain.models.batch_norm import extent
-from hpctrain.recipes.schema import BatchNormSettings
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import BatchNormSettings
+from hpctrain.worker.models.batch_norm import extent
 
 # Of ranks 0 to 3. With groups of two, a rank's share is smaller than its neighbour's.
 IMAGES = (3, 1, 2, 3)
@@ -29,9 +29,9 @@ MOMENTUM = 0.9
 def torch_step(layers, given, comm) -> dict[str, np.ndarray]:
     import torch
 
-    from hpctrain.models.torch_batch_norm import TorchBatchNorm, average_statistics
-    from hpctrain.models.torch_resnet import Basic, ResNet
-    from hpctrain.recipes.weights import InitialWeights
+    from hpctrain.common.recipes.weights import InitialWeights
+    from hpctrain.worker.models.torch_batch_norm import TorchBatchNorm, average_statistics
+    from hpctrain.worker.models.torch_resnet import Basic, ResNet
 
     norm = functools.partial(TorchBatchNorm, extent=layers, momentum=MOMENTUM)
     model = ResNet(Basic, (1, 1), classes=5, zero_gamma=False, weights=InitialWeights(), norm=norm).double()
@@ -53,10 +53,10 @@ def keras_step(layers, given, comm) -> dict[str, np.ndarray]:
     import keras
     import tensorflow as tf
 
-    from hpctrain.models.convert import load_state, state_of
-    from hpctrain.models.keras_batch_norm import KerasBatchNorm, average_statistics
-    from hpctrain.models.keras_resnet import _basic, _Layers, _resnet
-    from hpctrain.recipes.weights import InitialWeights
+    from hpctrain.common.recipes.weights import InitialWeights
+    from hpctrain.worker.models.convert import load_state, state_of
+    from hpctrain.worker.models.keras_batch_norm import KerasBatchNorm, average_statistics
+    from hpctrain.worker.models.keras_resnet import _basic, _Layers, _resnet
 
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")

@@ -23,15 +23,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import hpctrain as ht
-from hpctrain.adapters.torch.guarding import guard_over
-from hpctrain.adapters.torch.optimizer_state import load_optimizer, optimizer_tensors
-from hpctrain.adapters.torch.pieces import fill, local_tensor, pieces_of
-from hpctrain.checkpoints.manifest import SavedProgress
-from hpctrain.checkpoints.read import SavedState
-from hpctrain.errors import HpctrainError, TransientError
-from hpctrain.run.events import EventWriter
-from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.state import GUARD_STEPS, LazyState
+from hpctrain.common.checkpoints.manifest import SavedProgress
+from hpctrain.common.checkpoints.read import SavedState
+from hpctrain.common.errors import HpctrainError, TransientError
+from hpctrain.common.run.events import EventWriter
+from hpctrain.worker.adapters.torch.guarding import guard_over
+from hpctrain.worker.adapters.torch.optimizer_state import load_optimizer, optimizer_tensors
+from hpctrain.worker.adapters.torch.pieces import fill, local_tensor, pieces_of
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.state import GUARD_STEPS, LazyState
 
 FOLDER, WHAT = Path(sys.argv[1]), sys.argv[2]
 comm = ht.init("gloo")

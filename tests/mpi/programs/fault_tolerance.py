@@ -19,17 +19,17 @@ from typing import ClassVar
 import numpy as np
 
 import hpctrain as ht
-from hpctrain.comm.base import RanksLostError
-from hpctrain.data.digits import load_digits
-from hpctrain.data.samples import BROKEN, InMemory, Samples
-from hpctrain.recipes.schema import Recipe
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import EventWriter
-from hpctrain.run.records import RankRecord, write_record
-from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.loop import Loop
-from hpctrain.train.recovery import Recovery, require_fault_tolerance
-from hpctrain.train.state import GUARD_STEPS
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.records import RankRecord, write_record
+from hpctrain.worker.comm.base import RanksLostError
+from hpctrain.worker.data.digits import load_digits
+from hpctrain.worker.data.samples import BROKEN, InMemory, Samples
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.loop import Loop
+from hpctrain.worker.train.recovery import Recovery, require_fault_tolerance
+from hpctrain.worker.train.state import GUARD_STEPS
 
 SAMPLES, BATCH, EPOCHS, RATE = 61, 20, 3, 0.005
 BASE = {
@@ -77,9 +77,9 @@ def data() -> tuple[Samples, Samples]:
 
 def trainer_of(framework: str, settings: Recipe, comm: ht.Communicator):
     if framework == "keras":
-        from hpctrain.train.keras_trainer import KerasTrainer as Trainer
+        from hpctrain.worker.train.keras_trainer import KerasTrainer as Trainer
     else:
-        from hpctrain.train.torch_trainer import TorchTrainer as Trainer
+        from hpctrain.worker.train.torch_trainer import TorchTrainer as Trainer
     return Trainer(settings, comm)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 import hpctrain as ht
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 
 comm = ht.init()
 engine = comm.torch()

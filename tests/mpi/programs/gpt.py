@@ -13,17 +13,17 @@ import numpy as np
 import torch
 
 import hpctrain as ht
-from hpctrain.comm import Communicator
-from hpctrain.data import open_sources
-from hpctrain.data.sampling import endless_order
-from hpctrain.models.torch_gpt import GPT
-from hpctrain.recipes.load import load_recipe
-from hpctrain.recipes.schema import Recipe
-from hpctrain.recipes.smoke import smoke
-from hpctrain.run.events import EventWriter
-from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.loop import Loop
-from hpctrain.train.torch_trainer import TorchTrainer
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.smoke import smoke
+from hpctrain.common.run.events import EventWriter
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data import open_sources
+from hpctrain.worker.data.sampling import endless_order
+from hpctrain.worker.models.torch_gpt import GPT
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.loop import Loop
+from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 STEPS, EPOCHS, STOP = 6, 2, 8
 _BASE = {"model.layers": 2, "model.width": 32, "model.context": 24, "epochs": EPOCHS, "guard.every": 1}
@@ -39,7 +39,7 @@ CASES = {
 def recipe(case: str) -> Recipe:
     values = {"precision": "float32", **_BASE, **CASES[case]}
     small = smoke(load_recipe("gpt2-124m"))
-    from hpctrain.recipes.load import override_recipe
+    from hpctrain.common.recipes.load import override_recipe
 
     return override_recipe(small, [f"{key}={value}" for key, value in values.items()])
 

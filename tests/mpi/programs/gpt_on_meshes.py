@@ -14,16 +14,16 @@ import gpt
 import numpy as np
 
 import hpctrain as ht
-from hpctrain.adapters.data_ranks import set_mesh
-from hpctrain.adapters.torch.pieces import pieces_of
-from hpctrain.checkpoints.find import newest_whole
-from hpctrain.comm import Communicator
-from hpctrain.data import open_sources
-from hpctrain.recipes.load import mesh_overrides, override_recipe
-from hpctrain.run.events import EventWriter
-from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.loop import Loop
-from hpctrain.train.recipe import torch_trainer
+from hpctrain.common.checkpoints.find import newest_whole
+from hpctrain.common.recipes.load import mesh_overrides, override_recipe
+from hpctrain.common.run.events import EventWriter
+from hpctrain.worker.adapters.data_ranks import set_mesh
+from hpctrain.worker.adapters.torch.pieces import pieces_of
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data import open_sources
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.loop import Loop
+from hpctrain.worker.train.recipe import torch_trainer
 
 
 def train(comm: Communicator, output: str, name: str, mesh: str, changes: list[str], steps: int) -> None:

@@ -18,10 +18,10 @@ import tensorflow as tf
 from keras_small import LOSS, network, refused, samples, update
 
 import hpctrain as ht
-from hpctrain.comm.base import RanksLostError
-from hpctrain.data.samples import Samples
-from hpctrain.recipes.schema import Recipe
-from hpctrain.train.keras_trainer import KerasTrainer
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.worker.comm.base import RanksLostError
+from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.train.keras_trainer import KerasTrainer
 
 
 def metrics_are_those_of_the_joined_samples() -> None:

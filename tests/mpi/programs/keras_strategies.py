@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 import hpctrain as ht
-from hpctrain.comm.base import Communicator
-from hpctrain.models.keras_digits import digits_cnn
+from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.models.keras_digits import digits_cnn
 
 # Of losses too, which are made below.
 keras.config.set_floatx("float64")

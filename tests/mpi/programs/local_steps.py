@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 
 import hpctrain as ht
-from hpctrain.comm import Communicator
-from hpctrain.data.digits import load_digits
-from hpctrain.data.samples import InMemory, Samples
-from hpctrain.data.sampling import epoch_order
-from hpctrain.errors import HpctrainError
-from hpctrain.recipes.schema import Recipe
-from hpctrain.run.events import EventWriter
-from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.loop import Loop
-from hpctrain.train.trainer import Trainer
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.events import EventWriter
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data.digits import load_digits
+from hpctrain.worker.data.samples import InMemory, Samples
+from hpctrain.worker.data.sampling import epoch_order
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.loop import Loop
+from hpctrain.worker.train.trainer import Trainer
 
 EPOCHS, SIZE, SAMPLES = 2, 20, 61
 SGD = {"name": "sgd", "learning_rate": 0.05}
@@ -64,12 +64,12 @@ def new_trainer(framework: str, settings: Recipe, comm: Communicator) -> Trainer
     if framework == "keras":
         import keras
 
-        from hpctrain.train.keras_trainer import KerasTrainer
+        from hpctrain.worker.train.keras_trainer import KerasTrainer
 
         # Checkpoints have layers by their names, which are those of the first model of a process.
         keras.utils.clear_session()
         return KerasTrainer(settings, comm)
-    from hpctrain.train.torch_trainer import TorchTrainer
+    from hpctrain.worker.train.torch_trainer import TorchTrainer
 
     return TorchTrainer(settings, comm)
 
@@ -78,7 +78,7 @@ def parameters(trainer: Trainer) -> np.ndarray:
     """Those of both frameworks as PyTorch has them."""
     if trainer.framework == "torch":
         return np.concatenate([each.detach().numpy().ravel() for each in trainer.model.parameters()])
-    from hpctrain.models.convert import state_of
+    from hpctrain.worker.models.convert import state_of
 
     return np.concatenate([value.ravel() for value in state_of(trainer.model).values()])
 

@@ -14,10 +14,10 @@ import torch
 from loss_runs import CASES, DIVISIONS, Run
 
 import hpctrain as ht
-from hpctrain.adapters.data_ranks import set_mesh
-from hpctrain.adapters.torch import denominators, weights
-from hpctrain.errors import HpctrainError
-from hpctrain.recipes.mesh import Mesh
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.worker.adapters.data_ranks import set_mesh
+from hpctrain.worker.adapters.torch import denominators, weights
 
 
 def outcome(function, comm, division: str) -> dict[str, object]:

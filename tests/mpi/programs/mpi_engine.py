@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from hpctrain.adapters.torch.distribute import distribute, statistics
-from hpctrain.comm.base import TopK
-from hpctrain.comm.mpi_engine import MpiCommunicator
-from hpctrain.comm.shared.segments import Segment
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch.distribute import distribute, statistics
+from hpctrain.worker.comm.base import TopK
+from hpctrain.worker.comm.mpi_engine import MpiCommunicator
+from hpctrain.worker.comm.shared.segments import Segment
 
 WORLD = MPI.COMM_WORLD
 CPU = torch.device("cpu")

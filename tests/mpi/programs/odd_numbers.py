@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 import hpctrain as ht
-from hpctrain.checkpoints.keep import Policy
-from hpctrain.comm import Communicator
-from hpctrain.data.digits import load_digits
-from hpctrain.data.samples import InMemory, Samples
-from hpctrain.data.sampling import epoch_order, share
-from hpctrain.errors import HpctrainError
-from hpctrain.recipes.schema import Recipe
-from hpctrain.run.events import EventWriter
-from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.loop import Loop
+from hpctrain.common.checkpoints.keep import Policy
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.events import EventWriter
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data.digits import load_digits
+from hpctrain.worker.data.samples import InMemory, Samples
+from hpctrain.worker.data.sampling import epoch_order, share
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.loop import Loop
 
 SIZE, SAMPLES, STEPS = 6, 24, 4
 # The step whose batch has the bad sample, on the last rank; and the step after which a bit flips on that rank.
@@ -55,12 +55,12 @@ def bad_sample(ranks: int) -> int:
 
 def trainer_of(framework: str, settings: Recipe, comm: Communicator) -> Any:
     if framework == "torch":
-        from hpctrain.train.torch_trainer import TorchTrainer
+        from hpctrain.worker.train.torch_trainer import TorchTrainer
 
         return TorchTrainer(settings, comm)
     import keras
 
-    from hpctrain.train.keras_trainer import KerasTrainer
+    from hpctrain.worker.train.keras_trainer import KerasTrainer
 
     keras.utils.clear_session()
     return KerasTrainer(settings, comm)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 import hpctrain as ht
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 
 comm = ht.init(sys.argv[1])
 rank, size = comm.rank, comm.size

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import hpctrain as ht
-from hpctrain.comm.process_group import require_default_group
+from hpctrain.worker.comm.process_group import require_default_group
 
 WIDTH, BATCH, STEPS, BLOCKS = 17, 24, 5, 4
 comm = ht.init("mpi")

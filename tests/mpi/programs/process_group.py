@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from hpctrain.comm.mpi_engine import MpiCommunicator
-from hpctrain.comm.process_group import require_default_group
-from hpctrain.comm.process_group import staging as staging_module
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.mpi_engine import MpiCommunicator
+from hpctrain.worker.comm.process_group import require_default_group
+from hpctrain.worker.comm.process_group import staging as staging_module
 
 WORLD = MPI.COMM_WORLD
 # Nothing, less than a cache line, more than all that is added up at once, and several turns of the shared memory.

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from train_loop import recipe
 
 import hpctrain as ht
-from hpctrain.adapters.data_ranks import set_mesh
-from hpctrain.adapters.torch.random_streams import _done
-from hpctrain.comm import current
-from hpctrain.recipes.mesh import Mesh
-from hpctrain.train.torch_trainer import TorchTrainer
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.worker.adapters.data_ranks import set_mesh
+from hpctrain.worker.adapters.torch.random_streams import _done
+from hpctrain.worker.comm import current
+from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 STREAMS = stream = Named()
 

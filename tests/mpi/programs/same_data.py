@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 import hpctrain as ht
-from hpctrain.adapters.torch import weights
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch import weights
 
 SEED, BATCH, EPOCHS, FEATURES = 3, 8, 2, 4
 ALIKE = alike = Named()

@@ -18,8 +18,8 @@ from pathlib import Path
 import fault_tolerance
 
 import hpctrain as ht
-from hpctrain.train import checkpoint
-from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.worker.train import checkpoint
+from hpctrain.worker.train.checkpoint import Checkpoints
 
 LAST = 12
 CASES = {

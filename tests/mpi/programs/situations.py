@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import hpctrain as ht
-from hpctrain.comm.base import Communicator
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.base import Communicator
 
 
 class Named(dict[str, Callable[..., Any]]):

@@ -18,8 +18,8 @@ import torch  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
 import hpctrain as ht  # noqa: E402
-from hpctrain.comm import stalls  # noqa: E402
-from hpctrain.run.stall_reports import reports  # noqa: E402
+from hpctrain.worker.comm import stalls  # noqa: E402
+from hpctrain.worker.comm.stall_reports import reports  # noqa: E402
 
 STALL_SECONDS = 4
 # A wait that goes on is looked into again at once: the second probe of each must find nothing new to say.

@@ -159,7 +159,7 @@ def main() -> None:
     framework, out = sys.argv[1:]
     from mpi4py import MPI
 
-    from hpctrain.comm.mpi_engine import MpiCommunicator
+    from hpctrain.worker.comm.mpi_engine import MpiCommunicator
 
     comm = MpiCommunicator(MPI.COMM_WORLD, "each rank a node", lambda rank: rank)
     train = {"torch": in_torch, "keras": in_keras, "now_and_then": now_and_then}[framework]

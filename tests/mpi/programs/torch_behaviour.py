@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hpctrain as ht
-from hpctrain.adapters.torch import statistics
+from hpctrain.worker.adapters.torch import statistics
 
 CHECKS = check = Named()
 

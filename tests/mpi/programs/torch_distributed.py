@@ -14,7 +14,7 @@ import psutil
 import torch
 
 import hpctrain as ht
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 
 
 def listening() -> set[tuple[str, int]]:

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 import hpctrain as ht
-from hpctrain import models
-from hpctrain.comm import Communicator
-from hpctrain.data.digits import load_digits
-from hpctrain.data.samples import InMemory, Samples
-from hpctrain.data.sampling import epoch_order
-from hpctrain.recipes.schema import ModelSettings, Recipe
-from hpctrain.run.events import EventWriter
-from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.loop import Loop
-from hpctrain.train.torch_trainer import TorchTrainer
+from hpctrain.common.recipes.schema import ModelSettings, Recipe
+from hpctrain.common.run.events import EventWriter
+from hpctrain.worker import models
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data.digits import load_digits
+from hpctrain.worker.data.samples import InMemory, Samples
+from hpctrain.worker.data.sampling import epoch_order
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.loop import Loop
+from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 BASE = {
     "name": "test",

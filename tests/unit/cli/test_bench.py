@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.programs.bench import parse_sizes
+from hpctrain.control.programs.bench import parse_sizes
 
 
 @pytest.mark.parametrize("sizes", ["", "1K,,2K", "1T", "-4", "6", "0", "1.5M", "1K 2K"])

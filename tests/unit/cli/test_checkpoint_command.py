@@ -13,11 +13,11 @@ from launching import Launch
 from unit.report.written_runs import recipe_plan, run_events, script_plan, write_run
 from written_checkpoints import progress_of, write_checkpoint
 
-from hpctrain.checkpoints.find import set_aside
 from hpctrain.cli.main import main
-from hpctrain.data import open_sources
-from hpctrain.recipes.load import load_recipe
-from hpctrain.run.events import read_events
+from hpctrain.common.checkpoints.find import set_aside
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.run.events import read_events
+from hpctrain.worker.data import open_sources
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_an_exported_model_has_the_accuracy_of_the_run(hpctrain: Launch, tmp_pat
     if framework == "torch":
         import torch
 
-        from hpctrain.models.torch_digits import digits_cnn
+        from hpctrain.worker.models.torch_digits import digits_cnn
 
         model = digits_cnn().eval()
         model.load_state_dict(torch.load(out, weights_only=True), strict=True)

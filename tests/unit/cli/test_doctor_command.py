@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hpctrain.cli import doctor
 from hpctrain.cli.main import app
-from hpctrain.cluster.checks import Check
+from hpctrain.common.cluster.checks import Check
 
 KEYS = {"name", "status", "found", "wanted", "remedy", "source", "where"}
 

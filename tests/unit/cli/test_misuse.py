@@ -11,19 +11,19 @@ import needs
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.errors import HpctrainError
-from hpctrain.horovod import check
-from hpctrain.horovod.fingerprint import Fingerprint
-from hpctrain.horovod.installed import Installed
-from hpctrain.planning import machine
-from hpctrain.run.directory import new_directory
+from hpctrain.common.cluster import machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import new_directory
+from hpctrain.control.horovod import check
+from hpctrain.control.horovod.fingerprint import Fingerprint
+from hpctrain.control.horovod.installed import Installed
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # So that none of these depends on what is built here; those that are about it say so.
-    monkeypatch.setattr("hpctrain.supervision.start.require", lambda framework: None)
+    monkeypatch.setattr("hpctrain.control.supervision.start.require", lambda framework: None)
 
 
 def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_options_of_recipes_with_a_script(arguments: list[str], said: str, capsy
 def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     few = replace(machine.this_machine(), host="n1", cores=2, processors=4)
-    monkeypatch.setattr("hpctrain.supervision.begin.this_machine", lambda: few)
+    monkeypatch.setattr("hpctrain.control.supervision.begin.this_machine", lambda: few)
     for work in (["digits"], ["digits", "--repeat", "2"]):
         assert main(["run", *work, "-np", "5", "--dry-run"]) == 2
         said = capsys.readouterr().err
@@ -185,7 +185,7 @@ def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, caps
 
 @needs.pytorch
 def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("hpctrain.supervision.start.require", check.require)
+    monkeypatch.setattr("hpctrain.control.supervision.start.require", check.require)
     monkeypatch.setattr(check, "find_installed", lambda: None)
     for dry_run in ([], ["--dry-run"]):
         assert main(["run", "digits", "-np", "2", "--backend", "horovod", *dry_run]) == 2
@@ -207,7 +207,7 @@ def test_horovod_that_was_built_for_another_mpi(
         **fields, mpi="MPICH 3.4 at /opt/mpich", torch=None, tensorflow=None, cuda=None, nccl=None
     )
     other = Installed(version="0.28.1", packages=("torch", "tensorflow"), fingerprint=fingerprint)
-    monkeypatch.setattr("hpctrain.supervision.start.require", check.require)
+    monkeypatch.setattr("hpctrain.control.supervision.start.require", check.require)
     monkeypatch.setattr(check, "find_installed", lambda: other)
     Path("train.py").touch()
     assert main(["run", "train.py", "-np", "2", "--backend", "horovod", "--dry-run"]) == 2
@@ -251,6 +251,6 @@ def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: py
     def found_a_fault() -> None:
         raise HpctrainError("the message", "the hint", exit_code=3)
 
-    monkeypatch.setattr("hpctrain.supervision.begin.this_machine", found_a_fault)
+    monkeypatch.setattr("hpctrain.control.supervision.begin.this_machine", found_a_fault)
     assert main(["run", "digits"]) == 3
     assert capsys.readouterr().err == "hpctrain: the message\n  the hint\n"

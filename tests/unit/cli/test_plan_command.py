@@ -10,8 +10,8 @@ import pytest
 from two_switches import NODE, TREE
 
 from hpctrain.cli.main import main
-from hpctrain.cluster.mpi import MpiInstallation
-from hpctrain.run.plan import Plan
+from hpctrain.common.cluster.mpi import MpiInstallation
+from hpctrain.common.run.plan import Plan
 
 OPEN_MPI = MpiInstallation(flavour="open-mpi-5", version="5.0", mpirun=Path("/mpi/mpirun"), mpicc=None, mpicxx=None)
 
@@ -19,7 +19,7 @@ OPEN_MPI = MpiInstallation(flavour="open-mpi-5", version="5.0", mpirun=Path("/mp
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hpctrain.cluster.programs.shutil.which", lambda program, path=None: None)
+    monkeypatch.setattr("hpctrain.common.cluster.programs.shutil.which", lambda program, path=None: None)
     Path("topology.conf").write_text(TREE)
     Path("node.txt").write_text(NODE)
 
@@ -66,8 +66,8 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 def test_one_host_elsewhere_is_reached_by_mpirun(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpctrain.launch.launcher_choice.find_mpi", lambda: OPEN_MPI)
-    monkeypatch.setattr("hpctrain.supervision.start.require", lambda framework: None)
+    monkeypatch.setattr("hpctrain.control.launchers.launcher_choice.find_mpi", lambda: OPEN_MPI)
+    monkeypatch.setattr("hpctrain.control.supervision.start.require", lambda framework: None)
     run = ["run", "digits", "--dry-run", "--run-dir", "run"]
     assert main([*run, "--hosts", "n1"]) == 0
     assert "  --host n1:1 " in capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_one_host_elsewhere_is_reached_by_mpirun(
 
 
 def test_run_takes_the_same_hosts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpctrain.supervision.one_run.available_launcher", lambda plan, machine: OPEN_MPI)
+    monkeypatch.setattr("hpctrain.control.supervision.one_run.available_launcher", lambda plan, machine: OPEN_MPI)
     options = ["--fabric", "topology.conf", "--hosts", "n[1-4]", "--node", "node.txt", "--dry-run", "--run-dir", "run"]
     assert main(["run", "digits", *options]) == 0
     said = capsys.readouterr().out

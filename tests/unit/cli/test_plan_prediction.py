@@ -11,9 +11,9 @@ from two_switches import NODE, TREE
 
 from hpctrain.cli.main import main
 from hpctrain.cli.prediction_options import link_rate, node_counts
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
 
-MEASURED = Path(__file__).parents[1] / "predict" / "measured"
+MEASURED = Path(__file__).parents[1] / "control" / "predict" / "measured"
 H100 = ["--gpu", "h100-sxm", "--gpus-per-node", "8"]
 
 
@@ -130,9 +130,9 @@ def test_a_script_needs_its_batch_and_has_no_recipe(capsys: pytest.CaptureFixtur
 
 
 def test_a_workload_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    import hpctrain.predict
+    import hpctrain.common.workloads
 
-    shipped = Path(hpctrain.predict.__file__).parent / "workloads" / "transformer.json"
+    shipped = Path(hpctrain.common.workloads.__file__).parent / "transformer.json"
     shutil.copy(shipped, "mine.json")
     assert main(["plan", "mine.json", *H100, "--batch", "64", "--precision", "bf16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

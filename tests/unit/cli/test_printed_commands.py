@@ -10,11 +10,11 @@ import typer
 from pages import PAGES, PrintedCommand, commands, commands_of, options
 
 from hpctrain.cli.main import app
-from hpctrain.cluster.backends import BACKENDS
-from hpctrain.errors import HpctrainError
-from hpctrain.recipes.load import load_recipe, mesh_overrides
-from hpctrain.recipes.mesh import parse_mesh
-from hpctrain.recipes.tracking import parse_trackers
+from hpctrain.common.cluster.backends import BACKENDS
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe, mesh_overrides
+from hpctrain.common.recipes.mesh import parse_mesh
+from hpctrain.common.recipes.tracking import parse_trackers
 
 # Options of mpirun, srun, sbatch and ibnetdiscover.
 OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from hpctrain.cli.main import main
-from hpctrain.recipes.difference import differences
-from hpctrain.recipes.entries import Listed, all_entries
-from hpctrain.recipes.load import load_recipe
-from hpctrain.recipes.schema import Recipe
-from hpctrain.recipes.used import used_values
+from hpctrain.common.recipes.difference import differences
+from hpctrain.common.recipes.entries import Listed, all_entries
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.used import used_values
 
 
 @pytest.mark.slow

@@ -22,12 +22,12 @@ import pytest
 from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
-from hpctrain.run.directory import RunDirectory, read_model
-from hpctrain.run.events import read_events
-from hpctrain.run.events.kinds import StoppedEvent
-from hpctrain.run.plan import Plan, Script
-from hpctrain.shards.folders import training_fingerprint
-from hpctrain.shards.manifest import read_manifest
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.events.kinds import StoppedEvent
+from hpctrain.common.run.plan import Plan, Script
+from hpctrain.common.shards.folders import training_fingerprint
+from hpctrain.common.shards.manifest import read_manifest
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--resume", "--run-dir", "run", "--set", "epochs=1"]) == 2
     assert "--set epochs is for recipes, and train.py is a script" in capfd.readouterr().err
     assert main(["run", "--resume", "--run-dir", "run", "--dry-run"]) == 0
-    assert "hpctrain.train" in capfd.readouterr().out
+    assert "hpctrain.worker.train" in capfd.readouterr().out
     Path("run/stop").touch()
     Path("ready").touch()
     assert main(["run", "--resume", "--run-dir", "run"]) == 0
@@ -180,7 +180,7 @@ def programs(monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr("hpctrain.supervision.start.require", lambda framework: None)
+    monkeypatch.setattr("hpctrain.control.supervision.start.require", lambda framework: None)
 
 
 @needs.pytorch
@@ -452,7 +452,7 @@ def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.
     )
     programs(monkeypatch, mpirun=f"{MPIRUN}\nexec {sys.executable} launcher.py")
     program = (
-        "import sys; from hpctrain.supervision import start; start.require = lambda framework: None\n"
+        "import sys; from hpctrain.control.supervision import start; start.require = lambda framework: None\n"
         "from hpctrain.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "run", "--resume", "--run-dir", "run", "-np", "2"]

@@ -11,11 +11,11 @@ import needs
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.cluster.profiles import load_profile
-from hpctrain.cluster.secrets import is_secret
-from hpctrain.errors import HpctrainError
-from hpctrain.run.directory import RunDirectory, read_model
-from hpctrain.run.plan import Plan
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.secrets import is_secret
+from hpctrain.control.schedulers.profiles import load_profile
 
 _NAMES = ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_SECRET", "DB_PASSWORD", "SSH_KEY", "BASIC_AUTH")
 _SECRETS = {name: f"hush-{number}-{name.lower()[::-1]}" for number, name in enumerate(_NAMES)}

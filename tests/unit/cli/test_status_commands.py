@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.batch.slurm_programs import (
+from unit.control.schedulers.slurm_programs import (
     NO_ACCOUNTING,
     NO_CONTROLLER,
     UNKNOWN_JOB,
@@ -25,8 +25,8 @@ from unit.batch.slurm_programs import (
 from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.cli.main import main
-from hpctrain.run.directory import RunDirectory, write_json
-from hpctrain.run.records import RankRecord, write_record
+from hpctrain.common.run.directory import RunDirectory, write_json
+from hpctrain.common.run.records import RankRecord, write_record
 
 
 @pytest.fixture

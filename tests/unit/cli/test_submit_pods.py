@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from hpctrain.cli.main import main
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.plan import Plan
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan
 
 # In place of kubectl: keeps what it was given, and does as kubectl does where the cluster has no operator.
 KUBECTL = """\

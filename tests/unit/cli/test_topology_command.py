@@ -14,13 +14,13 @@ from listings import listing
 
 from hpctrain.cli import topology
 from hpctrain.cli.main import main
-from hpctrain.planning.hosts import Hosts
-from hpctrain.run.plan import HostOptions, Start
-from hpctrain.topology.fat_tree import fat_tree
-from hpctrain.topology.readers import nvidia_smi
-from hpctrain.topology.verify import End, Flow
+from hpctrain.common.run.plan import HostOptions, Start
+from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.topology.fat_tree import fat_tree
+from hpctrain.control.topology.readers import nvidia_smi
+from hpctrain.control.topology.verify import End, Flow
 
-SMALL = Path(__file__).parents[1] / "topology" / "discovered"
+SMALL = Path(__file__).parents[1] / "control" / "topology" / "discovered"
 DATA = Path(__file__).parents[4] / "shared" / "data" / "fabrics"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no listings of real clusters: {DATA} is absent")
 INTERLEAVED = ",".join(f"node{host:04d}" for host in (1, 5, 2, 6, 3, 7, 4, 8))
@@ -272,7 +272,7 @@ def test_the_environment_keeps_rings_on_rails(capsys: pytest.CaptureFixture[str]
 def test_place_takes_this_machine_for_a_node(
     fabric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hpctrain.topology.live.this_node", lambda: nvidia_smi.read(NODE, "here"))
+    monkeypatch.setattr("hpctrain.control.topology.live.this_node", lambda: nvidia_smi.read(NODE, "here"))
     wanted = ["--node", "live", "--write", "rankfile=ranks"]
     run(capsys, "place", "--fabric", fabric, "--hosts", "node[0001,0005]", *wanted)
     assert Path("ranks").read_text() == "rank 0=node0001 slot=0,1\nrank 1=node0005 slot=0,1\n"
@@ -396,10 +396,10 @@ class Measured:
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measured]:
     def make(number: int, slowest: float = 40e9, slow: str = "node0004") -> Measured:
         made = Measured(DEPTH_FIRST[:number], slowest, slow)
-        monkeypatch.setattr("hpctrain.programs.links.measure_links", made)
+        monkeypatch.setattr("hpctrain.control.programs.links.measure_links", made)
         return made
 
-    monkeypatch.setattr("hpctrain.launch.fabric.program_output", lambda *command: "")
+    monkeypatch.setattr("hpctrain.control.hosts.fabric.program_output", lambda *command: "")
     return make
 
 

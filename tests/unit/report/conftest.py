@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from written_runs import recipe_plan, run_events, write_run
 
-from hpctrain.run.directory import RunDirectory
+from hpctrain.common.run.directory import RunDirectory
 
 
 @pytest.fixture

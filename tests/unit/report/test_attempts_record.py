@@ -7,10 +7,8 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.report.console import Console
-from hpctrain.report.record import Record
-from hpctrain.run.events import Event
-from hpctrain.run.events.kinds import (
+from hpctrain.common.run.events import Event
+from hpctrain.common.run.events.kinds import (
     CheckpointEvent,
     EndEvent,
     EpochEvent,
@@ -20,6 +18,8 @@ from hpctrain.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
+from hpctrain.report.console import Console
+from hpctrain.report.record import Record
 
 STEPS, EPOCHS = 3, 4
 LAST = STEPS * EPOCHS

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from predicted_plans import figure, record, row, written
 from written_runs import EPOCHS, STEPS, Line, digits, recipe_plan, run_events, typed, write_run
 
+from hpctrain.common.run.events.kinds import EnergyEvent, HostEnergy
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.page import render
 from hpctrain.report.predicted import PredictedRow
 from hpctrain.report.record import Record
 from hpctrain.report.summary import summarise
-from hpctrain.run.events.kinds import EnergyEvent, HostEnergy
 
 # The run took 10.5 s, and had 3 epochs.
 PLAN = recipe_plan(recipe=digits().model_copy(update={"epochs": EPOCHS}))

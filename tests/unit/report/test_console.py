@@ -6,8 +6,8 @@ import os
 import pytest
 from written_runs import run_events, typed, typed_run
 
+from hpctrain.common.run.events.kinds import EndEvent, FaultEvent
 from hpctrain.report.console import Console
-from hpctrain.run.events.kinds import EndEvent, FaultEvent
 
 
 class _Terminal(io.StringIO):

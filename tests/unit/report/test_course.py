@@ -15,9 +15,9 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from hpctrain.cli.main import main
-from hpctrain.errors import HpctrainError
-from hpctrain.recipes.load import load_recipe
-from hpctrain.recipes.mesh import Mesh
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.report.course import at_world, course, momentum, plot, training_samples
 
 

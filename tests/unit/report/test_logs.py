@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
 from hpctrain.report import logs
 from hpctrain.report.logs import RankLogs
-from hpctrain.run.directory import RunDirectory
 
 
 def test_long_logs_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

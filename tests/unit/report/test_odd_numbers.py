@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from written_runs import EPOCHS, Line, recipe_plan, run_events, typed
 
-from hpctrain.batch.find_run import find_run
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import EventWriter, kept, read_events
+from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, SpikeEvent, StepEvent
+from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
 from hpctrain.report.curves import Means
 from hpctrain.report.faults import event_line, in_a_row, spike_line
@@ -21,9 +24,6 @@ from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise_record
 from hpctrain.report.tensorboard import TensorBoardWriter
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import EventWriter, kept, read_events
-from hpctrain.run.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, SpikeEvent, StepEvent
 
 
 def non_finite(iteration: int, **values: Any) -> Line:

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan, write_run
 
-from hpctrain.errors import HpctrainError
-from hpctrain.recipes.mesh import Mesh
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.run.directory import RunDirectory, write_json
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events.kinds import FaultEvent
+from hpctrain.common.run.records import RankError, RankRecord, write_record
 from hpctrain.report.curves import curves, overlap
 from hpctrain.report.page import read_summary, render, settings, write_report
 from hpctrain.report.record import Record
-from hpctrain.run.directory import RunDirectory, write_json
-from hpctrain.run.events import EventWriter
-from hpctrain.run.events.kinds import FaultEvent
-from hpctrain.run.records import RankError, RankRecord, write_record
 
 _VOID = {"meta", "br", "hr", "img", "link"}
 

@@ -9,12 +9,12 @@ import pytest
 from predicted_plans import figure, record, row, written
 from written_runs import recipe_plan, run_events, script_plan, write_run
 
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan, Slots
 from hpctrain.report.page import read_comparison, render
 from hpctrain.report.predicted import own_prediction, read_prediction
 from hpctrain.report.summary import summarise
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.plan import Plan, Slots
 
 
 def read(path: Path, content: Any, plan: Plan | None = None) -> Any:

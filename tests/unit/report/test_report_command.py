@@ -11,8 +11,8 @@ from written_runs import recipe_plan
 
 from hpctrain.cli.main import main
 from hpctrain.cli.report import report
+from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.report.summary import summarise
-from hpctrain.run.directory import RunDirectory, write_json
 
 
 def _invoke(*arguments: str) -> str:

@@ -12,13 +12,13 @@ from rich.console import Console
 from written_runs import Line, digits, recipe_plan, run_events, typed, write_run
 
 from hpctrain.cli.main import main
-from hpctrain.recipes.schema import Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.control.supervision.repeats import Series, create_series, repeated
 from hpctrain.report.page import render
 from hpctrain.report.repeats import read_repeats, table
 from hpctrain.report.results import MEDIAN, median_accuracy, reported_text, result_name, result_title
 from hpctrain.report.summary import summarise
-from hpctrain.run.directory import RunDirectory
-from hpctrain.supervision.repeats import Series, create_series, repeated
 
 GOYAL = ({"value": 0.7640, "deviation": 0.0012, "batch": 256}, {"value": 0.7626, "deviation": 0.0009, "batch": 8192})
 # The fourth of five is the median.

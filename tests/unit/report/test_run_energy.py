@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from written_runs import EPOCHS, STEPS, Line, recipe_plan, run_events, write_run
 
-from hpctrain.batch.find_run import find_run
 from hpctrain.cli.status import _table
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event
+from hpctrain.common.run.events.kinds import EnergyEvent, HostEnergy, StartEvent
+from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.energy import energy_line, energy_of, energy_text
 from hpctrain.report.page import read_summary, render
 from hpctrain.report.record import Record
 from hpctrain.report.status import read_status
 from hpctrain.report.summary import summarise
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event
-from hpctrain.run.events.kinds import EnergyEvent, HostEnergy, StartEvent
 
 SAMPLES = 64
 

@@ -15,14 +15,14 @@ import psutil
 import pytest
 from written_runs import Line, recipe_plan, run_events, write_run
 
-from hpctrain.batch.find_run import find_run
-from hpctrain.batch.queue import JobState
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.records import RankRecord, write_record
+from hpctrain.control.schedulers.find_run import find_run
+from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
-from hpctrain.run.held import HeldDirectory
-from hpctrain.run.records import RankRecord, write_record
 
 # Of run_events: the time of the last event of its second epoch.
 NOW = 1_700_000_012.0

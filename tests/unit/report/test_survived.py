@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from written_runs import Line, recipe_plan, run_events, typed, write_run
 
-from hpctrain.batch.find_run import find_run
 from hpctrain.cli.main import main
+from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
 from hpctrain.report.curves import EpochsDone
 from hpctrain.report.faults import fault_line

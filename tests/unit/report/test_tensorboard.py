@@ -9,11 +9,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from written_runs import recipe_plan, run_events, typed_run, write_run
 
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import read_events
 from hpctrain.report import tensorboard
 from hpctrain.report.tensorboard import TensorBoardWriter
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import read_events
 
 
 def _write(directory: RunDirectory) -> None:
@@ -79,8 +79,8 @@ def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> None:
     program = (
-        "import sys; from pathlib import Path; from hpctrain.run.directory import RunDirectory\n"
-        "from hpctrain.run.events import read_events\n"
+        "import sys; from pathlib import Path; from hpctrain.common.run.directory import RunDirectory\n"
+        "from hpctrain.common.run.events import read_events\n"
         "from hpctrain.report.tensorboard import TensorBoardWriter\n"
         "from hpctrain.report.page import write_report\n"
         "directory = RunDirectory(Path(sys.argv[1]))\n"

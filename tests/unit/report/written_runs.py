@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-import hpctrain.recipes
-from hpctrain.recipes.schema import Recipe
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import Event, parse_event
-from hpctrain.run.plan import Plan, Script, Slots
+import hpctrain.common.recipes
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, parse_event
+from hpctrain.common.run.plan import Plan, Script, Slots
 
 Line = dict[str, Any]
 """An event as JSON has it."""
@@ -22,7 +22,7 @@ EPOCHS = 3
 
 
 def digits() -> Recipe:
-    file = Path(hpctrain.recipes.__path__[0]) / "digits.yaml"
+    file = Path(hpctrain.common.recipes.__path__[0]) / "digits.yaml"
     return Recipe.model_validate_json(json.dumps(yaml.safe_load(file.read_text())))
 
 

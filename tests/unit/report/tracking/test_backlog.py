@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from unit.report.written_runs import recipe_plan, run_events, write_run
 
-from hpctrain.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import kept, read_events
+from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.tracking import following
 from hpctrain.report.tracking.following import Backlog, Entry, follow
 from hpctrain.report.tracking.progress import Progress, only_sender, read_progress, write_progress
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import kept, read_events
-from hpctrain.supervision.follow import Tail
 
 START = {"time": 1_700_000_000.0, "event": "start", "attempt": 1, "iteration": 0}
 AGAIN = {**START, "attempt": 2, "iteration": 4, "time": 1_700_000_050.0}

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from unit.report.written_runs import recipe_plan, run_events, typed_run, write_run
 
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events.kinds import LogEvent, StartEvent, StepEvent
 from hpctrain.report.tensorboard import write_tensorboard
 from hpctrain.report.tracking.curves import Curves, curve_name
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events.kinds import LogEvent, StartEvent, StepEvent
 
 
 @pytest.mark.long

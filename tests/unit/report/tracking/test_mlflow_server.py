@@ -19,10 +19,10 @@ from mlflow_server import MlflowServer, mlflow_server
 from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.cli.main import main
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import read_events
+from hpctrain.common.run.events.kinds import LogEvent
 from hpctrain.report.tracking.parameters import parameters, texts
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events import read_events
-from hpctrain.run.events.kinds import LogEvent
 
 pytestmark = [needs.mlflow, pytest.mark.slow]
 

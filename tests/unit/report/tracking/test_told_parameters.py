@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from unit.report.written_runs import recipe_plan, script_plan
 
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events.kinds import ChangedEvent, RunEvent
+from hpctrain.common.run.plan import Script
 from hpctrain.report.tracking.parameters import facts, parameters, texts, title
 from hpctrain.report.tracking.redaction import secrets, server, without
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.events.kinds import ChangedEvent, RunEvent
-from hpctrain.run.plan import Script
 
 
 def test_a_recipes_values_that_take_effect() -> None:

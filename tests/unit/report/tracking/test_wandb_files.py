@@ -14,7 +14,7 @@ import pytest
 from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.cli.main import main
-from hpctrain.run.directory import RunDirectory
+from hpctrain.common.run.directory import RunDirectory
 
 pytestmark = [needs.wandb, pytest.mark.slow]
 

@@ -1,9 +1,0 @@
-"""Models divided over a mesh, by PyTorch's own parts: FSDP2, tensor parallelism and pipelines."""
-
-from __future__ import annotations
-
-from hpctrain.adapters.torch.parallel.mesh import device_mesh, mesh
-from hpctrain.adapters.torch.parallel.pipeline import Pipeline
-from hpctrain.adapters.torch.parallel.plan import ParallelPlan
-
-__all__ = ["ParallelPlan", "Pipeline", "device_mesh", "mesh"]

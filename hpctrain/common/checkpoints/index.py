@@ -1,0 +1,104 @@
+"""What is in the files of a checkpoint: which pieces of which arrays, by their headers alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from hpctrain.common.checkpoints.layout import OWN
+from hpctrain.common.checkpoints.manifest import CheckpointManifest
+from hpctrain.common.checkpoints.pieces import Place, check_cover
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import open_regular
+
+# After the name of what is a rank's own: whose it is.
+_WHOSE = re.compile(r"(.+)\.(\d{1,9})", re.DOTALL)
+_LENGTH_BYTES = 8
+
+
+class _Entry(BaseModel):
+    """Of a safetensors header (https://github.com/huggingface/safetensors#format)."""
+
+    dtype: str
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+
+
+_HEADER = TypeAdapter(dict[str, _Entry])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """An array in a file: a piece of one, or a rank's own.
+
+    Attributes:
+        file: its path.
+        key: its name there.
+        dtype: the name of its type there.
+        place: which elements it has.
+    """
+
+    file: Path
+    key: str
+    dtype: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class Index:
+    """All arrays of a checkpoint.
+
+    Attributes:
+        common: by name, the pieces that make the whole array.
+        own: by name and rank.
+    """
+
+    common: dict[str, list[Stored]] = field(default_factory=dict)
+    own: dict[str, dict[int, Stored]] = field(default_factory=dict)
+
+
+def read_index(path: Path, manifest: CheckpointManifest) -> Index:
+    """Look what is in a checkpoint.
+
+    Raises:
+        HpctrainError: a file cannot be read, or pieces are missing, overlap, or are not what their keys say.
+    """
+    index = Index()
+    for name in manifest.files:
+        for stored in _stored(path / name):
+            match = _WHOSE.fullmatch(stored.key) if stored.key.startswith(OWN) else None
+            if match:
+                index.own.setdefault(match[1], {})[int(match[2])] = stored
+            else:
+                index.common.setdefault(stored.place.name, []).append(stored)
+    check_cover((each.place, str(each.file)) for pieces in index.common.values() for each in pieces)
+    for name, (first, *others) in index.common.items():
+        for each in others:
+            if each.dtype != first.dtype:
+                raise HpctrainError(
+                    f"{name!r} is of type {first.dtype} in {first.file}, and {each.dtype} in {each.file}", exit_code=1
+                )
+    return index
+
+
+def _stored(file: Path) -> Iterator[Stored]:
+    try:
+        for key, entry in _header(file).items():
+            yield Stored(file=file, key=key, dtype=entry.dtype, place=Place.of(key, entry.shape))
+    except OSError as error:
+        raise HpctrainError(f"cannot read {file}: {error.strerror}", exit_code=1) from error
+    except ValidationError as error:
+        raise HpctrainError(f"cannot read {file}: its header is not that of a safetensors file", exit_code=1) from error
+    except ValueError as error:
+        raise HpctrainError(f"{file} is not what was written: {error}", exit_code=1) from error
+
+
+def _header(file: Path) -> dict[str, _Entry]:
+    with open_regular(file) as opened:
+        length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+        # No more than there is, whatever it says.
+        return _HEADER.validate_json(opened.read(min(length, file.stat().st_size)))

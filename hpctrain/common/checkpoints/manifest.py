@@ -1,0 +1,172 @@
+"""``state.json``, which makes a checkpoint whole: its content, and the progress of the training.
+
+Its own hash is in ``state.sha256``, as ``sha256sum --check`` reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import reprlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hpctrain.common.checkpoints.layout import MANIFEST, SUM, share_name
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.private import private
+from hpctrain.common.files.regular import read_regular
+from hpctrain.common.run.directory import read_model
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+# It names every piece of every tensor on thousands of ranks.
+_MOST_BYTES = 2**30
+
+
+class OtherVersionError(HpctrainError):
+    """A whole checkpoint that another version of hpctrain wrote. It must not be passed over in silence."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(
+            f"{path} was written by another version of hpctrain: {what}",
+            "resume with that version, or start a new run with another --run-dir",
+            exit_code=1,
+        )
+
+
+class SavedProgress(BaseModel):
+    """The progress of a training.
+
+    Attributes:
+        iteration: steps that were done.
+        epoch: the one in work, from 1. Its evaluation comes after the checkpoint of its last step.
+        ends_epoch: it is of the last step of its epoch.
+        losses, sizes: of the steps of that epoch: the mean loss, and how many samples it is of. The sum of the sizes is
+            where the epoch is, although ranks that died may have made later batches smaller.
+        epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
+        ranks: how many there were.
+        samples: which ones are trained on (see hpctrain.worker.data.source.Source.fingerprint).
+        recent: the last finite losses.
+        skipped: how many steps in a row were left out (see hpctrain.worker.train.non_finite).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants", defer_build=True)
+
+    iteration: int = Field(ge=1)
+    epoch: int = Field(ge=1)
+    ends_epoch: bool
+    losses: tuple[float, ...]
+    sizes: tuple[int, ...]
+    epoch_seconds: float
+    seconds: float
+    ranks: int = Field(ge=1)
+    samples: str
+    recent: tuple[float, ...] = ()
+    skipped: int = Field(default=0, ge=0)
+
+
+class FileRecord(BaseModel):
+    """The length of a file, and its hash (XXH3, 128 bits) as ``xxh128sum`` prints it.
+
+    A hash that lies beside its file finds damage and no forgery, whichever it is: so it is one that takes next to
+    nothing from the training, whose cores work beside it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    bytes: int = Field(ge=0)
+    xxh128: str = Field(pattern=r"^[0-9a-f]{32}$")
+
+
+class CheckpointManifest(BaseModel):
+    """The content of ``state.json``.
+
+    Attributes:
+        format: of the checkpoint.
+        progress: how far the training was.
+        plan: of the run as it was then, the recipe in it.
+        files: the ranks' shares, by their names.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants", defer_build=True)
+
+    format: Literal["hpctrain 2"] = "hpctrain 2"
+    progress: SavedProgress
+    plan: dict[str, Any]
+    files: dict[str, FileRecord]
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files except the manifest."""
+        return sum(file.bytes for file in self.files.values())
+
+
+def read_manifest(path: Path) -> CheckpointManifest:
+    """The manifest of the checkpoint at ``path``.
+
+    Raises:
+        OtherVersionError: it is of another version of hpctrain.
+        HpctrainError: it is not there, or damaged.
+    """
+    _check(path)
+    try:
+        manifest = read_model(path / MANIFEST, CheckpointManifest, limit=_MOST_BYTES, links=True)
+    except HpctrainError as error:
+        if what := _of_another_version(error.__cause__):
+            raise OtherVersionError(path, what) from error
+        raise
+    # The names are opened below the checkpoint's folder.
+    ranks, names = manifest.progress.ranks, list(manifest.files)
+    if len(names) != ranks or names != [share_name(rank, ranks) for rank in range(ranks)]:
+        raise HpctrainError(f"{path / MANIFEST}: files: not those of {ranks} ranks, but {names[:10]}", exit_code=1)
+    return manifest
+
+
+def write_manifest(path: Path, manifest: CheckpointManifest) -> None:
+    """Write the manifest and its hash into a folder that has neither.
+
+    Raises:
+        OSError: the disk is full, or refuses.
+    """
+    text = manifest.model_dump_json(indent=2) + "\n"
+    content = text.encode()
+    for name, part in ((MANIFEST, content), (SUM, _sum(content))):
+        with open(path / name, "xb", opener=private) as file:
+            file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _check(path: Path) -> None:
+    """Refuse a manifest that is not what was written."""
+    try:
+        content, wanted = read_regular(path / MANIFEST, _MOST_BYTES), read_regular(path / SUM, _MOST_BYTES)
+    except OSError as error:
+        raise HpctrainError(f"cannot read {error.filename}: {error.strerror}", exit_code=1) from error
+    if wanted != _sum(content):
+        raise HpctrainError(f"{path / MANIFEST} is not what was written: its SHA-256 differs", exit_code=1)
+
+
+def _sum(content: bytes) -> bytes:
+    return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
+
+
+def _of_another_version(error: BaseException | None) -> str | None:
+    """How the keys of a whole file differ from :class:`CheckpointManifest`'s; None for any other fault."""
+    if not isinstance(error, ValidationError):
+        return None
+    faults = error.errors()
+    if any(fault["type"] not in ("missing", "extra_forbidden", "literal_error") for fault in faults):
+        return None
+    return f"{MANIFEST} {', '.join(map(_difference, faults))}"
+
+
+def _difference(fault: ErrorDetails) -> str:
+    key = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "literal_error":
+        return f"has {key!r} = {reprlib.repr(fault['input'])} instead of {fault['ctx']['expected']}"
+    return f"{'lacks' if fault['type'] == 'missing' else 'has'} {key!r}"

@@ -1,0 +1,174 @@
+"""Reads the state in a checkpoint for the current number of ranks and the parts of arrays that a rank holds now."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.common.checkpoints.index import Index, Stored, read_index
+from hpctrain.common.checkpoints.layout import MOMENTS, STATISTICS
+from hpctrain.common.checkpoints.manifest import CheckpointManifest, read_manifest
+from hpctrain.common.checkpoints.pieces import Box
+from hpctrain.common.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+# What is a rank's own, and has a mean over the ranks that others go on from.
+_HAS_MEAN = (STATISTICS, MOMENTS)
+
+
+class SavedState(Mapping[str, "NDArray[Any]"]):
+    """The state from which a rank continues: arrays by name, read on access.
+
+    An array is whole, however it was divided when it was saved; :meth:`piece` reads a part of it, and of the files only
+    what overlaps. What is a rank's own has no number after its name.
+
+    Raises:
+        HpctrainError: a file cannot be read; from each access.
+    """
+
+    def __init__(self, manifest: CheckpointManifest, index: Index, rank: int, ranks: int) -> None:
+        self._index = index
+        self._before = manifest.progress.ranks
+        self._rank, self._ranks = rank, ranks
+        self._files: dict[Path, Any] = {}
+        own = (
+            name for name, values in index.own.items() if name.startswith(_HAS_MEAN) or rank % self._before in values
+        )
+        self._names = [*index.common, *own]
+        self.shapes = {name: pieces[0].place.shape for name, pieces in index.common.items()}
+        """Of the whole arrays that are common to all ranks, by name."""
+        for pieces in index.common.values():
+            for stored in pieces:
+                self._file(stored.file)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name in self.shapes:
+            return self.piece(name, Box.whole(self.shapes[name]))
+        values = self._index.own[name]
+        whose = self._rank % self._before
+        if name.startswith(_HAS_MEAN) and not (self._ranks == self._before and whose in values):
+            return self._mean(name, values)
+        return self._read(values[whose])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def piece(self, name: str, box: Box) -> NDArray[Any]:
+        """A part of a common array.
+
+        Raises:
+            KeyError: there is no such array.
+            ValueError: it has no such elements.
+        """
+        import numpy as np
+
+        pieces = self._index.common[name]
+        shape = self.shapes[name]
+        if not box.lies_in(shape):
+            raise ValueError(f"{name!r} has shape {list(shape)}, so there is no part {box} of it")
+        for stored in pieces:
+            if stored.place.box == box:
+                return self._read(stored)
+        found: NDArray[Any] = np.empty(box.lengths, _dtype(pieces[0]))
+        for stored in pieces:
+            if common := stored.place.box.common(box):
+                found[common.within(box)] = self._read(stored, common.within(stored.place.box))
+        return found
+
+    def _read(self, stored: Stored, part: tuple[slice, ...] | None = None) -> NDArray[Any]:
+        with _reading(stored.file):
+            file = self._file(stored.file)
+            array: NDArray[Any] = file.get_tensor(stored.key) if part is None else file.get_slice(stored.key)[part]
+        return array
+
+    def _file(self, path: Path) -> Any:
+        """A file, which takes no descriptor, since it is mapped into memory."""
+        if path not in self._files:
+            from safetensors import safe_open
+
+            with _reading(path):
+                self._files[path] = safe_open(path, framework="np")
+        return self._files[path]
+
+    def _mean(self, name: str, values: Mapping[int, Stored]) -> NDArray[Any]:
+        """The mean of the ranks' values, added up in rank order; for counters the first value."""
+        import numpy as np
+
+        ordered = [self._read(values[rank]) for rank in sorted(values)]
+        # The kind of bfloat16 is "V".
+        if ordered[0].dtype.kind in "biu":
+            return ordered[0]
+        try:
+            mean: NDArray[Any] = np.mean(np.stack(ordered), axis=0, dtype=np.float64).astype(ordered[0].dtype)
+        except (TypeError, ValueError) as error:
+            folder = values[min(values)].file.parent
+            raise HpctrainError(f"{folder}: the ranks' {name!r} differ: {error}", exit_code=1) from error
+        return mean
+
+
+def shape_of(state: Mapping[str, NDArray[Any]], name: str) -> tuple[int, ...]:
+    """Of an array of a state, saved or in memory, without reading it."""
+    return state.shapes[name] if isinstance(state, SavedState) else state[name].shape
+
+
+def piece_of(state: Mapping[str, NDArray[Any]], name: str, box: Box) -> NDArray[Any]:
+    """A part of an array of a state, saved or in memory."""
+    if isinstance(state, SavedState):
+        return state.piece(name, box)
+    import numpy as np
+
+    # One without dimensions is a number otherwise.
+    return np.asarray(state[name][box.within(Box.whole(state[name].shape))])
+
+
+def read_state(path: Path, rank: int, ranks: int) -> tuple[CheckpointManifest, SavedState]:
+    """The state from which a rank continues.
+
+    Other ranks than those that were have the mean of their statistics, which is what batch normalisation is validated
+    with, the mean of what their optimizers kept, and one rank's random state. A rank that had none of some statistics
+    has their mean, too.
+
+    Args:
+        path: of a checkpoint that is whole (see :func:`hpctrain.common.checkpoints.find.verify`).
+        rank, ranks: which one, of how many there are now.
+
+    Raises:
+        HpctrainError: it is not there, or damaged.
+    """
+    manifest = read_manifest(path)
+    return manifest, SavedState(manifest, read_index(path, manifest), rank, ranks)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, TypeError, ValueError) as error:
+        raise HpctrainError(
+            f"cannot read {path}: {error}", "--resume uses the checkpoint before it", exit_code=1
+        ) from error
+
+
+def _dtype(stored: Stored) -> Any:
+    import numpy as np
+
+    from hpctrain.common.checkpoints.share import TYPES
+
+    name = next((name for name, written in TYPES.items() if written == stored.dtype), None)
+    if name is None:
+        raise HpctrainError(f"{stored.file}: {stored.key!r} is of type {stored.dtype}", exit_code=1)
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

@@ -1,0 +1,62 @@
+"""The backends and their capabilities. Login nodes cannot ask the engines, in :mod:`hpctrain.worker.comm`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """The capabilities and requirements of a backend.
+
+    Attributes:
+        frameworks: those whose gradients it reduces.
+        joins_ranks: it connects several ranks that a launcher starts; otherwise it is for a single process.
+        replicates: its ranks are replicas within a single process.
+        min_ranks: that it needs.
+        distributes_scripts: its library distributes what a script trains, which meets the other ranks before it
+            begins. No recipe is trained with it.
+        extra: of hpctrain's installation, that brings it.
+        outlives_ranks: the remaining ranks can go on when one dies.
+        sends_largest: it can send the largest gradients alone to other nodes, and keep the others for the next step.
+        has_meshes: torch.distributed works over it, of whose groups a mesh is made.
+        serves_parameters: ranks can read and add to each other's memory without their help.
+        needs_gpus: every rank needs a GPU of its own.
+        meets_without_mpi: its ranks can find each other by torchrun's means too.
+        needs_build: it has to be built for the MPI and the frameworks on the machine, and may be missing.
+    """
+
+    frameworks: frozenset[str] = frozenset(("torch", "keras"))
+    joins_ranks: bool = True
+    replicates: bool = False
+    min_ranks: int = 1
+    distributes_scripts: bool = False
+    extra: str | None = None
+    outlives_ranks: bool = False
+    sends_largest: bool = False
+    has_meshes: bool = True
+    serves_parameters: bool = False
+    needs_gpus: bool = False
+    meets_without_mpi: bool = False
+    needs_build: bool = False
+
+
+_TENSORFLOW = Capabilities(frameworks=frozenset(("keras",)), has_meshes=False)
+
+CAPABILITIES: Mapping[str, Capabilities] = {
+    "horovod": Capabilities(has_meshes=False, needs_build=True),
+    "mpi": Capabilities(outlives_ranks=True, sends_largest=True, serves_parameters=True),
+    "nccl": Capabilities(frameworks=frozenset(("torch",)), needs_gpus=True, meets_without_mpi=True),
+    "gloo": Capabilities(frameworks=frozenset(("torch",)), meets_without_mpi=True),
+    "deepspeed": Capabilities(
+        frameworks=frozenset(("torch",)), has_meshes=False, distributes_scripts=True, extra="deepspeed"
+    ),
+    # Strategies of tf.distribute, by their names there.
+    "mirrored": replace(_TENSORFLOW, joins_ranks=False, replicates=True),
+    "multi_worker": _TENSORFLOW,
+    "parameter_server": replace(_TENSORFLOW, min_ranks=3),
+    # There are no remaining ranks, and no other nodes.
+    "single": Capabilities(joins_ranks=False, outlives_ranks=True, sends_largest=True),
+}
+BACKENDS = ("auto", *CAPABILITIES)

@@ -1,0 +1,82 @@
+"""Lists and masks of CPUs as the kernel, NCCL and hwloc print them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hpctrain.common.errors import HpctrainError
+
+# More than any machine has; a wrong file must not fill the memory.
+MOST_CPUS = 65536
+
+
+def cores_of_list(text: str, where: str) -> tuple[int, ...]:
+    """The CPUs of a list such as ``0-31,64-95``, ascending.
+
+    Raises:
+        HpctrainError: not such a list.
+    """
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < MOST_CPUS:
+            raise HpctrainError(f"{where}: {text.strip()[:80]!r} is not a list of CPUs such as 0-31,64-95")
+        cpus.update(range(first, last + 1))
+    return tuple(sorted(cpus))
+
+
+def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
+    """The CPUs of a mask of 32-bit words, highest first, such as ``00000000,0000ffff`` or ``0x00000001,,0x0``.
+
+    An empty word is zero, and a mask without commas may be of any length. ``0xf...f``, hwloc's endless run of ones, is
+    refused.
+
+    Raises:
+        HpctrainError: not such a mask.
+    """
+    words = text.strip().split(",")
+    digits = 8 if len(words) > 1 else MOST_CPUS // 4
+    word_of_mask = re.compile(rf"((0x)?[0-9a-fA-F]{{1,{digits}}})?")
+    if len(words) * 32 > MOST_CPUS or not all(map(word_of_mask.fullmatch, words)):
+        raise HpctrainError(f"{where}: {text.strip()[:80]!r} is not a mask of CPUs such as 00000000,0000ffff")
+    mask = 0
+    for word in words:
+        mask = mask << 32 | int(word or "0", 16)
+    return tuple(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
+
+
+def cores_of_nodes(nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...] | None]:
+    """The first hardware thread of each core of each NUMA node, for formats that list CPUs but not threads.
+
+    Linux numbers the second threads of all cores after all first ones, so a node with two threads a core has two runs
+    of equal length (0-31,64-95), and a node with one run has one thread a core, or the threads of a core side by side.
+    Of other nodes (0-3,8-10, or every second CPU) nobody can tell which CPUs share a core, nor of nodes that list the
+    same CPU, as files of some clouds do: None.
+
+    Args:
+        nodes: the CPUs of each NUMA node, ascending.
+    """
+    runs = [_runs(cpus) for cpus in nodes]
+    nodes_of_cpu = Counter(cpu for cpus in nodes for cpu in set(cpus))
+    halves = [each for each in runs if len(each) == 2 and len(each[0]) == len(each[1])]
+    # Where some first run comes after some second one, the runs are not threads.
+    threads = halves and max(first[-1] for first, _ in halves) < min(second[0] for _, second in halves)
+
+    def cores(of_node: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+        if any(nodes_of_cpu[cpu] > 1 for run in of_node for cpu in run):
+            return None
+        if len(of_node) < 2:
+            return of_node[0] if of_node else ()
+        return of_node[0] if threads and of_node in halves else None
+
+    return [cores(each) for each in runs]
+
+
+def _runs(cpus: Sequence[int]) -> list[tuple[int, ...]]:
+    """The runs of neighbours."""
+    starts = [place for place in range(len(cpus)) if place == 0 or cpus[place] != cpus[place - 1] + 1]
+    return [tuple(cpus[start:end]) for start, end in pairwise([*starts, len(cpus)])]

@@ -1,0 +1,61 @@
+"""The environment variables in which a launcher tells this process its rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TORCHRUN = "torchrun"
+SRUN = "srun"
+# What hpctrain.worker.programs.torchrun calls its meeting, as an option of torchrun.
+ONE_ADDRESS = "one-address"
+
+# What can start the ranks of a run by the means of MPI. `auto` is the first of them that proves to work where the run
+# starts; torchrun, whose ranks have no MPI, has to be asked for.
+MPI_LAUNCHERS = ("mpirun", "srun-pmix", "srun-pmi2")
+LAUNCHERS = ("auto", *MPI_LAUNCHERS, TORCHRUN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherClaim:
+    """A launcher's claim that it started ``size`` ranks, and that this one is ``rank``."""
+
+    name: str
+    variable: str
+    rank: int
+    size: int
+
+
+# Set by it alone; RANK and WORLD_SIZE are also set by scripts that start no ranks.
+TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"
+# The mark's value where hpctrain sets torchrun's variables, for libraries that look for them.
+AS_TORCHRUN = "hpctrain"
+
+# In this order, because an mpirun inside a Slurm job sets its own variables beside Slurm's.
+_KNOWN = (
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("Hydra (MPICH, Intel MPI) or srun --mpi=pmi2", "PMI_SIZE", "PMI_RANK"),
+    # SLURM_NTASKS is a batch script's too, which is no rank.
+    (SRUN, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
+
+# A process without these is nobody's rank.
+SIZE_VARIABLES = (*(size for _, size, _ in _KNOWN), TORCHRUN_MARK)
+
+
+def detect(environment: Mapping[str, str] = os.environ) -> LauncherClaim | None:
+    """The launcher that started this process; None for a process started by hand."""
+    # An srun or mpirun that starts torchrun on each host leaves its own variables to torchrun's ranks.
+    mark = environment.get(TORCHRUN_MARK)
+    torchrun = ((TORCHRUN, "WORLD_SIZE", "RANK"),) if mark and mark != AS_TORCHRUN else ()
+    for name, size, rank in (*torchrun, *_KNOWN):
+        if environment.get(size, "").isdigit():
+            rank_text = environment.get(rank, "0")
+            return LauncherClaim(
+                name=name,
+                variable=size,
+                rank=int(rank_text) if rank_text.isdigit() else 0,
+                size=int(environment[size]),
+            )
+    return None

@@ -1,0 +1,127 @@
+"""The facts about the machine and its environment that planning needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from hpctrain.common.cluster.gpus import usable_gpus
+from hpctrain.common.cluster.pod import pod_processors
+
+if TYPE_CHECKING:
+    # At run time it would have every host that reports its versions build the recipes' models, which takes longer than
+    # everything else that the host does then.
+    from hpctrain.common.recipes.schema import Framework
+
+# What each framework needs to be importable; Keras runs on TensorFlow here.
+_MODULES: dict[Framework, tuple[str, ...]] = {"torch": ("torch",), "keras": ("tensorflow", "keras")}
+# One package can come from several distributions; the first that is installed counts.
+_DISTRIBUTIONS = {
+    "hpctrain": ("hpctrain",),
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
+    "keras": ("keras",),
+    "horovod": ("horovod",),
+    "mpi4py": ("mpi4py",),
+    "numpy": ("numpy",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One host and its Python environment.
+
+    Attributes:
+        host: the host's name.
+        cores: physical cores that this process may use.
+        processors: hardware threads that it may use, of which a core can have several; 0 where they were not counted.
+        frameworks: those that can be imported.
+        versions: of the packages that decide a run's numbers, Python's included.
+        gpus: how many this process may use.
+    """
+
+    host: str
+    cores: int
+    frameworks: frozenset[Framework]
+    versions: dict[str, str]
+    processors: int = 0
+    gpus: int = 0
+
+
+def same_host(one: str, other: str) -> bool:
+    """Whether two names are of the same host; a name without a domain matches any domain."""
+    if "." in one and "." in other:
+        return one == other
+    return one.partition(".")[0] == other.partition(".")[0]
+
+
+def this_machine() -> Machine:
+    """The facts about this machine; imports no framework."""
+    return Machine(
+        host=socket.gethostname(),
+        cores=usable_cores(),
+        frameworks=installed_frameworks(),
+        versions=versions(),
+        processors=usable_processors(),
+        gpus=usable_gpus(),
+    )
+
+
+def installed_frameworks() -> frozenset[Framework]:
+    """Those that this Python can import; none is imported."""
+    return frozenset(name for name, modules in _MODULES.items() if all(find_spec(m) for m in modules))
+
+
+def as_if_installed(frameworks: frozenset[Framework]) -> tuple[frozenset[Framework], tuple[str, ...]]:
+    """For a plan that is only shown: if no framework is installed, both of them, and a warning."""
+    if frameworks:
+        return frameworks, ()
+    warning = "this Python has neither PyTorch nor Keras, so nothing can train in it: pip install 'hpctrain[torch]'"
+    return frozenset(_MODULES), (warning,)
+
+
+def usable_cores(environment: Mapping[str, str] = os.environ) -> int:
+    """The physical cores that this process may use, which a batch system or container may restrict."""
+    # Imported here, because a job for other hosts counts no cores.
+    import psutil
+
+    logical = psutil.cpu_count()
+    physical = psutil.cpu_count(logical=False)
+    allowed = usable_processors(environment)
+    return max(1, allowed * physical // logical) if logical and physical else allowed
+
+
+def usable_processors(environment: Mapping[str, str] = os.environ) -> int:
+    """The hardware threads that this process may use.
+
+    Slurm does not narrow it everywhere: what the job has of each of its nodes counts too, of the smallest one. A pod's
+    limit narrows the time of processors, and not which they are.
+    """
+    # 4(x2),2 for two nodes with 4 CPUs, that is hardware threads, and one with 2
+    job = [int(cpus) for cpus in re.findall(r"(?:^|,)(\d+)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))]
+    pod = pod_processors(environment)
+    # What starts the ranks of other pods may have fewer than they have.
+    return pod if pod is not None else min([len(os.sched_getaffinity(0)), *job])
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide a run's numbers, and of Python, as far as they are installed."""
+    found = {package: installed_version(package) for package in _DISTRIBUTIONS}
+    return {"python": platform.python_version(), **{package: version for package, version in found.items() if version}}
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, read without importing it; None if it is not installed."""
+    for distribution in _DISTRIBUTIONS[package]:
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

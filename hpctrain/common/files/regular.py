@@ -1,0 +1,88 @@
+"""Reads files that others may have written, or put something else in place of: regular files only, within a bound.
+
+A pipe or a device in place of a file would be waited for without end. What a shell hands over as a file, as for
+``--fabric <(scontrol show topology)``, is read all the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+from hpctrain.common.errors import HpctrainError
+
+_FROM_SHELL = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
+
+
+def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
+    """Open a regular file for reading, without waiting for anybody.
+
+    Args:
+        links: follow a symbolic link. Data sets and checkpoints under version control are trees of links; those of a
+            run directory lead to what is not of the run.
+
+    Raises:
+        OSError: it cannot be opened, or is something else; ``strerror`` says what.
+    """
+    if links and _FROM_SHELL.fullmatch(str(path)):
+        return path.open("rb")
+    return os.fdopen(open_descriptor(path, os.O_RDONLY, links=links), "rb")
+
+
+def open_descriptor(path: Path, flags: int, mode: int = 0o600, *, links: bool = False) -> int:
+    """Open a regular file as :func:`os.open` does, without waiting for anybody; other arguments and errors as above."""
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink() and not links:
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed here", str(path)) from error
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path)) from error
+        raise
+    found = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(found):
+        os.close(descriptor)
+        if stat.S_ISDIR(found):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
+def read_regular(path: Path, limit: int, *, links: bool = True) -> bytes:
+    """The content of a regular file of at most ``limit`` bytes.
+
+    Raises:
+        OSError: see :func:`open_regular`; or the file is longer.
+    """
+    with open_regular(path, links=links) as file:
+        # Nothing is read of a file whose size says it already; one that grows, and a pipe of the shell, have none.
+        too_long = os.fstat(file.fileno()).st_size > limit
+        content = b"" if too_long else file.read(limit + 1)
+    if too_long or len(content) > limit:
+        raise OSError(errno.EFBIG, f"it is longer than {limit / 1e6:g} MB", str(path))
+    return content
+
+
+def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "strict") -> str:
+    """The text of a file that the user names, in UTF-8.
+
+    Args:
+        kind: what such a file is called, without its article.
+        hint: how to name or make a right one.
+        limit: bytes that it may have.
+        errors: as of :meth:`bytes.decode`.
+
+    Raises:
+        HpctrainError: it cannot be read, is no regular file, is longer, or is not text.
+    """
+    try:
+        return read_regular(path, limit).decode("utf-8-sig", errors)
+    except OSError as error:
+        raise HpctrainError(f"cannot read the {kind} {path}: {error.strerror}", hint) from error
+    except UnicodeDecodeError as error:
+        raise HpctrainError(f"{path} is not a text file, so it is not a {kind}", hint) from error

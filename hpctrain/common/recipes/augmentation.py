@@ -1,0 +1,118 @@
+"""The schema of augmentation: random changes to photographs, batches and labels, and averaging of parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from hpctrain.common.files.checked_yaml import Section
+from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
+from hpctrain.common.recipes.own_keys import SectionOfKind, require_own_keys
+
+Probability = Annotated[float, Field(gt=0, le=1)]
+Level = Annotated[int, Field(ge=0, le=255)]
+
+_RAND_AUGMENT = ("rand_augment_increasing",)
+_OWN_KEYS = {"layers": _RAND_AUGMENT, "magnitude": _RAND_AUGMENT, "deviation": _RAND_AUGMENT}
+
+
+class Augmentation(SectionOfKind):
+    """Random operations on a photograph that was cropped and flipped; see hpctrain.worker.data.augment."""
+
+    own_keys = _OWN_KEYS
+
+    name: Literal["trivial_augment_wide", "rand_augment_increasing"] = Field(
+        description="one operation of 14 with a random magnitude (Müller and Hutter 2021, torchvision's "
+        "TrivialAugmentWide), or layers of 15, each applied with probability 0.5 (timm's rand-…-inc1)"
+    )
+    layers: Count = Field(2, description="for rand_augment_increasing: operations that are drawn for each photograph")
+    magnitude: Annotated[float, Field(ge=0, le=10)] = Field(9.0, description="for rand_augment_increasing, 0 to 10")
+    deviation: NotNegative = Field(
+        0.0, description="for rand_augment_increasing: standard deviation of the magnitude between operations"
+    )
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = Field("bilinear", description="of moved pixels")
+    fill: tuple[Level, Level, Level] = Field(
+        (0, 0, 0), description="red, green and blue of pixels that nothing is moved to"
+    )
+
+    @model_validator(mode="after")
+    def _own_keys(self) -> Augmentation:
+        require_own_keys(self, self.name, self.own_keys)
+        return self
+
+
+class Erasing(Section):
+    """A random rectangle gets the mean colour, which is 0 once normalised (Zhong et al. 2017, arXiv 1708.04896)."""
+
+    probability: Probability
+    area: tuple[Positive, Positive] = Field((0.02, 0.33), description="share of the image's area")
+    ratio: tuple[Positive, Positive] = Field((0.3, 3.3), description="height over width")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Erasing:
+        if not self.area[0] <= self.area[1] <= 1:
+            raise ValueError("area is a smallest and a largest share, at most 1")
+        if self.ratio[0] > self.ratio[1]:
+            raise ValueError("ratio is a smallest and a largest one")
+        return self
+
+
+class Mixing(Section):
+    """Each image is mixed with the one before it in its group, and the labels alike (torchvision, timm).
+
+    Where both kinds are given, each group draws one of them, with equal probability. Groups are cut from the global
+    batch in its order, whatever ranks there are, so that the numbers do not depend on the ranks: a rank also loads
+    the image that its first one is mixed with where the two are not on the same rank.
+    """
+
+    mixup: Positive | None = Field(
+        None,
+        description="alpha: lam a + (1 - lam) b, lam from Beta(alpha, alpha) (Zhang et al. 2017, arXiv 1710.09412)",
+    )
+    cutmix: Positive | None = Field(
+        None, description="alpha: a rectangle of b in a, 1 - lam of its area (Yun et al. 2019, arXiv 1905.04899)"
+    )
+    group: Count | None = Field(
+        None,
+        description="samples of a step that share one draw, in the sources what one process computes at once; by "
+        "default all of the step",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Mixing:
+        if self.mixup is None and self.cutmix is None:
+            raise ValueError("mixing needs mixup, cutmix or both")
+        return self
+
+
+class Averaging(Section):
+    """An exponential moving average of the parameters. Validation and export use the average.
+
+    Statistics of batch normalisation are averaged alike. A step whose update is left out does not enter.
+    """
+
+    decay: Fraction = Field(description="share of the average that is kept at each update")
+    every: Count = Field(1, description="steps from one update to the next; the first is at an epoch's first step")
+    adjusted: bool = Field(
+        False, description="1 - decay is multiplied by batch.size x every / epochs, up to 1 (pycls, torchvision)"
+    )
+    begin_epoch: NotNegative = Field(
+        0, description="epochs, at least, during which the average is a copy (torchvision: those of the warm-up)"
+    )
+
+    def weight(self, *, epoch: int, step: int, batch: int, epochs: int) -> float | None:
+        """The weight of the parameters in the update of their average after a step; None if it is not updated.
+
+        Args:
+            epoch, step: of the run, and of the epoch, both from 0.
+            batch: samples of one step over all ranks.
+            epochs: of the run.
+        """
+        if step % self.every:
+            return None
+        begin = math.ceil(self.begin_epoch)
+        if epoch < begin or (epoch, step) == (begin, 0):
+            return 1.0
+        return min(1.0, (1 - self.decay) * (batch * self.every / epochs if self.adjusted else 1))

@@ -1,0 +1,179 @@
+"""Recipe files: published ones and others, with their variants, and entries that cannot be run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.checked_yaml import LONGEST_FILE, Document, Location, Section, read_document, validate
+from hpctrain.common.files.regular import read_text
+from hpctrain.common.recipes.names import recipe_names
+from hpctrain.common.recipes.schema import Recipe, Reported
+
+HINT = "hpctrain recipes show digits prints a complete recipe"
+
+
+class Listed(Section):
+    """A published training whose source does not give all details: it is listed and cannot be run."""
+
+    name: str
+    source: str
+    cost: str = ""
+    reported: tuple[Reported, ...] = Field(min_length=1)
+    missing: tuple[str, ...] = Field(min_length=1, description="what would have to be known to run it")
+    needs: tuple[str, ...] = Field((), description="the keys that --set makes it run with, where they are all it lacks")
+
+
+def all_entries() -> Iterator[Recipe | Listed]:
+    """Every published recipe in each of its variants; ``load_entry(entry.name)`` loads the same."""
+    for name in recipe_names():
+        document = _document(find(name)[0])
+        for variant in _variants(document) or ("",):
+            yield _entry(document, variant)
+
+
+def variant_names(name_or_path: str) -> tuple[str, ...]:
+    """The variants of a recipe file, the one first that is meant without ``@``; none where it has none or one is named.
+
+    Raises:
+        HpctrainError: no such recipe, or no recipe in the file.
+    """
+    path, variant = find(name_or_path)
+    return () if variant else tuple(_variants(_document(path)))
+
+
+def find(name_or_path: str) -> tuple[Path, str]:
+    """The file, and the variant that was asked for, or an empty string. The file is not read.
+
+    Raises:
+        HpctrainError: no published recipe has this name.
+    """
+    name, _, variant = name_or_path.rpartition("@") if "@" in name_or_path else (name_or_path, "", "")
+    if "/" in name_or_path or name.endswith((".yaml", ".yml")):
+        # A path may hold an @ of its own.
+        whole = not variant or os.path.exists(name_or_path)  # noqa: PTH110 - Path.exists raises for over-long names
+        return (Path(name_or_path), "") if whole else (Path(name), variant)
+    names = recipe_names()
+    if name not in names:
+        raise HpctrainError(f"unknown recipe {name!r}", f"{nearest(name, names)}; or the path of a .yaml or .py file")
+    with resources.as_file(resources.files("hpctrain.common.recipes") / f"{name}.yaml") as path:
+        return path, variant
+
+
+def load_entry(name_or_path: str) -> Recipe | Listed:
+    """Load a published recipe by its name, or a recipe file by its path.
+
+    Args:
+        name_or_path: a published name, or a path (it holds a slash or ends in .yaml or .yml), each with
+            ``@VARIANT`` after it for another variant than the file's first.
+
+    Raises:
+        HpctrainError: no such recipe or variant, or something in it that the schema refuses; names the file, the line
+            and the key.
+    """
+    path, variant = find(name_or_path)
+    document = _document(path)
+    variants = _variants(document)
+    if variant and variant not in variants:
+        name = name_or_path.removesuffix(f"@{variant}")
+        choices = nearest(variant, variants) if variants else f"{name} has no variants"
+        raise HpctrainError(f"unknown variant {variant!r} of {name}", choices)
+    return _entry(document, variant or next(iter(variants), ""))
+
+
+def known_values(name_or_path: str) -> dict[str, Any]:
+    """What the file says about a :class:`Listed` entry's training, without what it says is missing.
+
+    Raises:
+        HpctrainError: as of :func:`load_entry`.
+    """
+    path, variant = find(name_or_path)
+    document = _document(path)
+    values, _ = _chosen(document, variant or next(iter(_variants(document)), ""))
+    return {key: value for key, value in values.items() if key not in ("missing", "needs")}
+
+
+def _entry(document: Document, variant: str) -> Recipe | Listed:
+    """The values of the file, in one of its variants."""
+    values, changes = _chosen(document, variant)
+    where = _Where(document, variant, changes)
+    if "missing" in values:
+        if not values["missing"]:
+            raise HpctrainError(
+                f"{where(('missing',))}: missing: nothing is said to be missing",
+                "leave the key out of a recipe that can be run; else list what would have to be known",
+            )
+        # What other variants run with is not of this one; keys that nothing has are still refused.
+        foreign = Recipe.model_fields.keys() - Listed.model_fields.keys()
+        known = {key: value for key, value in values.items() if key not in foreign}
+        return validate(known, Listed, where, "recipe", HINT)
+    return validate(values, Recipe, where, "recipe", HINT)
+
+
+def _chosen(document: Document, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of a variant, and those of them that it changes."""
+    changes = _variants(document).get(variant, {})
+    values = _merged({key: value for key, value in document.values.items() if key != "variants"}, changes)
+    if variant and isinstance(values.get("name"), str):
+        values["name"] = f"{values['name']}@{variant}"
+    return values, changes
+
+
+def _document(path: Path) -> Document:
+    hint = f"the published recipes go by their name: {', '.join(recipe_names())}"
+    text = read_text(path, "recipe", hint, limit=LONGEST_FILE)
+    return read_document(text, path, "recipe")
+
+
+def _variants(document: Document) -> dict[str, dict[str, Any]]:
+    """The changes of each variant; a batch size as a variant's name is a number in YAML."""
+    variants = document.values.get("variants", {})
+    if not isinstance(variants, dict) or not all(isinstance(changes, dict) for changes in variants.values()):
+        raise HpctrainError(
+            f"{document.where(('variants',))}: variants is not a mapping from names to the values that they change",
+            HINT,
+        )
+    named = {str(name): changes for name, changes in variants.items()}
+    for name in named:
+        if not name or "@" in name or "/" in name:
+            raise HpctrainError(
+                f"{document.where(('variants', name))}: {name!r} cannot name a variant",
+                "a variant's name follows an @, and contains no @ and no slash",
+            )
+    return named
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The base with the changes: sections key by key, values and lists as a whole."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+class _Where:
+    """Where the value at a location was given: by the variant if it has a part in it, else by the file's base."""
+
+    def __init__(self, document: Document, variant: str, changes: dict[str, Any]) -> None:
+        self._document = document
+        self._variant = variant
+        self._changes = changes
+
+    def __call__(self, location: Location) -> str:
+        if not self._variant:
+            return self._document.where(location)
+        own: Any = self._changes
+        for part in location:
+            if not isinstance(own, dict):
+                break
+            if part not in own:
+                return self._document.where(location)
+            own = own[part]
+        return f"{self._document.where(('variants', self._variant, *location))}: variant {self._variant}"

@@ -1,0 +1,57 @@
+"""The size of a GPT: the keys of a recipe's model section, and what follows from them in closed form."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from hpctrain.common.files.checked_yaml import Section
+from hpctrain.common.recipes.bounds import Count
+
+
+class GptSettings(Section):
+    """A decoder of the kind of GPT-2 (Radford et al. 2019); the defaults are nanoGPT's smallest."""
+
+    layers: Count = Field(12, description="for gpt: blocks of attention and feed-forward layers")
+    heads: Count = Field(12, description="for gpt: of each block's attention")
+    width: Count = Field(768, description="for gpt: numbers per token between the blocks; four times as many inside")
+    context: Count = Field(1024, description="for gpt: tokens per sample")
+    vocabulary: Count = Field(50304, description="for gpt: size of the vocabulary, at least that of the data")
+    bias: bool = Field(False, description="for gpt: whether linear layers and normalisations have one")
+    tied: bool = Field(True, description="for gpt: the output layer is the embedding of the tokens")
+
+    @model_validator(mode="after")
+    def _divides(self) -> GptSettings:
+        if self.width % self.heads:
+            raise ValueError(f"width ({self.width}) is not a multiple of heads ({self.heads})")
+        return self
+
+    @property
+    def parameters(self) -> int:
+        """All of them, each once."""
+        embedded = (self.vocabulary * (1 if self.tied else 2) + self.context) * self.width
+        biases = 11 * self.width * self.layers + self.width if self.bias else 0
+        return embedded + self.layers * (12 * self.width**2 + 2 * self.width) + self.width + biases
+
+    @property
+    def flops_per_token(self) -> int:
+        """Of forward and backward pass, without what activation checkpointing computes again.
+
+        6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B), where H Q is the width and N
+        leaves out what is only looked up: the positions, as in nanoGPT's estimate_mfu (model.py, lines 150 to 160 and
+        289 to 303), and the embedding where the output layer is another one.
+        """
+        looked_up = (self.context + (0 if self.tied else self.vocabulary)) * self.width
+        return 6 * (self.parameters - looked_up) + 12 * self.layers * self.width * self.context
+
+
+def require_text(model: str, data: str, loss: str) -> None:
+    """Refuse what does not go together with a GPT, which predicts the next token of a text and nothing else.
+
+    Raises:
+        ValueError: says what to set.
+    """
+    if (model == "gpt") != (data == "text"):
+        choices = "--set data.name=text" if model == "gpt" else "--set model.name=gpt, or --set data.name=imagenet"
+        raise ValueError(f"model.name: {model} does not go with data.name: {data}; {choices}")
+    if model == "gpt" and loss != "cross_entropy":
+        raise ValueError(f"loss: {loss} is for images; --set loss=cross_entropy")

@@ -1,0 +1,194 @@
+"""Recipe files and ``--set`` overrides, checked against the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.checked_yaml import Location, Section, parse_value, subsection, validate
+from hpctrain.common.files.objects import is_url, url_fault
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.recipes.difference import deciding_differences, flat
+from hpctrain.common.recipes.entries import HINT, Listed, known_values, load_entry
+from hpctrain.common.recipes.mesh import parse_mesh
+from hpctrain.common.recipes.reliability import FaultTolerance
+from hpctrain.common.recipes.schema import Recipe
+
+# What a section's word says in one of its keys.
+_WORDS: dict[tuple[str, Any], tuple[str, Any]] = {
+    ("fault_tolerance", "shrink"): ("fault_tolerance.lost_rank", "shrink"),
+    ("fault_tolerance", "elastic"): ("fault_tolerance.grow", True),
+    ("sync", "async"): ("sync.mode", "async"),
+}
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe that can be run, with ``key=value`` overrides.
+
+    Args:
+        name_or_path: as :func:`~hpctrain.common.recipes.entries.load_entry` takes it.
+        overrides: ``optimizer.learning_rate=0.2`` each; the value is YAML.
+
+    Raises:
+        HpctrainError: no such recipe, one that cannot be run, with what is missing, or something in it or in
+            an override that the schema refuses; names the file, the line and the key.
+    """
+    entry = load_entry(name_or_path)
+    if isinstance(entry, Listed):
+        return _completed(entry, name_or_path, overrides)
+    return override_recipe(entry, overrides) if overrides else entry
+
+
+def needs_of(name_or_path: str) -> tuple[str, ...]:
+    """The keys that must be overridden before a recipe can be run; errors are those of :func:`load_entry`."""
+    entry = load_entry(name_or_path)
+    return entry.needs if isinstance(entry, Listed) else ()
+
+
+def mesh_overrides(mesh: str | None) -> list[str]:
+    """The overrides of a recipe that ``--mesh`` stands for.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.common.recipes.mesh.parse_mesh`.
+    """
+    return [f"mesh.{size}" for size in parse_mesh(mesh).option.split(",")] if mesh is not None else []
+
+
+def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """Override values of a recipe; arguments and errors are those of :func:`load_recipe`.
+
+    ``fault_tolerance=shrink`` or ``elastic`` and ``sync=async`` leave the rest of their sections as they are, or as
+    other overrides have it. A run of fewer epochs clips the warm-up, which ``notes`` then says. Reported results are of
+    other values once one is changed that decides them.
+    """
+    values = recipe.model_dump(mode="json")
+    found = _validated(values, _set(values, overrides))
+    return _of_other_values(found) if deciding_differences(recipe, found) else found
+
+
+def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultTolerance) -> FaultTolerance:
+    """The fault tolerance of a script, with ``key=value`` overrides as of a recipe: what else it does it says itself.
+
+    Args:
+        script: its name, for messages.
+        overrides: ``fault_tolerance=elastic`` each.
+        before: what they override.
+
+    Raises:
+        HpctrainError: another key, or a value that a script cannot have.
+    """
+    keys = [each.partition("=")[0] for each in overrides]
+    if others := [key for key in keys if key.partition(".")[0] != "fault_tolerance"]:
+        raise HpctrainError(
+            f"--set {others[0]} is for recipes, and {script} is a script",
+            "its arguments go after --; for a script only fault_tolerance can be set",
+        )
+    values = {"fault_tolerance": before.model_dump(mode="json")}
+    given = _set(values, overrides)
+    found = validate(
+        values,
+        _OfScript,
+        lambda location: f"--set {_blamed(given, location)}",
+        "script",
+        "for example --set fault_tolerance=elastic",
+    ).fault_tolerance
+    if found.fault_tolerant:
+        raise HpctrainError(
+            f"fault_tolerance: shrink is for recipes: the remaining ranks cannot rebuild the state of {script}",
+            "--set fault_tolerance=elastic starts it again on the remaining hosts",
+        )
+    return found
+
+
+class _OfScript(Section):
+    """What can be set of a script."""
+
+    fault_tolerance: FaultTolerance
+
+
+def _completed(entry: Listed, name_or_path: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe that overrides make of one which says what it needs."""
+    values = known_values(name_or_path)
+    given = _set(values, overrides)
+    set_keys = dict(flat({key: value for key, value in values.items() if isinstance(value, Mapping)}))
+    if entry.needs and all(set_keys.get(key) is not None for key in entry.needs):
+        return _of_other_values(_validated(values, given))
+    missing = "".join(f"\n  - {text}" for text in entry.missing)
+    runs = f"; {' '.join(f'--set {key}=…' for key in entry.needs)} makes it run" if entry.needs else ""
+    raise HpctrainError(
+        f"{entry.name} cannot be run; what is missing:{missing}",
+        f"hpctrain recipes show {shell_word(name_or_path)} prints what is known{runs}",
+    )
+
+
+def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
+    """Put overrides into a recipe's values; returns them by their keys."""
+    given: dict[str, str] = {}
+    for override in sorted(overrides, key=lambda override: not override.startswith(("fault_tolerance=", "sync="))):
+        key, equals, text = override.partition("=")
+        if not (key and equals):
+            raise HpctrainError(f"--set {override}: not of the form key=value", "for example --set epochs=5")
+        _check_key(key)
+        value = parse_value(text, "recipe", f"--set {override}")
+        if isinstance(value, str) and (key, value) in _WORDS:
+            key, value = _WORDS[key, value]
+        *sections, last = key.split(".")
+        target = values
+        for name in sections:
+            if target.get(name) is None:
+                target[name] = {}
+            target = target[name]
+            if not isinstance(target, dict):
+                raise HpctrainError(f"--set {override}: {name} was set to {target!r} before, which has no keys")
+        target[last] = value
+        # Messages show it.
+        hidden = isinstance(value, str) and is_url(value) and url_fault(value)
+        given[key] = f"{key}=…" if hidden else override
+    return given
+
+
+def _validated(values: dict[str, Any], given: dict[str, str]) -> Recipe:
+    values["notes"] = _clip_warmup(values, given)
+    return validate(values, Recipe, lambda location: f"--set {_blamed(given, location)}", "recipe", HINT)
+
+
+def _clip_warmup(values: dict[str, Any], given: dict[str, str]) -> list[str]:
+    """Let the warm-up be no longer than a run whose epochs alone were changed; returns what is to be said of that."""
+    epochs, schedule = values.get("epochs"), values.get("schedule")
+    if "epochs" not in given or not isinstance(epochs, int) or epochs < 1 or not isinstance(schedule, dict):
+        return []
+    warmup = schedule.get("warmup_epochs")
+    if {"schedule", "schedule.warmup_epochs"} & given.keys() or not isinstance(warmup, float | int) or warmup <= epochs:
+        return []
+    schedule["warmup_epochs"] = epochs
+    return [
+        f"--set epochs={epochs}: the warm-up of {warmup:g} epochs is clipped to the whole run; "
+        "--set schedule.warmup_epochs=0 does without"
+    ]
+
+
+def _of_other_values(recipe: Recipe) -> Recipe:
+    rows = tuple(row.model_copy(update={"of_other_values": True}) for row in recipe.reported)
+    return recipe.model_copy(update={"reported": rows})
+
+
+def _check_key(key: str) -> None:
+    section: type[BaseModel] | None = Recipe
+    for depth, part in enumerate(parts := key.split(".")):
+        if section is None:
+            raise HpctrainError(f"--set {key}: {'.'.join(parts[:depth])} is a value and has no keys")
+        if part not in section.model_fields:
+            raise HpctrainError(f"--set {key}: unknown key {part!r}", nearest(part, section.model_fields))
+        section = subsection(section, part)
+
+
+def _blamed(given: dict[str, str], location: Location) -> str:
+    """The override that a fault came from; all of them where it is about how keys go together."""
+    dotted = ".".join(map(str, location))
+    for key, override in given.items():
+        if dotted == key or dotted.startswith(f"{key}."):
+            return override
+    return " --set ".join(given.values())

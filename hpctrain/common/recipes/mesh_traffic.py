@@ -1,0 +1,178 @@
+"""Where a mesh's traffic goes: which axis stays within a node, within a leaf, or crosses higher switches.
+
+What is computed is in :mod:`hpctrain.control.topology.mesh_flows` and :mod:`hpctrain.control.topology.mesh_layout`,
+which need NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpctrain.common.recipes.mesh import Axis, Mesh, Pipeline, Sharding
+
+ORDERS = {
+    "laid": "laid",
+    "given": "hosts as given",
+    "torch": "torchtitan's axes, hosts as given",
+    "torch_placed": "torchtitan's axes, hosts by leaf",
+}
+"""The compared orders of ranks, and what they are called."""
+
+_LEVELS = ("in the node", "in the leaf", "over leaves")
+_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshModel:
+    """A model and its samples, as far as what a mesh sends depends on them.
+
+    Attributes:
+        parameters: of the whole model.
+        layers: blocks of attention and feed-forward layers; 0 for a network that has none, which is divided along
+            dp_replicate and dp_shard alone.
+        width: numbers of a token between two layers.
+        sequence: tokens of a sample.
+        samples: of each data-parallel rank in a step.
+        parts: that it cuts them into, whose gradients are added up before they are reduced.
+        parameter_bytes: of an element of the parameters where they are gathered.
+        gradient_bytes: of an element of the gradients where they are reduced.
+        activation_bytes: of an element between layers.
+    """
+
+    parameters: float
+    layers: int = 0
+    width: int = 0
+    sequence: int = 0
+    samples: float = 0
+    parts: int = 1
+    parameter_bytes: float = 4
+    gradient_bytes: float = 4
+    activation_bytes: float = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshWork:
+    """A mesh, and what is trained on it.
+
+    Attributes:
+        mesh: that :meth:`~hpctrain.common.recipes.mesh.Mesh.at` made.
+        model: None where nobody knows it, as of a script: neighbours along the axes are then counted, not bytes.
+    """
+
+    mesh: Mesh
+    model: MeshModel | None
+    sharding: Sharding = field(default_factory=Sharding)
+    pipeline: Pipeline = field(default_factory=Pipeline)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class AxisTraffic(_Record):
+    """What is sent along one axis in a step."""
+
+    axis: Axis
+    ranks: int = Field(description="of a group along the axis")
+    sent: float = Field(description="by one rank, at most")
+    levels: tuple[float, ...] = Field(
+        description="by all ranks: within nodes, within leaves, over the switches above leaves, and over each level "
+        "above these that is needed"
+    )
+
+    @property
+    def between_nodes(self) -> float:
+        """What leaves its node."""
+        return sum(self.levels[1:])
+
+
+class LaidMesh(_Record):
+    """A mesh on hosts in one order."""
+
+    axes: tuple[AxisTraffic, ...]
+    busiest_link: float = Field(description="what the link that takes longest carries")
+    busiest_seconds: float | None = Field(description="the time it takes; None where speeds or bytes are not known")
+
+    @property
+    def over_leaves(self) -> float:
+        """What goes from one leaf to another."""
+        return sum(sum(axis.levels[2:]) for axis in self.axes)
+
+
+class MeshTraffic(_Record):
+    """The traffic of a mesh in those of :data:`ORDERS` that can be told; one host has but its own."""
+
+    in_bytes: bool = Field(description="otherwise flows to a neighbour are counted, because the model is not known")
+    orders: dict[str, LaidMesh]
+
+    @property
+    def laid(self) -> LaidMesh:
+        """That of the plan."""
+        return self.orders["laid"]
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence where ranks along tp are on several nodes; None otherwise."""
+        for axis in self.laid.axes:
+            if axis.axis == "tp" and axis.between_nodes:
+                amount = f" ({self.amount(axis.sent)} from each rank a step)" if self.in_bytes else ""
+                return (
+                    f"tp {axis.ranks} goes over several nodes, and every layer waits for it{amount}; let tp divide the "
+                    "ranks of a node, and take pp or dp_shard for the rest"
+                )
+        return None
+
+    def amount(self, number: float) -> str:
+        """Bytes, or a number of flows."""
+        if not number:
+            return "-"
+        return bytes_text(number) if self.in_bytes else f"{number:,.0f}"
+
+    def columns(self) -> tuple[str, ...]:
+        """The heads of :meth:`rows`."""
+        names = [_LEVELS[level] if level < len(_LEVELS) else "higher up" for level in range(self._depth)]
+        return "axis", "ranks", "a rank sends", *names
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """A table of the plan's order: a row for each axis, from the outermost."""
+        for each in self.laid.axes:
+            levels = (*each.levels, *(0.0,) * (self._depth - len(each.levels)))
+            yield each.axis, str(each.ranks), self.amount(each.sent), *map(self.amount, levels)
+
+    @property
+    def _depth(self) -> int:
+        return max(len(axis.levels) for axis in self.laid.axes)
+
+    def order_columns(self) -> tuple[str, ...]:
+        """The heads of :meth:`order_rows`."""
+        return "order of ranks", "over leaves", "busiest link"
+
+    def order_rows(self) -> Iterator[tuple[str, ...]]:
+        """A table that compares the orders; none for one host."""
+        for name, laid in self.orders.items() if len(self.orders) > 1 else ():
+            seconds = "" if laid.busiest_seconds is None else f", {laid.busiest_seconds:.3g} s"
+            yield ORDERS[name], self.amount(laid.over_leaves), f"{self.amount(laid.busiest_link)}{seconds}"
+
+    def lines(self) -> list[str]:
+        """Both tables as text."""
+        compared = [*self.order_rows()]
+        return [
+            *aligned([self.columns(), *self.rows()]),
+            *(["", *aligned([self.order_columns(), *compared])] if compared else []),
+        ]
+
+
+def bytes_text(number: float) -> str:
+    """Bytes in a unit that fits."""
+    unit, size = next(((unit, size) for unit, size in _UNITS if number >= size), ("B", 1.0))
+    return f"{number / size:.3g} {unit}"
+
+
+def aligned(table: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """The lines of a table."""
+    wide = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, wide, strict=True)).rstrip()

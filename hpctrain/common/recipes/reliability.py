@@ -1,0 +1,99 @@
+"""The sections of a recipe about faults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from hpctrain.common.files.checked_yaml import Section
+from hpctrain.common.recipes.bounds import Count
+
+
+class GuardSettings(Section):
+    """How often ranks prove that their parameters are equal."""
+
+    every: Count = Field(100, description="steps between two checks; the first step is always checked")
+
+
+class FaultTolerance(Section):
+    """What the run does when a rank dies, and when hosts come or come back."""
+
+    lost_rank: Literal["stop", "shrink"] = Field(
+        "stop",
+        description="end resumably, or, from the first step on, continue with the remaining ranks (backend mpi, "
+        "Open MPI 5)",
+    )
+    batch: Literal["keep", "shrink"] = Field(
+        "keep",
+        description="keep the global batch by larger shares, or shrink it with the ranks, and the learning rate with "
+        "it",
+    )
+    grow: bool = Field(
+        False,
+        description="after the next checkpoint, or once a script has stopped, continue with hosts that were lost and "
+        "answer again, and with those that were added to the hostfile; start without those that do not answer",
+    )
+    min_ranks: Count = Field(1, description="with fewer left, the run saves its state and ends resumably")
+    max_ranks: Count | None = Field(
+        None, description="with grow: the run never has more; null for as many as there are"
+    )
+
+    @property
+    def fault_tolerant(self) -> bool:
+        """Whether the ranks continue without one that died, from the first step on."""
+        return self.lost_rank == "shrink"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_word(cls, value: object) -> object:
+        """``fault_tolerance: shrink`` and ``elastic`` say it all in one word."""
+        if value == "elastic":
+            return {"grow": True}
+        if isinstance(value, str) and value not in ("stop", "shrink"):
+            raise ValueError(f"input should be 'stop', 'shrink', 'elastic' or a section, not {value!r}")
+        return {"lost_rank": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FaultTolerance:
+        if not self.fault_tolerant and self.batch == "shrink":
+            raise ValueError(
+                "batch: shrink needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank"
+            )
+        if not (self.fault_tolerant or self.grow) and self.min_ranks > 1:
+            raise ValueError(
+                f"min_ranks: {self.min_ranks} needs lost_rank: shrink or grow: true; with neither the run ends with "
+                "its first dead rank"
+            )
+        if self.grow and self.batch == "shrink":
+            raise ValueError("batch: shrink would also grow the batch beyond the recipe's where ranks are added (grow)")
+        if self.max_ranks is not None and not self.grow:
+            raise ValueError(f"max_ranks: {self.max_ranks} needs grow: true; without it no rank is added")
+        if self.max_ranks is not None and self.max_ranks < self.min_ranks:
+            raise ValueError(f"max_ranks: {self.max_ranks} is below min_ranks: {self.min_ranks}")
+        return self
+
+
+class Checkpointing(Section):
+    """When checkpoints are written besides the end of each epoch and a stop, and which are kept."""
+
+    every_steps: Count | None = Field(None, description="also after every so many steps of the run")
+    keep_last: Count = Field(
+        2, description="how many of the newest to keep; the second is the fallback for a damaged newest one"
+    )
+    keep_best: bool = Field(False, description="also the one whose test accuracy is the highest")
+    keep_every_epochs: Count | None = Field(None, description="also the last of every so many epochs")
+
+
+class Numbers(Section):
+    """What happens when a loss or gradient is not finite on any rank, and which losses are reported as spikes."""
+
+    non_finite: Literal["stop", "skip", "roll_back"] = Field(
+        "stop",
+        description="end the run with a dump of the step; leave its update out on all ranks; or go back to the "
+        "parameters of the newest checkpoint and continue after the step's samples",
+    )
+    limit: Count = Field(3, description="skipped steps in a row, or returns to the same checkpoint, until the run ends")
+    spike_factor: Annotated[float, Field(gt=1)] | None = Field(
+        4.0, description="a loss of this many times the median of the last 64 is reported; null reports none"
+    )

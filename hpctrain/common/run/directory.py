@@ -1,0 +1,245 @@
+"""The files of one run, by name.
+
+::
+
+    RUN_DIR/plan.json            everything that decided the run's numbers
+    RUN_DIR/events.jsonl         what happened, in all attempts
+    RUN_DIR/summary.json         how the last attempt ended
+    RUN_DIR/checkpoints/         step-N/ each, of which the newest is resumed from
+    RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher
+                                 makes the file at a signal, and removes it when it begins an attempt; `hpctrain
+                                 cancel` makes it for a job
+    RUN_DIR/dumps/step-N/        rank-R.json each: the samples and gradients of a step that ended the run, see
+                                 hpctrain.worker.train.non_finite
+    RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
+    RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
+    RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log
+    RUN_DIR/tensorboard/         curves for TensorBoard
+    RUN_DIR/wandb/               curves for Weights & Biases, which `wandb sync` uploads
+    RUN_DIR/tracking/            NAME.json each: what a tracker has of the events, see hpctrain.report.tracking
+    RUN_DIR/prediction.json      what the run was predicted to take; not there for most runs
+    RUN_DIR/report.html          the report
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.private import make_folder, private
+from hpctrain.common.files.regular import read_regular
+from hpctrain.common.files.utf8 import json_text
+from hpctrain.common.files.whole import remove_leftovers, write_whole
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# Of a plan, a record, a summary: a plan of ten thousand ranks has about one megabyte.
+_MOST_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run's directory. Making the object touches nothing."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def dumps(self) -> Path:
+        return self.path / "dumps"
+
+    @property
+    def stop(self) -> Path:
+        return self.path / "stop"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sh"
+
+    @property
+    def submission(self) -> Path:
+        return self.path / "submission.json"
+
+    @property
+    def prediction(self) -> Path:
+        return self.path / "prediction.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def tracking(self) -> Path:
+        return self.path / "tracking"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks"
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+    def rank(self, rank: int) -> Path:
+        return self.ranks / f"rank-{rank}.json"
+
+    def create(self, plan: BaseModel) -> None:
+        """Make the directory, readable by its owner only, with its folders and its plan.
+
+        Raises:
+            HpctrainError: it already holds a run, or cannot be made.
+        """
+        text = plan_text(plan)
+        try:
+            make_folder(self.path)
+            # Of several runs that are started in one place, one makes this file.
+            with open(self.plan, "xb", opener=private) as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            make_folder(self.logs)
+            make_folder(self.ranks)
+        except FileExistsError as error:
+            if Path(error.filename) != self.plan:
+                raise disk_error(error, self.path) from error
+            raise HpctrainError(
+                f"{self.path} already holds a run",
+                "--resume continues it; choose another place with --run-dir, or remove that directory",
+            ) from error
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+    def begin_attempt(self, plan: BaseModel) -> None:
+        """Replace the plan by ``plan``, and remove the files about how the last attempt ended.
+
+        Raises:
+            HpctrainError: it cannot be written, or a folder in it is a link to another place.
+        """
+        self._require_own_folders()
+        write_whole(self.plan, plan_text(plan), private=True)
+        try:
+            for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
+                stale.unlink(missing_ok=True)
+            # Of processes that were killed while they wrote: nobody else writes between two attempts.
+            remove_leftovers(self.path)
+            remove_leftovers(self.ranks)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+    def _require_own_folders(self) -> None:
+        """Refuse to write and remove files elsewhere. Checkpoints may lie on another disk."""
+        for folder in (self.ranks, self.logs, self.dumps, self.tracking, self.tensorboard, self.wandb):
+            if folder.is_symlink():
+                raise HpctrainError(
+                    f"{folder} is a symbolic link: a run would write and remove files in {folder.resolve()}",
+                    f"put the folder itself there; of a run's folders, {self.checkpoints.name} alone may be a link",
+                )
+
+
+def plan_sha256(plan: BaseModel) -> str:
+    """The hash of the content of ``plan.json``."""
+    return hashlib.sha256(plan_text(plan)).hexdigest()
+
+
+def plan_text(plan: BaseModel) -> bytes:
+    """The content of ``plan.json``.
+
+    Raises:
+        HpctrainError: it holds text that is not UTF-8.
+    """
+    try:
+        return f"{plan.model_dump_json(indent=2)}\n".encode()
+    except PydanticSerializationError as error:
+        raise HpctrainError(
+            "an option holds text that is not UTF-8, and plan.json can hold no other",
+            "rename the file that it names, or give the option another value",
+        ) from error
+
+
+def default_directory(title: str) -> Path:
+    """The directory of a run for which none was named."""
+    # Slurm gives the others a meaning in paths of logs, and a name with a slash would be a path.
+    name = Path(title.translate(dict.fromkeys(map(ord, "%\\\0"), "-"))).stem
+    return Path("runs") / f"{name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def new_directory(path: Path) -> RunDirectory:
+    """Make a directory of that name, with a number appended if it already exists.
+
+    Raises:
+        HpctrainError: it cannot be made.
+    """
+    number, free = 1, path
+    while True:
+        try:
+            make_folder(free, exist_ok=False)
+            return RunDirectory(free)
+        except FileExistsError:
+            number += 1
+            free = path.with_name(f"{path.name}-{number}")
+        except OSError as error:
+            raise disk_error(error, free) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader finds the old or the new file whole, even after a crash of the machine."""
+    write_whole(path, f"{json_text(value, indent=2)}\n".encode(), private=True)
+
+
+def read_model(path: Path, model: type[Model], *, limit: int = _MOST_BYTES, links: bool = False) -> Model:
+    """Read a JSON file and check it.
+
+    Args:
+        limit: bytes that it may have.
+        links: also through a symbolic link.
+
+    Raises:
+        HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.
+    """
+    try:
+        return model.model_validate_json(read_regular(path, limit, links=links))
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+    except ValidationError as error:
+        # A file that is no JSON has no key to name.
+        faults = [": ".join([str(path), *_key(fault["loc"]), fault["msg"]]) for fault in error.errors()]
+        raise HpctrainError("\n".join(faults), "the file is damaged: restore it, or run again") from error
+
+
+def _key(location: tuple[int | str, ...]) -> list[str]:
+    return [".".join(map(str, location))] if location else []

@@ -1,0 +1,99 @@
+"""Converts events to lines of a file, and back."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+
+from pydantic import ValidationError
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.utf8 import json_text
+from hpctrain.common.run.events.kinds import CLASSES, Event, FaultEvent, StallEvent, class_of
+
+LONGEST_LINE = 2**24
+"""Bytes of an event; the longest that was seen, a stall with the stacks of many threads, has some thousands."""
+
+# But for faults, which are of two classes.
+_KNOWN = {name.encode(): kind for name, kind in CLASSES.items() if not issubclass(kind, FaultEvent)}
+
+
+def line_of(event: Event) -> bytes:
+    """The line of an event, with its end."""
+    return json_text(event.record()).encode() + b"\n"
+
+
+def mark(kind: type[StallEvent]) -> bytes:
+    """Text in every line of a kind, after the time, by which a reader recognises the kind without parsing."""
+    return f'"event": "{kind.model_fields["event"].default}"'.encode()
+
+
+# How EventWriter begins a line.
+_BEGINNING = re.compile(rb'\{"time": [\d.e+-]+, "event": "(\w+)", ')
+
+
+def kind_of(line: bytes) -> bytes:
+    """The kind of an event, nearly always by the beginning of its line alone; empty for what is no event.
+
+    Of a line with a known kind the rest may still be damaged.
+    """
+    begun = _BEGINNING.match(line)
+    # A crash can glue two lines together, and a key that is there twice has its last value.
+    if begun and line.rfind(b'"event": "') < begun.end():
+        return begun[1]
+    try:
+        kind = str(json.loads(line.decode())["event"]).encode()
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return b""
+    return b"" if begun and begun[1] != kind else kind
+
+
+def parse_known(line: bytes) -> Event | None:
+    """The same as :func:`parse_event` in a third of the time; None for a line that is to be looked at closely."""
+    known = _KNOWN.get(kind_of(line))
+    try:
+        return known.model_validate_json(line) if known else None
+    except ValidationError:
+        return None
+
+
+def parse_event(line: bytes, where: str) -> Event:
+    """Parse one line of an events file.
+
+    Args:
+        line: with or without its end.
+        where: the file, and the line's number where it is known.
+
+    Raises:
+        HpctrainError: it is no event, lacks a key of its kind, or has a value that its kind cannot have; says which.
+    """
+    if known := parse_known(line):
+        return known
+    try:
+        # Not the bytes: zeros in a damaged line would be taken for another encoding.
+        value = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise HpctrainError(f"{where}: not an event: {error}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("event"), str) or "time" not in value:
+        raise HpctrainError(f"{where}: not an event: it lacks 'event' or 'time'")
+    if (begun := _BEGINNING.match(line)) and begun[1].decode() != value["event"]:
+        raise HpctrainError(f"{where}: not an event: it is {begun[1].decode()!r}, and {value['event']!r} too")
+    try:
+        return class_of(value).model_validate(value)
+    except ValidationError as error:
+        raise HpctrainError(f"{where}: the event {value['event']!r} {_fault(error)}") from error
+
+
+def _fault(error: ValidationError) -> str:
+    """The faults of an event, by its keys."""
+    missing: list[str] = []
+    wrong: dict[str, str] = {}
+    for each in error.errors(include_url=False, include_context=False):
+        name = ".".join(part if part.isprintable() else repr(part) for part in map(str, each["loc"]))
+        if each["type"] == "missing":
+            missing.append(f"'{name}'")
+        else:
+            key = str(each["loc"][0])
+            wrong.setdefault(key, f"cannot have {name} = {reprlib.repr(each['input'])}: {each['msg']}")
+    return "; ".join([f"lacks {', '.join(missing)}"] * bool(missing) + [*wrong.values()])

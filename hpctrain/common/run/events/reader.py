@@ -1,0 +1,278 @@
+"""Reads the events of a run, and selects those that count."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import open_regular
+from hpctrain.common.run.events.index import Index, line_at, load, save
+from hpctrain.common.run.events.kinds import (
+    BrokenImagesEvent,
+    EpochEvent,
+    Event,
+    LogEvent,
+    RunEvent,
+    StartEvent,
+    StepEvent,
+    StoppedEvent,
+)
+from hpctrain.common.run.events.lines import LONGEST_LINE, kind_of, parse_event, parse_known
+
+_BLOCK_BYTES = 2**18
+# What is read anew in some hundredths of a second.
+_INDEX_BYTES = 2**22
+Kind = TypeVar("Kind", bound=Event)
+Frequent = TypeVar("Frequent", StepEvent, LogEvent)
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of a file, in order. A last line that a crash truncated or damaged is left out.
+
+    Raises:
+        HpctrainError: there is no such file, or a line within it is not an event; names the line and what is wrong.
+    """
+    with _refused(path), open_regular(path, links=False) as file:
+        for number, line in enumerate(_whole_lines(file), start=1):
+            yield parse_event(line, f"{path}:{number}")
+
+
+def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
+    last = b""
+    for line in iter(partial(file.readline, LONGEST_LINE), b""):
+        if not line.endswith(b"\n"):
+            if len(line) == LONGEST_LINE:
+                raise OSError(errno.EFBIG, f"a line is longer than {LONGEST_LINE / 1e6:.0f} MB, which no event is")
+            break
+        if last:
+            yield last
+        last = line
+    if whole(last):
+        yield last
+
+
+class EventsFile:
+    """The events of a run as far as they are written now; a file that is not there has none.
+
+    Each loop reads the file anew, so that no more than one event is in memory. Most lines of a long file are steps, or
+    what a script logs. The others are found without parsing those, and once an index is there without reading them.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        HpctrainError: as of :func:`read_events`, from here and all methods.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._index = Index()
+        with _refused(path), contextlib.suppress(FileNotFoundError), open_regular(path, links=False) as file:
+            self._index = load(path, file)
+            known = self._index.length
+            file.seek(known)
+            self._index.extend(_whole_lines(file))
+            if self._index.length > known + _INDEX_BYTES:
+                save(self._index, path, file)
+
+    @property
+    def lines(self) -> int:
+        """How many there are."""
+        return self._index.lines
+
+    @property
+    def length(self) -> int:
+        """Bytes that they have."""
+        return self._index.length
+
+    def __iter__(self) -> Iterator[Event]:
+        if not self.lines:
+            return
+        with _refused(self._path), open_regular(self._path, links=False) as file:
+            for number in range(1, self.lines + 1):
+                yield self._parse(file.readline(LONGEST_LINE), number)
+
+    @overload
+    def few(self, kind: type[Kind], /) -> list[Kind]: ...
+    @overload
+    def few(self, *kinds: type[Event]) -> list[Event]: ...
+    def few(self, *kinds: type[Any]) -> list[Any]:
+        """The events of these kinds, in order: any but steps and logs."""
+        return [event for event in self.outline(*kinds) if isinstance(event, kinds)]
+
+    def outline(self, *kinds: type[Event]) -> Iterator[Event]:
+        """The same, or all events but steps and logs where no kind is named, with the last step of the attempt before
+        each end of an epoch: what :func:`kept` needs, if starts, runs and stops are among them.
+        """
+        names = {kind.model_fields["event"].default.encode() for kind in kinds}
+        if not self._index.few:
+            return
+        begin, parsed, last = 0, None, None
+        with _refused(self._path), open_regular(self._path, links=False) as file:
+            for place, step in self._index.few:
+                line = line_at(file, place)
+                kind = kind_of(line)
+                if kind == b"start":
+                    begin = place.number
+                if names and kind and kind not in names:
+                    continue
+                event = self._parse(line, place.number)
+                if step and step.number > begin and isinstance(event, _AFTER_STEPS):
+                    if last is None or step != parsed:
+                        parsed, last = step, self._parse(line_at(file, step), step.number)
+                    yield last
+                yield event
+
+    def newest(self, kind: type[Frequent]) -> list[Frequent]:
+        """The last hundred steps, or log events, of the last attempt."""
+        places = self._index.newest(kind)
+        if not places:
+            return []
+        # A start before all of them need not be found.
+        few = itertools.takewhile(places[0].__lt__, (place for place, _ in reversed(self._index.few)))
+        with _refused(self._path), open_regular(self._path, links=False) as file:
+            begin = next((place.number for place in few if kind_of(line_at(file, place)) == b"start"), 0)
+            events = [self._parse(line_at(file, place), place.number) for place in places if place.number > begin]
+        return [event for event in events if isinstance(event, kind)]
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether any attempt made a step."""
+        return bool(self._index.steps)
+
+    def last(self) -> Event | None:
+        """The last event; None without one."""
+        place = self._index.last()
+        if place is None:
+            return None
+        with _refused(self._path), open_regular(self._path, links=False) as file:
+            return self._parse(line_at(file, place), place.number)
+
+    def _parse(self, line: bytes, number: int) -> Event:
+        return parse_known(line) or parse_event(line, f"{self._path}:{number}")
+
+
+Events = EventsFile | Sequence[Event]
+
+
+def update_index(path: Path) -> None:
+    """Bring the index beside a long file of events up to date, where both can be read and written."""
+    with contextlib.suppress(HpctrainError):
+        EventsFile(path)
+
+
+_AFTER_STEPS = (EpochEvent, BrokenImagesEvent)
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+
+
+def count_lines(path: Path) -> int:
+    """How many lines a file has; 0 for one that cannot be read."""
+    try:
+        with open_regular(path, links=False) as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
+    except OSError:
+        return 0
+
+
+def whole(text: bytes) -> int:
+    """The length of the text up to its last whole line. A crash of the machine can leave zeros in that line."""
+    end = text.rfind(b"\n") + 1
+    begin = text.rfind(b"\n", 0, max(end - 1, 0)) + 1
+    return begin if b"\0" in text[begin:end] else end
+
+
+def attempts(events: Iterable[Event]) -> list[list[Event]]:
+    """Divide the events at each start, which begins its part; ranks started by hand have a part without one."""
+    parts: list[list[Event]] = []
+    for event in events:
+        if isinstance(event, StartEvent) or not parts:
+            parts.append([])
+        parts[-1].append(event)
+    return parts
+
+
+def kept(events: EventsFile | Iterable[Event]) -> Iterator[Event]:
+    """The events of a run without steps, epochs and checkpoints that were lost and repeated."""
+    again = events if isinstance(events, EventsFile) else [*events]
+    return filter(Kept(again).keeps, again)
+
+
+class Kept:
+    """Tells of the events of a run, in order, which are not lost and repeated.
+
+    A run has one start an attempt. What lies after the checkpoint that an attempt goes on from was lost, although its
+    events are in the file.
+
+    Args:
+        events: all attempts of the run that have begun. Attempts that begin later are not known to lose anything.
+    """
+
+    def __init__(self, events: Events) -> None:
+        few = events.few(StartEvent, RunEvent, StoppedEvent) if isinstance(events, EventsFile) else events
+        # What undoes events before it, down to an iteration, and what makes sure that those before it stay (None).
+        marks: list[int | None] = []
+        saves = ScriptSaves()
+        for event in few:
+            if isinstance(event, StartEvent):
+                marks.append(event.iteration)
+            if saves.at(event):
+                marks.append(None)
+        self._limits: list[int | None] = []
+        limit: int | None = None
+        for mark in reversed(marks):
+            self._limits.append(limit)
+            limit = mark if mark is None or limit is None else min(limit, mark)
+        self._limit = limit
+        self._saves = ScriptSaves()
+        self._done = 0
+        self.needed = 0
+        """The iteration that a checkpoint must have reached for the last event that was given to count."""
+
+    def keeps(self, event: Event) -> bool:
+        """Whether the next event counts."""
+        if isinstance(event, StepEvent):
+            # The most frequent kind, for which all of the rest comes to this.
+            self._done = self.needed = event.iteration
+            return self._limit is None or self.needed <= self._limit
+        if isinstance(event, StartEvent):
+            self._next()
+            self._done = event.iteration
+        self.needed = event.last_step_needed(self._done)
+        kept = self._limit is None or self.needed <= self._limit
+        if self._saves.at(event):
+            self._next()
+            self._done = 0
+        return kept
+
+    def _next(self) -> None:
+        self._limit = self._limits.pop() if self._limits else None
+
+
+class ScriptSaves:
+    """Finds, in the events of a run in their order, where a script is known to have saved its state.
+
+    A script does so by itself, and where it was stopped it has. What came before is never lost.
+    """
+
+    def __init__(self) -> None:
+        self._recipe = False
+
+    def at(self, event: Event) -> bool:
+        """Whether that is the next event of the run."""
+        if isinstance(event, RunEvent):
+            self._recipe = event.recipe is not None
+        return isinstance(event, StoppedEvent) and not self._recipe

@@ -1,0 +1,189 @@
+"""Writes events so that a crash loses none that was emitted."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.private import private
+from hpctrain.common.files.regular import open_regular
+from hpctrain.common.run.events.kinds import CheckpointEvent, Event, OtherEvent, StallEvent, StartEvent
+from hpctrain.common.run.events.lines import LONGEST_LINE, line_of, mark, parse_event
+from hpctrain.common.run.events.reader import EventsFile, whole
+
+# Written by whoever sees it, at the same time as others, so that they say nothing of how far the writer was.
+_ASIDE = mark(StallEvent)
+# How far ranks can be ahead of the one that writes, and more: it takes part in each step.
+_RECENT = 16
+_BLOCK_BYTES = 65536
+
+
+class EventWriter:
+    """Appends events to a file; each line is written whole before ``emit`` returns, even if the process then dies.
+
+    A line survives a crash of the machine from the next :meth:`synchronise` on.
+
+    Args:
+        path: the file, or None to write nothing as long as another process does, which emits the same events: ranks
+            other than 0 until :meth:`take_over`.
+        alone: nobody else writes just now, so that a partial last line is what a crash left, and is cut off.
+
+    Raises:
+        HpctrainError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path | None, *, alone: bool = True) -> None:
+        self._file: FileIO | None = None
+        self._recent: deque[Event] = deque(maxlen=_RECENT)
+        self._there: set[tuple[Any, ...]] = set()
+        if path:
+            self._open(path, alone=alone)
+
+    def _open(self, path: Path, *, alone: bool) -> None:
+        self._path = path
+        try:
+            if alone and path.exists():
+                _drop_partial_line(path)
+            # A line is one write of an unbuffered file, so a reader sees a line whole or not at all.
+            self._file = open(path, "ab", buffering=0, opener=private)  # noqa: SIM115 - __exit__ closes it
+        except OSError as error:
+            raise disk_error(error, path) from error
+
+    def take_over(self, path: Path) -> None:
+        """Continue for a process that died: write the newest events that it had not written, and all later ones.
+
+        Raises:
+            HpctrainError: the file cannot be read or opened.
+        """
+        if self._file:
+            return
+        self._open(path, alone=True)
+        # Of a kind that is not known nothing can be told, and nobody emits it here.
+        self._there = {_identity(event) for event in _newest(path) if not isinstance(event, OtherEvent)}
+        while self._recent:
+            self._write(self._recent.popleft())
+
+    def tells_of_checkpoint(self, iteration: int) -> bool:
+        """Whether the file contains the event of that checkpoint."""
+        if self._file is None:
+            return False
+        return any(event.iteration == iteration for event in EventsFile(self._path).few(CheckpointEvent))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file:
+            self._file.close()
+
+    def emit(self, event: Event) -> None:
+        """Append one event.
+
+        Raises:
+            HpctrainError: the disk is full; says how to go on.
+        """
+        if self._file is None:
+            self._recent.append(event)
+        else:
+            self._write(event)
+
+    def synchronise(self) -> None:
+        """Return when everything emitted is on disk. Any thread may call it.
+
+        Raises:
+            HpctrainError: the disk refuses.
+        """
+        if self._file is None:
+            return
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise disk_error(error, self._path) from error
+
+    def _write(self, event: Event) -> None:
+        if _identity(event) in self._there:
+            return
+        assert self._file is not None
+        line = line_of(event)
+        try:
+            # A disk that fills up takes a part of it, and refuses the rest.
+            written = self._file.write(line)
+            if written < len(line):
+                self._complete(line[written:], written)
+        except OSError as error:
+            raise disk_error(error, self._path) from error
+
+    def _complete(self, rest: bytes, written: int) -> None:
+        """Write the rest of a line, or take back what was written of it: the next line must not be glued to it."""
+        assert self._file is not None
+        end = self._file.tell()
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            # Unless somebody else has written behind it.
+            if os.fstat(self._file.fileno()).st_size == end:
+                self._file.truncate(end - written)
+            raise
+
+
+def _identity(event: Event) -> tuple[Any, ...]:
+    """A key that differs between any two events of an attempt."""
+    return tuple(getattr(event, key, None) for key in ("event", "iteration", "epoch", "rank"))
+
+
+def _newest(path: Path) -> list[Event]:
+    """Events at the end of a file, of its last attempt: as many as any rank can be behind, stalls apart."""
+    begin, text = _end_of(path, lambda text: text.count(b"\n") - text.count(_ASIDE) > _RECENT)
+    # The first may be a part of a line.
+    lines = text.splitlines()[1 if begin else 0 :]
+    # Numbered from the end: how many lines are before them is not known.
+    events: list[Event] = []
+    for number, line in enumerate(lines):
+        event = parse_event(line, f"{path}, line {len(lines) - number} from its end")
+        events = [] if isinstance(event, StartEvent) else [*events, event]
+    return events
+
+
+def _drop_partial_line(path: Path) -> None:
+    """A crash in the middle of a line leaves a part of it, which the next line must not be glued to.
+
+    Raises:
+        HpctrainError: the file ends in more than any event has, which nothing is cut off of.
+    """
+    begin, text = _end_of(path, _has_a_line)
+    if begin and not _has_a_line(text):
+        raise HpctrainError(
+            f"{path} ends in {len(text) / 1e6:.0f} MB without the end of a line, which are no events",
+            "restore it; without it, a run goes on from its newest checkpoint",
+            exit_code=1,
+        )
+    if (length := whole(text)) < len(text):
+        os.truncate(path, begin + length)
+
+
+def _has_a_line(text: bytes) -> bool:
+    """Whether a text from somewhere in a file has a line of which both ends are known."""
+    return text.count(b"\n") > 1
+
+
+def _end_of(path: Path, enough: Callable[[bytes], bool]) -> tuple[int, bytes]:
+    """Where the end of a file begins, and that end: as much as is ``enough``, or more than two events can have."""
+    length = _BLOCK_BYTES
+    with open_regular(path, links=False) as file:
+        end = file.seek(0, os.SEEK_END)
+        while True:
+            begin = file.seek(max(0, end - length))
+            text = file.read(end - begin)
+            if not begin or len(text) > 2 * LONGEST_LINE or enough(text):
+                return begin, text
+            length *= 2

@@ -1,0 +1,257 @@
+"""The plan: everything that determines the numbers of one run, and how its ranks are started.
+
+The login half writes it to ``plan.json``; every rank reads it from there. The two halves share nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hpctrain.common.cluster.backends import CAPABILITIES, Capabilities
+from hpctrain.common.cluster.container import Container
+from hpctrain.common.cluster.node_map import Slot
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.mesh_traffic import MeshTraffic
+from hpctrain.common.recipes.reliability import FaultTolerance
+from hpctrain.common.recipes.schema import Framework, Recipe
+from hpctrain.common.recipes.tracking import DEFAULT, Tracker, Trackers
+
+_RESTARTS = 3
+
+
+class Script(BaseModel):
+    """A user's own training script."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+    mesh: Mesh = Field(Mesh.defaults(), description="that it makes with ht.mesh()")
+    fault_tolerance: FaultTolerance = Field(
+        FaultTolerance.defaults(), description="as a recipe's, without lost_rank: shrink"
+    )
+    tracking: Trackers | None = Field(None, description="as a recipe's")
+
+
+class Slots(BaseModel):
+    """The slots for ranks on one host."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    host: str
+    slots: int = Field(ge=1)
+    places: tuple[Slot, ...] = Field(
+        (), description="GPU, adapter and cores of each local rank; empty leaves them to the launcher"
+    )
+    adapters: tuple[str, ...] = Field((), description="all that the node map lists, as NCCL and UCX name them")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Slots:
+        if len(self.places) not in (0, self.slots):
+            raise ValueError(f"{self.host}: {len(self.places)} places for {self.slots} slots")
+        return self
+
+
+class HostOrder(BaseModel):
+    """The benefit of an order of hosts: how often a ring over them crosses between groups of leaves."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    fabric: str = Field(description="where the fabric is known from")
+    crossings_given: int = Field(description="in the order in which the hosts were named")
+    crossings: int = Field(description="in the order of the plan")
+    bound: int = Field(description="that no order can be under")
+
+
+class HostOptions(BaseModel):
+    """The options about hosts; None for those that were not given.
+
+    Attributes:
+        hosts: a list in bracket form, each part with ``:SLOTS`` after it or none.
+        hostfile: a file that lists them.
+        nodes: how many hosts of the allocation or the fabric.
+        fabric: a file.
+        routes: its forwarding tables.
+        topology: the name of one, where the file has several.
+        node: a file with a host's node map, or ``live`` for this machine's own; every host is taken to be like it.
+        interface: for connections that are not InfiniBand.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    hosts: str | None = None
+    hostfile: Path | None = None
+    nodes: int | None = None
+    fabric: Path | None = None
+    routes: Path | None = None
+    topology: str | None = None
+    node: str | None = None
+    interface: str | None = None
+
+
+class Start(BaseModel):
+    """How ranks are started.
+
+    Attributes:
+        launcher: one of :data:`hpctrain.common.cluster.launcher.LAUNCHERS`.
+        python: the interpreter of the ranks; None for that of this environment, or ``python3`` of the container.
+        container: what the ranks run in.
+        environment: what the user wants every rank to have.
+        passed: variables that every rank gets from whoever starts it; secrets, whose values no plan holds.
+        ssh_port: of the hosts, for an mpirun that reaches them by ssh.
+        arguments: further ones for mpirun or srun, after those of hpctrain.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    launcher: str = "auto"
+    python: str | None = None
+    container: Container | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
+    passed: tuple[str, ...] = ()
+    ssh_port: int | None = Field(None, ge=1, le=65535)
+    arguments: tuple[str, ...] = ()
+
+    def mounting(self, folder: Path) -> Start:
+        """The same, with a folder that a container sees too."""
+        if self.container is None:
+            return self
+        mounts = (*self.container.mounts, str(folder))
+        return self.model_copy(update={"container": self.container.model_copy(update={"mounts": mounts})})
+
+
+class Stop(BaseModel):
+    """How a run is stopped so that it can be resumed.
+
+    Attributes:
+        signal: one of :data:`hpctrain.common.run.stopping.STOP_SIGNALS`, without ``SIG``; asks the launcher, or any
+            rank, to end the step, write a checkpoint and leave.
+        seconds: how long that may take before every process is ended.
+        restarts: how often in a row the launcher starts a run again that failed and got no further than the time
+            before; None for 3, and for none where it is a script that is not elastic.
+        idle_restarts: how often a run may be resumed without having got further than the time before.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    signal: str = "USR2"
+    seconds: float = Field(60.0, gt=0)
+    restarts: int | None = Field(None, ge=0)
+    idle_restarts: int = Field(3, ge=0)
+
+
+class Plan(BaseModel):
+    """One run. Exactly one of ``recipe`` and ``script`` is set.
+
+    A submitted run has no ``hosts`` until its job has them; what follows from the hosts (their order, the network's
+    part of the environment, threads, versions) is then filled in.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    recipe: Recipe | None = None
+    script: Script | None = None
+    framework: Framework | None = Field(None, description="None for a script: it chooses by itself")
+    backend: str = Field("auto", description="what reduces gradients; for a placed plan never auto")
+    asked_backend: str = Field(
+        "auto", description="what the user asked for; other hosts may make another backend of it"
+    )
+    backend_reason: str = Field("", description="why this backend, in words")
+    ranks: int = Field(ge=1)
+    begun_ranks: int | None = Field(
+        None,
+        description="that it was started with, where this attempt has another number; what the recipe's batch is for",
+    )
+    host_options: HostOptions = Field(default_factory=HostOptions)
+    start: Start = Field(default_factory=Start)
+    stop: Stop = Field(default_factory=Stop)
+    hosts: tuple[Slots, ...] = ()
+    host_order: HostOrder | None = Field(None, description="None for one host")
+    mesh_traffic: MeshTraffic | None = Field(None, description="None where ranks only replicate")
+    environment: dict[str, str] = Field(default_factory=dict, description="the network settings of every rank")
+    threads_per_rank: int = Field(ge=1)
+    versions: dict[str, str] = Field(default_factory=dict, description="of the packages that decide the numbers")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Plan:
+        placed = {bool(host.places) for host in self.hosts}
+        if len(placed) > 1:
+            raise ValueError("all hosts have places for their ranks, or none has")
+        return self
+
+    @property
+    def title(self) -> str:
+        """The recipe's name, or the script's file name."""
+        if self.recipe:
+            return self.recipe.name
+        assert self.script is not None
+        return self.script.path.name
+
+    @property
+    def asked_mesh(self) -> Mesh:
+        """The mesh that the recipe or the command line names."""
+        return self._work.mesh
+
+    @property
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Where the run's curves go."""
+        return DEFAULT if self._work.tracking is None else self._work.tracking
+
+    @property
+    def _work(self) -> Recipe | Script:
+        work = self.recipe or self.script
+        assert work is not None
+        return work
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of this number of ranks.
+
+        Raises:
+            HpctrainError: as of :meth:`hpctrain.common.recipes.mesh.Mesh.at`.
+        """
+        return self.asked_mesh.at(self.ranks)
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """Those of the backend; None while it is not chosen."""
+        return CAPABILITIES.get(self.backend)
+
+    @property
+    def needs_launcher(self) -> bool:
+        """Whether a launcher starts the ranks; a backend for a single process needs none."""
+        return self.capabilities is None or self.capabilities.joins_ranks
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are: one for each rank, or one whose replicas they are."""
+        return 1 if self.capabilities and self.capabilities.replicates else self.ranks
+
+    @property
+    def fault_tolerance(self) -> FaultTolerance:
+        """What it does when a rank dies, and when hosts come or come back."""
+        return self._work.fault_tolerance
+
+    @property
+    def fault_tolerant(self) -> bool:
+        """Whether the ranks continue without one that died, from the first step on."""
+        return self.fault_tolerance.fault_tolerant
+
+    @property
+    def ranks_of_hosts(self) -> dict[str, int]:
+        """How many ranks each host has, by its name, in their order."""
+        return {host.host: host.slots for host in self.hosts}
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the run takes in hosts that come, or come back, and begins without those that do not answer."""
+        return self.fault_tolerance.grow
+
+    @property
+    def restarts(self) -> int:
+        """How often in a row, without progress, the launcher restarts the run after a failure."""
+        if self.stop.restarts is not None:
+            return self.stop.restarts
+        return _RESTARTS if self.recipe or self.elastic else 0

@@ -1,0 +1,172 @@
+"""Finds the images in a folder: ImageNet's original archives, train/ and val/ with class folders, or Parquet files."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import require
+from hpctrain.common.files.regular import open_regular
+from hpctrain.common.shards.devkit import Devkit, read_devkit
+from hpctrain.common.shards.listing import (
+    DOWNLOAD_AGAIN,
+    ArchivePart,
+    ClassFolder,
+    ClassTar,
+    ValidationTar,
+    naming,
+    open_tar,
+    whole_members,
+)
+from hpctrain.common.shards.manifest import SplitName
+from hpctrain.common.shards.parquet import Columns, parquet_files, row_groups
+
+TRAIN = "ILSVRC2012_img_train.tar"
+VALIDATION = "ILSVRC2012_img_val.tar"
+DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+# As torchvision compares them: https://github.com/pytorch/vision/blob/main/torchvision/datasets/imagenet.py
+CHECKSUMS = {
+    TRAIN: "1d675b47d978889d74fa0da5fadfb00e",
+    VALIDATION: "29b22e2961454d5413ddabcf34fc5622",
+    DEVKIT: "fa75699e90414af021442c21a62c3abf",
+}
+SPLITS: tuple[SplitName, ...] = ("train", "val")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSource:
+    """What is to be sharded.
+
+    Attributes:
+        classes: their indices are the labels.
+        parts: to list of each split, in label order except for Parquet.
+        columns: of Parquet files, the images of one part of which are read together or not at all; None of others.
+    """
+
+    classes: tuple[str, ...]
+    parts: Mapping[SplitName, Sequence[ArchivePart]]
+    columns: Columns | None = None
+
+
+def find_source(folder: Path, columns: Columns = Columns()) -> ImageSource:
+    """The source in a folder.
+
+    Args:
+        columns: of Parquet files.
+
+    Raises:
+        HpctrainError: none of the three or several, an archive or a file is missing or wrong, or classes differ between
+            its parts.
+    """
+    if not folder.is_dir():
+        raise HpctrainError(f"{folder} is not a folder", _wanted())
+    archives = [name for name in CHECKSUMS if (folder / name).exists()]
+    trees = [split for split in SPLITS if (folder / split).is_dir()]
+    if archives and trees:
+        raise HpctrainError(f"{folder} holds both {archives[0]} and {trees[0]}/", "move one of them elsewhere")
+    try:
+        if not archives and (files := parquet_files(folder)):
+            return _parquet(folder, files, columns)
+        if not archives and not trees:
+            raise HpctrainError(
+                f"{folder} holds neither archives nor folders of ImageNet, nor Parquet files", _wanted()
+            )
+        return _trees(folder) if trees else _archives(folder)
+    except OSError as error:
+        raise HpctrainError(f"cannot read {error.filename}: {error.strerror}", "make it readable") from error
+
+
+def require_checksums(folder: Path) -> None:
+    """Compare the archives with the published MD5 sums.
+
+    Raises:
+        HpctrainError: one is not there, or differs.
+    """
+    for name, published in CHECKSUMS.items():
+        try:
+            with open_regular(folder / name) as file:
+                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        except OSError as error:
+            raise HpctrainError(f"cannot read {folder / name}: {error.strerror}", _wanted()) from error
+        if found != published:
+            raise HpctrainError(f"{folder / name}: its MD5 sum is {found}, not {published}", "download it again")
+
+
+def _archives(folder: Path) -> ImageSource:
+    for name in CHECKSUMS:
+        if not (folder / name).exists():
+            raise HpctrainError(f"{folder} has no {name}", _wanted())
+    devkit = read_devkit(folder / DEVKIT)
+    return ImageSource(
+        classes=tuple(devkit.samples),
+        parts={
+            "train": _class_tars(folder / TRAIN, devkit),
+            "val": (ValidationTar(archive=folder / VALIDATION, labels=devkit.labels),),
+        },
+    )
+
+
+def _class_tars(archive: Path, devkit: Devkit) -> tuple[ClassTar, ...]:
+    with open_tar(archive) as tar, naming(str(archive)):
+        found: dict[str, tarfile.TarInfo] = {Path(info.name).name: info for info in whole_members(tar, str(archive))}
+    wanted = [f"{wnid}.tar" for wnid in devkit.samples]
+    for names, what in ((set(wanted) - set(found), "lacks"), (set(found) - set(wanted), "has")):
+        if names:
+            raise HpctrainError(
+                f"{archive} {what} {', '.join(sorted(names)[:3])}, against the {len(wanted)} classes of {DEVKIT}",
+                DOWNLOAD_AGAIN,
+            )
+    return tuple(
+        ClassTar(archive=archive, info=found[name], label=label, samples=samples)
+        for label, (name, samples) in enumerate(zip(wanted, devkit.samples.values(), strict=True))
+    )
+
+
+def _trees(folder: Path) -> ImageSource:
+    classes = {split: _class_names(folder / split) for split in SPLITS}
+    differing = set(classes["train"]) ^ set(classes["val"])
+    if differing:
+        raise HpctrainError(
+            f"{folder}: {', '.join(sorted(differing)[:3])}: a class in only one of train/ and val/",
+            "both need the same folders, one per class",
+        )
+    return ImageSource(
+        classes=tuple(classes["train"]),
+        parts={
+            split: tuple(ClassFolder(folder=folder / split / name, label=label) for label, name in enumerate(names))
+            for split, names in classes.items()
+        },
+    )
+
+
+def _parquet(folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: Columns) -> ImageSource:
+    require("parquet")
+    for split in SPLITS:
+        if split not in files:
+            raise HpctrainError(f"{folder} has no Parquet file of {split}", "both train and val need some")
+    classes, groups = row_groups(folder, {split: files[split] for split in SPLITS}, columns)
+    return ImageSource(classes=classes, parts=groups, columns=columns)
+
+
+def _class_names(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise HpctrainError(f"there is no folder {folder}", _wanted())
+    entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    for path in entries:
+        if not path.is_dir():
+            raise HpctrainError(
+                f"{path} is not the folder of a class",
+                "the images of a split lie in one folder per class: move them there",
+            )
+    if not entries:
+        raise HpctrainError(f"{folder} has no folder of a class", _wanted())
+    return sorted(path.name for path in entries)
+
+
+def _wanted() -> str:
+    parquet = "with train-….parquet and val-….parquet"
+    return f"name a folder with {', '.join(CHECKSUMS)}, with train/CLASS/ and val/CLASS/, or {parquet}"

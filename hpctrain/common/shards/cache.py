@@ -1,0 +1,192 @@
+"""The node's cache of shards in object storage: a folder of shards whose files are fetched when they are first read.
+
+::
+
+    CACHE/NAME-HASH/              one set of shards; HASH is of its URL and its manifest
+    CACHE/NAME-HASH/origin.json   the URL that missing files are fetched from
+    CACHE/NAME-HASH/…             as in any folder of shards
+
+Files are fetched whole and once per node, by whichever process needs one first; others wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.locks import lock
+from hpctrain.common.files.objects import Objects, all_attempts_seconds
+from hpctrain.common.files.private import make_folder
+from hpctrain.common.files.regular import read_regular
+from hpctrain.common.files.whole import remove_leftovers, require_room, write_whole
+from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, ORIGIN, WrittenFile
+
+_VARIABLE = "HPCTRAIN_CACHE"
+_ELSEWHERE = f"{_VARIABLE}=DIR chooses another folder"
+# Of a hash, in a folder's name.
+_DIGITS = 16
+_MOST_ORIGIN_BYTES = 1 << 16
+# Besides the attempts of whoever is waited for: the comparison of hashes and the disk.
+_SPARE_SECONDS = 10.0
+
+
+class _Origin(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    url: str
+
+
+class ShardFiles:
+    """The files of a folder of shards by name. In a cache, those that are missing are fetched when they are asked for.
+
+    Args:
+        folder: of shards.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def objects(self) -> Objects | None:
+        """What a cache is of; None for other folders."""
+        path = self.folder / ORIGIN
+        try:
+            return Objects(_Origin.model_validate_json(read_regular(path, _MOST_ORIGIN_BYTES)).url)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise HpctrainError(f"cannot read {path}", f"remove {self.folder}: it will be fetched again") from error
+
+    def where(self, name: str) -> str:
+        """Where a file comes from, for messages."""
+        return self.objects.at(name) if self.objects else str(self.folder / name)
+
+    def path(self, name: str, sha256: str, limit: int, size: int | None = None) -> Path:
+        """The path of a file; in a cache it is there then, and was as the manifest has it when it came.
+
+        Args:
+            name: of the file.
+            sha256: of it.
+            limit: bytes that it may have.
+            size: in bytes, where the manifest has it.
+
+        Raises:
+            HpctrainError: as of :meth:`hpctrain.common.files.objects.Objects.fetch`, or another process of the node has
+                been fetching it for too long.
+        """
+        path = self.folder / name
+        if self.objects is None or path.exists():
+            return path
+        with _alone(path, self.objects.at(name)):
+            # By whoever had the lock.
+            if not path.exists():
+                self.objects.fetch(name, path, limit=limit, sha256=sha256, size=size)
+        return path
+
+    def require_room(self, files: Iterable[WrittenFile]) -> None:
+        """Refuse to begin where the missing ones of these files have no room.
+
+        Raises:
+            HpctrainError: the disk has less; says how much it would take.
+        """
+        if self.objects is None:
+            return
+        missing = sum(file.bytes for file in files if not (self.folder / file.name).exists())
+        require_room(
+            self.folder,
+            missing,
+            "fetched",
+            f"free some space there, or {_ELSEWHERE}; with data.limit only the shards that are read are fetched",
+        )
+
+
+def fetch_manifest(url: str) -> bytes:
+    """The manifest below a URL, as it is there now.
+
+    Raises:
+        HpctrainError: as of :meth:`hpctrain.common.files.objects.Objects.fetch`.
+    """
+    return Objects(url).read(MANIFEST, MOST_MANIFEST_BYTES)
+
+
+def cache_folder(url: str, manifest: bytes) -> Path:
+    """The folder on this node for a set of shards, with its manifest in it and whatever was fetched before.
+
+    Sets that were written anew have another folder, so that nothing of an earlier one is ever read.
+
+    Args:
+        url: of the set, without credentials.
+        manifest: of the set, as :func:`fetch_manifest` returned it on some node.
+
+    Raises:
+        HpctrainError: the folder cannot be made, or is another user's.
+    """
+    origin = Objects(url).url
+    digest = hashlib.sha256(origin.encode() + b"\n" + manifest).hexdigest()[:_DIGITS]
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", origin.rpartition("/")[2])
+    folder = _root() / f"{name}-{digest}"
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, folder, _ELSEWHERE) from error
+    # Of earlier runs that were killed: what is written now is younger than an object may take.
+    remove_leftovers(folder, older_s=all_attempts_seconds() + _SPARE_SECONDS)
+    # The manifest goes last: what has one is complete. Several ranks may write the same.
+    for path, content in (
+        (folder / ORIGIN, _Origin(url=origin).model_dump_json().encode()),
+        (folder / MANIFEST, manifest),
+    ):
+        if not path.exists():
+            write_whole(path, content, elsewhere=_ELSEWHERE)
+    return folder
+
+
+def _root() -> Path:
+    """The folder of all sets: that of ``HPCTRAIN_CACHE``, or one of the user's own in the node's temporary storage."""
+    chosen = os.environ.get(_VARIABLE)
+    # Some sites set it in jobs without TMPDIR.
+    temporary = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
+    root = Path(chosen).expanduser() if chosen else Path(temporary) / f"hpctrain-cache-{os.getuid()}"
+    try:
+        if chosen:
+            root.mkdir(parents=True, exist_ok=True)
+        else:
+            make_folder(root)
+        # What is in the cache is not compared with its hashes again, and anybody can make a folder in /tmp.
+        foreign = not chosen and (root.is_symlink() or root.stat().st_uid != os.getuid())
+    except OSError as error:
+        raise disk_error(error, root, _ELSEWHERE) from error
+    if foreign:
+        raise HpctrainError(f"{root} belongs to another user", _ELSEWHERE)
+    return root.absolute()
+
+
+@contextlib.contextmanager
+def _alone(path: Path, what: str) -> Iterator[None]:
+    """Wait until no other process of the node fetches this file."""
+    beside = path.with_name(f".{path.name}.lock")
+    seconds = all_attempts_seconds() + _SPARE_SECONDS
+    try:
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise disk_error(error, beside, _ELSEWHERE) from error
+    try:
+        if not lock(descriptor, beside, seconds, _ELSEWHERE):
+            raise HpctrainError(
+                f"{what}: another process on this node has been fetching it for {seconds:g} s",
+                f"fuser {beside} names the process",
+                exit_code=1,
+            )
+        yield
+    finally:
+        os.close(descriptor)

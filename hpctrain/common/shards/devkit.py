@@ -1,0 +1,135 @@
+"""Classes and validation labels in ImageNet's development kit (ILSVRC2012_devkit_t12, its readme.txt)."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import tarfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import read_regular
+from hpctrain.common.shards.bounded import bounded
+from hpctrain.common.shards.listing import DOWNLOAD_AGAIN, naming
+
+META = "ILSVRC2012_devkit_t12/data/meta.mat"
+GROUND_TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
+
+
+# Of the kit (that of 2012 has 2.6 MB), of what is in it, and of its table, packed or not.
+_MOST_PACKED = 1 << 24
+_MOST_UNPACKED = 1 << 26
+_MOST_TABLE = 1 << 23
+# Of memory to read the table.
+_MOST_READING = 1 << 30
+# An element of a table that is packed by zlib.
+_PACKED_ELEMENT = 15
+_LONGEST_LABEL = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devkit:
+    """Classes and labels.
+
+    Attributes:
+        samples: of each class, by WordNet identifier in sorted order: how many training images it has.
+        labels: of each validation image: the index of its class in that order. The kit itself numbers classes from 1 in
+            an order of its own.
+    """
+
+    samples: Mapping[str, int]
+    labels: tuple[int, ...]
+
+
+def read_devkit(path: Path) -> Devkit:
+    """Read the kit's archive.
+
+    Raises:
+        HpctrainError: it is not there, is damaged, or holds no such files.
+    """
+    try:
+        # The whole of it first, for the sum at its end: readers of damaged tables read anywhere in memory.
+        unpacked = _unpacked(path)
+        with naming(str(path)), tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
+            meta, truth = (_content(tar, name, path) for name in (META, GROUND_TRUTH))
+    except FileNotFoundError as error:
+        raise HpctrainError(
+            f"{path} is not there, and without it the labels of the validation images are unknown",
+            "download it into the folder of the other archives",
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise HpctrainError(f"{path} cannot be read: {error}", DOWNLOAD_AGAIN) from error
+    with bounded(str(path), _MOST_READING):
+        synsets = _synsets(meta, path)
+    wnids = sorted(synset["WNID"] for synset in synsets)
+    label_of = {synset["ILSVRC2012_ID"]: wnids.index(synset["WNID"]) for synset in synsets}
+    return Devkit(
+        samples={
+            synset["WNID"]: synset["num_train_images"] for synset in sorted(synsets, key=lambda s: str(s["WNID"]))
+        },
+        labels=_labels(truth, label_of, path),
+    )
+
+
+def _unpacked(path: Path) -> bytes:
+    with gzip.open(io.BytesIO(read_regular(path, _MOST_PACKED))) as file:
+        content = file.read(_MOST_UNPACKED + 1)
+    if len(content) > _MOST_UNPACKED:
+        raise HpctrainError(f"{path} has more than {_MOST_UNPACKED / 1e6:.0f} MB in it", DOWNLOAD_AGAIN)
+    return content
+
+
+def _content(tar: tarfile.TarFile, name: str, path: Path) -> bytes:
+    try:
+        file = tar.extractfile(name)
+    except KeyError as error:
+        raise HpctrainError(f"{path} holds no {name}", DOWNLOAD_AGAIN) from error
+    if file is None:
+        raise HpctrainError(f"{path}: {name} is not a file", DOWNLOAD_AGAIN)
+    return file.read()
+
+
+def _synsets(meta: bytes, path: Path) -> list[dict[str, Any]]:
+    """The synsets that are classes: those without children. The others are their hypernyms in WordNet."""
+    from scipy.io import loadmat
+
+    try:
+        _require_small(meta)
+        table = loadmat(io.BytesIO(meta))["synsets"].ravel()
+        rows = [{name: row[name].item() for name in ("ILSVRC2012_ID", "WNID", "num_train_images")} for row in table]
+        return [row for row, synset in zip(rows, table, strict=True) if synset["num_children"].item() == 0]
+    except MemoryError:
+        raise
+    except Exception as error:
+        # The reader raises whatever its parsing stumbles over.
+        raise HpctrainError(f"{path}: {META} is not a table of synsets: {error}", DOWNLOAD_AGAIN) from error
+
+
+def _require_small(meta: bytes) -> None:
+    """Refuse a table whose packed elements are too large unpacked; the reader would unpack all of them."""
+    place, left = 128, _MOST_TABLE - len(meta)
+    while left >= 0 and place + 8 <= len(meta):
+        kind, size = struct.unpack("<II" if meta[126:128] == b"IM" else ">II", meta[place : place + 8])
+        if kind == _PACKED_ELEMENT:
+            unpacker = zlib.decompressobj()
+            left -= len(unpacker.decompress(meta[place + 8 : place + 8 + size], left + 1))
+        place += 8 + size
+    if left < 0:
+        raise ValueError(f"it has more than {_MOST_TABLE / 1e6:.0f} MB")
+
+
+def _labels(truth: bytes, label_of: Mapping[int, int], path: Path) -> tuple[int, ...]:
+    labels = []
+    for number, line in enumerate(truth.split(), 1):
+        if len(line) > _LONGEST_LABEL or not line.isdigit() or int(line) not in label_of:
+            label = line[:20].decode(errors="replace")
+            raise HpctrainError(
+                f"{path}: {GROUND_TRUTH}, line {number}: {label!r} is not a class of {META}", DOWNLOAD_AGAIN
+            )
+        labels.append(label_of[int(line)])
+    return tuple(labels)

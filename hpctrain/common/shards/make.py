@@ -1,0 +1,277 @@
+"""Makes shards of images, with the same bytes for any number of processes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from shlex import quote
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.locks import locked
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.files.whole import remove_leftovers, require_room, write_whole
+from hpctrain.common.run.directory import read_model
+from hpctrain.common.shards.archives import find_source
+from hpctrain.common.shards.confined import confined
+from hpctrain.common.shards.listing import ImageFile, list_part, require_distinct
+from hpctrain.common.shards.manifest import MANIFEST, SETTINGS, BrokenImage, Settings, ShardManifest, Split, SplitName
+from hpctrain.common.shards.one_shard import RECORDS, ShardTask, make_confined, read_record, tar_bytes
+from hpctrain.common.shards.parquet import Columns
+from hpctrain.common.shards.processes import Map
+from hpctrain.common.shards.read import index_path
+
+_Item = TypeVar("_Item")
+# Over how many shards images of Parquet files are mixed; each shard has as much to be read for it.
+_MIXED_SHARDS = 8
+
+
+class Sharding(BaseModel):
+    """The source and settings of shards; exactly one of ``shard_bytes`` and ``shard_samples`` is set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    source: Path
+    folder: Path
+    seed: int = Field(0, ge=0)
+    shard_bytes: int | None = Field(None, ge=1)
+    shard_samples: int | None = Field(None, ge=1)
+    image_column: str = "image"
+    label_column: str = "label"
+
+
+def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> ShardManifest:
+    """Make the folder, or its missing and damaged parts; the manifest comes last.
+
+    Args:
+        run: does the work, its results in order.
+        say: gets progress in words.
+
+    Raises:
+        HpctrainError: the source is not whole, the folder is of another source or other settings, another process
+            works in it, or the disk is full.
+    """
+    columns = Columns(image=sharding.image_column, label=sharding.label_column)
+    source = confined(find_source, sharding.source, columns)
+    parts = {split: _list(sharding.source, split, parts, run) for split, parts in source.parts.items()}
+    splits = {split: list(chain.from_iterable(own)) for split, own in parts.items()}
+    say(f"{sharding.source}: " + ", ".join(f"{len(found)} images in {split}" for split, found in splits.items()))
+    settings = Settings(
+        source=str(sharding.source.absolute()),
+        listing=listing_digest(splits),
+        seed=sharding.seed,
+        shard_bytes=sharding.shard_bytes,
+        shard_samples=sharding.shard_samples,
+        image_column=sharding.image_column,
+        label_column=sharding.label_column,
+    )
+    tasks = plan_shards(sharding, source.columns, parts)
+    # By the process that hands out the work: it may outlive whoever started it.
+    with locked(sharding.folder, seconds=0):
+        _begin(sharding.folder, settings)
+        _require_room(sharding.folder, tasks)
+        _work(tasks, run, say)
+        # Of executors that were killed while the others went on.
+        for place in (sharding.folder, sharding.folder / RECORDS):
+            remove_leftovers(place)
+        return _finish(sharding.folder, source.classes, settings, tasks)
+
+
+def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[list[ImageFile]]:
+    """The images of each part."""
+    found = list(run(partial(confined, list_part), parts))
+    members = list(chain.from_iterable(found))
+    if not members:
+        raise HpctrainError(f"{source} has no image in {split}", "both train and val need some")
+    require_distinct(members)
+    return found
+
+
+def listing_digest(splits: Mapping[SplitName, Iterable[ImageFile]]) -> str:
+    """A digest that identifies a source independently of place and packing: keys, sizes and labels of its images."""
+    digest = hashlib.sha256()
+    for split, members in splits.items():
+        for member in members:
+            digest.update(f"{split} {member.key} {member.size} {member.label}\n".encode())
+    return digest.hexdigest()
+
+
+def plan_shards(
+    sharding: Sharding, columns: Columns | None, parts: Mapping[SplitName, Sequence[Sequence[ImageFile]]]
+) -> list[ShardTask]:
+    """Which images each shard holds: those of training shuffled by the seed, so that each shard mixes the classes, and
+    those of validation as they are listed. ``columns`` are those of Parquet files.
+    """
+    tasks = []
+    for split, own in parts.items():
+        members = list(chain.from_iterable(own))
+        if split == "train":
+            generator = np.random.default_rng(sharding.seed)
+            members = mix_parts(own, sharding, generator) if columns else _permuted(members, generator)
+        tasks += [
+            ShardTask(
+                folder=sharding.folder,
+                split=split,
+                number=number,
+                members=group,
+                column=columns.image if columns else None,
+            )
+            for number, group in enumerate(cut_shards(members, sharding.shard_bytes, sharding.shard_samples))
+        ]
+    return tasks
+
+
+def mix_parts(
+    parts: Sequence[Sequence[ImageFile]], sharding: Sharding, generator: np.random.Generator
+) -> list[ImageFile]:
+    """The images of all parts, shuffled so that a shard holds images of few parts only: each that it does is read as a
+    whole for it. The parts are shuffled, and then the images among the parts that make :data:`_MIXED_SHARDS` shards.
+    """
+    mixed: list[ImageFile] = []
+    window: list[ImageFile] = []
+    filled = 0
+    for part in _permuted(parts, generator):
+        window += part
+        filled += len(part) if sharding.shard_samples else sum(tar_bytes(each.size, each.label) for each in part)
+        if filled >= _MIXED_SHARDS * (sharding.shard_samples or sharding.shard_bytes or 0):
+            mixed += _permuted(window, generator)
+            window, filled = [], 0
+    return mixed + _permuted(window, generator)
+
+
+def _permuted(items: Sequence[_Item], generator: np.random.Generator) -> list[_Item]:
+    return [items[index] for index in generator.permutation(len(items))]
+
+
+def cut_shards(
+    members: Iterable[ImageFile], most_bytes: int | None, most_samples: int | None
+) -> list[tuple[ImageFile, ...]]:
+    """Divide the members, in order, into groups of at most so many bytes per tar or so many samples."""
+    groups: list[list[ImageFile]] = []
+    filled = 0
+    for member in members:
+        size = tar_bytes(member.size, member.label)
+        full = (most_bytes is not None and filled + size > most_bytes) or (
+            most_samples is not None and bool(groups) and len(groups[-1]) == most_samples
+        )
+        if not groups or full:
+            groups.append([])
+            filled = 0
+        groups[-1].append(member)
+        filled += size
+    return [tuple(group) for group in groups]
+
+
+def command(settings: Settings, folder: Path) -> str:
+    """The command that makes or completes a folder."""
+    size = (
+        f"--shard-samples {settings.shard_samples}"
+        if settings.shard_samples
+        else f"--shard-mb {(settings.shard_bytes or 0) / (1 << 20):.17g}"
+    )
+    columns = "".join(
+        f" {option} {quote(name)}"
+        for option, name, default in (
+            ("--image-column", settings.image_column, Columns.image),
+            ("--label-column", settings.label_column, Columns.label),
+        )
+        if name != default
+    )
+    return (
+        f"hpctrain data shard {shell_word(settings.source)} {shell_word(folder)} {size} --seed {settings.seed}{columns}"
+    )
+
+
+def _begin(folder: Path, wanted: Settings) -> None:
+    """Make the folder for these settings, or go on with it."""
+    path = folder / SETTINGS
+    try:
+        if not path.exists():
+            _require_empty(folder)
+            write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
+        (folder / RECORDS).mkdir(exist_ok=True)
+        begun = read_model(path, Settings, links=True)
+        if begun != wanted:
+            _require_same(folder, begun, wanted)
+            # The same images have moved.
+            write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
+        for place in (folder, folder / RECORDS):
+            remove_leftovers(place)
+    except OSError as error:
+        raise disk_error(error, folder, "choose another folder") from error
+
+
+def _require_empty(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others:
+        raise HpctrainError(f"{folder} holds other files already: {', '.join(others[:3])}", "choose another folder")
+
+
+def _require_same(folder: Path, begun: Settings, wanted: Settings) -> None:
+    names = [name for name in Settings.model_fields if getattr(begun, name) != getattr(wanted, name)]
+    if set(names) <= {"source"}:
+        return
+    what = "images" if "listing" in names else " and ".join(names)
+    raise HpctrainError(
+        f"{folder} was begun with another source or other settings: {what} differ",
+        f"{command(begun, folder)} goes on with it; choose another folder for this one, or remove that one",
+    )
+
+
+def _require_room(folder: Path, tasks: Iterable[ShardTask]) -> None:
+    missing = [task for task in tasks if not task.path.exists()]
+    wanted = sum(tar_bytes(member.size, member.label) for task in missing for member in task.members)
+    require_room(folder, wanted, "written", "free some space there, or choose another folder")
+
+
+def _work(tasks: Sequence[ShardTask], run: Map, say: Callable[[str], None]) -> None:
+    made = 0
+    # A line every tenth.
+    lines = {len(tasks) * tenth // 10 for tenth in range(1, 11)}
+    for number, fresh in enumerate(run(make_confined, tasks), 1):
+        made += fresh
+        if number in lines:
+            say(f"{number} of {len(tasks)} shards are done, {made} of them made now")
+
+
+def _finish(folder: Path, classes: tuple[str, ...], settings: Settings, tasks: Sequence[ShardTask]) -> ShardManifest:
+    splits: dict[SplitName, Split] = {}
+    broken: list[BrokenImage] = []
+    for split in dict.fromkeys(task.split for task in tasks):
+        own = [task for task in tasks if task.split == split]
+        records = [record for task in own if (record := read_record(task))]
+        if len(records) < len(own):
+            raise HpctrainError(
+                f"{folder / RECORDS} lacks {len(own) - len(records)} of {len(own)} shards of {split} that were made",
+                f"do all hosts see {folder} as the same folder? then {command(settings, folder)} makes them",
+                exit_code=1,
+            )
+        content = _npy(np.concatenate([record.index(number) for number, record in enumerate(records)]))
+        write_whole(index_path(folder, split), content)
+        files = tuple(record.shard for record in records)
+        splits[split] = Split(
+            samples=sum(file.samples for file in files),
+            bytes=sum(file.bytes for file in files),
+            index_sha256=hashlib.sha256(content).hexdigest(),
+            shards=files,
+        )
+        broken += [image for record in records for image in record.broken]
+    manifest = ShardManifest(classes=classes, splits=splits, broken=tuple(broken), settings=settings)
+    write_whole(folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+    return manifest
+
+
+def _npy(array: NDArray[np.void]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()

@@ -1,0 +1,173 @@
+"""The manifest of a folder of shards.
+
+::
+
+    DIR/sharding.json       what it is made of; staged copies lack it
+    DIR/origin.json         in a cache alone: the URL that its files are fetched from, see hpctrain.common.shards.cache
+    DIR/manifest.json       written last, so that a folder without it is not whole
+    DIR/SPLIT-index.npy     a row a sample, in the order of the shards: where its image is
+    DIR/SPLIT-000000.tar    KEY.cls (the label as text) and KEY.jpg of each sample, as WebDataset reads them
+    DIR/records/            of each shard that is done, for ``hpctrain data shard`` to go on from
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.files.regular import read_regular
+
+MANIFEST = "manifest.json"
+# What the folder is made of, from the beginning on; a copy that was staged has none.
+SETTINGS = "sharding.json"
+# Of a manifest, in which a shard has 150: those of 100,000 shards.
+MOST_MANIFEST_BYTES = 1 << 24
+# That are listed.
+_MOST_FAULTS = 20
+# Of a cache.
+ORIGIN = "origin.json"
+# offset: of the image's first byte in the shard. key: in UTF-8, as in the shard, for messages.
+INDEX_ROW = np.dtype([("shard", "<u4"), ("offset", "<i8"), ("size", "<u4"), ("label", "<i4"), ("key", "S48")])
+
+
+SplitName = Literal["train", "val"]
+# A name is joined to a folder's path, so that it must not lead out of it.
+ShardName = Annotated[str, Field(pattern=r"^(train|val)-[0-9]{6,}\.tar$")]
+Count = Annotated[int, Field(ge=0)]
+Some = Annotated[int, Field(ge=1)]
+
+
+class WrittenFile(Protocol):
+    """A file as a manifest has it; ``bytes`` is its size."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class ShardFile(_Part):
+    """One tar file; ``bytes`` is its size."""
+
+    name: ShardName
+    samples: Some
+    bytes: Count
+    sha256: str
+
+
+class Split(_Part):
+    """Training or validation; ``bytes`` is the size of all its shards."""
+
+    samples: Some
+    bytes: Count
+    index_sha256: str
+    shards: Annotated[tuple[ShardFile, ...], FailFast()]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Split:
+        if len({shard.name for shard in self.shards}) < len(self.shards):
+            raise ValueError("two shards have one name")
+        if sum(shard.samples for shard in self.shards) != self.samples:
+            raise ValueError("samples is not the sum of the shards'")
+        return self
+
+
+class BrokenImage(_Part):
+    """An image that cannot be decoded; it is in the shards nevertheless."""
+
+    split: str
+    key: str
+    message: str
+
+
+class Settings(_Part):
+    """The settings that determine the bytes of shards.
+
+    ``listing`` is the SHA-256 of all keys, sizes and labels; the columns are those of Parquet files.
+    """
+
+    source: str
+    listing: str
+    seed: int
+    shard_bytes: int | None
+    shard_samples: int | None
+    image_column: str = "image"
+    label_column: str = "label"
+
+
+class ShardManifest(_Part):
+    """``manifest.json``. The label of a class is its index in ``classes``, the sorted WordNet identifiers."""
+
+    format: int = Field(1, ge=1, le=1)
+    classes: Annotated[tuple[str, ...], FailFast()]
+    splits: dict[SplitName, Split]
+    broken: Annotated[tuple[BrokenImage, ...], FailFast()]
+    settings: Settings
+
+    @model_validator(mode="after")
+    def _whole(self) -> ShardManifest:
+        missing = {"train", "val"} - set(self.splits)
+        if missing:
+            raise ValueError(f"there is no split {missing.pop()}")
+        return self
+
+
+def read_manifest(folder: Path) -> ShardManifest:
+    """The manifest of a folder of shards.
+
+    Raises:
+        HpctrainError: the folder is no folder of shards, is not whole, or its manifest is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        content = read_regular(path, MOST_MANIFEST_BYTES)
+    except FileNotFoundError as error:
+        what = "is not there" if not folder.exists() else f"holds no complete set of shards: there is no {path}"
+        raise HpctrainError(
+            f"{folder} {what}",
+            f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped",
+        ) from error
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of shards") from error
+    return parse_manifest(content, str(path), f"{remake(folder)} writes it again")
+
+
+def parse_manifest(content: bytes, where: str, hint: str) -> ShardManifest:
+    """A manifest from the bytes of its file.
+
+    Raises:
+        HpctrainError: it is damaged; with ``where`` before each fault, and ``hint``.
+    """
+    try:
+        return ShardManifest.model_validate_json(content)
+    except ValidationError as error:
+        raise HpctrainError(faults_in(error, where), hint) from error
+
+
+def faults_in(error: ValidationError, where: str) -> str:
+    """What is wrong with a manifest, a line each unless these are too many."""
+    if error.error_count() > _MOST_FAULTS:
+        return f"{where}: {error.error_count()} keys and values are wrong"
+    faults = error.errors(include_input=False, include_context=False, include_url=False)
+    return "\n".join(f"{where}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+
+
+def remake(folder: Path) -> str:
+    """The command that remakes damaged or missing files of a folder."""
+    if (folder / MANIFEST).exists() and not (folder / SETTINGS).exists():
+        source = "URL" if (folder / ORIGIN).exists() else "DIR"
+        return f"hpctrain data stage {source} {shell_word(folder)} --check"
+    return f"hpctrain data shard SOURCE {shell_word(folder)}"

@@ -1,0 +1,351 @@
+"""Images in a column of Parquet files, with labels in another, as image sets are published."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.regular import open_regular
+from hpctrain.common.shards.bounded import bounded
+from hpctrain.common.shards.listing import ImageFile, require_size
+from hpctrain.common.shards.manifest import SplitName
+
+if TYPE_CHECKING:
+    from pyarrow import DataType
+    from pyarrow.parquet import ParquetFile
+
+_SUFFIX = ".parquet"
+_AGAIN = "write it again"
+# What the names of files, or of the folders that they lie in, begin with. A test split mostly has no labels.
+_SPLITS: Mapping[str, SplitName | None] = {"train": "train", "val": "val", "test": None}
+# Rows that are in memory at a time, of up to 67 MB and twice.
+_BATCH = 8
+# Of memory for what describes a file, a batch of images or the labels of a row group, whatever the file says of them.
+_MOST_METADATA = 1 << 30
+_MOST_BATCH = 1 << 31
+_MOST_LABELS = 1 << 29
+# Bytes of a column that may be unpacked, and how many times its packed ones beyond. Images hardly pack.
+_UNPACKED = 1 << 28
+_UNPACKED_TIMES = 64
+# Rows that a set may have, and as many more as it has times so many bytes: each has an image.
+_ROWS = 1 << 20
+_LEAST_ROW_BYTES = 16
+# Labels beyond are no numbers of classes but of something else, and each class has a name in the manifest.
+_MOST_CLASSES = 1 << 20
+# Of a file's name in keys, which a row's number of 8 digits follows; longer ones end in as many digits of their hash.
+_NAME_BYTES = 39
+_HASH_DIGITS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The names of the columns with the images and with their labels."""
+
+    image: str = "image"
+    label: str = "label"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowGroup:
+    """The rows of a file that are stored together, the least that can be read of it.
+
+    Attributes:
+        file: the Parquet file.
+        number: of the row group in it.
+        first: number in the file of its first row.
+        labels: of its rows.
+        name: what the keys of the file's images begin with.
+        image: the column.
+    """
+
+    file: Path
+    number: int
+    first: int
+    labels: tuple[int, ...]
+    name: str
+    image: str
+
+    def members(self) -> list[ImageFile]:
+        """The images in the order of the rows; reads the column, as the sizes of its values stand nowhere else.
+
+        Raises:
+            HpctrainError: the file is damaged, or a row has no image.
+        """
+        found: list[ImageFile] = []
+        with _opened(self.file) as file:
+            for row, content in enumerate(_images(file, self.file, self.number, self.image), self.first):
+                if not content:
+                    raise HpctrainError(
+                        f"{self.file}, row {row}: there is no image in the column {self.image!r}",
+                        "leave the row out of the file",
+                    )
+                require_size(f"{self.file}, row {row}", len(content))
+                if len(found) == len(self.labels):
+                    raise self._differing("more")
+                label, key = self.labels[len(found)], f"{self.name}_{row:08}"
+                found.append(ImageFile(str(self.file), row, len(content), label, key))
+        if len(found) < len(self.labels):
+            raise self._differing("fewer")
+        return found
+
+    def _differing(self, how: str) -> HpctrainError:
+        return HpctrainError(f"{self.file}: row group {self.number} has {how} images than labels", _AGAIN)
+
+
+def parquet_files(folder: Path) -> dict[SplitName, list[Path]]:
+    """The files in a folder and in the folders in it, by split and in the order of their names; empty if it has none.
+
+    Raises:
+        HpctrainError: the name of one does not say of which split it is.
+    """
+    found: dict[SplitName, list[Path]] = {}
+    # No deeper: class folders have a million files there.
+    for path in sorted([*folder.glob(f"*{_SUFFIX}"), *folder.glob(f"*/*{_SUFFIX}")]):
+        # Spark gives a folder of files the ending of a file.
+        if path.name.startswith(".") or path.is_dir():
+            continue
+        split = _split(path.relative_to(folder))
+        if split:
+            found.setdefault(split, []).append(path)
+    return found
+
+
+def row_groups(
+    folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: Columns
+) -> tuple[tuple[str, ...], dict[SplitName, tuple[RowGroup, ...]]]:
+    """The classes, and the row groups of each split; reads the labels alone.
+
+    The classes are those that the files' metadata name for the column (as the library `datasets` writes it), else the
+    sorted labels where these are text, else the numbers from 0.
+
+    Raises:
+        HpctrainError: a file is damaged or lacks a column, a row has no label, or files disagree about the classes.
+    """
+    labels: dict[Path, list[list[Any]]] = {}
+    rows, most = 0, _ROWS + sum(path.stat().st_size for paths in files.values() for path in paths) // _LEAST_ROW_BYTES
+    names: dict[tuple[str, ...], Path] = {}
+    for path in (path for paths in files.values() for path in paths):
+        with _opened(path) as file:
+            with bounded(str(path), _MOST_METADATA):
+                _require_columns(file, path, columns)
+                rows += file.metadata.num_rows
+                named = _class_names(file, columns.label)
+            if rows > most:
+                raise HpctrainError(f"{path}: {rows} rows up to here, where the files have no room for them", _AGAIN)
+            if named:
+                names.setdefault(named, path)
+            labels[path] = [_labels(file, number, path, columns.label) for number in range(file.num_row_groups)]
+    values = {
+        split: {label for path in paths for group in labels[path] for label in group} for split, paths in files.items()
+    }
+    classes = _classes(folder, values, names)
+    number_of = {name: number for number, name in enumerate(classes)}
+    firsts = {path: [0, *accumulate(map(len, groups))] for path, groups in labels.items()}
+    parts: dict[SplitName, tuple[RowGroup, ...]] = {
+        split: tuple(
+            RowGroup(
+                file=path,
+                number=number,
+                first=firsts[path][number],
+                labels=tuple(label if isinstance(label, int) else number_of[label] for label in group),
+                name=_name(path.relative_to(folder)),
+                image=columns.image,
+            )
+            for path in paths
+            for number, group in enumerate(labels[path])
+        )
+        for split, paths in files.items()
+    }
+    return classes, parts
+
+
+def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """The images of some rows with the rows' numbers, ascending; reads only the row groups that hold some.
+
+    Raises:
+        HpctrainError: the file is damaged, or lacks a row.
+    """
+    wanted = sorted(rows)
+    with _opened(path) as file:
+        with bounded(str(path), _MOST_METADATA):
+            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        first = 0
+        for number, size in enumerate(sizes):
+            after = first + size
+            own = {row for row in wanted if first <= row < after}
+            if own:
+                for row, content in enumerate(_images(file, path, number, column), first):
+                    if row in own:
+                        yield row, content or b""
+            first = after
+
+
+def _split(path: Path) -> SplitName | None:
+    named = [beginning for part in path.parts for beginning in _SPLITS if part.startswith(beginning)]
+    if not named:
+        raise HpctrainError(
+            f"{path}: neither its name nor its folder says which split it belongs to",
+            "let it begin with train or val (test is left out), such as train-00000.parquet or train/00000.parquet",
+        )
+    if len({*named}) > 1:
+        raise HpctrainError(f"{path}: its folder says {named[0]}, and its name {named[1]}", "rename one of them")
+    return _SPLITS[named[0]]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[ParquetFile]:
+    """The file; whatever the library finds damaged in it is an error that names it."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    # Other allocators take a gigabyte in advance, which a limit would count.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    try:
+        # Refuses a pipe, which the library would wait for.
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(open_regular(path))
+            with bounded(str(path), _MOST_METADATA):
+                file = stack.enter_context(ParquetFile(path))
+            yield file
+    except HpctrainError:
+        raise
+    except Exception as error:
+        # The library raises whatever its parsing stumbles over: names that are no text, pages that are none.
+        raise HpctrainError(f"{path} cannot be read, or is not a complete Parquet file: {error}", _AGAIN) from error
+
+
+def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
+    import pyarrow.types as kinds
+
+    schema = file.schema_arrow
+    for option, name in (("--image-column", columns.image), ("--label-column", columns.label)):
+        if name not in schema.names:
+            raise HpctrainError(
+                f"{path} has no column {name!r}, but {', '.join(map(repr, schema.names))}",
+                f"{option} NAME says which; {nearest(name, schema.names)}",
+            )
+        if schema.names.count(name) > 1:
+            raise HpctrainError(f"{path} has several columns {name!r}", f"rename all but one, or {option} NAME")
+    if not _holds_bytes(schema.field(columns.image).type):
+        raise HpctrainError(
+            f"{path}: the column {columns.image!r} holds {schema.field(columns.image).type}",
+            "images are binary, or a struct with them as bytes",
+        )
+    kind = schema.field(columns.label).type
+    if kinds.is_dictionary(kind):
+        # Of pandas, a column of categories.
+        kind = kind.value_type
+    if not (kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_large_string(kind)):
+        raise HpctrainError(f"{path}: the column {columns.label!r} holds {kind}", "labels are whole numbers or text")
+
+
+def _holds_bytes(kind: DataType) -> bool:
+    import pyarrow.types as kinds
+
+    if kinds.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and _holds_bytes(kind.field("bytes").type)
+    return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind))
+
+
+def _class_names(file: ParquetFile, column: str) -> tuple[str, ...] | None:
+    """The names that `datasets` notes for a column of class numbers."""
+    try:
+        noted = json.loads((file.schema_arrow.metadata or {})[b"huggingface"])
+        return tuple(map(str, noted["info"]["features"][column]["names"]))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]:
+    with bounded(str(path), _MOST_LABELS):
+        _require_packed(file, group, column)
+        labels: list[Any] = file.read_row_group(group, columns=[column]).column(column).to_pylist()
+    for row, label in enumerate(labels):
+        if label is None or (isinstance(label, int) and label < 0):
+            raise HpctrainError(
+                f"{path}: row {row} of row group {group} has the label {label}", "leave out rows without a label"
+            )
+    return labels
+
+
+def _require_packed(file: ParquetFile, group: int, column: str) -> None:
+    """Refuse a column that unpacks to far more than the file has, by what the file says."""
+    import pyarrow
+
+    row_group = file.metadata.row_group(group)
+    for number in range(row_group.num_columns):
+        chunk = row_group.column(number)
+        if chunk.path_in_schema.partition(".")[0] != column:
+            continue
+        unpacked, most = chunk.total_uncompressed_size, _UNPACKED + _UNPACKED_TIMES * chunk.total_compressed_size
+        if unpacked > most:
+            raise pyarrow.ArrowInvalid(f"the column {column!r} unpacks to {unpacked} bytes, where {most} are the most")
+
+
+def _classes(
+    folder: Path, values: Mapping[SplitName, set[Any]], names: Mapping[tuple[str, ...], Path]
+) -> tuple[str, ...]:
+    """The names of the classes by number.
+
+    Args:
+        values: the labels of each split.
+        names: those that files name, each with one that does.
+    """
+    found = set[Any]().union(*values.values())
+    numbers = [value for value in found if isinstance(value, int)]
+    if not numbers:
+        if values["train"] and (others := sorted(values["val"] - values["train"])):
+            raise HpctrainError(
+                f"{folder}: {', '.join(map(repr, others[:3]))}: a class only in val",
+                "write the labels of train and val alike, or leave its rows out",
+            )
+        return tuple(sorted(found))
+    if len(numbers) < len(found):
+        raise HpctrainError(f"{folder}: labels are numbers in one file and text in another", "write them alike")
+    if len(names) > 1:
+        one, other = list(names.values())[:2]
+        raise HpctrainError(
+            f"{one} and {other} name the classes differently", "number and name them alike in all files"
+        )
+    largest = max(numbers)
+    if names:
+        (classes,) = names
+        if largest >= len(classes):
+            raise HpctrainError(f"{folder}: a row has the label {largest}, and {len(classes)} classes have names")
+        return classes
+    if largest >= _MOST_CLASSES:
+        raise HpctrainError(
+            f"{folder}: a row has the label {largest}, which is not a class number", "classes are numbered from 0"
+        )
+    return tuple(map(str, range(largest + 1)))
+
+
+def _name(path: Path) -> str:
+    """What keys begin with; WebDataset takes all after the first dot for the ending."""
+    name = "_".join(path.with_suffix("").parts).replace(".", "_")
+    if len(os.fsencode(name)) <= _NAME_BYTES:
+        return name
+    digits = hashlib.sha256(os.fsencode(name)).hexdigest()[:_HASH_DIGITS]
+    return os.fsencode(name)[: _NAME_BYTES - _HASH_DIGITS - 1].decode(errors="ignore") + f"-{digits}"
+
+
+def _images(file: ParquetFile, path: Path, group: int, column: str) -> Iterator[bytes | None]:
+    with bounded(str(path), _MOST_METADATA):
+        _require_packed(file, group, column)
+        batches = file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[column])
+    while True:
+        with bounded(str(path), _MOST_BATCH):
+            batch = next(batches, None)
+            values = [] if batch is None else batch.column(0).to_pylist()
+        if batch is None:
+            return
+        for value in values:
+            yield value.get("bytes") if isinstance(value, dict) else value

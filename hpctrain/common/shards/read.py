@@ -1,0 +1,236 @@
+"""Reads single samples of a folder of shards (:mod:`hpctrain.common.shards.manifest`), in any order."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.files.regular import open_regular
+from hpctrain.common.shards.cache import ShardFiles
+from hpctrain.common.shards.decoding import MOST_BYTES
+from hpctrain.common.shards.manifest import INDEX_ROW, ShardManifest, Split, read_manifest, remake
+
+# Of a process, whose limit is often 1,024 and whose other files count too.
+_OPEN_FILES = 256
+# Of an index, before its rows.
+_MOST_HEADER_BYTES = 1 << 16
+
+
+class Shards:
+    """One split of a folder of shards. Opens files on first use, and fetches those that a cache lacks; pickled as its
+    folder and name.
+
+    For one thread at a time. Files that it opened stay open in a forked process, where they can be used too: no read
+    moves them.
+
+    Args:
+        folder: what ``hpctrain data shard`` wrote, or a cache of it.
+        split: ``train`` or ``val``.
+    """
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self.folder = folder
+        self.split = split
+        self._stored = ShardFiles(folder)
+        self._files: dict[int, BufferedReader] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shards, (self.folder, self.split)
+
+    @cached_property
+    def manifest(self) -> ShardManifest:
+        """The manifest of the folder."""
+        return read_manifest(self.folder)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The WordNet identifiers by label."""
+        return self.manifest.classes
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the index."""
+        return self._split.index_sha256
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """int64, shape (samples,)."""
+        return self._index["label"].astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def key(self, index: int) -> str:
+        """The name of a sample in its archive."""
+        return str(self._index["key"][index].decode(errors="replace"))
+
+    def where(self, index: int) -> str:
+        """The shard that contains a sample: the path of its file, or its URL."""
+        return self._stored.where(self._split.shards[int(self._index["shard"][index])].name)
+
+    def read(self, index: int) -> bytes:
+        """The image of a sample as stored: usually a JPEG file.
+
+        Raises:
+            HpctrainError: the shard is gone, cut short, or cannot be read or fetched.
+        """
+        row = self._index[index]
+        shard, size = int(row["shard"]), int(row["size"])
+        try:
+            content = os.pread(self._file(shard).fileno(), size, int(row["offset"]))
+        except OSError as error:
+            raise self._damaged(shard, error.strerror or str(error), self.key(index)) from error
+        if len(content) < size:
+            raise self._damaged(shard, "cut short", self.key(index))
+        return content
+
+    def close(self) -> None:
+        """Close the files. Idempotent; the next read opens them again."""
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def check(self) -> None:
+        """Compare the sizes of the shards, and the index with its values, with the manifest.
+
+        Of a cache, only those shards that are there; when others come they are compared whole.
+
+        Raises:
+            HpctrainError: the split, or one of its files, is not there or not whole.
+        """
+        for shard, file in enumerate(self._split.shards):
+            try:
+                size = (self.folder / file.name).stat().st_size
+            except FileNotFoundError as error:
+                if self._stored.objects:
+                    continue
+                raise self._damaged(shard, error.strerror or str(error)) from error
+            except OSError as error:
+                raise self._damaged(shard, error.strerror or str(error)) from error
+            if size != file.bytes:
+                raise self._damaged(shard, f"{size} bytes where the manifest says {file.bytes}")
+        fault = index_fault(self._index, self._split, len(self.classes))
+        if fault:
+            raise HpctrainError(
+                f"{index_path(self.folder, self.split)}: {fault}", f"{remake(self.folder)} writes it again"
+            )
+
+    @property
+    def _split(self) -> Split:
+        for name, split in self.manifest.splits.items():
+            if name == self.split:
+                return split
+        raise HpctrainError(f"{self.folder} has no split {self.split!r}", nearest(self.split, self.manifest.splits))
+
+    @cached_property
+    def _index(self) -> NDArray[np.void]:
+        # Mapped, so that the processes of a host share one copy.
+        name = index_path(self.folder, self.split).name
+        self._stored.path(name, self._split.index_sha256, most_index_bytes(self._split))
+        return read_index(self.folder, self.split)
+
+    def _file(self, shard: int) -> BufferedReader:
+        opened = self._files.get(shard)
+        if opened is None:
+            if len(self._files) == _OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()
+            file = self._split.shards[shard]
+            path = self._stored.path(file.name, file.sha256, file.bytes, file.bytes)
+            opened = open_regular(path)
+            self._files[shard] = opened
+        return opened
+
+    def _damaged(self, shard: int, what: str, key: str | None = None) -> HpctrainError:
+        path = self.folder / self._split.shards[shard].name
+        return HpctrainError(
+            f"{path}: {what}" + (f", at {key}" if key else ""),
+            f"hpctrain data verify {shell_word(self.folder)} finds all that is damaged; "
+            f"{remake(self.folder)} makes it again",
+        )
+
+
+def open_shards(folder: Path, split: str) -> Shards:
+    """Open a split after checking that all files are there with their sizes.
+
+    Raises:
+        HpctrainError: as of :meth:`Shards.check`.
+    """
+    shards = Shards(folder, split)
+    shards.check()
+    return shards
+
+
+def index_path(folder: Path, split: str) -> Path:
+    """The path of a split's index."""
+    return folder / f"{split}-index.npy"
+
+
+def read_index(folder: Path, split: str) -> NDArray[np.void]:
+    """The rows of a split's samples, shape (samples,), of :data:`hpctrain.common.shards.manifest.INDEX_ROW`, mapped
+    read-only.
+
+    Raises:
+        HpctrainError: it is not there, or is no index.
+    """
+    path = index_path(folder, split)
+    try:
+        with open_regular(path) as file:
+            # The header of later versions may say that it has gigabytes.
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("another version of NumPy's format")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            if dtype != INDEX_ROW or len(shape) != 1:
+                raise HpctrainError(f"{path} is not an index of shards", f"{remake(folder)} writes it again")
+            index: NDArray[np.void] = np.memmap(file, dtype, "r", file.tell(), shape)
+    except HpctrainError:
+        raise
+    except Exception as error:
+        # NumPy's reader of headers raises whatever its parsing stumbles over.
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise HpctrainError(f"cannot read {path}: {reason}", f"{remake(folder)} writes it again") from error
+    return index
+
+
+def most_index_bytes(split: Split) -> int:
+    """How many bytes the index of a split can have."""
+    return split.samples * INDEX_ROW.itemsize + _MOST_HEADER_BYTES
+
+
+def index_size_fault(path: Path, split: Split) -> str | None:
+    """Why an index cannot be that of a split, by its size alone; None if it can.
+
+    Raises:
+        OSError: it is not there.
+    """
+    size = path.stat().st_size
+    if most_index_bytes(split) - _MOST_HEADER_BYTES <= size <= most_index_bytes(split):
+        return None
+    return f"{size} bytes, which are not those of {split.samples} samples"
+
+
+def index_fault(index: NDArray[np.void], split: Split, classes: int) -> str | None:
+    """What in the rows of a split cannot be, None where nothing is found: that would be read beyond a shard, or as a
+    label of no class.
+    """
+    if len(index) != split.samples:
+        return f"{len(index)} samples where the manifest says {split.samples}"
+    shard, offset, label = (index[name].astype(np.int64) for name in ("shard", "offset", "label"))
+    sizes = np.array([file.bytes for file in split.shards])
+    held = sizes[np.minimum(shard, len(sizes) - 1)]
+    faults = {
+        "a shard that is not there": shard >= len(sizes),
+        "a place outside its shard": (offset < 0) | (offset > held) | (index["size"] > held - offset),
+        f"an image of more than {MOST_BYTES} bytes": index["size"] > MOST_BYTES,
+        f"a label beyond the {classes} classes": (label < 0) | (label >= classes),
+    }
+    for what, rows in faults.items():
+        if rows.any():
+            return f"row {int(np.argmax(rows))} names {what}"
+    return None

@@ -1,0 +1,151 @@
+"""The documents of text files: one of each line of a ``.jsonl``, and any other file as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import open_regular, read_regular
+
+_KINDS = (".txt", ".md", ".rst", ".jsonl")
+_KEY = "text"
+# Of a file that is one document, and of a line that is one: each is in memory as a whole, several times.
+_MOST_DOCUMENT_BYTES = 1 << 31
+_MOST_LINE_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFile:
+    """A file of text.
+
+    Attributes:
+        path: where it is.
+        name: below its source, which identifies it wherever that lies.
+        size: in bytes.
+    """
+
+    path: Path
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """The documents of a file that begin at the bytes from ``begin`` up to ``end``."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+def list_files(sources: Sequence[Path]) -> list[TextFile]:
+    """The files of all sources, in their order; those of a folder by their names.
+
+    Raises:
+        HpctrainError: a source is not there, or holds no text.
+    """
+    return [file for source in sources for file in _files(source)]
+
+
+def _files(source: Path) -> Iterator[TextFile]:
+    paths = sorted(path for path in source.rglob("*") if path.suffix in _KINDS) if source.is_dir() else [source]
+    if not paths:
+        raise HpctrainError(f"{source} has no text in it", f"looked for files that end in {', '.join(_KINDS)}")
+    for path in paths:
+        if path.suffix not in _KINDS:
+            raise HpctrainError(
+                f"{path} is neither a text file nor a folder of text files",
+                "a .txt, .md or .rst is one document; a .jsonl has one per line, an object with the key text",
+            )
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise HpctrainError(f"cannot read {path}: {error.strerror}", "name files or folders of text") from error
+        yield TextFile(path=path, name=str(path.relative_to(source)) if path != source else path.name, size=size)
+
+
+def listing_digest(files: Iterable[TextFile]) -> str:
+    """A digest that identifies a source independently of its place: names and sizes."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name!r} {file.size}\n".encode())
+    return digest.hexdigest()
+
+
+def divide(files: Iterable[TextFile], size: int) -> list[tuple[Span, ...]]:
+    """Parts of about ``size`` bytes or more, in the order of the files; a document is in one alone."""
+    parts: list[list[Span]] = []
+    room = 0
+    for span in (span for file in files for span in _spans(file, size)):
+        if room <= 0:
+            parts.append([])
+            room = size
+        parts[-1].append(span)
+        room -= span.end - span.begin
+    return [tuple(part) for part in parts]
+
+
+def _spans(file: TextFile, size: int) -> Iterator[Span]:
+    step = size if file.path.suffix == ".jsonl" else max(1, file.size)
+    for begin in range(0, file.size, step):
+        yield Span(path=file.path, begin=begin, end=min(file.size, begin + step))
+
+
+def documents(span: Span) -> Iterator[str]:
+    """The texts that begin in a span.
+
+    Raises:
+        HpctrainError: the file cannot be read or is no text; names the byte.
+    """
+    try:
+        if span.path.suffix == ".jsonl":
+            yield from _lines(span)
+        else:
+            yield read_regular(span.path, _MOST_DOCUMENT_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
+    except OSError as error:
+        raise HpctrainError(f"cannot read {span.path}: {error.strerror}", "is the source still there?") from error
+    except UnicodeDecodeError as error:
+        where = f"{span.path}, byte {error.start}"
+        raise HpctrainError(f"{where}: not UTF-8", "convert the file, or leave it out") from error
+
+
+def _lines(span: Span) -> Iterator[str]:
+    with open_regular(span.path) as file:
+        if span.begin:
+            # A line that begins before is the span's before; one that ends just ahead leaves nothing to pass over.
+            file.seek(span.begin - 1)
+            while not (part := file.readline(_MOST_LINE_BYTES)).endswith(b"\n") and part:
+                pass
+        while (place := file.tell()) < span.end:
+            line = file.readline(_MOST_LINE_BYTES + 1)
+            if len(line) > _MOST_LINE_BYTES:
+                raise HpctrainError(
+                    f"{span.path}: the line that begins at byte {place} is longer than {_MOST_LINE_BYTES / 1e6:g} MB",
+                    "divide it into several documents",
+                )
+            if not line:
+                raise HpctrainError(
+                    f"{span.path} ends at byte {place}, and had {span.end} when it was listed",
+                    "the source changed meanwhile: begin again with it as it is now",
+                )
+            if line.strip():
+                yield _text(line, span.path, place)
+
+
+def _text(line: bytes, path: Path, place: int) -> str:
+    try:
+        found = json.loads(line)[_KEY]
+        if isinstance(found, str):
+            # Refuses half a character.
+            found.encode()
+            return found
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise HpctrainError(
+        f"{path}: the line that begins at byte {place} is not a JSON object whose key {_KEY!r} is a text",
+        "correct the line, or leave the file out",
+    )

@@ -1,0 +1,129 @@
+"""The manifest of a folder of tokens.
+
+::
+
+    DIR/preparation.json    what it is made of
+    DIR/manifest.json       written last, so that a folder without it is not whole
+    DIR/SPLIT-000000.bin    tokens one after the other, of 16 bits, little-endian; a separator after each document
+    DIR/records/            of each part that is done, for ``hpctrain data prepare-text`` to go on from
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from shlex import join
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.files.regular import read_regular
+from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, Count, SplitName, faults_in
+from hpctrain.common.shards.text.tokenizer import BYTES, TokenizerSettings
+
+SETTINGS = "preparation.json"
+TOKEN = np.dtype("<u2")
+# A manifest begins with its format.
+_FORMAT_BYTES = 64
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class TokenFile(_Part):
+    """One file of tokens."""
+
+    # Joined to a folder's path, so that it must not lead out of it.
+    name: Annotated[str, Field(pattern=r"^(train|val)-[0-9]{6,}\.bin$")]
+    tokens: Count
+    documents: Count
+    sha256: str
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self.tokens * TOKEN.itemsize
+
+
+class TokenSplit(_Part):
+    """Training or validation."""
+
+    shards: Annotated[tuple[TokenFile, ...], FailFast()]
+
+    @property
+    def tokens(self) -> int:
+        """Of all files."""
+        return sum(file.tokens for file in self.shards)
+
+    @property
+    def documents(self) -> int:
+        """Of all files."""
+        return sum(file.documents for file in self.shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs for other tokens."""
+        return hashlib.sha256("".join(file.sha256 for file in self.shards if file.tokens).encode()).hexdigest()
+
+
+class TextSettings(_Part):
+    """What determines the bytes of the shards; ``listing`` is the SHA-256 of the files' names and sizes."""
+
+    sources: tuple[str, ...]
+    listing: str
+    tokenizer_file: str
+    separator: str
+    tokenizer: TokenizerSettings
+    validation_share: float
+    seed: int
+    part_bytes: int
+
+
+class TextManifest(_Part):
+    """``manifest.json`` of a folder of tokens."""
+
+    format: Literal["text-1"] = "text-1"
+    train: TokenSplit
+    val: TokenSplit
+    settings: TextSettings
+
+    def split(self, name: SplitName) -> TokenSplit:
+        """One of the two."""
+        return self.train if name == "train" else self.val
+
+
+def read_text_manifest(folder: Path) -> TextManifest:
+    """The manifest of a folder of tokens.
+
+    Raises:
+        HpctrainError: the folder is no folder of tokens, is not whole, or its manifest is damaged.
+    """
+    path = folder / MANIFEST
+    again = f"hpctrain data prepare-text SOURCE {shell_word(folder)} --tokenizer FILE"
+    try:
+        return TextManifest.model_validate_json(read_regular(path, MOST_MANIFEST_BYTES))
+    except FileNotFoundError as error:
+        what = "is not there" if not folder.exists() else f"holds no complete text: there is no {path}"
+        raise HpctrainError(f"{folder} {what}", f"{again} makes it, or continues where it stopped") from error
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of tokens") from error
+    except ValidationError as error:
+        raise HpctrainError(faults_in(error, str(path)), f"{again} writes it again") from error
+
+
+def is_of_text(content: bytes) -> bool:
+    """Whether the bytes of a manifest are those of one of tokens, damaged or not."""
+    return b'"text-1"' in content[:_FORMAT_BYTES]
+
+
+def command(settings: TextSettings, folder: Path) -> str:
+    """The command that makes or completes a folder."""
+    words = ["hpctrain", "data", "prepare-text", *settings.sources, str(folder), "--tokenizer", settings.tokenizer_file]
+    if settings.tokenizer_file != BYTES:
+        words += ["--separator", settings.separator]
+    words += ["--validation-share", f"{settings.validation_share:.17g}", "--seed", str(settings.seed)]
+    return join([*words, "--part-mb", f"{settings.part_bytes / (1 << 20):.17g}"])

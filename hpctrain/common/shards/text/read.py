@@ -1,0 +1,81 @@
+"""Reads the tokens of a folder (:mod:`hpctrain.common.shards.text.manifest`) from anywhere in one long row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import open_regular
+from hpctrain.common.shards.cache import ShardFiles
+from hpctrain.common.shards.manifest import SplitName
+from hpctrain.common.shards.text.manifest import TOKEN, TextManifest, TokenFile, command, read_text_manifest
+
+
+class TokenShards:
+    """One split of a folder of tokens, mapped into memory for each read: the processes of a host share one copy.
+
+    Args:
+        folder: what ``hpctrain data prepare-text`` wrote, or a cache of it, whose missing files are fetched when they
+            are first read.
+        split: ``train`` or ``val``.
+
+    Raises:
+        HpctrainError: the folder is not whole, or a shard has not its size.
+    """
+
+    def __init__(self, folder: Path, split: SplitName) -> None:
+        self.folder = folder
+        self.manifest: TextManifest = read_text_manifest(folder)
+        self._stored = ShardFiles(folder)
+        self._split = self.manifest.split(split)
+        self._files = [file for file in self._split.shards if file.tokens]
+        # Where each file ends in the row.
+        self._ends = np.cumsum([file.tokens for file in self._files], dtype=np.int64)
+        for file in self._files:
+            self._check(file)
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs for other tokens."""
+        return self._split.fingerprint
+
+    def __len__(self) -> int:
+        return self._split.tokens
+
+    def read(self, begin: int, count: int) -> NDArray[np.uint16]:
+        """Some tokens in a row, from one shard into the next; shape (count,).
+
+        Raises:
+            HpctrainError: a shard cannot be fetched.
+        """
+        number = int(np.searchsorted(self._ends, begin, side="right"))
+        start = begin - (int(self._ends[number - 1]) if number else 0)
+        rows = []
+        while count > 0:
+            file = self._files[number]
+            # Not kept: each would hold a file open, and a large text has more than a process may.
+            path = self._stored.path(file.name, file.sha256, file.bytes, file.bytes)
+            with open_regular(path) as opened:
+                row = np.memmap(opened, TOKEN, "r", shape=(file.tokens,))[start : start + count]
+            rows.append(row)
+            count -= len(row)
+            number, start = number + 1, 0
+        return np.concatenate(rows)
+
+    def _check(self, file: TokenFile) -> None:
+        path = self.folder / file.name
+        again = f"{command(self.manifest.settings, self.folder)} makes it again"
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError as error:
+            if self._stored.objects:
+                return
+            raise HpctrainError(f"{path}: {error.strerror}", again) from error
+        except OSError as error:
+            raise HpctrainError(f"{path}: {error.strerror}", again) from error
+        if size != file.bytes:
+            how = "cut short" if size < file.bytes else "too long"
+            raise HpctrainError(f"{path} is {how}: {size} bytes of {file.bytes}", again)

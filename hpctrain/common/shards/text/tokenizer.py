@@ -1,0 +1,172 @@
+"""Tokenisers: the bytes themselves, or a ``tokenizer.json`` of the tokenizers library."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.extras import require
+from hpctrain.common.files.regular import read_regular
+from hpctrain.common.shards.bounded import bounded
+
+BYTES = "bytes"
+# What 16 bits can tell apart.
+_MOST = 1 << 16
+# Texts that are encoded at a time, unless one has more characters.
+_BATCH = 1000
+_BATCH_CHARACTERS = 1 << 20
+# Of a tokenizer.json; those of 65,536 tokens have less than 10 MB.
+_MOST_BYTES = 1 << 26
+_MOST_CHARACTERS = 300
+# Of memory to read such a file, and to encode some texts, beside so many times their own size.
+_MOST_READING = _MOST_ENCODING = 1 << 31
+_TIMES = 512
+# Bytes that are encoded in a second of processor time at least; ordinary tokenisers encode a million.
+_BYTES_PER_SECOND = 1 << 14
+_SECONDS = 60
+
+
+class TokenizerSettings(BaseModel):
+    """What turned a text into tokens.
+
+    Attributes:
+        name: ``bytes``, or the file's name.
+        sha256: of the file; of ``bytes`` nothing.
+        vocabulary: how many tokens there are.
+        separator: the one after each document.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    name: str
+    sha256: str
+    vocabulary: int = Field(ge=1, le=_MOST)
+    separator: int = Field(ge=0, lt=_MOST)
+
+
+class Tokenizer(Protocol):
+    """Turns documents into tokens."""
+
+    settings: TokenizerSettings
+
+    def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
+        """The tokens of each document and the separator."""
+
+
+class ByteTokenizer:
+    """A token for each byte of UTF-8, and one more as separator."""
+
+    settings = TokenizerSettings(name=BYTES, sha256="", vocabulary=257, separator=256)
+
+    def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
+        return [
+            np.append(np.frombuffer(text.encode(), np.uint8), [self.settings.separator]).astype(np.uint16)
+            for text in documents
+        ]
+
+
+class FileTokenizer:
+    """A tokeniser of the tokenizers library, which special tokens written out in a text do not reach.
+
+    Args:
+        path: of its ``tokenizer.json``.
+        separator: the token that stands between documents.
+
+    Raises:
+        HpctrainError: the library or the file is missing, it is no tokeniser, it has no such token, or more tokens
+            than 16 bits can tell apart.
+    """
+
+    def __init__(self, path: Path, separator: str) -> None:
+        require("text")
+        from tokenizers import Tokenizer as Library
+
+        self._path = path
+        try:
+            content = read_regular(path, _MOST_BYTES)
+        except OSError as error:
+            raise HpctrainError(f"cannot read the tokeniser {path}: {error.strerror}", _CHOICES) from error
+        with bounded(str(path), _MOST_READING), self._naming("is not a tokeniser"):
+            self._library = Library.from_buffer(content)
+            self._library.no_truncation()
+            self._library.no_padding()
+            self._library.encode_special_tokens = True
+            ids = self._library.get_vocab(with_added_tokens=True)
+            special = [token.content for token in self._library.get_added_tokens_decoder().values()]
+        if separator not in ids:
+            raise HpctrainError(
+                f"{path} has no token {separator!r} to separate documents with",
+                f"--separator TOKEN; {nearest(separator, special)}" if special else "--separator TOKEN names another",
+            )
+        vocabulary = max(ids.values()) + 1
+        if vocabulary > _MOST:
+            raise HpctrainError(
+                f"{path} has {vocabulary:,} tokens, but shards hold 16-bit tokens: at most {_MOST:,}",
+                "choose a tokeniser with fewer, such as GPT-2's with 50,257",
+            )
+        self.settings = TokenizerSettings(
+            name=path.name,
+            sha256=hashlib.sha256(content).hexdigest(),
+            vocabulary=vocabulary,
+            separator=ids[separator],
+        )
+
+    def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
+        found = []
+        for batch in _batches(documents):
+            size = sum(map(len, batch))
+            memory, seconds = _MOST_ENCODING + _TIMES * size, _SECONDS + size / _BYTES_PER_SECOND
+            with (
+                bounded(f"{self._path}, encoding a text", memory, seconds),
+                self._naming("cannot encode a text"),
+            ):
+                encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
+                found += [np.array([*each.ids, self.settings.separator], np.uint16) for each in encoded]
+        return found
+
+    @contextlib.contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Name the file in whatever the library raises: plain Exceptions, and where its Rust panics, BaseExceptions."""
+        try:
+            yield
+        except (MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            words = (str(error) or type(error).__name__)[:_MOST_CHARACTERS]
+            raise HpctrainError(f"{self._path} {what}: {words}", _CHOICES) from error
+
+
+_CHOICES = f"--tokenizer takes a tokenizer.json of the tokenizers library, or {BYTES}"
+
+
+def _batches(documents: Sequence[str]) -> Iterator[Sequence[str]]:
+    begin = characters = 0
+    for end, text in enumerate(documents):
+        if end > begin and (end - begin == _BATCH or characters + len(text) > _BATCH_CHARACTERS):
+            yield documents[begin:end]
+            begin, characters = end, 0
+        characters += len(text)
+    if documents:
+        yield documents[begin:]
+
+
+def open_tokenizer(name: str, separator: str) -> Tokenizer:
+    """The tokeniser that a command names: ``bytes``, or a file; its library is best used in a confined process.
+
+    Raises:
+        HpctrainError: as of :class:`FileTokenizer`.
+    """
+    return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name), separator)
+
+
+def tokenizer_settings(name: str, separator: str) -> TokenizerSettings:
+    """:attr:`Tokenizer.settings` of :func:`open_tokenizer`, as a function for other processes."""
+    return open_tokenizer(name, separator).settings

@@ -1,0 +1,68 @@
+"""What there is to make, of images or of text, as it is sent to the processes that make it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.shards.make import Sharding, make_shards
+from hpctrain.common.shards.manifest import ShardManifest
+from hpctrain.common.shards.processes import Map
+from hpctrain.common.shards.text.manifest import TextManifest
+from hpctrain.common.shards.text.prepare import Preparation, prepare_text
+from hpctrain.common.shards.text.tokenizer import BYTES
+
+Work = Sharding | Preparation
+Manifest = ShardManifest | TextManifest
+
+# Neither has all keys of the other.
+_WORK: TypeAdapter[Work] = TypeAdapter(Work)
+_MANIFEST: TypeAdapter[Manifest] = TypeAdapter(Manifest)
+
+
+def make(work: Work, run: Map, say: Callable[[str], None]) -> Manifest:
+    """Make the folder, or what of it is missing or damaged.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.common.shards.make.make_shards`, or of
+            :func:`hpctrain.common.shards.text.prepare.prepare_text`.
+    """
+    return make_shards(work, run, say) if isinstance(work, Sharding) else prepare_text(work, run, say)
+
+
+def naming_host(function: Callable[[Any], Any], task: Any) -> Any:
+    """What the function makes of a task, on whatever host this is.
+
+    Raises:
+        HpctrainError: as of the function, after the name of the host, which may be the only one that is wrong.
+    """
+    try:
+        return function(task)
+    except HpctrainError as error:
+        told = f"on {socket.gethostname()}: {error.message}"
+        raise HpctrainError(told, error.hint, exit_code=error.exit_code) from error
+
+
+def elsewhere(work: Work) -> Work:
+    """The same for processes with another current directory."""
+    folder = work.folder.absolute()
+    if isinstance(work, Sharding):
+        return work.model_copy(update={"source": work.source.absolute(), "folder": folder})
+    sources = tuple(source.absolute() for source in work.sources)
+    tokenizer = work.tokenizer if work.tokenizer == BYTES else str(Path(work.tokenizer).absolute())
+    return work.model_copy(update={"sources": sources, "folder": folder, "tokenizer": tokenizer})
+
+
+def read_work(text: str) -> Work:
+    """The work that was written as JSON."""
+    return _WORK.validate_json(text)
+
+
+def as_manifest(values: object) -> Manifest:
+    """The manifest that was written as JSON."""
+    return _MANIFEST.validate_python(values)

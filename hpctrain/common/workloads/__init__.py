@@ -1,0 +1,1 @@
+"""What a network computes and sends, layer by layer."""

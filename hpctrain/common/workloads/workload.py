@@ -1,0 +1,382 @@
+"""What one training step of a network computes, moves, keeps and reduces, by layer; no framework is needed to read it.
+
+``hpctrain.worker.tracing`` makes these from networks. Those of the recipes and of ``hpctrain bench step`` are shipped
+beside this module.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hpctrain.common.bucket_groups import BUCKET_BYTES, BucketMember, group
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.regular import read_text
+from hpctrain.common.files.whole import write_whole
+
+Count = Annotated[int, Field(ge=0)]
+Kind = Literal["conv", "matmul", "other"]
+
+_FLOAT_BYTES = 4
+_SUFFIX = ".json"
+_SHIPPED = resources.files("hpctrain.common.workloads")
+# A repeated part of a network: what its modules are called up to the first number.
+_BLOCK = re.compile(r"(.+?\.\d+)\.")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Layer(_Frozen):
+    """One operator of the forward pass with its part of the backward pass; those too small to count are with the one
+    before.
+
+    FLOPs (a multiply-add is 2) and elements are per sample where nothing else is said. A step with b samples moves
+    ``b * elements + fixed_elements`` elements forward. Elements are of the type of the computation (4 bytes in
+    float32); an int64 index counts as 2, a boolean as 1/4.
+
+    Attributes:
+        name: module and operator, as ``layer1.0.conv1:convolution``.
+        kind: what multiplies matrices on a GPU's matrix units: convolutions, and matrix products with attention.
+        flops: of the forward pass, of convolutions and matrix products alone.
+        backward_flops: of the backward pass, likewise.
+        elements: read and written by all operators of the layer, each operator's inputs and outputs once.
+        backward_elements: the same of the backward pass.
+        fused_elements: the same where chains of elementwise operators are one with the operator before them: a tensor
+            within a chain is written only where something outside reads it, or the backward pass needs it.
+        fused_backward_elements: the same of the backward pass.
+        fixed_elements: moved forward whatever the batch: weights, statistics.
+        fixed_backward_elements: the same of the backward pass: weights, and their gradients.
+        operators: of the forward pass, each at least one kernel.
+        backward_operators: of the backward pass.
+        parameters: elements of each parameter whose gradient is complete after this layer's backward pass.
+        places: of these parameters, their numbers in the order of registration.
+        saved_elements: floating point, kept for the backward pass from here on until after that of this layer; a tensor
+            that several layers save is counted with the first.
+        saved_bytes: of other types (max pooling's indices), likewise.
+        mixed_saved_bytes: what ``saved_elements`` take under bf16 autocast.
+        output_elements: of its first operator.
+        narrow: under bf16 autocast its output has 2 bytes an element.
+        transient_elements: floating point, in memory while the forward pass is here, without what is saved here or
+            before, and without weights and inputs of the network.
+        transient_backward_elements: the same while the backward pass is here: gradients of activations.
+        fixed_transient_elements: the same as ``transient_backward_elements``, whatever the batch.
+    """
+
+    name: str
+    kind: Kind = "other"
+    flops: Count = 0
+    backward_flops: Count = 0
+    elements: Count = 0
+    backward_elements: Count = 0
+    fused_elements: Count = 0
+    fused_backward_elements: Count = 0
+    fixed_elements: Count = 0
+    fixed_backward_elements: Count = 0
+    operators: Count = 1
+    backward_operators: Count = 0
+    parameters: tuple[Count, ...] = ()
+    places: tuple[Count, ...] = ()
+    saved_elements: Count = 0
+    saved_bytes: Count = 0
+    mixed_saved_bytes: Count = 0
+    output_elements: Count = 0
+    narrow: bool = False
+    transient_elements: Count = 0
+    transient_backward_elements: Count = 0
+    fixed_transient_elements: Count = 0
+
+    @property
+    def block(self) -> str | None:
+        """The repeated part of the network that it is in, as ``layer1.0``; None outside of those."""
+        found = _BLOCK.match(self.name.partition(":")[0] + ".")
+        return found[1] if found else None
+
+
+# The quantities of a layer that depend on the size of an image.
+SCALED = (
+    "flops",
+    "backward_flops",
+    "elements",
+    "backward_elements",
+    "fused_elements",
+    "fused_backward_elements",
+    "saved_elements",
+    "saved_bytes",
+    "mixed_saved_bytes",
+    "output_elements",
+    "transient_elements",
+    "transient_backward_elements",
+)
+
+
+class Sample(_Frozen):
+    """Shape and type of one sample, without the dimension of the batch."""
+
+    shape: tuple[Count, ...]
+    dtype: str
+
+
+class Workload(_Frozen):
+    """One training step of a network.
+
+    Attributes:
+        name: of the network.
+        sample: of what goes in.
+        layers: in forward order; gradients become ready in the reverse order.
+        buffers: elements of running statistics and the like.
+        outputs: elements per sample of what comes out.
+        source: what traced it, with its version.
+        any_size: of a shipped network that takes images of other sizes, its name.
+    """
+
+    name: str
+    sample: Sample
+    layers: tuple[Layer, ...] = Field(min_length=1)
+    buffers: Count
+    outputs: Count
+    source: str
+    any_size: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Workload:
+        places = sorted(place for layer in self.layers for place in layer.places)
+        if places != list(range(len(places))) or any(len(one.places) != len(one.parameters) for one in self.layers):
+            raise ValueError("the places of the layers' parameters are not 0, 1, ... once each")
+        return self
+
+    @cached_property
+    def parameters(self) -> int:
+        """Elements of all parameters."""
+        return sum(sum(layer.parameters) for layer in self.layers)
+
+    @cached_property
+    def flops(self) -> int:
+        """Of a sample's forward pass."""
+        return sum(layer.flops for layer in self.layers)
+
+    @cached_property
+    def backward_flops(self) -> int:
+        """Of a sample's backward pass."""
+        return sum(layer.backward_flops for layer in self.layers)
+
+    @cached_property
+    def saved_elements(self) -> int:
+        """Of a sample, floating point, that the backward pass needs."""
+        return sum(layer.saved_elements for layer in self.layers)
+
+    @cached_property
+    def block_flops(self) -> int:
+        """Of a sample's forward pass through the repeated blocks: what activation checkpointing computes again."""
+        return sum(layer.flops for layer in self.layers if layer.block)
+
+    @cached_property
+    def registered(self) -> tuple[tuple[int, int], ...]:
+        """Each parameter in the order of registration: its elements, and the index of its layer."""
+        found = {
+            place: (elements, index)
+            for index, layer in enumerate(self.layers)
+            for place, elements in zip(layer.places, layer.parameters, strict=True)
+        }
+        return tuple(found[place] for place in range(len(found)))
+
+    @cached_property
+    def columns(self) -> dict[str, list[float]]:
+        """Each numeric quantity of the layers, in forward order."""
+        keys = [key for key, field in Layer.model_fields.items() if field.annotation is int]
+        return {key: [float(getattr(layer, key)) for layer in self.layers] for key in keys}
+
+    def at(self, image_size: int) -> Workload:
+        """The same network for images of another size (pixels a side).
+
+        Exact for the residual networks that are shipped.
+
+        Raises:
+            HpctrainError: another network, for which a trace at that size is needed; a size below 32.
+        """
+        if self.sample.shape[-2:] == (image_size, image_size):
+            return self
+        if self.any_size is None:
+            raise HpctrainError(
+                f"the workload {self.name!r} is for samples of {_by(self.sample.shape)}, not for images of "
+                f"{image_size} pixels a side",
+                f"trace the network with images of that size; {', '.join(sorted(_image_networks()))} take any size",
+            )
+        return load_workload(self.any_size, image_size=image_size)
+
+    def write(self, path: Path) -> None:
+        """Write it where :func:`read_workload` reads it.
+
+        Raises:
+            HpctrainError: the disk refuses.
+        """
+        write_whole(path, (self.model_dump_json(exclude_defaults=True) + "\n").encode())
+
+
+class ImageNetwork(_Frozen):
+    """A shipped network for images of any size: each quantity as a sum over the sizes of its feature maps.
+
+    Residual networks halve their feature maps, rounding up: a map of level k has ceil(size / 2^k)^2 pixels. Everything
+    that is per sample is a sum of multiples of such areas, and of a constant.
+
+    Attributes:
+        layers: as of a workload, without :data:`SCALED`.
+        areas: for each layer, by quantity of :data:`SCALED`, (level, multiple); level -1 is the constant.
+        traced: the image size that the workload has where none is asked for.
+    """
+
+    name: str
+    sample: Sample
+    layers: tuple[Layer, ...]
+    areas: tuple[dict[str, tuple[tuple[int, int], ...]], ...]
+    buffers: Count
+    outputs: Count
+    source: str
+    traced: Count
+
+    def at(self, image_size: int) -> Workload:
+        """The workload for images with so many pixels a side.
+
+        Raises:
+            HpctrainError: a size below 32.
+        """
+        if image_size < 32:
+            raise HpctrainError(f"images of {image_size} pixels a side are too small for {self.name}", "at least 32")
+        layers = tuple(
+            layer.model_copy(update={key: _at(terms, image_size) for key, terms in areas.items()})
+            for layer, areas in zip(self.layers, self.areas, strict=True)
+        )
+        sample = Sample(shape=(*self.sample.shape[:-2], image_size, image_size), dtype=self.sample.dtype)
+        return Workload(
+            name=self.name,
+            sample=sample,
+            layers=layers,
+            buffers=self.buffers,
+            outputs=self.outputs,
+            source=self.source,
+            any_size=self.name,
+        )
+
+
+def area(image_size: int, level: int) -> int:
+    """Pixels of a residual network's feature map after ``level`` halvings, each rounded up; 1 for level -1."""
+    return 1 if level < 0 else (-(-image_size // 2**level)) ** 2
+
+
+def _at(terms: tuple[tuple[int, int], ...], image_size: int) -> int:
+    return sum(multiple * area(image_size, level) for level, multiple in terms)
+
+
+def workload_names() -> list[str]:
+    """The networks whose workloads are shipped."""
+    return sorted(file.name.removesuffix(_SUFFIX) for file in _SHIPPED.iterdir() if file.name.endswith(_SUFFIX))
+
+
+def _image_networks() -> list[str]:
+    return [name for name in workload_names() if name.startswith("resnet")]
+
+
+def load_workload(name: str, *, image_size: int | None = None) -> Workload:
+    """A shipped workload.
+
+    Args:
+        name: of the recipes' networks, and of those of ``hpctrain bench step``: ``transformer``, ``convnet``.
+        image_size: pixels a side, of residual networks; 224 by default.
+
+    Raises:
+        HpctrainError: an unknown name, or a size that the network does not take.
+    """
+    if name not in workload_names():
+        raise HpctrainError(f"there is no workload of a network {name!r}", nearest(name, workload_names()))
+    text = (_SHIPPED / f"{name}{_SUFFIX}").read_text()
+    if name in _image_networks():
+        network = ImageNetwork.model_validate_json(text)
+        return network.at(image_size or network.traced)
+    found = Workload.model_validate_json(text)
+    return found if image_size is None else found.at(image_size)
+
+
+# A thousand layers have some hundred thousand.
+_MOST_BYTES = 2**26
+
+
+def read_workload(path: Path) -> Workload:
+    """A workload that a trace wrote.
+
+    Raises:
+        HpctrainError: it cannot be read, is no JSON or cut off, or no workload.
+    """
+    remedy = "trace the network again: hpctrain.trace(model, batch, loss).write(path)"
+    text = read_text(path, "workload", remedy, limit=_MOST_BYTES)
+    try:
+        return Workload.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            raise HpctrainError(f"{path} is not a complete JSON file: {first['ctx']['error']}", remedy) from error
+        where = ".".join(map(str, first["loc"]))
+        raise HpctrainError(
+            f"{path} is not a workload: {where}{': ' if where else ''}{first['msg']}", remedy
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientBucket:
+    """Gradients that are reduced together.
+
+    Attributes:
+        nbytes: of the buffer, with the flags that travel with the last one.
+        layer: index of the layer after whose backward pass all of its gradients are there.
+        launched: index of the layer after whose backward pass its reduction begins; buckets go strictly in order.
+        in_place: one large gradient that lies where autograd put it, without a buffer.
+        members: the parameters' numbers in the order of registration.
+    """
+
+    nbytes: int
+    layer: int
+    launched: int
+    in_place: bool
+    members: tuple[int, ...]
+
+
+def buckets(
+    workload: Workload,
+    bucket_bytes: float = BUCKET_BYTES,
+    *,
+    in_place: bool,
+    compressed: bool = False,
+    item_bytes: int = _FLOAT_BYTES,
+) -> list[GradientBucket]:
+    """The gradient buckets that ``ht.distribute`` makes for this network, in the order of their reductions.
+
+    Args:
+        bucket_bytes: a recipe's ``communication.bucket_mb`` times 10^6.
+        in_place: of the engine: true for NCCL, Gloo, Horovod and one process, false for hpctrain's own over MPI.
+        compressed: gradients travel in a narrower type, or few of them.
+        item_bytes: of one gradient's element.
+    """
+    members = [BucketMember(nbytes=elements * item_bytes) for elements, _ in workload.registered]
+    found: list[GradientBucket] = []
+    for each in group(members, bucket_bytes, in_place=in_place, compressed=compressed):
+        layer = min(workload.registered[number][1] for number in each.members)
+        found.append(
+            GradientBucket(
+                nbytes=sum(members[number].nbytes for number in each.members) + each.flags * item_bytes,
+                layer=layer,
+                launched=min(layer, found[-1].launched) if found else layer,
+                in_place=each.in_place,
+                members=each.members,
+            )
+        )
+    return found
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "one number"

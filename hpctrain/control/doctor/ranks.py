@@ -1,0 +1,95 @@
+"""What ranks measure together: their clocks, and a real all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpctrain.common.cluster.checks import Check
+from hpctrain.control.doctor.hosts import ORDER_SOURCE
+from hpctrain.control.doctor.software import MPI_SOURCE
+
+# Files and log lines of several hosts can still be put in order, and make and NFS still tell what is newer.
+SKEW_SECONDS = 1.0
+NUMBERS = 250_000
+
+_START = "-np 2, --hosts LIST, or inside a Slurm allocation"
+_CLOCK_SOURCE = "https://slurm.schedmd.com/quickstart_admin.html#quick_start"
+_REDUCE_SOURCE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredAllreduce:
+    """An all-reduce of 1 MB.
+
+    Attributes:
+        engine: what did it, for people.
+        seconds: the median; None where it did not end.
+        right: whether every rank had the numbers that it should have.
+        error: why it was not done.
+        possible: False where the engine is not there, which is no fault of the reduction.
+    """
+
+    engine: str
+    seconds: float | None = None
+    right: bool = False
+    error: str = ""
+    possible: bool = True
+
+
+def without_ranks() -> list[Check]:
+    """What only ranks can tell, where none ran."""
+    sources = {
+        "launcher and MPI": MPI_SOURCE,
+        "1 MB all-reduce": _REDUCE_SOURCE,
+        "clocks": _CLOCK_SOURCE,
+        "host order": ORDER_SOURCE,
+    }
+    return [
+        Check(name=name, status="not applicable", found=f"no ranks were started: {_START}", source=source)
+        for name, source in sources.items()
+    ]
+
+
+def clocks(offsets: Mapping[str, float]) -> Check:
+    """Clocks of the hosts.
+
+    Args:
+        offsets: of each host, seconds that its clock is ahead of the first one's.
+    """
+    name = "clocks"
+    if len(offsets) < 2:
+        return Check(name=name, status="not applicable", found="all ranks are on one host", source=_CLOCK_SOURCE)
+    skew = max(offsets.values()) - min(offsets.values())
+    reference = sorted(offsets.values())[len(offsets) // 2]
+    off = tuple(host for host, offset in offsets.items() if abs(offset - reference) > SKEW_SECONDS / 2)
+    failed = skew > SKEW_SECONDS
+    return Check(
+        name=name,
+        status="failed" if failed else "ok",
+        found=f"{skew:.3g} s apart" if skew >= 1e-3 else f"{skew * 1e6:.0f} µs apart",
+        wanted=f"at most {SKEW_SECONDS:g} s apart",
+        remedy="synchronise the hosts' clocks with one server: chronyc tracking, timedatectl" if failed else "",
+        source=_CLOCK_SOURCE,
+        where=off if failed else (),
+    )
+
+
+def allreduce(reduction: MeasuredAllreduce, ranks: int) -> Check:
+    """The numbers of a real all-reduce, and its time."""
+    name = f"1 MB all-reduce, {reduction.engine}"
+    if not reduction.possible:
+        return Check(name=name, status="not applicable", found=reduction.error, source=_REDUCE_SOURCE)
+    failed = reduction.seconds is None or not reduction.right
+    found = reduction.error or "wrong numbers"
+    if reduction.seconds is not None:
+        time = f"{reduction.seconds * 1e3:.3g} ms over {ranks} rank{'' if ranks == 1 else 's'}"
+        found = time if reduction.right else f"wrong numbers after {time}"
+    return Check(
+        name=name,
+        status="failed" if failed else "ok",
+        found=found,
+        wanted="the right sum on every rank",
+        remedy="see the checks above; then the network alone: hpctrain topology verify" if failed else "",
+        source=_REDUCE_SOURCE,
+    )

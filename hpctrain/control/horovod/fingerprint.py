@@ -1,0 +1,74 @@
+"""Everything that a Horovod wheel depends on, and the cache key derived from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.common.cluster.machine import installed_version
+from hpctrain.common.cluster.mpi import MpiInstallation
+from hpctrain.control.horovod import VERSION, adapt, cuda
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """What a wheel was or will be built from and for; None for what it does not use."""
+
+    horovod: str
+    adaptations: str
+    python: str
+    mpi: str
+    torch: str | None
+    tensorflow: str | None
+    cuda: str | None
+    nccl: str | None
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The frameworks, by package."""
+        return tuple(name for name in ("torch", "tensorflow") if getattr(self, name))
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+def take(mpi: MpiInstallation, toolkit: cuda.Toolkit | None, nccl: cuda.Nccl | None) -> Fingerprint:
+    """The fingerprint of the wheel that fits this environment and these libraries."""
+    return Fingerprint(
+        horovod=VERSION,
+        adaptations=adapt.version(),
+        python=f"{sys.implementation.cache_tag} {sysconfig.get_platform()}",
+        mpi=mpi_identity(mpi),
+        torch=package_version("torch"),
+        tensorflow=package_version("tensorflow"),
+        cuda=toolkit.version if toolkit else None,
+        nccl=nccl.version if nccl else None,
+    )
+
+
+def environment_prefix(mpi: MpiInstallation) -> Path | None:
+    """The prefix of this Python's environment if MPI is a package of it, else None."""
+    prefix = Path(sys.prefix).resolve()
+    return prefix if mpi.mpirun.resolve().is_relative_to(prefix) else None
+
+
+def mpi_identity(mpi: MpiInstallation) -> str:
+    """A text that identifies an MPI: a wheel finds it relative to itself or at an absolute path."""
+    return f"{mpi.name} {'of this environment' if environment_prefix(mpi) else f'at {mpi.mpirun.resolve()}'}"
+
+
+def package_version(package: str) -> str | None:
+    """The version of an installed framework, read without importing it; None if it is not installed."""
+    if importlib.util.find_spec(package) is None:
+        return None
+    return installed_version(package) or "of unknown version"

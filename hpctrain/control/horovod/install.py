@@ -1,0 +1,104 @@
+"""Installs and proves Horovod, and compiles it first if no cached wheel fits."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.horovod import cuda, wheel
+from hpctrain.control.horovod.fingerprint import Fingerprint, environment_prefix, take
+from hpctrain.control.horovod.installed import find_installed
+from hpctrain.control.horovod.prove import prove
+from hpctrain.control.horovod.wheel import Progress
+
+_BUILD_MODULES = ("cffi", "cloudpickle", "pkg_resources", "wheel")
+
+
+def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]:
+    """Make the installed Horovod fit this environment's frameworks and MPI.
+
+    Args:
+        progress: gets what is being done.
+        force: compile and install even where the installed Horovod or a cached wheel fits.
+
+    Returns:
+        What Horovod is built for now, and how it came to be: ``already installed``, ``from the cache`` or
+        ``compiled``.
+
+    Raises:
+        HpctrainError: something that the build needs is missing, or the build or its proof failed.
+    """
+    mpi = find_mpi()
+    toolkit, nccl = find_accelerator()
+    wanted = take(mpi, toolkit, nccl)
+    if not wanted.packages:
+        raise HpctrainError("there is no framework to build Horovod for", "pip install 'hpctrain[torch]' or [keras]")
+    installed = find_installed()
+    if not force and installed and installed.fingerprint == wanted:
+        return wanted, "already installed"
+    found = None if force else wheel.cached_wheel(wanted)
+    if found is None:
+        _require_tools(mpi)
+    built = found or wheel.compile_wheel(wanted, mpi, toolkit, nccl, progress)
+    progress("installing", None)
+    _pip("install", "--no-deps", "--force-reinstall", str(built))
+    try:
+        prove(mpi, wanted.packages, progress)
+    except HpctrainError:
+        # What was not proved must not be taken for a working build by the next command.
+        _pip("uninstall", "--yes", "horovod")
+        raise
+    return wanted, "from the cache" if found else "compiled"
+
+
+def find_accelerator() -> tuple[cuda.Toolkit | None, cuda.Nccl | None]:
+    """CUDA and NCCL, each only where an installed framework can use it."""
+    toolkit = cuda.find_toolkit() if cuda.framework_has_cuda() else None
+    return toolkit, cuda.find_nccl(toolkit) if toolkit else None
+
+
+def _require_tools(mpi: MpiInstallation) -> None:
+    missing = [name for name in _BUILD_MODULES if importlib.util.find_spec(name) is None]
+    if wheel.find_cmake(Path(sys.prefix) / "bin") is None:
+        missing.append("cmake")
+    if missing:
+        raise HpctrainError(
+            f"the build needs Python packages that are missing: {', '.join(missing)}",
+            "pip install 'hpctrain[horovod]'",
+        )
+    # A compiler may be named with a launcher before it and options after it.
+    compiler = shlex.split(os.environ.get("CXX") or "c++")[0]
+    missing = [name for name in (compiler, "make") if shutil.which(name) is None]
+    if missing:
+        raise HpctrainError(
+            f"the build needs programs that are not on the PATH: {', '.join(missing)}",
+            "load the cluster's compiler module, or: apt-get install g++ make",
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        raise HpctrainError(f"the build needs Python's header {header}", "apt-get install python3-dev")
+    if environment_prefix(mpi) is None and mpi.mpicxx is None:
+        raise HpctrainError(
+            f"{mpi.name} at {mpi.mpirun} has no mpicxx beside it, so nothing can be compiled for it",
+            "install its development package (Debian: libopenmpi-dev or libmpich-dev), or load its full module",
+        )
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", *arguments]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if answer.returncode != 0:
+        raise HpctrainError(
+            f"pip {arguments[0]} failed: {answer.stderr.strip()}", f"may you write to {Path(sys.prefix)}?", exit_code=1
+        )
+    # Modules that appeared or went are looked up anew.
+    importlib.invalidate_caches()

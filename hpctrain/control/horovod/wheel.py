@@ -1,0 +1,163 @@
+"""Compiles Horovod into a wheel, and caches the wheels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from hpctrain.common.cluster.mpi import MpiInstallation
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.cache import cache_folder
+from hpctrain.common.files.private import make_folder
+from hpctrain.control.horovod import log
+from hpctrain.control.horovod.adapt import adapt
+from hpctrain.control.horovod.cuda import Nccl, Toolkit
+from hpctrain.control.horovod.fingerprint import Fingerprint, environment_prefix
+from hpctrain.control.horovod.source import fetch
+
+Progress = Callable[[str, int | None], None]
+"""Gets what is being done and, while compiling, the percentage that is done."""
+
+# What one compiler process on PyTorch's headers takes at its peak.
+_BYTES_PER_JOB = 2 * 1024**3
+
+
+def wheel_home(fingerprint: Fingerprint) -> Path:
+    """The cache folder of one wheel and its build log, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    return cache_folder("wheels") / fingerprint.key
+
+
+def cached_wheel(fingerprint: Fingerprint) -> Path | None:
+    """The wheel that was compiled for exactly this fingerprint, if there is one."""
+    return next(wheel_home(fingerprint).glob("*.whl"), None)
+
+
+def compile_wheel(
+    fingerprint: Fingerprint, mpi: MpiInstallation, toolkit: Toolkit | None, nccl: Nccl | None, progress: Progress
+) -> Path:
+    """Download, adapt and compile Horovod; returns the wheel in the cache.
+
+    Raises:
+        HpctrainError: it does not compile; with the compiler's first error and the log's path.
+    """
+    home = wheel_home(fingerprint)
+    make_folder(home)
+    with tempfile.TemporaryDirectory(prefix="hpctrain-horovod-") as name:
+        work = Path(name)
+        progress("downloading the source package", None)
+        source = fetch(work)
+        adapt(source, fingerprint.packages)
+        # TensorFlow hands its paths to CMake as one string, so a space in them would end a path.
+        (work / "environment").symlink_to(sys.prefix)
+        python = work / "environment" / "bin" / "python"
+        options = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "--verbose"]
+        command = [str(python), "-m", "pip", "wheel", *options, "--wheel-dir", str(work / "wheel"), str(source)]
+        env = {**_inherited(), **build_settings(fingerprint, work, mpi, toolkit, nccl)}
+        _run_logged(command, env, home / "build.log", progress)
+        built = next((work / "wheel").glob("*.whl"))
+        # Moved in two steps, so that the cache never shows a part of a wheel.
+        arriving = Path(shutil.copy(built, home / f".{built.name}"))
+        return arriving.rename(home / built.name)
+
+
+def _inherited() -> dict[str, str]:
+    """The user's environment without what would make a build differ from its fingerprint."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "HPCTRAIN_", "CMAKE_"))
+    }
+
+
+def build_settings(
+    fingerprint: Fingerprint, work: Path, mpi: MpiInstallation, toolkit: Toolkit | None, nccl: Nccl | None
+) -> dict[str, str]:
+    """The environment variables that tell Horovod's setup.py, CMake and the adapted sources what to build.
+
+    ``work`` is the build's own folder; in it, ``environment`` links to this Python's environment. Horovod's variables
+    are those of https://horovod.readthedocs.io/en/stable/install.html.
+    """
+    programs = work / "environment" / "bin"
+    settings = {
+        "PATH": os.pathsep.join([str(mpi.mpirun.parent), str(programs), os.environ["PATH"]]),
+        "MAKEFLAGS": f"-j{_jobs()}",
+        "CMAKE_GENERATOR": "Unix Makefiles",
+        # The sources ask for versions of CMake whose behaviour CMake 4 no longer offers.
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        "HOROVOD_CMAKE": find_cmake(programs) or "cmake",
+        "HOROVOD_WITH_MPI": "1",
+        "HOROVOD_WITHOUT_GLOO": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        f"HOROVOD_WITH{'' if fingerprint.torch else 'OUT'}_PYTORCH": "1",
+        f"HOROVOD_WITH{'' if fingerprint.tensorflow else 'OUT'}_TENSORFLOW": "1",
+        "HPCTRAIN_FINGERPRINT": fingerprint.to_json(),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    rpath = []
+    if prefix := environment_prefix(mpi):
+        settings["HPCTRAIN_MPI_PREFIX"] = str(prefix)
+        # From site-packages/horovod/torch/ to the lib/ that holds python3.x/.
+        rpath.append("$ORIGIN/../../../..")
+    else:
+        settings["MPI_HOME"] = str(mpi.mpirun.parent.parent)
+    if toolkit and nccl:
+        settings |= {
+            "HOROVOD_GPU_OPERATIONS": "NCCL",
+            "HOROVOD_CUDA_HOME": str(toolkit.home),
+            "HOROVOD_NCCL_LINK": "SHARED",
+            "HOROVOD_NCCL_INCLUDE": str(nccl.include),
+            "HOROVOD_NCCL_LIB": str(_linkable(nccl, work)),
+        }
+        rpath += ["$ORIGIN/../../nvidia/nccl/lib", str(nccl.libraries)]
+    return {**settings, "HPCTRAIN_RPATH": ";".join(rpath)}
+
+
+def find_cmake(programs: Path) -> str | None:
+    """CMake of an environment with these programs, or else the one on the PATH."""
+    return shutil.which("cmake", path=programs) or shutil.which("cmake")
+
+
+def _linkable(nccl: Nccl, work: Path) -> Path:
+    """A folder with ``libnccl.so``, the name that the linker looks for and that NVIDIA's wheels lack."""
+    if (nccl.libraries / "libnccl.so").exists():
+        return nccl.libraries
+    folder = work / "nccl"
+    folder.mkdir()
+    (folder / "libnccl.so").symlink_to(next(nccl.libraries.glob("libnccl.so.*")))
+    return folder
+
+
+def _jobs() -> int:
+    fit: int = psutil.virtual_memory().available // _BYTES_PER_JOB
+    return max(1, min(len(os.sched_getaffinity(0)), fit))
+
+
+def _run_logged(command: list[str], env: dict[str, str], path: Path, progress: Progress) -> None:
+    progress("compiling", 0)
+    with (
+        path.open("w", buffering=1) as file,
+        subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            percent = log.percent_done(line)
+            if percent is not None:
+                progress("compiling", percent)
+    if process.returncode != 0:
+        with path.open() as file:
+            error = log.first_error(file)
+        raise HpctrainError(f"Horovod does not compile:\n{error}", f"the whole log: {path}", exit_code=1)

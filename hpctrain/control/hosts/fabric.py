@@ -1,0 +1,103 @@
+"""Finds the fabric of a run: from a file of the user, from Slurm, or else a flat one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hpctrain.common.cluster.programs import program_output
+from hpctrain.common.errors import HpctrainError, counted
+from hpctrain.common.run.plan import HostOptions
+from hpctrain.control.topology.choice import Choice
+from hpctrain.control.topology.readers import slurm, slurm_address
+from hpctrain.control.topology.records import Record, SwitchGroup
+
+if TYPE_CHECKING:
+    from hpctrain.control.topology.fabric import Fabric
+
+FLAT = "unknown, taken to be flat"
+
+# srun starts one task a host; only there are the host's own address and its pattern.
+_PRINT_ADDRESS = 'echo "$SLURM_TOPOLOGY_ADDR $SLURM_TOPOLOGY_ADDR_PATTERN"'
+
+
+def find_fabric(
+    options: HostOptions, hosts: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> tuple[Fabric, str]:
+    """The fabric of :func:`given_fabric` or :func:`known_fabric`, and its source."""
+    fabric = given_fabric(options, hosts)
+    return (fabric, str(options.fabric)) if fabric else known_fabric(hosts, environment)
+
+
+def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
+    """The fabric of a file of any format that ``read_fabric`` knows, with its forwarding tables; None without a file.
+
+    Args:
+        options: name the file.
+        hosts: of the run, as far as they are known: of several topologies in the file, the one that has them is taken.
+
+    Raises:
+        HpctrainError: it cannot be read, or there are tables or a topology's name but no file.
+    """
+    if options.fabric is not None:
+        # NumPy comes with it.
+        from hpctrain.control.topology.build import read_fabric
+
+        return read_fabric(options.fabric, options.routes, choice=Choice(name=options.topology, hosts=hosts))
+    if options.routes is not None:
+        raise HpctrainError(
+            f"--routes {options.routes}: forwarding tables alone do not say what is cabled to what",
+            "name the output of ibnetdiscover with --fabric",
+        )
+    if options.topology is not None:
+        raise HpctrainError(f"--topology {options.topology} is one of a file", "name the file with --fabric")
+    return None
+
+
+def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Fabric, str]:
+    """The fabric that can be known without a file, and where from: the first of ``scontrol show topology``,
+    ``SLURM_TOPOLOGY_ADDR`` of the job's tasks, and :data:`FLAT`, one switch for all hosts.
+
+    What cannot be read, and what lacks one of the hosts, is passed over with a warning of the fabric that is taken:
+    nobody asked for it.
+
+    Args:
+        hosts: of the run.
+        environment: this process's.
+    """
+    # NumPy comes with it, which a run on one host does not need.
+    from hpctrain.control.topology.build import build_fabric
+
+    warnings: list[str] = []
+    for read, source in _known(hosts, environment):
+        try:
+            fabric = build_fabric(read())
+        except HpctrainError as error:
+            warnings.append(f"{source} is not used: {error.message}")
+            continue
+        unknown = [host for host in hosts if host not in fabric.hosts]
+        if not unknown:
+            return replace(fabric, warnings=(*warnings, *fabric.warnings)), source
+        warnings.append(counted(f"{source} is not used: hosts that it lacks", unknown))
+    flat = build_fabric([SwitchGroup(name="flat", hosts=tuple(hosts), where="the hosts of the run")])
+    return replace(flat, warnings=(*warnings, *flat.warnings)), FLAT
+
+
+def _known(
+    hosts: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[tuple[Callable[[], Iterable[Record]], str]]:
+    """What reads the fabric from each source, from the best one on."""
+    # One host needs no fabric, and asking takes its time.
+    tree = program_output("scontrol", "show", "topology") if len(hosts) > 1 else ""
+    # A Slurm without a topology plugin prints nothing of the kind.
+    if "Name=" in tree:
+        source = "scontrol show topology"
+        yield partial(slurm.read, tree, source, Choice(hosts=hosts)), source
+    # Without switches the address is the host's name alone.
+    if len(hosts) > 1 and environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "node") != "node":
+        command = ("srun", "--overlap", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "sh", "-c")
+        if addresses := program_output(*command, _PRINT_ADDRESS):
+            yield partial(slurm_address.read, addresses, "SLURM_TOPOLOGY_ADDR"), "SLURM_TOPOLOGY_ADDR"

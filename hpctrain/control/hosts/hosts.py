@@ -1,0 +1,209 @@
+"""The hosts of a run and their order, from the user, from Slurm, and from the fabric."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.common.cluster.host_list import HostSlots, expand_hosts, expand_slots
+from hpctrain.common.cluster.node_map import NodeMap
+from hpctrain.common.errors import HpctrainError, counted
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import HostOptions, Script
+from hpctrain.control.hosts.fabric import FLAT, given_fabric, known_fabric
+from hpctrain.control.hosts.hostfile import read_hostfile
+from hpctrain.control.planning.hosts import Hosts, place_hosts, require_ranks
+from hpctrain.control.planning.mesh import mesh_work
+from hpctrain.control.topology.names import is_guid
+
+if TYPE_CHECKING:
+    from hpctrain.control.topology.fabric import Fabric
+
+LIVE = "live"
+
+_ALLOCATED = "SLURM_JOB_NODELIST"
+# Slurm writes 2(x3),1 for 2, 2, 2 and 1.
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
+
+
+def arrange(
+    options: HostOptions,
+    this_host: str,
+    ranks: int | None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    work: Recipe | Script | None = None,
+    whole_fabric: bool = False,
+) -> tuple[Hosts, tuple[str, ...]]:
+    """The hosts in the plan's order with their slots, and warnings.
+
+    Args:
+        options: of the command line. Without hosts in it they are those of the Slurm allocation.
+        this_host: taken where no other is named.
+        ranks: of all hosts together; by default as many as the hosts have slots, else one a GPU, or one a host where
+            no node map tells the GPUs. Hosts without slots beside others that have some have one.
+        environment: this process's.
+        work: what the ranks are to run, whose mesh has a say in the order.
+        whole_fabric: take all hosts of a given fabric, rather than refuse it, where nothing names those of the run.
+
+    Raises:
+        HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit, also
+            the mesh.
+    """
+    named = _named(options, environment)
+    given = given_fabric(options, tuple(named.hosts) if named else ())
+    if given and not whole_fabric:
+        _require_named(options, given, environment)
+    hosts_slots, warnings = _hosts(options, named, given, this_host)
+    names = tuple(hosts_slots)
+    node_map = node_map_of(options.node) if options.node is not None else None
+    fabric, known_from = _fabric(options, given, names, environment)
+    room = _room(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
+    ranks = _as_many(names, room, node_map) if ranks is None else ranks
+    require_ranks(ranks)
+    hosts = place_hosts(
+        names,
+        ranks,
+        fabric,
+        known_from=known_from,
+        slots_of=room,
+        node_map=node_map,
+        interface=options.interface,
+        work=mesh_work(work, ranks) if work else None,
+    )
+    warnings += fabric.warnings if fabric else ()
+    warnings += node_map.warnings if node_map else ()
+    if hosts.traffic and hosts.traffic.warning:
+        warnings += (hosts.traffic.warning,)
+    if known_from == FLAT and len(names) > 1:
+        warnings += ("no fabric is known, so the hosts stay in the order given: --fabric FILE names one",)
+    return hosts, warnings
+
+
+def _fabric(
+    options: HostOptions, given: Fabric | None, names: Sequence[str], environment: Mapping[str, str]
+) -> tuple[Fabric | None, str]:
+    """The fabric that is given, else the one that is known, and where from; one host needs none."""
+    if given:
+        return given, str(options.fabric)
+    return known_fabric(names, environment) if len(names) > 1 else (None, FLAT)
+
+
+def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the slots of the hosts are given: by a list, a hostfile, or Slurm's allocation."""
+    return options.hosts is not None or options.hostfile is not None or _is_allocation(options, environment)
+
+
+def _require_named(options: HostOptions, fabric: Fabric, environment: Mapping[str, str]) -> None:
+    if options.hosts is None and options.hostfile is None and not environment.get(_ALLOCATED):
+        raise HpctrainError(
+            f"--fabric {options.fabric} has {len(fabric.hosts)} hosts, and nothing says which of them are yours",
+            "name them with --hosts, or start inside a Slurm allocation",
+        )
+
+
+def _as_many(names: Sequence[str], room: Mapping[str, int] | None, node_map: NodeMap | None) -> int:
+    """The ranks where the user does not say how many."""
+    if room:
+        return sum(room.values())
+    return len(names) * (len(node_map.gpus) if node_map and node_map.gpus else 1)
+
+
+def node_map_of(node: str) -> NodeMap:
+    """The node map that ``--node`` names: from a file, or of this machine.
+
+    Raises:
+        HpctrainError: it cannot be read.
+    """
+    if node != LIVE:
+        from hpctrain.control.topology.node_file import read_node_map
+
+        return read_node_map(Path(node))
+    # NVML's Python half, which is not needed to read a file.
+    from hpctrain.control.topology.live import this_node
+
+    return this_node()
+
+
+def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool:
+    return options.hosts is None and options.hostfile is None and bool(environment.get(_ALLOCATED))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Named:
+    """Hosts with their slots, where they are named, and warnings about that."""
+
+    hosts: HostSlots
+    where: str
+    warnings: tuple[str, ...] = ()
+
+
+def _named(options: HostOptions, environment: Mapping[str, str]) -> _Named | None:
+    """The hosts that are named; None where nothing names any."""
+    if options.hosts is not None and options.hostfile is not None:
+        raise HpctrainError("--hosts and --hostfile both say which hosts", "give one of them")
+    if options.hosts is not None:
+        return _Named(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
+    if options.hostfile is not None:
+        read = read_hostfile(options.hostfile)
+        return _Named(hosts=read.hosts, where=str(options.hostfile), warnings=read.warnings)
+    if allocated := environment.get(_ALLOCATED):
+        return _Named(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
+    return None
+
+
+def _hosts(
+    options: HostOptions, named: _Named | None, given: Fabric | None, this_host: str
+) -> tuple[HostSlots, tuple[str, ...]]:
+    """The hosts of the run in the order in which they are named, with their slots, and warnings."""
+    warnings: tuple[str, ...] = ()
+    if named:
+        hosts, where, warnings = named.hosts, named.where, named.warnings
+    elif given:
+        where = str(options.fabric)
+        hosts = dict.fromkeys(host for host in given.hosts if not is_guid(host))
+        if nameless := [host for host in given.hosts if is_guid(host)]:
+            warnings = (counted(f"hosts of {where} without a name, which no run can reach, left out", nameless),)
+        if not hosts:
+            raise HpctrainError(f"{where}: none of its {len(nameless)} hosts has a name", "name yours with --hosts")
+    else:
+        hosts, where = {this_host: None}, "this machine"
+    if options.nodes is not None and not 1 <= options.nodes <= len(hosts):
+        raise HpctrainError(
+            f"--nodes {options.nodes}: {where} has {len(hosts)} host{'' if len(hosts) == 1 else 's'}",
+            "name more with --hosts, or give their --fabric",
+        )
+    return dict(list(hosts.items())[: options.nodes]), warnings
+
+
+def _room(hosts: HostSlots, ranks: int | None, allocation: Mapping[str, str]) -> dict[str, int] | None:
+    """How many ranks each host has room for; None where nobody said.
+
+    Args:
+        hosts: with the slots that the user gave.
+        ranks: that the user asked for.
+        allocation: Slurm's variables where the hosts are those of its job.
+    """
+    if any(hosts.values()):
+        return {name: slots or 1 for name, slots in hosts.items()}
+    tasks = _tasks(allocation)[: len(hosts)]
+    # Slurm's numbers are of all hosts of the job; ranks that the user asks for may be others.
+    if len(tasks) < len(hosts) or ranks not in (None, sum(tasks)):
+        return None
+    return dict(zip(hosts, tasks, strict=True))
+
+
+def _tasks(allocation: Mapping[str, str]) -> list[int]:
+    """The tasks of each host of the job, empty where the job did not ask for tasks: Slurm then counts processors.
+
+    In a step the variable is the step's.
+    """
+    asked = "SLURM_NTASKS" in allocation or "SLURM_NTASKS_PER_NODE" in allocation
+    if not asked or "SLURM_STEP_ID" in allocation:
+        return []
+    found = _TASKS.findall(allocation.get("SLURM_TASKS_PER_NODE", ""))
+    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]

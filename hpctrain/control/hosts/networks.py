@@ -1,0 +1,144 @@
+"""Chooses the networks over which the ranks of several hosts connect, where their MPI would take a wrong one. Pure.
+
+Open MPI takes every interface that is up. One whose address other hosts have too, as a container engine's bridge, leads
+from a rank to its own host: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/tcp.html.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpctrain.common.cluster.host_list import fold_hosts
+from hpctrain.common.cluster.interfaces import Interface
+from hpctrain.common.cluster.launch_files import network_variables
+from hpctrain.common.errors import HpctrainError
+
+# What a user chooses by, with --interface or by hand.
+CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
+_LOOPBACK = "127.0.0.0/8"
+
+Interfaces = Mapping[str, Sequence[Interface]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Networks:
+    """The network settings of every rank, and what to tell of them; nothing of both where MPI chooses right."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def choose_networks(by_host: Interfaces) -> Networks:
+    """The networks that all hosts share, where one has an interface that leads to no other host.
+
+    Args:
+        by_host: the interfaces of each host of a run.
+
+    Raises:
+        HpctrainError: a host has no other interface than such; with its name.
+    """
+    by_host = _machines(by_host)
+    if len(by_host) < 2:
+        return Networks()
+    counts = Counter(address for host in by_host.values() for address in {a for one in host for a in _addresses(one)})
+    shared = {address for address, count in counts.items() if count > 1}
+
+    def is_shared(one: Interface) -> bool:
+        return not shared.isdisjoint(_addresses(one))
+
+    def is_inner(one: Interface) -> bool:
+        return is_shared(one) or (one.host_only and not _is_loopback(one))
+
+    # A bridge can be all that a host has, and lead to others for all that can be seen of it; a shared address cannot.
+    for is_wrong in (is_inner, is_shared):
+        wrong = {
+            host: [one for one in all_ if one.networks and one.up and is_wrong(one)] for host, all_ in by_host.items()
+        }
+        if not any(wrong.values()):
+            return Networks()
+        right = {host: [one for one in all_ if _is_usable(one, is_wrong)] for host, all_ in by_host.items()}
+        if all(right.values()):
+            break
+    else:
+        raise _no_way(wrong, right)
+    variables = _common(right) or _without(wrong, right)
+    passed_over = ", ".join(dict.fromkeys(one.name for host in wrong.values() for one in host))
+    taken = variables.get(CHOICES[0]) or "the others"
+    verb = "lead" if "," in passed_over else "leads"
+    return Networks(
+        variables=variables, note=f"connections between hosts go over {taken}: {passed_over} {verb} to no other host"
+    )
+
+
+def _machines(by_host: Interfaces) -> Interfaces:
+    """One name of each machine: all of its addresses are the same under another name."""
+    named = {frozenset(a for one in found for a in one.addresses): host for host, found in by_host.items()}
+    return {host: by_host[host] for host in named.values()}
+
+
+def require_interface(interface: str, by_host: Interfaces) -> None:
+    """Refuse an interface, or several with commas between them, that a host does not have.
+
+    Raises:
+        HpctrainError: names the host and what it has.
+    """
+    names = set(interface.split(","))
+    for host, found in by_host.items():
+        up = [one.name for one in found if one.up]
+        if names.isdisjoint(up):
+            raise HpctrainError(
+                f"--interface {interface}: {host} has none of that name that is up",
+                f"it has {', '.join(name for name in up if name != 'lo') or 'none'}",
+            )
+
+
+def _addresses(one: Interface) -> set[str]:
+    """The IPv4 addresses at which others might look for a host; a link-local IPv6 address is each link's own."""
+    return (
+        {address for address in one.addresses if "." in address and not address.startswith("127.")} if one.up else set()
+    )
+
+
+def _is_usable(one: Interface, is_wrong: Callable[[Interface], bool]) -> bool:
+    there = any(not address.lower().startswith("fe80:") for address in one.addresses)
+    return one.up and there and not _is_loopback(one) and not is_wrong(one)
+
+
+def _is_loopback(one: Interface) -> bool:
+    return one.name == "lo"
+
+
+def _common(right: Interfaces) -> dict[str, str]:
+    """The networks that every host is in, by the names of the interfaces where these are the same everywhere."""
+    networks = [{network for one in host for network in one.networks} for host in right.values()]
+    common = set.intersection(*networks)
+    if not common:
+        return {}
+    names = [{one.name for one in host if not common.isdisjoint(one.networks)} for host in right.values()]
+    if all(each == names[0] for each in names):
+        return network_variables(interface=",".join(sorted(names[0])))
+    # Gloo takes the name of one interface, and finds it by itself.
+    every = ",".join(sorted(set.union(*names)))
+    return {"NCCL_SOCKET_IFNAME": f"={every}", CHOICES[0]: ",".join(sorted(common))}
+
+
+def _without(wrong: Interfaces, right: Interfaces) -> dict[str, str]:
+    """All networks but those that lead nowhere, for hosts that reach each other through routers."""
+    names = sorted({one.name for host in wrong.values() for one in host})
+    if kept := {one.name for host in right.values() for one in host}.intersection(names):
+        raise HpctrainError(
+            f"interface {sorted(kept)[0]} leads to other hosts on some hosts and to none on others",
+            "name those that reach the other hosts with --interface NAME,NAME",
+        )
+    return {"NCCL_SOCKET_IFNAME": f"^lo,{','.join(names)}", CHOICES[1]: ",".join((_LOOPBACK, *names))}
+
+
+def _no_way(wrong: Interfaces, right: Interfaces) -> HpctrainError:
+    hosts = [host for host, usable in right.items() if not usable]
+    names = ", ".join(dict.fromkeys(one.name for host in hosts for one in wrong[host])) or "none"
+    return HpctrainError(
+        f"{fold_hosts(hosts)}: no interface leads to the other hosts; the address of {names} is another host's too",
+        "give each host an address of its own, `ip address` lists them, and name the interface: --interface NAME",
+    )

@@ -1,0 +1,255 @@
+"""Chooses the launcher of a plan's ranks: the one that the plan names, or the first that works here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hpctrain.common.cluster.launcher import MPI_LAUNCHERS, TORCHRUN
+from hpctrain.common.cluster.machine import same_host
+from hpctrain.common.cluster.mpi import find_mpi
+from hpctrain.common.cluster.pod import in_pod, pod_index
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import temporary_folder
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan
+from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
+from hpctrain.control.launchers.open_mpi_folder import own_folder
+
+PROBE = "hpctrain.worker.comm.probe"
+PROBE_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+_LIST_SECONDS = 20.0
+_REASON_LINES = 6
+
+MakeCommand = Callable[[Plan, RunDirectory, Launcher, Sequence[str]], Command]
+
+
+def choose_launcher(
+    plan: Plan,
+    make_command: MakeCommand,
+    environment: Mapping[str, str] = os.environ,
+    seconds: float = PROBE_SECONDS,
+    say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
+    folder: Path = Path(),
+) -> Launcher:
+    """Choose the launcher for a plan of several ranks.
+
+    Inside a Slurm job ``auto`` starts the plan's ranks with each launcher in turn, on the plan's hosts, in its
+    container, and takes the first with which they see each other. Elsewhere only mpirun can start ranks.
+
+    Args:
+        plan: with its hosts.
+        make_command: the command of this plan in that directory, with a launcher, for other work than training.
+        environment: this process's.
+        seconds: the limit of each probe.
+        say: gets what was chosen by probes, and why those before it were not; by default the user does.
+        folder: that all hosts share, for what the probes write; a container on another host mounts it.
+
+    Raises:
+        HpctrainError: the named launcher is not here, or none works; with what each said.
+    """
+    if not needs_proof(plan, environment):
+        return first_launcher(plan, environment)
+    reasons: dict[str, str] = {}
+    with temporary_folder(".hpctrain-probe-", folder) as name_of_folder:
+        directory = RunDirectory(Path(name_of_folder))
+        for name in MPI_LAUNCHERS:
+            try:
+                launcher = _named(name, environment)
+                _probe(plan, make_command(plan, directory, launcher, (PROBE, str(plan.ranks))), launcher, seconds)
+            except HpctrainError as error:
+                reasons[name] = error.message
+                continue
+            (say or _say)(launcher, reasons)
+            return launcher
+    raise _no_launcher(f"no launcher can start {plan.ranks} ranks on {len(plan.hosts)} hosts here", reasons)
+
+
+def _no_launcher(what: str, reasons: Mapping[str, str]) -> HpctrainError:
+    tried = (f"{name}: {reason}" for name, reason in reasons.items())
+    return HpctrainError(
+        "\n".join([what, *tried]),
+        "`hpctrain doctor` looks further; --launcher uses one without trying it first",
+        exit_code=1,
+    )
+
+
+def _require_each_host(plan: Plan, torchrun: Torchrun, environment: Mapping[str, str]) -> None:
+    """Refuse hosts that nobody starts a torchrun on."""
+    hosts = len(plan.hosts)
+    if hosts > 1 and pod_index(environment) is None:
+        raise HpctrainError(
+            f"torchrun starts ranks only on its own host, and the run has {hosts} hosts",
+            "choose --launcher mpirun; `hpctrain submit --cluster kubernetes` starts a torchrun in each pod",
+        )
+    if torchrun.node >= hosts:
+        raise HpctrainError(
+            f"this is pod {torchrun.node}, from 0, and the run has {hosts} host{'' if hosts == 1 else 's'}",
+            "the Job's completions and parallelism have to equal the number of hosts",
+        )
+
+
+def needs_proof(plan: Plan, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a trial start is needed to find out which launcher works. A fault-tolerant run has only one choice."""
+    return plan.start.launcher == "auto" and in_allocation(environment) and not plan.fault_tolerant
+
+
+def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> Launcher:
+    """The first launcher of :func:`choose_launcher` that is installed; starts nothing.
+
+    Raises:
+        HpctrainError: the named one is not here, or none is.
+    """
+    if not needs_proof(plan, environment):
+        launcher = _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
+        if isinstance(launcher, Torchrun):
+            _require_each_host(plan, launcher, environment)
+        return launcher
+    reasons: dict[str, str] = {}
+    for name in MPI_LAUNCHERS:
+        try:
+            return _named(name, environment)
+        except HpctrainError as error:
+            reasons[name] = error.message
+    raise _no_launcher("no launcher is installed here", reasons)
+
+
+def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process runs in a Slurm job."""
+    return bool(environment.get("SLURM_JOB_ID"))
+
+
+def told_of_slurm(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+    """The settings that an mpirun needs in the Slurm job of this process, against its own variables; None outside."""
+    if not in_allocation(environment):
+        return None
+    # mpirun reaches the hosts by srun, which would wait for the end of a step that this process is in.
+    told = {"SLURM_OVERLAP": "1"}
+    if "SLURM_STEP_ID" in environment:
+        # The list of hosts is the job's there, and their numbers of tasks the step's.
+        told["SLURM_TASKS_PER_NODE"] = f"1(x{environment.get('SLURM_JOB_NUM_NODES', '1')})"
+    return told
+
+
+def bindable_cores(cores: int, environment: Mapping[str, str] = os.environ) -> int:
+    """The number of a host's ``cores`` that ranks can be bound to.
+
+    0 in a pod, whose processors are a share of the node's and not certain ones; in a step, whose processors are not
+    those of its launchers; and on a Slurm node that is not a machine of its own (one of several slurmd on a machine):
+    the ranks of each node would be bound to the same cores.
+    """
+    node = environment.get("SLURMD_NODENAME")
+    shared = node is not None and not same_host(node, socket.gethostname())
+    return 0 if shared or in_pod(environment) or "SLURM_STEP_ID" in environment else cores
+
+
+def require_image(plan: Plan) -> None:
+    """Refuse a container image whose file does not exist.
+
+    Raises:
+        HpctrainError: it is not there.
+    """
+    container = plan.start.container
+    if container is None:
+        return
+    # Pyxis takes everything else for a name in a registry, Apptainer for a file.
+    pyxis_file = container.image.startswith(("/", "./"))
+    is_file = pyxis_file if container.runtime == "pyxis" else "://" not in container.image
+    if is_file and not Path(container.image).exists():
+        raise HpctrainError(
+            f"there is no container image {container.image}", f"looked for {Path(container.image).absolute()}"
+        )
+
+
+def _named(name: str, environment: Mapping[str, str]) -> Launcher:
+    """The launcher of that name, if it is here."""
+    if name == "mpirun":
+        return find_mpi()
+    if name == TORCHRUN:
+        return Torchrun(node=pod_index(environment) or 0, port=_torchrun_port(environment))
+    srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
+    if not in_allocation(environment):
+        raise HpctrainError(
+            f"{srun.name} starts ranks inside a Slurm job, and this process is not in one",
+            "start it in one: hpctrain submit, or salloc",
+        )
+    if srun.mpi not in (plugins := _plugins()):
+        raise HpctrainError(
+            f"this Slurm has no plugin {srun.mpi}; `srun --mpi=list` names {', '.join(plugins) or 'none'}",
+            "choose --launcher mpirun",
+        )
+    return srun
+
+
+def _torchrun_port(environment: Mapping[str, str]) -> int | None:
+    port = environment.get("MASTER_PORT")
+    if port is None:
+        return None
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise HpctrainError(f"MASTER_PORT={port} is not a port", "for example export MASTER_PORT=29500")
+    return int(port)
+
+
+def _plugins() -> list[str]:
+    """The plugins that ``srun --mpi=list`` names, each on a line of its own, after ``srun:`` in some versions."""
+    answer = run_program("srun", "--mpi=list", seconds=_LIST_SECONDS)
+    lines = (line.removeprefix("srun:").strip() for line in (answer.stdout + answer.stderr).splitlines())
+    return [line for line in lines if line and " " not in line]
+
+
+def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> None:
+    """Start the plan's ranks with the program that checks their number.
+
+    Raises:
+        HpctrainError: they do not see each other, or not in time; with the end of what was printed.
+    """
+    command.write_files()
+    status, output = _run(command, seconds)
+    if status == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
+        return
+    end = "\n  ".join([line for line in output.splitlines() if line.strip()][-_REASON_LINES:])
+    how = f"no answer in {seconds:g} s" if status is None else f"exit status {status}"
+    raise HpctrainError(f"{how}; at its end {launcher.name} said:\n  {end or 'nothing'}")
+
+
+def _run(command: Command, seconds: float) -> tuple[int | None, str]:
+    """The exit status, None where the time ran out, and both streams; no process of it lives afterwards."""
+    with own_folder(command.own_folder) as folder:
+        process = command.start(folder)
+        try:
+            output, _ = process.communicate(timeout=seconds)
+            return process.returncode, output.decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            return None, _end(process).decode(errors="replace")
+        except BaseException:
+            # A signal to this process.
+            _end(process)
+            raise
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[bytes]) -> bytes:
+    """Politely, so that the launcher ends its ranks on other hosts, then by force; what it had printed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=_STOP_SECONDS)[0]
+    return b""
+
+
+def _say(launcher: Launcher, reasons: Mapping[str, str]) -> None:
+    chosen = launcher.name if isinstance(launcher, Srun) else f"mpirun of {launcher.name}"
+    for name, reason in reasons.items():
+        print(f"hpctrain: {name} does not work here: {reason}", file=sys.stderr)
+    print(f"hpctrain: the ranks are started by {chosen}, which was tried with all of them", file=sys.stderr)

@@ -1,0 +1,84 @@
+"""What is known, before a run, of what the ranks of its mesh send each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hpctrain.common.recipes.mesh import VARIABLE, Mesh
+from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import Plan, Script
+
+# The numbers that each network learns, with the classes of its data.
+_PARAMETERS: Mapping[str, int] = {
+    "digits_cnn": 89_930,
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+}
+
+
+def mesh_work(work: Recipe | Script, ranks: int) -> MeshWork | None:
+    """The mesh of a recipe or script with its model, as far as that is known; None where all ranks only replicate.
+
+    Raises:
+        HpctrainError: the mesh is not one of so many ranks.
+    """
+    mesh = work.mesh.at(ranks)
+    if mesh.replicates_only:
+        return None
+    if isinstance(work, Script):
+        return MeshWork(mesh=mesh, model=None)
+    return MeshWork(mesh=mesh, model=mesh_model(work, mesh), sharding=work.sharding, pipeline=work.pipeline)
+
+
+# By default glibc raises its threshold with each large buffer that is freed, and then keeps gathered parameters on its
+# heap: 5 times the parameters in memory, where 1.02 times are needed (FSDP2 on 4 ranks). It stays fixed where it is set
+# (https://man7.org/linux/man-pages/man3/mallopt.3.html).
+SHARDING = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+"""What ranks on CPUs get that shard parameters."""
+
+
+def mesh_lines(plan: Plan) -> list[str]:
+    """What a plan's mesh sends where; nothing for ranks that only replicate, and while the hosts are not known."""
+    if plan.mesh_traffic is None:
+        return []
+    # Nobody knows the network of a script.
+    what = "sent in a step" if plan.mesh_traffic.in_bytes else "neighbours that send to each other"
+    return [f"mesh {plan.mesh}, {what}:", *plan.mesh_traffic.lines()]
+
+
+def mesh_environment(plan: Plan) -> dict[str, str]:
+    """The variables that ranks get for their mesh; none where nobody asked for one."""
+    if plan.asked_mesh == Mesh():
+        return {}
+    found = {VARIABLE: plan.mesh.option}
+    on_gpus = plan.backend == "nccl" or any(place.gpu is not None for host in plan.hosts for place in host.places)
+    if plan.mesh.sizes["dp_shard"] > 1 and not on_gpus:
+        found |= SHARDING
+    return found
+
+
+def mesh_model(recipe: Recipe, mesh: Mesh) -> MeshModel:
+    """What is trained, as far as what a mesh sends depends on it: with bf16 and fp16 parameters and activations travel
+    in 16 bits, and gradients in 32.
+    """
+    narrow = 4 if recipe.precision == "float32" else 2
+    resolved = recipe.at_data_ranks(mesh.data_ranks)
+    of_all = MeshModel(
+        parameters=parameters(recipe),
+        samples=resolved.global_batch / mesh.data_ranks,
+        parts=resolved.batch.parts(resolved.global_batch, mesh.data_ranks),
+        parameter_bytes=narrow,
+        activation_bytes=narrow,
+    )
+    gpt = recipe.model
+    if gpt.name != "gpt":
+        return of_all
+    return replace(of_all, layers=gpt.layers, width=gpt.width, sequence=gpt.context)
+
+
+def parameters(recipe: Recipe) -> int:
+    """Of a recipe's network."""
+    return recipe.model.parameters if recipe.model.name == "gpt" else _PARAMETERS[recipe.model.name]

@@ -1,0 +1,203 @@
+"""Measurements that replace a prediction's assumptions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import read_text
+from hpctrain.common.workloads.workload import Workload, load_workload
+from hpctrain.control.predict.compute import CPU, Device, compute
+from hpctrain.control.predict.constants import Constant
+from hpctrain.control.predict.fit import fit
+from hpctrain.control.predict.sweep import Sweep
+from hpctrain.control.predict.values import Values
+from hpctrain.control.topology.fabric import Floats
+
+if TYPE_CHECKING:
+    from hpctrain.control.predict.curves import Curve
+
+_HOW = "hpctrain bench step --sweep --json > sweep.json; hpctrain bench allreduce --json > curves.json; or nccl-tests"
+# The least that the logarithm of a measured step time is taken to be off by.
+_LEAST_ERROR = 0.01
+# What a constant's spread has to come down to for it to count as measured.
+_NARROWED = 0.7
+_OF_COMPUTE = ("pace", "memory_bytes_per_s", "vector_flops", "conv32_flops", "half_flops")
+# nccl-tests over thousands of sizes have some megabytes.
+_MOST_BYTES = 2**26
+_EFFICIENCIES = ("memory_efficiency", "matmul_efficiency", "conv_efficiency")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The constants after a calibration.
+
+    Attributes:
+        constants: all of them; those that the measurements narrowed are measured, with the spread that is left.
+        columns: the fitted ones' draws, for :func:`hpctrain.control.predict.values.drawn`.
+    """
+
+    constants: Mapping[str, Constant]
+    columns: Callable[[int, int], dict[str, Floats]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Step times of one node, measured all-reduces, and the rate of the input pipeline.
+
+    Attributes:
+        sweeps: over batches.
+        curves: all-reduces.
+        loaded: samples per second that a rank's input pipeline makes, by its workers.
+    """
+
+    sweeps: tuple[Sweep, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    loaded: Mapping[int, float] = field(default_factory=dict)
+
+    def require_fits(self, workload: Workload, device: Device) -> None:
+        """Refuse measurements of something else.
+
+        Raises:
+            HpctrainError: a sweep of another network, device or precision.
+        """
+        for sweep in self.sweeps:
+            for what, found, wanted in (
+                ("network", sweep.model, workload.name),
+                ("device", sweep.device, device.name),
+                ("precision", sweep.precision, device.precision),
+            ):
+                if found != wanted:
+                    raise HpctrainError(
+                        f"--calibration: steps were measured with the {what} {found}, but {wanted} is to be predicted",
+                        "measure that with hpctrain bench step --sweep --json, or leave the file out",
+                    )
+
+    def fit(self, constants: Mapping[str, Constant]) -> Fitted:
+        """The constants that the sweeps leave."""
+        if not self.sweeps:
+            return Fitted(constants=constants, columns=lambda count, seed: {})
+        rows = [(sweep, row) for sweep in self.sweeps for row in sweep.rows]
+        names = _fitted_names(self.sweeps[0].device, constants)
+        found = fit(
+            lambda values: [_said(sweep, row.batch, values) for sweep, row in rows],
+            np.array([row.median_s for _, row in rows]),
+            np.array([max(row.spread, _LEAST_ERROR) for _, row in rows]),
+            constants,
+            names,
+        )
+        after = dict(constants)
+        source = f"bench step --sweep of {', '.join(dict.fromkeys(sweep.model for sweep in self.sweeps))}"
+        left = np.sqrt(np.diag(found.covariance))
+        for name, mean, spread in zip(names, found.mean, left, strict=True):
+            if spread < _NARROWED * constants[name].spread:
+                value = constants[name].value * float(np.exp(mean))
+                change = {"value": value, "spread": float(spread), "kind": "measured", "source": source}
+                after[name] = constants[name].model_copy(update=change)
+        # What the roofline does not follow of the measured times stays uncertain.
+        off = float(np.sqrt(np.mean(found.residual**2)))
+        after["step_residual"] = constants["step_residual"].model_copy(
+            update={"spread": max(off, _LEAST_ERROR), "kind": "measured", "source": source}
+        )
+
+        def columns(count: int, seed: int) -> dict[str, Floats]:
+            # The constants' values have moved to their means.
+            moved = {name: np.log(after[name].value / constants[name].value) for name in names}
+            return {name: logs - moved[name] for name, logs in found.columns(count, seed).items()}
+
+        return Fitted(constants=after, columns=columns)
+
+
+def _said(sweep: Sweep, batch: float, values: Values) -> Floats:
+    workload = load_workload(sweep.model, image_size=sweep.image_size)
+    ranks = sweep.ranks if sweep.device == CPU else 1
+    return compute(workload, batch, Device(name=sweep.device, ranks=ranks, precision=sweep.precision), values).total
+
+
+def _fitted_names(device: str, constants: Mapping[str, Constant]) -> list[str]:
+    gap = "cpu.kernel_s" if device == CPU else "kernel_s"
+    names = [f"{device}.{field}" for field in _OF_COMPUTE] + [*_EFFICIENCIES, gap]
+    return [name for name in names if constants[name].spread]
+
+
+def read_calibration(paths: Sequence[Path]) -> Calibration:
+    """The measurements of several files: of ``bench step --sweep``, ``bench allreduce``, ``bench loader``, nccl-tests.
+
+    Raises:
+        HpctrainError: a file that cannot be read, is cut off, or is none of these.
+    """
+    from hpctrain.control.predict.curves import bench_curves, nccl_curves
+    from hpctrain.control.predict.nccl_json import is_nccl_report
+
+    sweeps: list[Sweep] = []
+    curves: list[Curve] = []
+    loaded: dict[int, float] = {}
+    for path in paths:
+        text = _text(path)
+        if not text.lstrip().startswith("{"):
+            curves += nccl_curves(text, str(path))
+            continue
+        found = _json(text, path)
+        rows = found.get("rows")
+        if "sweeps" in found:
+            sweeps += _sweeps(found, path)
+        elif is_nccl_report(found):
+            curves += nccl_curves(text, str(path))
+        elif _have(rows, "engine", "bytes"):
+            curves += bench_curves(text, str(path))
+        elif rows and _have(rows, "workers", "samples_per_s"):
+            loaded |= _loaded(rows, path)
+        else:
+            raise HpctrainError(f"{path} is not a calibration: it has neither sweeps nor measured all-reduces", _HOW)
+    return Calibration(sweeps=tuple(sweeps), curves=tuple(curves), loaded=loaded)
+
+
+def _have(rows: object, *keys: str) -> bool:
+    return isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) and {*keys} <= {*row} for row in rows)
+
+
+def _text(path: Path) -> str:
+    return read_text(path, "calibration", _HOW, limit=_MOST_BYTES)
+
+
+def _json(text: str, path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise HpctrainError(f"{path}, line {error.lineno}: not a complete JSON file: {error.msg}", _HOW) from error
+    return found
+
+
+def _sweeps(found: dict[str, Any], path: Path) -> list[Sweep]:
+    if not isinstance(found["sweeps"], list) or not found["sweeps"]:
+        raise HpctrainError(f"{path} has no sweeps", _HOW)
+    try:
+        return [Sweep.model_validate_json(json.dumps(each)) for each in found["sweeps"]]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise HpctrainError(f"{path}: a sweep's {where}: {first['msg']}", _HOW) from error
+
+
+def _loaded(rows: list[dict[str, Any]], path: Path) -> dict[int, float]:
+    """The rates of hpctrain's own loader."""
+    try:
+        own = [_Loaded.model_validate(row) for row in rows if row.get("variant") == "hpctrain"]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise HpctrainError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}", _HOW) from error
+    return {row.workers: row.samples_per_s for row in own}
+
+
+class _Loaded(BaseModel):
+    """A row of ``bench loader``."""
+
+    workers: int = Field(ge=0, strict=True)
+    samples_per_s: float = Field(gt=0, allow_inf_nan=False, strict=True)

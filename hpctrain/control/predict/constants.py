@@ -1,0 +1,83 @@
+"""The constants of a prediction: each with its value, its spread and where it is from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hpctrain.common.cluster.gpu_models import Gpu, gpus
+from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.recipes.bounds import NotNegative, Positive
+
+# Data sheets round, and boards run at other clocks than they state.
+_DATA_SHEET_SPREAD = 0.02
+
+Kind = Literal["measured", "published", "assumed"]
+
+
+class Constant(Section):
+    """One figure that predictions depend on."""
+
+    value: Positive
+    unit: str
+    spread: NotNegative = Field(description="standard deviation of its logarithm")
+    kind: Kind
+    source: str
+
+
+class Bus(Section):
+    """What joins the GPUs of one node."""
+
+    points: tuple[tuple[Positive, Positive], ...] = Field(
+        min_length=1, description="bytes of an all-reduce and its bus bandwidth in bytes/s, rising"
+    )
+    of: int = Field(ge=2, description="the GPUs that it was measured with")
+    latency: Literal["nvlink", "pcie"]
+    spread: NotNegative
+    kind: Kind
+    source: str
+
+
+class _Constants(Section):
+    constants: dict[str, Constant]
+    pace: dict[str, Constant]
+    buses: dict[str, Bus]
+
+
+@cache
+def constants() -> dict[str, Constant]:
+    """All constants by name. A GPU's are called ``GPU.FIELD``, and the largest rate of a bus ``bus.NAME``."""
+    made = _load()
+    found = dict(made.constants)
+    for name, each in gpus().items():
+        found |= {f"{name}.{key}": value for key, value in _of_gpu(each).items()}
+        found[f"{name}.pace"] = made.pace[name]
+    for name, bus in made.buses.items():
+        found[f"bus.{name}"] = Constant(
+            value=bus.points[-1][1], unit="B/s", spread=bus.spread, kind=bus.kind, source=bus.source
+        )
+    return found
+
+
+@cache
+def buses() -> dict[str, Bus]:
+    """What joins the GPUs of a node, by name."""
+    return dict(_load().buses)
+
+
+def _of_gpu(each: Gpu) -> Mapping[str, Constant]:
+    units = {"vector_flops": "FLOP/s", "conv32_flops": "FLOP/s", "half_flops": "FLOP/s", "memory_bytes_per_s": "B/s"}
+    sheet: dict[str, Any] = {"spread": _DATA_SHEET_SPREAD, "kind": "published", "source": each.source}
+    found = {key: Constant(value=getattr(each, key), unit=unit, **sheet) for key, unit in units.items()}
+    found["power_w"] = Constant(value=each.power_w, unit="W", **sheet)
+    found["idle_w"] = Constant(value=each.idle_w, unit="W", spread=0.2, kind="assumed", source="an idle board")
+    return found
+
+
+def _load() -> _Constants:
+    path = Path(__file__).with_name("constants.yaml")
+    return load_checked(path.read_text(encoding="utf-8"), path, _Constants, "file of constants", "reinstall hpctrain")

@@ -1,0 +1,174 @@
+"""Measured times of all-reduces by size, which replace assumed constants of a prediction."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.predict.nccl_json import read_nccl_report
+from hpctrain.control.predict.nccl_run import Measured
+from hpctrain.control.predict.nccl_tests import read_nccl_tests
+
+# A row of ``bench allreduce`` that moves no data between ranks.
+_COPY = "copy"
+
+_MENDED = "write it again with `hpctrain bench allreduce --json`, or give the output of nccl-tests' all_reduce_perf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The time of one collective by the size of its buffer.
+
+    Attributes:
+        collective: ``all-reduce``.
+        engine: what carried it: ``mpi``, ``gloo``, ``nccl`` …; nccl-tests have ``nccl, in-place`` as well.
+        ranks: that took part.
+        hosts: on which they were.
+        points: bytes of a rank's buffer and seconds, by rising bytes.
+        source: the file, and what measured it.
+        groups: collectives of so many ranks that each host took part in at the same time, sharing its adapters.
+        gpu: what the driver calls the ranks' GPUs; None where the file does not tell.
+    """
+
+    collective: str
+    engine: str
+    ranks: int
+    hosts: int
+    points: tuple[tuple[float, float], ...]
+    source: str
+    groups: int = 1
+    gpu: str | None = None
+
+    def __post_init__(self) -> None:
+        assert self.points and self.ranks >= 1 and self.hosts >= 1 and self.groups >= 1
+        assert all(one < other for (one, _), (other, _) in zip(self.points, self.points[1:], strict=False))
+
+    @property
+    def local(self) -> int:
+        """Ranks of a host in one collective."""
+        return self.ranks // self.hosts
+
+    def at(self, nbytes: float) -> float:
+        """Seconds for a buffer of ``nbytes``.
+
+        Between two points along a straight line in a plot with two logarithmic axes; below the first its time, which
+        is mostly latency; above the last at the bandwidth that it reached. Nothing takes no time.
+        """
+        if nbytes <= 0:
+            return 0.0
+        after = bisect_left(self.points, (nbytes, -math.inf))
+        if after == 0:
+            return self.points[0][1]
+        if after == len(self.points):
+            size, seconds = self.points[-1]
+            return seconds * (nbytes / size)
+        (low, start), (high, end) = self.points[after - 1], self.points[after]
+        return start * math.exp(math.log(end / start) * math.log(nbytes / low) / math.log(high / low))
+
+
+def bench_curves(text: str, where: str) -> list[Curve]:
+    """The curves of ``hpctrain bench allreduce --json``, one for each engine and number of ranks.
+
+    Args:
+        text: of the file.
+        where: its name, for errors.
+
+    Raises:
+        HpctrainError: no JSON, or rows without what a curve needs.
+    """
+    rows = _json(text, where).get("rows")
+    if not isinstance(rows, list) or not rows:
+        raise HpctrainError(f"{where}: no rows", _MENDED)
+    points: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
+    for number, row in enumerate(rows, start=1):
+        at = f"{where}: row {number}"
+        engine = row.get("engine") if isinstance(row, dict) else None
+        if not isinstance(engine, str) or not engine:
+            raise HpctrainError(f"{at} has no engine", _MENDED)
+        ranks, hosts = _count(row, "ranks", at), _count({"hosts": 1, **row}, "hosts", at)
+        if ranks % hosts:
+            raise HpctrainError(f"{at}: {ranks} ranks cannot be divided equally among {hosts} hosts", _MENDED)
+        point = float(_count(row, "bytes", at)), _seconds(row, at)
+        if engine != _COPY:
+            points[engine, ranks, hosts].append(point)
+    if not points:
+        raise HpctrainError(f"{where}: only rows of engine {_COPY!r}, which moves nothing between ranks", _MENDED)
+    return [
+        _curve(own, engine=engine, ranks=ranks, hosts=hosts, source=f"{where}, hpctrain bench allreduce")
+        for (engine, ranks, hosts), own in points.items()
+    ]
+
+
+def _json(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HpctrainError(f"{where}: not JSON: {error}", f"it is damaged or cut off: {_MENDED}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def nccl_curves(text: str, where: str) -> list[Curve]:
+    """The curves of what nccl-tests' ``all_reduce_perf`` wrote: of each run out-of-place, then in-place, as measured.
+
+    Args:
+        text: of the file: what was printed, or the JSON of ``-J``.
+        where: its name, for errors.
+
+    Raises:
+        HpctrainError: as of ``read_nccl_tests`` and ``read_nccl_report``.
+    """
+    return [curve for found in _nccl_runs(text, where) for curve in _curves_of(found, where)]
+
+
+def _nccl_runs(text: str, where: str) -> list[Measured]:
+    if not text.lstrip().startswith("{"):
+        return read_nccl_tests(text, where)
+    return read_nccl_report(_json(text, where), where)
+
+
+def _curves_of(found: Measured, where: str) -> list[Curve]:
+    engines = {"nccl": found.out_of_place, "nccl, in-place": found.in_place}
+    source = f"{where}, all_reduce_perf of {found.kind}"
+    return [
+        _curve(
+            points,
+            engine=engine,
+            ranks=found.ranks,
+            hosts=found.hosts,
+            groups=found.groups,
+            gpu=found.gpu,
+            source=source,
+        )
+        for engine, points in engines.items()
+        if points
+    ]
+
+
+def _curve(points: Iterable[tuple[float, float]], **measured: Any) -> Curve:
+    """A curve of these points; of several for one size it has the median."""
+    by_size: dict[float, list[float]] = defaultdict(list)
+    for size, seconds in points:
+        by_size[size].append(seconds)
+    median = tuple((size, statistics.median(by_size[size])) for size in sorted(by_size))
+    return Curve(collective="all-reduce", points=median, **measured)
+
+
+def _count(row: Mapping[str, Any], key: str, at: str) -> int:
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise HpctrainError(f"{at}: {key} is {value!r}, not a whole number of at least 1", _MENDED)
+    return value
+
+
+def _seconds(row: Mapping[str, Any], at: str) -> float:
+    value = row.get("median_s")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise HpctrainError(f"{at}: median_s is {value!r}, not a number of seconds above 0", _MENDED)
+    return float(value)

@@ -1,0 +1,87 @@
+"""What a run's nodes and switches draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from hpctrain.control.predict.values import Values
+from hpctrain.control.topology.fabric import Floats
+
+_JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Of a run, (columns,) each; None for what its length or the grid is needed for, and that is not known.
+
+    Attributes:
+        node_w: power of one node.
+        kwh: of all nodes.
+        facility_kwh: of nodes and switches, with the cooling and what else the site spends for each (PUE).
+        joules_per_sample: of the nodes.
+        kg_co2: of ``facility_kwh``.
+    """
+
+    node_w: Floats
+    kwh: Floats | None
+    facility_kwh: Floats | None
+    joules_per_sample: Floats
+    kg_co2: Floats | None
+
+
+FIGURES = tuple(field.name for field in fields(Energy))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a run draws its power.
+
+    Attributes:
+        pue: power usage effectiveness: the site's power over that of its machines.
+        g_per_kwh: carbon intensity of the grid in grams of CO2 equivalent; None if not known.
+    """
+
+    pue: float = 1.0
+    g_per_kwh: float | None = None
+
+
+def energy(
+    values: Values,
+    *,
+    gpu: str,
+    gpus_per_node: int,
+    nodes: int,
+    switch_ports: float,
+    busy: Floats,
+    seconds: Floats | None,
+    samples_per_s: Floats,
+    site: Site,
+) -> Energy:
+    """The energy of a run.
+
+    A GPU draws its idle power, and what is between that and a share of its limit for as long as it is full. The rest
+    of a node (cores, memory, fans) draws what GPUs at their full power leave of its share, whatever they do.
+
+    Args:
+        switch_ports: of all switches.
+        busy: share of the time for which GPUs are full, (columns,).
+        gpu: of the nodes, not ``cpu``: nothing here knows what hosts without GPUs draw.
+        seconds: of the run, (columns,); None if not known.
+    """
+    idle, full = values[f"{gpu}.idle_w"], values[f"{gpu}.power_w"] * values["full_power"]
+    share = values["gpu_power_share"].clip(max=0.95)
+    rest = gpus_per_node * full * (1 - share) / share
+    node_w = rest + gpus_per_node * (idle + (full - idle) * busy)
+    joules_per_sample = node_w * nodes / samples_per_s
+    if seconds is None:
+        return Energy(node_w=node_w, kwh=None, facility_kwh=None, joules_per_sample=joules_per_sample, kg_co2=None)
+    kwh = node_w * nodes * seconds / _JOULES_PER_KWH
+    switches = values["switch_port_w"] * switch_ports * seconds / _JOULES_PER_KWH
+    facility = (kwh + switches) * site.pue
+    return Energy(
+        node_w=node_w,
+        kwh=kwh,
+        facility_kwh=facility,
+        joules_per_sample=joules_per_sample,
+        kg_co2=None if site.g_per_kwh is None else facility * site.g_per_kwh / 1000,
+    )

@@ -1,0 +1,138 @@
+"""One step of one training on so many nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpctrain.common.bucket_groups import BUCKET_BYTES
+from hpctrain.common.workloads.workload import Workload, buckets
+from hpctrain.control.predict.collectives import Ranks, allreduce
+from hpctrain.control.predict.compute import CPU, Compute, Device, compute
+from hpctrain.control.predict.nccl import TUNER_VERSION
+from hpctrain.control.predict.step import Reduction, Step, slowest, step
+from hpctrain.control.predict.values import Values
+from hpctrain.control.topology.fabric import Floats
+
+if TYPE_CHECKING:
+    from hpctrain.control.predict.curves import Curve
+    from hpctrain.control.predict.network import Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a step's time depends on.
+
+    Attributes:
+        workload: of the network that is trained.
+        network: of the nodes.
+        local: ranks of each node.
+        device: of each rank.
+        engine: that reduces; ``single`` where there is one rank.
+        batch: samples of a rank in a step.
+        parts: in which it computes them one after the other.
+        bucket_bytes: of a gradient bucket.
+        wire: what a gradient takes on the way, as a share of its 4 bytes.
+        state: numbers that the optimizer keeps of each parameter.
+        rdma, nccl: as of :class:`hpctrain.control.predict.collectives.Ranks`.
+        samples_per_s: that the input pipeline of a rank makes; None for as many as are wanted.
+    """
+
+    workload: Workload
+    network: Network
+    local: int
+    device: Device
+    engine: str
+    batch: float
+    parts: int = 1
+    bucket_bytes: float = BUCKET_BYTES
+    wire: float = 1.0
+    state: int = 1
+    rdma: bool = True
+    nccl: tuple[int, int] = TUNER_VERSION
+    samples_per_s: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.network.hosts * self.local
+
+    @property
+    def at_once(self) -> int:
+        """The most samples that a rank computes together."""
+        return math.ceil(self.batch / self.parts)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the engine reduces large gradients where autograd put them."""
+        return self.engine != "mpi"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Seconds of one step, (columns,) each.
+
+    Attributes:
+        compute: of one part.
+        total: of the whole step.
+        exposed: how much longer it is for its reductions, in which ranks also wait for the slowest one.
+        busy: for how long the device is full.
+    """
+
+    compute: Compute
+    total: Floats
+    exposed: Floats
+    busy: Floats
+
+
+def times(job: Job, values: Values, curves: Sequence[Curve] = ()) -> Times:
+    """The times of one step.
+
+    Args:
+        curves: measured all-reduces.
+    """
+    one = compute(job.workload, job.at_once, job.device, values, state=job.state)
+    jitter = values["cpu.jitter" if job.device.name == CPU else "jitter"] * slowest(job.ranks)
+    last = _step(job, one, jitter, values, curves)
+    # Reductions wait for the last part.
+    earlier = (job.parts - 1) * (one.total - one.update) * (1 + jitter)
+    total = earlier + last.total
+    if job.samples_per_s is not None:
+        total = np.maximum(total, job.batch / job.samples_per_s)
+    return Times(compute=one, total=total, exposed=last.exposed, busy=one.busy * job.parts)
+
+
+def _step(job: Job, one: Compute, jitter: Floats, values: Values, curves: Sequence[Curve]) -> Step:
+    if job.ranks == 1:
+        return Step(total=one.total, exposed=np.zeros(values.columns))
+    ranks = Ranks(
+        network=job.network,
+        local=job.local,
+        device=job.device.name,
+        engine=job.engine,
+        rdma=job.rdma,
+        nccl=job.nccl,
+        wire=job.wire,
+    )
+    layers = len(job.workload.layers)
+    made = buckets(job.workload, job.bucket_bytes, in_place=job.in_place, compressed=job.wire < 1)
+    reductions = [
+        Reduction(
+            after=layers - bucket.launched,
+            seconds=allreduce(bucket.nbytes, ranks, values, curves) + _negotiation(job, values),
+        )
+        for bucket in made
+    ]
+    pace = np.minimum(values[f"{job.engine}.overlap"], 1.0)
+    return step(one, reductions, pace=pace, jitter=jitter)
+
+
+def _negotiation(job: Job, values: Values) -> Floats:
+    """What Horovod takes before a reduction: half a cycle on average, and the ranks' agreement."""
+    if job.engine != "horovod":
+        return np.zeros(values.columns)
+    return values["horovod.cycle_s"] / 2 + values["horovod.negotiation_s"]

@@ -1,0 +1,348 @@
+"""The memory of a training on one device, by what it holds, at the moment when it is most.
+
+The steps of a workload's forward and backward pass are gone through in order: activations are kept and freed,
+gradients appear, and the largest sum counts. Nothing is measured here; the unit tests hold the result against
+``torch.distributed._tools.mem_tracker.MemTracker``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal
+
+from hpctrain.common.bucket_groups import BUCKET_BYTES
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.optim.rules import SCALARS, slots
+from hpctrain.common.recipes.schema import Optimizer
+from hpctrain.common.workloads.workload import Layer, Workload, buckets
+
+# float32; autocast to bf16 or fp16, where weights and gradients stay float32; weights, gradients and all in bf16.
+Precision = Literal["float32", "bf16", "fp16", "pure_bf16"]
+
+# What the caching allocator of CUDA cannot use because of rounding and holes, as a share of what tensors take: on an
+# H100 5 to 20 %, by benchmarks/one_gpu.py. It rounds to 512 bytes, and takes 2 or 20 MiB at once
+# (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
+FRAGMENTATION = 0.1
+# What a process's CUDA context takes (0.81 GB there), and the workspaces of cuBLAS and cuDNN (0.06 to 0.2 GB). NCCL's
+# buffers are not in it.
+CONTEXT_BYTES = 930_000_000
+_ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "int16": 2, "int64": 8, "float64": 8}
+_LARGEST_BATCH = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes at the moment when they are most, by what holds them.
+
+    Attributes:
+        moment: ``forward`` or ``backward`` with the name of a layer, or ``update``.
+        parameters: the weights.
+        gradients: those that lie by themselves; others lie in the buckets.
+        optimizer_state: momentum and the like.
+        model_buffers: running statistics.
+        buckets: the engine's buffers.
+        inputs: the batch.
+        activations: kept for the backward pass.
+        weight_copies: narrow ones that autocast keeps.
+        temporary: in use at that moment only: activations and gradients between two layers, a gradient before it is
+            in its bucket, what the optimizer needs for an update.
+        margin: for what the allocator of a GPU cannot use (:data:`FRAGMENTATION`).
+        context: a process's CUDA context and the workspaces of its libraries (:data:`CONTEXT_BYTES`).
+    """
+
+    moment: str
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    model_buffers: int
+    buckets: int
+    inputs: int
+    activations: int
+    weight_copies: int
+    temporary: int
+    margin: int
+    context: int
+
+    @property
+    def peak(self) -> int:
+        """What tensors take at most, without what the allocator, the context and workspaces add."""
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer_state
+            + self.model_buffers
+            + self.buckets
+            + self.inputs
+            + self.activations
+            + self.weight_copies
+            + self.temporary
+        )
+
+    @property
+    def total(self) -> int:
+        """What a GPU has to have."""
+        return self.peak + self.margin + self.context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a network is trained, as far as its memory depends on it.
+
+    Attributes:
+        optimizer: a recipe's.
+        precision: of the computation, as a recipe's, or ``pure_bf16``.
+        bucket_bytes: a recipe's ``communication.bucket_mb`` times 10^6; None for a training without ``ht.distribute``.
+        in_place: of the engine: true for NCCL, Gloo, Horovod and one process, false for hpctrain's own over MPI.
+        compressed: gradients travel in a narrower type, or few of them.
+        parts: into which a step's batch is cut, whose gradients are added up; memory is that of one part.
+        checkpointing: each repeated block of the network keeps its input alone and is computed once more in the
+            backward pass. Assumed: the block has one input, what the layer before it made, and
+            ``torch.utils.checkpoint`` around it with ``use_reentrant=False``.
+        keeps_gradients: gradients of the step before are there until the forward pass has ended, as where a script
+            calls ``zero_grad()`` just ahead of ``backward()``. Recipes do not.
+        foreach: PyTorch's own optimizers update all parameters together, as by default on a GPU.
+    """
+
+    optimizer: Optimizer
+    precision: Precision = "float32"
+    bucket_bytes: float | None = BUCKET_BYTES
+    in_place: bool = True
+    compressed: bool = False
+    parts: int = 1
+    checkpointing: bool = False
+    keeps_gradients: bool = False
+    foreach: bool = True
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of an element of the weights, and of their gradients."""
+        return 2 if self.precision == "pure_bf16" else 4
+
+    @property
+    def autocast(self) -> bool:
+        """Whether activations are narrower than weights."""
+        return self.precision in ("bf16", "fp16")
+
+
+def memory(workload: Workload, *, batch: int, settings: Settings) -> Memory:
+    """The memory of training with so many samples at once.
+
+    Args:
+        batch: samples that the device computes at once: of one part where gradients are accumulated.
+    """
+    if batch < 1:
+        raise HpctrainError(f"a batch of {batch} samples", "at least 1")
+    resident = _resident(workload, batch, settings)
+    moments = (*_passes(workload, batch, settings, resident), _update(workload, settings, resident))
+    most = max(moments, key=lambda each: each.peak)
+    return replace(most, margin=round(FRAGMENTATION * most.peak), context=CONTEXT_BYTES)
+
+
+def largest_batch(workload: Workload, nbytes: float, settings: Settings) -> int:
+    """The most samples at once whose training fits into a device's memory, with the margin and the context.
+
+    Args:
+        nbytes: of the device.
+
+    Raises:
+        HpctrainError: not even one sample fits.
+    """
+
+    def fits(batch: int) -> bool:
+        return memory(workload, batch=batch, settings=settings).total <= nbytes
+
+    if not fits(1):
+        wanted = memory(workload, batch=1, settings=settings).total
+        raise HpctrainError(
+            f"training {workload.name} with one sample takes {wanted / 1e9:.3g} GB, and the device has "
+            f"{nbytes / 1e9:.3g} GB",
+            "choose bf16, activation checkpointing, an optimizer with less state, or a device with more memory",
+        )
+    low, high = 1, 2
+    while high < _LARGEST_BATCH and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _resident(workload: Workload, batch: int, settings: Settings) -> Memory:
+    """What is there all the time."""
+    item = settings.weight_bytes
+    engine = 0
+    if settings.bucket_bytes is not None:
+        made = buckets(
+            workload,
+            settings.bucket_bytes,
+            in_place=settings.in_place,
+            compressed=settings.compressed,
+            item_bytes=item,
+        )
+        engine = sum(each.nbytes for each in made if not each.in_place)
+    sample = 1
+    for length in workload.sample.shape:
+        sample *= length
+    input_bytes = _ITEM_BYTES.get(workload.sample.dtype, 4)
+    return Memory(
+        moment="",
+        parameters=workload.parameters * item,
+        gradients=0,
+        optimizer_state=state_elements(settings.optimizer) * workload.parameters * item,
+        model_buffers=workload.buffers * 4,
+        buckets=engine,
+        inputs=batch * sample * (min(input_bytes, item) if workload.sample.dtype.startswith("float") else input_bytes),
+        activations=0,
+        weight_copies=0,
+        temporary=0,
+        margin=0,
+        context=0,
+    )
+
+
+def state_elements(optimizer: Optimizer) -> int:
+    """Of the optimizer's state, for each element of a parameter."""
+    if optimizer.name in ("adam", "adamw"):
+        return 2
+    return sum(slot not in SCALARS for slot in slots(optimizer))
+
+
+def _update(workload: Workload, settings: Settings, resident: Memory) -> Memory:
+    optimizer, item = settings.optimizer, settings.weight_bytes
+    largest = max((elements for elements, _ in workload.registered), default=0)
+    plain_sgd = optimizer.name == "sgd" and not (optimizer.decoupled_decay or optimizer.rate_in_momentum)
+    if optimizer.name in ("adam", "adamw"):
+        # The root of the squares' mean.
+        temporary = workload.parameters if settings.foreach else largest
+    elif plain_sgd:
+        # Gradient and decay, which are one tensor a parameter.
+        together = workload.parameters if settings.foreach else largest
+        temporary = together if optimizer.weight_decay or optimizer.nesterov else 0
+    else:
+        temporary = _rule_arrays(optimizer) * largest
+    gradients = sum(_alone(workload, settings))
+    return replace(resident, moment="update", gradients=gradients, temporary=temporary * item)
+
+
+def _rule_arrays(optimizer: Optimizer) -> int:
+    """How many arrays of a parameter's size an update by :mod:`hpctrain.common.optim.rules` holds at most, with the new
+    state.
+
+    As MemTracker counts them.
+    """
+    if optimizer.name == "lamb":
+        return 5
+    momentum = 2 if optimizer.momentum else 0
+    if optimizer.name == "rmsprop_to_sgd":
+        return 5 + momentum
+    if momentum:
+        return 6 if optimizer.nesterov else 4
+    return 2 if optimizer.name == "lars" else 3
+
+
+def _alone(workload: Workload, settings: Settings) -> list[int]:
+    """By layer, the bytes of its parameters' gradients that lie in no bucket."""
+    item = settings.weight_bytes
+    found = [sum(layer.parameters) * item for layer in workload.layers]
+    if settings.bucket_bytes is None:
+        return found
+    for bucket in buckets(
+        workload,
+        settings.bucket_bytes,
+        in_place=settings.in_place,
+        compressed=settings.compressed,
+        item_bytes=item,
+    ):
+        for number in () if bucket.in_place else bucket.members:
+            elements, layer = workload.registered[number]
+            found[layer] -= elements * item
+    return found
+
+
+def _passes(workload: Workload, batch: int, settings: Settings, resident: Memory) -> Iterator[Memory]:
+    """Each layer's forward and backward pass."""
+    layers, item = workload.layers, settings.weight_bytes
+    forward, backward = _kept(layers, settings)
+    copies = list(accumulate(_copy_bytes(layer) if settings.autocast else 0 for layer in layers))
+    fresh = [sum(layer.parameters) * item for layer in layers]
+    alone = _alone(workload, settings)
+    # Accumulated gradients lie by themselves until the last part's are added to them.
+    added = sum(fresh) if settings.parts > 1 else 0
+    before = max(added, sum(alone) if settings.keeps_gradients else 0)
+    for layer, activations, own in zip(layers, forward, copies, strict=True):
+        yield replace(
+            resident,
+            moment=f"forward {layer.name}",
+            gradients=before,
+            activations=batch * activations,
+            weight_copies=own,
+            temporary=batch * layer.transient_elements * _activation_bytes(layer, settings),
+        )
+    # Those that follow a layer have their gradients when it is its turn.
+    after = sum(alone)
+    # In a last part gradients that have been added up move into the buckets; with more parts those before keep all.
+    moved = sum(fresh) - sum(alone) if settings.parts == 2 else 0
+    for index, layer in enumerate(layers):
+        in_bucket = fresh[index] - alone[index]
+        moved -= in_bucket if settings.parts == 2 else 0
+        between = batch * layer.transient_backward_elements * _activation_bytes(layer, settings)
+        narrow = _copy_bytes(layer) if settings.autocast else 0
+        yield replace(
+            resident,
+            moment=f"backward {layer.name}",
+            gradients=added - moved if added else after,
+            activations=batch * backward[index],
+            weight_copies=copies[index],
+            temporary=between + layer.fixed_transient_elements * item + (fresh[index] if added else in_bucket) + narrow,
+        )
+        after -= alone[index]
+
+
+def _kept(layers: tuple[Layer, ...], settings: Settings) -> tuple[list[int], list[int]]:
+    """Bytes per sample that are kept, by layer: while its forward and while its backward pass runs."""
+    saved = [_saved_bytes(layer, settings) for layer in layers]
+    if not settings.checkpointing:
+        sums = list(accumulate(saved))
+        return sums, sums
+    forward, backward = [], []
+    outside = inside = 0
+    for index, layer in enumerate(layers):
+        if layer.block is None:
+            outside, inside = outside + saved[index], 0
+        elif index and layer.block != layers[index - 1].block:
+            outside, inside = _enter_block(layers[index - 1], saved[index], outside, settings)
+        else:
+            inside += saved[index]
+        forward.append(outside)
+        backward.append(outside + inside)
+    return forward, backward
+
+
+def _enter_block(before: Layer, saved: int, outside: int, settings: Settings) -> tuple[int, int]:
+    """What is kept outside of blocks and within this one, after its first layer, which saves so many bytes.
+
+    The block's input is what the layer ahead made. It stays; where that layer keeps it for itself too, it is not among
+    what the first layer saves.
+    """
+    own = before.output_elements * _activation_bytes(before, settings)
+    if before.saved_elements < before.output_elements:
+        return outside + own, max(0, saved - own)
+    return outside + (own if before.block else 0), saved
+
+
+def _saved_bytes(layer: Layer, settings: Settings) -> int:
+    if settings.autocast:
+        return layer.mixed_saved_bytes + layer.saved_bytes
+    return layer.saved_elements * settings.weight_bytes + layer.saved_bytes
+
+
+def _activation_bytes(layer: Layer, settings: Settings) -> int:
+    """Of an element of what the layer makes."""
+    return 2 if settings.autocast and layer.narrow else settings.weight_bytes
+
+
+def _copy_bytes(layer: Layer) -> int:
+    """Of the narrow copies that autocast makes of a layer's weights, and keeps for its backward pass."""
+    return 2 * layer.fixed_elements if layer.kind != "other" else 0

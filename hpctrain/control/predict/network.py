@@ -1,0 +1,305 @@
+"""What the flows of a collective between hosts get of a fabric's links."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpctrain.common.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from hpctrain.control.topology.fabric import Fabric, Ints
+    from hpctrain.control.topology.routes import Routes
+
+# Assumed: 1 us for both adapters of a message with the memory of their hosts, and 0.25 us for each of the four links of
+# a fat tree with two levels, with the switch behind it. Data sheets state under 0.6 us of adapters alone
+# (https://docs.nvidia.com/networking/display/ConnectX6EN/Introduction) and 0.1 to 0.4 us a switch.
+_LATENCY_S = 2e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What a collective between hosts gets of the network, with one ring or pair of trees a rail.
+
+    Attributes:
+        hosts: that take part.
+        rails: adapters of each that take part.
+        rail_bytes_per_s: one adapter's own rate, in one direction.
+        ring_share: what the slowest flow of the rings gets of its adapter's rate; 1.0 without contention.
+        tree_share: the same of the two trees: the load of an adapter's own cable against that of the slowest link.
+        ring_range, tree_range: the lowest and the highest share, with other jobs' load at its high and its low end.
+            The shares themselves are with that in the middle.
+        tree_volume: what the busiest adapter sends or receives in the trees, in buffers of its rail; 2 in large ones.
+        latency_s: of a small message between two hosts.
+        warnings: sentences about what is odd or was assumed.
+    """
+
+    hosts: int
+    rails: int
+    rail_bytes_per_s: float
+    ring_share: float = 1.0
+    tree_share: float = 1.0
+    ring_range: tuple[float, float] = (1.0, 1.0)
+    tree_range: tuple[float, float] = (1.0, 1.0)
+    tree_volume: float = 2.0
+    latency_s: float = _LATENCY_S
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.hosts >= 1 and self.rails >= 1 and self.rail_bytes_per_s > 0
+        assert all(0 < low <= high <= 1 for low, high in (self.ring_range, self.tree_range))
+
+    def ring_seconds(self, nbytes: float, *, ranks_per_host: int = 1, local_latency_s: float = 0.0) -> float:
+        """Of an all-reduce by rings: 2 (n - 1) steps, each of one n-th of the rail's part.
+
+        Args:
+            nbytes: of the buffer.
+            ranks_per_host: n is the number of all ranks if rings go through each rank of a host before they leave it,
+                as NCCL's do; that of the hosts where one rank a rail has the sum of its host.
+            local_latency_s: of a small message between two ranks of a host.
+        """
+        if self.hosts == 1:
+            return 0.0
+        ranks = self.hosts * ranks_per_host
+        between, inside = 2 * (self.hosts - 1), 2 * (ranks - self.hosts)
+        latency = between * self.latency_s + inside * local_latency_s
+        return latency + 2 * (ranks - 1) / ranks * self._rail_seconds(nbytes) / self.ring_share
+
+    def tree_seconds(self, nbytes: float, *, piece_bytes: float = 0.0) -> float:
+        """Of an all-reduce by two trees: up and down their height, and the bytes of the busiest link.
+
+        The first piece goes up and down before all links are busy: a host takes it from two children and gives it to
+        two, which share its cable, except at the root, so that it takes the time of 4 h - 2 pieces for a height h; it
+        counts among the 4 pieces that an adapter moves at a time. This is exact without contention (benchmarks/
+        collectives.py). Where another link is the busiest, it has work meanwhile.
+
+        Args:
+            nbytes: of the buffer.
+            piece_bytes: of the pieces that the trees pass on.
+        """
+        if self.hosts == 1:
+            return 0.0
+        height = (self.hosts - 1).bit_length()
+        piece = min(piece_bytes, nbytes / self.rails / 2) / self.rail_bytes_per_s
+        filling = max(0, 4 * height - 6) * piece * self.tree_share
+        return 2 * height * self.latency_s + filling + self.tree_volume * self._rail_seconds(nbytes) / self.tree_share
+
+    def _rail_seconds(self, nbytes: float) -> float:
+        return nbytes / self.rails / self.rail_bytes_per_s
+
+
+def stated_network(
+    hosts: int,
+    *,
+    adapters: int,
+    bytes_per_s: float,
+    latency_s: float = _LATENCY_S,
+    background: tuple[float, float] = (0.0, 0.0),
+) -> Network:
+    """The network of hosts of which only the adapters are known: nothing between them is shared.
+
+    Args:
+        hosts: how many.
+        adapters: of each host.
+        bytes_per_s: of one adapter, in one direction.
+        latency_s: of a small message between two hosts.
+        background: the lowest and highest share of the links between switches that other jobs take. An adapter's rate
+            is lost to them, since links between switches are taken to be as fast as it.
+
+    Raises:
+        HpctrainError: a number out of its range.
+    """
+    for name, value in {"hosts": hosts, "adapters": adapters, "bytes_per_s": bytes_per_s}.items():
+        if not value > 0 or value == float("inf"):
+            raise HpctrainError(
+                f"a network with {name}={value}", f"{name} must be greater than 0, such as 25e9 bytes/s"
+            )
+    _check_background(background)
+    free = (1 - background[1], 1 - background[0]) if hosts > 1 else (1.0, 1.0)
+    share = sum(free) / 2
+    return Network(
+        hosts=hosts,
+        rails=adapters,
+        rail_bytes_per_s=bytes_per_s,
+        ring_share=share,
+        tree_share=share,
+        ring_range=free,
+        tree_range=free,
+        tree_volume=_tree_volume(hosts),
+        latency_s=latency_s,
+    )
+
+
+def network_of(
+    fabric: Fabric,
+    routes: Routes,
+    hosts_in_order: Sequence[int],
+    *,
+    adapters_per_host: int | None = None,
+    bytes_per_s: float | None = None,
+    latency_s: float = _LATENCY_S,
+    background: tuple[float, float] = (0.0, 0.0),
+) -> Network:
+    """The network between hosts of a fabric.
+
+    Args:
+        fabric: that the hosts are on.
+        routes: of this fabric; those of one fabric are made once and used for all its networks.
+        hosts_in_order: host numbers in the order of the rings, such as ``Placement.order``.
+        adapters_per_host: rails used, the first ones; all that the hosts have in common where None.
+        bytes_per_s: of one adapter, where the fabric has no speeds; else the fabric's own count.
+        latency_s: of a small message between two hosts.
+        background: the lowest and highest share of each link between switches that other jobs take.
+
+    Raises:
+        HpctrainError: no hosts, fewer adapters than wanted, no speeds, or two hosts that no route joins.
+    """
+    from hpctrain.control.predict.flows import rail_rate
+    from hpctrain.control.topology.rails import rail_adapters
+
+    _check_background(background)
+    if not hosts_in_order:
+        raise HpctrainError("a network of no hosts", "name at least one host of the fabric")
+    bare = [fabric.hosts[host] for host in hosts_in_order if not fabric.adapters(host).size]
+    if bare:
+        raise HpctrainError(f"{bare[0]} has no adapter in the fabric", "leave it out, or read a listing that has it")
+    adapters = rail_adapters(fabric, hosts_in_order)
+    if adapters_per_host is not None:
+        if not 1 <= adapters_per_host <= adapters.shape[1]:
+            raise HpctrainError(
+                f"{adapters_per_host} adapters a host, of {len(hosts_in_order)} hosts of the fabric that begin with "
+                f"{fabric.hosts[hosts_in_order[0]]}",
+                f"these hosts have 1 to {adapters.shape[1]} on rails in common; leave out hosts that have fewer",
+            )
+        adapters = adapters[:, :adapters_per_host]
+    return _measure(fabric, routes, adapters, rail_rate(fabric, adapters, bytes_per_s), latency_s, background)
+
+
+def networks(
+    fabric: Fabric,
+    counts: Iterable[int],
+    *,
+    hosts: Sequence[int] | None = None,
+    adapters_per_host: int | None = None,
+    bytes_per_s: float | None = None,
+    latency_s: float = _LATENCY_S,
+    background: tuple[float, float] = (0.0, 0.0),
+) -> list[Network]:
+    """The networks of the first hosts of one order, for several numbers of hosts.
+
+    A part of a depth-first order is depth-first itself, so that hosts are placed once and not for each number.
+
+    Args:
+        fabric: as of ``network_of``, as all that is not named here.
+        counts: numbers of hosts.
+        hosts: host numbers in the order of the rings; where None, those of ``usual_hosts`` in the order of ``place``.
+
+    Raises:
+        HpctrainError: a number below 1 or above that of the hosts, and as of ``network_of``.
+    """
+    from hpctrain.control.topology.placement import place
+    from hpctrain.control.topology.routes import Routes
+
+    wanted = list(counts)
+    able = usual_hosts(fabric, adapters_per_host) if hosts is None else hosts
+    for count in wanted:
+        if not 1 <= count <= len(able):
+            others = len(fabric.hosts) - len(able)
+            apart = f"; {others} more have other numbers of adapters or are not compute nodes" if others else ""
+            raise HpctrainError(
+                f"{count} nodes on a fabric that has {len(able)} hosts for them{apart}",
+                f"valid: 1 to {len(able)}; for more, leave the fabric out and state the adapters and their rate",
+            )
+    order = place(fabric, able).order if hosts is None else able
+    routes = Routes(fabric)
+    return [
+        network_of(
+            fabric,
+            routes,
+            order[:count],
+            adapters_per_host=adapters_per_host,
+            bytes_per_s=bytes_per_s,
+            latency_s=latency_s,
+            background=background,
+        )
+        for count in wanted
+    ]
+
+
+def usual_hosts(fabric: Fabric, adapters_per_host: int | None = None) -> list[int]:
+    """The hosts that a job would run on: with the usual number of adapters, or at least ``adapters_per_host``.
+
+    One host with fewer would cut the rings' rails. Usual is the most frequent number above one, if any. Hosts that are
+    named as servers of storage and the like are left out.
+    """
+    from hpctrain.control.topology.names import is_service_host
+
+    owned = Counter(host for host in fabric.host.tolist() if host >= 0 and not is_service_host(fabric.hosts[host]))
+    if adapters_per_host is not None:
+        return sorted(host for host, count in owned.items() if count >= adapters_per_host)
+    frequent = Counter(owned.values())
+    several = {count: hosts for count, hosts in frequent.items() if count > 1} or frequent
+    most = max(several, key=lambda count: several[count], default=0)
+    return sorted(host for host, count in owned.items() if count == most)
+
+
+def _measure(
+    fabric: Fabric,
+    routes: Routes,
+    adapters: Ints,
+    rate: float,
+    latency_s: float,
+    background: tuple[float, float],
+) -> Network:
+    """The network of these adapters, (hosts, rails), with rings and trees on their rails."""
+    from hpctrain.control.predict.flows import Flows
+    from hpctrain.control.topology.traffic import double_tree, rail_rings
+
+    hosts, rails = adapters.shape
+    if hosts == 1:
+        return Network(hosts=1, rails=rails, rail_bytes_per_s=rate, tree_volume=0.0)
+    ring = Flows(fabric, routes, rail_rings(adapters)[0])
+    tree = Flows(fabric, routes, double_tree(adapters)[0])
+    ring_shares, tree_shares = ring.shares(rate, background), tree.shares(rate, background)
+    return Network(
+        hosts=hosts,
+        rails=rails,
+        rail_bytes_per_s=rate,
+        ring_share=ring_shares[1],
+        tree_share=tree_shares[1],
+        ring_range=(ring_shares[0], ring_shares[2]),
+        tree_range=(tree_shares[0], tree_shares[2]),
+        tree_volume=tree.own / 2,
+        latency_s=latency_s,
+        warnings=(*_doubts(fabric), *ring.doubts("rings"), *tree.doubts("trees")),
+    )
+
+
+def _doubts(fabric: Fabric) -> tuple[str, ...]:
+    from hpctrain.control.predict.flows import has_cables
+
+    if not has_cables(fabric):
+        return ("the listing has no cables: that no link is shared is an assumption",)
+    if fabric.tables is None:
+        return ("no forwarding tables: shortest paths spread by destination are an assumption",)
+    return ()
+
+
+def _tree_volume(hosts: int) -> float:
+    """What the busiest of these hosts sends or receives in two trees, in buffers: a child and a parent move a half."""
+    import numpy as np
+
+    from hpctrain.control.topology.traffic import double_tree
+
+    flows = double_tree(np.arange(hosts, dtype=np.int32)[:, None])
+    return float(np.bincount(flows[0].source).max()) / 2 if flows else 0.0
+
+
+def _check_background(background: tuple[float, float]) -> None:
+    low, high = background
+    if not 0 <= low <= high < 1:
+        raise HpctrainError(
+            f"background load from {low} to {high} of the links", "valid: two shares, 0 <= low <= high < 1"
+        )

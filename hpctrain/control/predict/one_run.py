@@ -1,0 +1,131 @@
+"""The prediction for one run of a recipe, whose number of ranks is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.common.cluster.backends import CAPABILITIES
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.requirements import require_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import Plan
+from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.prediction import Prediction, Row
+from hpctrain.control.predict.request import PredictionRequest, predicted
+from hpctrain.control.predict.training import recipe_training
+from hpctrain.control.predict.values import Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPrediction:
+    """What one run is predicted to take.
+
+    Attributes:
+        prediction: of the one row.
+        epochs: that the run trains for; those of the row may be fewer, as it may reach its result earlier.
+        at_once: samples that a rank computes together.
+        micro_batch: the most that it could, and has memory for, with the recipe's other values; None for none.
+    """
+
+    prediction: Prediction
+    epochs: int
+    at_once: int
+    micro_batch: int | None = None
+
+    @property
+    def row(self) -> Row:
+        """The figures."""
+        return self.prediction.rows[0]
+
+    @property
+    def minutes(self) -> Estimate:
+        """Of all its epochs."""
+        found, epochs = self.row.minutes, self.row.epochs
+        assert found is not None and epochs is not None
+        return scaled(found, self.epochs / epochs.value)
+
+    @property
+    def memory_warning(self) -> str | None:
+        """A sentence if a GPU has no memory for the samples that it is to compute at once; None otherwise."""
+        most = self.row.largest_batch
+        if most is None or self.at_once <= most:
+            return None
+        gpu = self.prediction.node.gpu
+        remedy = f"--set batch.micro_batch={self.micro_batch} cuts them" if self.micro_batch else "take other GPUs"
+        return f"a rank computes {self.at_once} samples at once, but the memory of {gpu} has room for {most}: {remedy}"
+
+
+def scaled(found: Estimate, by: float) -> Estimate:
+    """A multiple of a figure."""
+    return Estimate(value=found.value * by, low=found.low * by, high=found.high * by)
+
+
+def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> RunPrediction:
+    """The prediction for a run.
+
+    Args:
+        recipe: not resolved for a number of ranks, as the efficiency is against one node.
+        plan: of the run, with hosts or without.
+        hardware: of the nodes.
+        nodes: how many.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.control.predict.request.predicted`.
+    """
+    training = recipe_training(recipe)
+    asked = PredictionRequest(
+        hardware=hardware, nodes=[nodes], backend=_backend(plan), framework=plan.framework or "torch"
+    )
+    found = predicted(training, asked)
+    return RunPrediction(
+        prediction=found,
+        epochs=recipe.epochs,
+        at_once=recipe.at(plan.ranks).batch.at_once(plan.ranks),
+        micro_batch=_micro_batch(recipe, plan.ranks, found.rows[0].largest_batch or 0),
+    )
+
+
+def _micro_batch(recipe: Recipe, ranks: int, most: int) -> int | None:
+    """One that the recipe can have: the largest that cuts a rank's share into parts of one size; where that would be
+    less than half of what there is memory for, all of it goes before.
+    """
+    share = recipe.at(ranks).global_batch // ranks
+    equal = [size for size in range(min(most, share), 0, -1) if share % size == 0]
+    large = [size for size in equal if 2 * size >= most]
+    for size in [*large, *filter(None, [most]), *equal[len(large) :]]:
+        batch = recipe.batch.model_copy(update={"micro_batch": size})
+        try:
+            require_recipe(recipe.model_copy(update={"batch": batch}).at(ranks), ranks)
+        except HpctrainError:
+            continue
+        return size
+    return None
+
+
+def plan_hardware(plan: Plan, gpu: str) -> tuple[Hardware, int]:
+    """The nodes of a plan that has its hosts, if all are alike, and how many.
+
+    Raises:
+        HpctrainError: hosts with different numbers of ranks.
+    """
+    slots = {host.slots for host in plan.hosts}
+    if len(slots) != 1:
+        raise HpctrainError("the hosts have different numbers of ranks, and a prediction is for nodes that are alike")
+    adapters = {place.adapter for place in plan.hosts[0].places if place.adapter is not None}
+    options = plan.host_options
+    hardware = Hardware(
+        gpu=gpu,
+        gpus_per_node=slots.pop(),
+        adapters=len(adapters) or None,
+        fabric=options.fabric,
+        routes=options.routes,
+        topology=options.topology,
+        hosts=tuple(host.host for host in plan.hosts),
+    )
+    return hardware, len(plan.hosts)
+
+
+def _backend(plan: Plan) -> str:
+    """That of the run, as far as it is chosen: ``auto`` lets the prediction choose by the GPUs."""
+    found = CAPABILITIES.get(plan.backend)
+    return plan.backend if found and found.joins_ranks else "auto"

@@ -1,0 +1,371 @@
+"""What a training takes on so many nodes: time, scaling, memory and energy, each with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpctrain.common.bucket_groups import BUCKET_BYTES, mpi_bucket_bytes
+from hpctrain.common.cluster.gpu_models import gpu
+from hpctrain.control.predict.calibration import Calibration
+from hpctrain.control.predict.compute import CPU, Device
+from hpctrain.control.predict.constants import Constant, constants
+from hpctrain.control.predict.energy import FIGURES, Site, energy
+from hpctrain.control.predict.gpu_memory import rank_memory
+from hpctrain.control.predict.job import Job, Times, times
+from hpctrain.control.predict.training import Course, Training
+from hpctrain.control.predict.values import DRAWS, Estimate, Values, drawn, estimate
+from hpctrain.control.topology.fabric import Floats
+
+if TYPE_CHECKING:
+    from hpctrain.control.predict.network import Network
+
+# Ports of switches for each adapter: of a fat tree with two levels, one at the leaf and two above it.
+_SWITCH_PORTS = 3.0
+_WIRE = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node of the cluster, which are all alike.
+
+    Attributes:
+        gpu: a name of :func:`hpctrain.common.cluster.gpu_models.gpus`, or ``cpu``.
+        local: ranks, each with a GPU of its own, or together on the cores.
+        engine: that reduces.
+        rdma: whether its adapters have it; else NCCL uses sockets.
+    """
+
+    gpu: str
+    local: int
+    engine: str
+    rdma: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The prediction for one number of nodes.
+
+    Attributes:
+        nodes, gpus: how many.
+        batch_per_gpu: samples of a step of the rank that has most.
+        at_once: samples that it computes together.
+        step_s: of one step.
+        samples_per_s: of all ranks.
+        efficiency: samples per second and node, against those of the recipe on one node.
+        weak_efficiency: the same with one node's ranks having as many samples each as these.
+        communication_share: what of a step is waiting for reductions.
+        epochs: to the result, and ``epochs_source``: where they are from; None for a script, like all that follows
+            from the length of a run.
+        minutes: of the run with validation and checkpoints.
+        memory_bytes: of a GPU at its peak.
+        largest_batch: samples that a GPU can compute at once; None on hosts without.
+        memory_choices: bytes at the peak with half as many samples at once, in bf16, and with activation checkpointing.
+        kwh, facility_kwh, joules_per_sample, node_w, kg_co2: as of :class:`hpctrain.control.predict.energy.Energy`.
+    """
+
+    nodes: int
+    gpus: int
+    batch_per_gpu: float
+    at_once: int
+    step_s: Estimate
+    samples_per_s: Estimate
+    efficiency: Estimate
+    weak_efficiency: Estimate
+    communication_share: Estimate
+    epochs: Estimate | None
+    epochs_source: str | None
+    minutes: Estimate | None
+    memory_bytes: Estimate
+    largest_batch: int | None
+    memory_choices: Mapping[str, int]
+    node_w: Estimate | None
+    kwh: Estimate | None
+    facility_kwh: Estimate | None
+    joules_per_sample: Estimate | None
+    kg_co2: Estimate | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """How much of an interval comes from one constant.
+
+    Attributes:
+        share: of the variance of the logarithm of the step's time.
+        step: by how much of a step's time one standard deviation of it moves it.
+    """
+
+    name: str
+    share: float
+    step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Rows by nodes, and what they rest on.
+
+    Attributes:
+        name: of the recipe or network.
+        worthwhile: the nodes beyond which another one adds less than half of the throughput of the first; None if all
+            in the range add more.
+        constants: that the figures depend on, by name, with what a calibration made of them.
+        causes: the constants that matter most for the step of the last row, by their share.
+        warnings: sentences.
+    """
+
+    name: str
+    node: Node
+    rows: tuple[Row, ...]
+    worthwhile: int | None
+    constants: Mapping[str, Constant]
+    causes: tuple[Cause, ...]
+    warnings: tuple[str, ...]
+
+
+def predict(
+    training: Training,
+    node: Node,
+    networks: Sequence[Network],
+    *,
+    calibration: Calibration = Calibration(),
+    site: Site = Site(),
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Prediction:
+    """Predict a training on each number of nodes.
+
+    Args:
+        training: what is trained.
+        node: each of them.
+        networks: of so many nodes each, rising.
+        calibration: measurements that replace assumptions.
+        site: where the nodes are.
+        draws: for the intervals.
+        seed: of the draws.
+
+    Raises:
+        HpctrainError: an unknown GPU, a calibration for another network or device, or as of
+            :meth:`hpctrain.common.recipes.schema.Recipe.at`.
+    """
+    if node.gpu != CPU:
+        gpu(node.gpu)
+    device = _device(training, node, calibration)
+    calibration.require_fits(training.workload, device)
+    fitted = calibration.fit(constants())
+    values = drawn(fitted.constants, fitted=fitted.columns(draws, seed), count=draws, seed=seed)
+    maker = _Maker(training=training, node=node, device=device, values=values, calibration=calibration, site=site)
+    first = maker.run(replace(networks[0], hosts=1))
+    runs = [maker.run(network) for network in networks]
+    return Prediction(
+        name=training.name,
+        node=node,
+        rows=tuple(maker.row(run, first) for run in runs),
+        worthwhile=_worthwhile([first, *runs] if runs[0].nodes > 1 else runs),
+        constants={name: fitted.constants[name] for name in sorted(values.used)},
+        causes=_causes(values, runs[-1].times.total),
+        warnings=_warnings(runs, training, calibration),
+    )
+
+
+def _device(training: Training, node: Node, calibration: Calibration) -> Device:
+    """What each rank computes on."""
+    if node.gpu != CPU:
+        return Device(name=node.gpu, precision=training.precision)
+    measured = max((sweep.ranks for sweep in calibration.sweeps), default=node.local)
+    return Device(
+        name=CPU,
+        ranks=node.local,
+        precision=training.precision,
+        crowded=max(0.0, math.log2(node.local / measured)),
+        polled=node.engine == "horovod",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A training on one number of nodes.
+
+    Attributes:
+        batch: samples of a step over all ranks.
+        weak: the step on one node with as many samples a rank.
+    """
+
+    batch: int
+    job: Job
+    times: Times
+    weak: Times
+
+    @property
+    def samples_per_s(self) -> Floats:
+        """Of all ranks, (columns,)."""
+        found: Floats = self.batch / self.times.total
+        return found
+
+    @property
+    def nodes(self) -> int:
+        """How many."""
+        return self.job.network.hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Maker:
+    training: Training
+    node: Node
+    device: Device
+    values: Values
+    calibration: Calibration
+    site: Site
+
+    def run(self, network: Network) -> _Run:
+        """The training on these nodes."""
+        ranks = network.hosts * self.node.local
+        batch = self.training.batch(ranks)
+        # The rank that has most samples decides.
+        job = self._job(network, batch=-(-batch // ranks), parts=self.training.parts(ranks))
+        alone = replace(job, network=replace(network, hosts=1), wire=self._wire(1), bucket_bytes=self._bucket_bytes(1))
+        return _Run(batch=batch, job=job, times=self._times(job), weak=self._times(alone))
+
+    def _job(self, network: Network, *, batch: int, parts: int) -> Job:
+        workers = self.training.workers
+        return Job(
+            workload=self.training.workload,
+            network=network,
+            local=self.node.local,
+            device=self.device,
+            engine=self.node.engine,
+            batch=batch,
+            parts=parts,
+            bucket_bytes=self._bucket_bytes(network.hosts),
+            wire=self._wire(network.hosts),
+            state=self.training.state,
+            rdma=self.node.rdma,
+            samples_per_s=None if workers is None else self.calibration.loaded.get(workers),
+        )
+
+    def _wire(self, hosts: int) -> float:
+        """What gradients take on the way; with top_k each host gets the largest of all others with their places."""
+        communication = self.training.communication
+        return _WIRE.get(communication.compression, min(1.0, communication.top_k * hosts))
+
+    def _bucket_bytes(self, hosts: int) -> float:
+        if self.training.communication.bucket_mb is not None:
+            return self.training.communication.bucket_mb * 1e6
+        if self.node.engine != "mpi":
+            return BUCKET_BYTES
+        return mpi_bucket_bytes(hosts=hosts, local=self.node.local, rdma=self.node.rdma)
+
+    def _times(self, job: Job) -> Times:
+        found = times(job, self.values, self.calibration.curves)
+        # What the roofline does not follow of measured steps, no fit narrows.
+        off = np.exp(self.values.log_factor("step_residual"))
+        return replace(found, total=found.total * off)
+
+    def row(self, run: _Run, first: _Run) -> Row:
+        """The figures of one number of nodes."""
+        job, total = run.job, run.times.total
+        course = self.training.course(job.ranks, self.values)
+        seconds = None if course is None else course.epochs * self._epoch_s(run, course)
+        throughput = run.samples_per_s
+        held = rank_memory(self.training, job)
+        return Row(
+            nodes=run.nodes,
+            gpus=job.ranks,
+            batch_per_gpu=job.batch,
+            at_once=job.at_once,
+            step_s=estimate(total),
+            samples_per_s=estimate(throughput),
+            efficiency=estimate(throughput / run.nodes / first.samples_per_s),
+            weak_efficiency=estimate(run.weak.total / total),
+            communication_share=estimate(np.clip(run.times.exposed / total, 0, 1)),
+            epochs=None if course is None else estimate(course.epochs),
+            epochs_source=None if course is None else course.source,
+            minutes=None if seconds is None else estimate(seconds / 60),
+            memory_bytes=held.needed,
+            largest_batch=held.largest_batch,
+            memory_choices=held.choices,
+            **self._energy(run, seconds),
+        )
+
+    def _epoch_s(self, run: _Run, course: Course) -> Floats:
+        """Of an epoch: its steps, the validation after it, and its checkpoints."""
+        one, job = run.times.compute, run.job
+        forward = one.forward * course.validation_cost
+        validated = forward * math.ceil(course.validated / job.ranks / job.at_once)
+        training: Floats = course.steps * run.times.total
+        # Ranks copy their share of the state, and write it beside the steps that follow.
+        share = 4 * (1 + job.state) * self.training.workload.parameters / job.ranks
+        written = share / self.values["checkpoint_bytes_per_s"]
+        copied = share / self.values["host_copy_bytes_per_s"]
+        waits = copied + np.maximum(0, written - training / course.checkpoints)
+        seconds: Floats = training + validated + course.checkpoints * waits
+        return seconds
+
+    def _energy(self, run: _Run, seconds: Floats | None) -> dict[str, Estimate | None]:
+        """The figures of a row about energy."""
+        network = run.job.network
+        if self.node.gpu == CPU:
+            return dict.fromkeys(FIGURES)
+        found = energy(
+            self.values,
+            gpu=self.node.gpu,
+            gpus_per_node=self.node.local,
+            nodes=run.nodes,
+            switch_ports=_SWITCH_PORTS * network.rails * run.nodes if run.nodes > 1 else 0.0,
+            busy=np.clip(run.times.busy / run.times.total, 0, 1),
+            seconds=seconds,
+            samples_per_s=run.samples_per_s,
+            site=self.site,
+        )
+        return {name: None if columns is None else estimate(columns) for name, columns in vars(found).items()}
+
+
+def _worthwhile(runs: Sequence[_Run]) -> int | None:
+    """The last number of nodes up to which each one more adds at least half of what the first one does."""
+    half = runs[0].samples_per_s[0] / 2
+    for before, after in pairwise(runs):
+        added = (after.samples_per_s[0] - before.samples_per_s[0]) / (after.nodes - before.nodes)
+        if added < half:
+            return before.nodes
+    return None
+
+
+def _causes(values: Values, total: Floats) -> tuple[Cause, ...]:
+    """By how much each constant moves the step: the regression of its logarithm on theirs."""
+    names = [name for name in sorted(values.used) if name in values.logs and values.logs[name][1:].std() > 0]
+    drawn_logs = np.stack([values.logs[name][1:] for name in names])
+    centred = drawn_logs - drawn_logs.mean(axis=1, keepdims=True)
+    log_total = np.log(total[1:]) - np.log(total[1:]).mean()
+    # Ridge: fitted constants are correlated, and there are nearly as many constants as a hundred.
+    scaled = centred / centred.std(axis=1, keepdims=True)
+    slopes = np.linalg.solve(scaled @ scaled.T + np.eye(len(names)), scaled @ log_total)
+    whole = max(float((slopes**2).sum()), 1e-30)
+    found = [
+        Cause(name=name, share=float(slope**2) / whole, step=float(abs(slope)))
+        for name, slope in zip(names, slopes, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda cause: -cause.share))
+
+
+def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration) -> tuple[str, ...]:
+    job = runs[-1].job
+    found = [warning for run in runs for warning in run.job.network.warnings]
+    idle = [run.nodes for run in runs if run.job.ranks > run.batch]
+    if idle:
+        found.append(f"on {idle[0]} nodes there are more ranks than samples in a step, so some have none")
+    if training.workers is not None and job.samples_per_s is None:
+        found.append("assumed about the input: images are decoded as fast as they are needed (bench loader --json)")
+    if job.device.name == CPU and not calibration.sweeps:
+        found.append("the speed of the cores is assumed: hpctrain bench step --sweep --json measures it")
+    if job.device.name != CPU and job.engine in ("mpi", "gloo"):
+        found.append(
+            f"assumed about {job.engine}: the time of copies between GPUs and hosts; it was measured on CPUs only"
+        )
+    engines = {curve.engine for curve in calibration.curves}
+    if engines and ("nccl" if job.engine == "horovod" and job.device.name != CPU else job.engine) not in engines:
+        found.append(f"no all-reduce of {job.engine} was measured, only of {', '.join(sorted(engines))}")
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,84 @@
+"""Step times over batches, measured on one node."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from pydantic import Field
+
+from hpctrain.common.cluster.gpu_models import gpu_reported_as, gpus
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.checked_yaml import Section
+from hpctrain.common.recipes.bounds import Count, NotNegative, Positive
+from hpctrain.control.predict.compute import CPU, Precision
+
+
+class SweepRow(Section):
+    """The steps of one batch.
+
+    Attributes:
+        batch: samples of a rank.
+        median_s: of a step.
+        spread: of the logarithm of its time, between rounds.
+    """
+
+    batch: Count
+    median_s: Positive
+    spread: NotNegative
+
+
+class Sweep(Section):
+    """What ``hpctrain bench step --sweep --json`` writes of steps without communication."""
+
+    model: str
+    device: str = Field(description="name of a GPU that predictions know, or cpu")
+    precision: Precision = "float32"
+    ranks: Count = Field(description="that ran at the same time, on one host")
+    image_size: Count | None = None
+    rows: tuple[SweepRow, ...] = Field(min_length=2)
+    fixed_s: float = Field(description="a of t(b) = a + c b")
+    per_sample_s: float = Field(description="c of t(b) = a + c b")
+
+
+def make_sweep(
+    seconds: Mapping[str, Sequence[float]],
+    model: str,
+    gpu: str | None,
+    *,
+    ranks: int,
+    image_size: int | None,
+    precision: Precision = "float32",
+) -> Sweep:
+    """A sweep from the times of each round.
+
+    Args:
+        seconds: of a step in each round, by the batch.
+        model: name of its workload.
+        gpu: what its driver calls it; None for the host's cores.
+        ranks: that ran at the same time.
+        image_size: pixels a side, of residual networks.
+        precision: of the forward and backward pass.
+
+    Raises:
+        HpctrainError: a GPU that predictions do not know.
+    """
+    device = CPU if gpu is None else gpu_reported_as(gpu)
+    if device is None:
+        raise HpctrainError(f"predictions do not know the GPU {gpu!r}", f"known: {', '.join(sorted(gpus()))}")
+    rows = [
+        SweepRow(batch=int(batch), median_s=statistics.median(times), spread=float(np.log(times).std()))
+        for batch, times in seconds.items()
+    ]
+    slope, constant = np.polyfit([row.batch for row in rows], [row.median_s for row in rows], 1)
+    return Sweep(
+        model=model,
+        device=device,
+        precision=precision,
+        ranks=ranks,
+        image_size=image_size,
+        rows=tuple(sorted(rows, key=lambda row: row.batch)),
+        fixed_s=float(constant),
+        per_sample_s=float(slope),
+    )

@@ -1,0 +1,224 @@
+"""What is trained, for any number of ranks: a recipe, or the network of a script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import numpy as np
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.schema import Communication, Optimizer, OptimizerName, Recipe
+from hpctrain.common.workloads.workload import Workload, load_workload
+from hpctrain.control.predict.compute import Precision
+from hpctrain.control.predict.epochs import epochs
+from hpctrain.control.predict.values import Values
+from hpctrain.control.topology.fabric import Floats
+
+# Images of ImageNet's training and validation sets (Russakovsky et al. 2015, table 2), and of scikit-learn's digits.
+_IMAGES = {"imagenet": (1_281_167, 50_000), "digits": (1797, 0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How long a recipe trains with one number of ranks.
+
+    Attributes:
+        epochs: to the result, (columns,).
+        source: where their number is from.
+        steps: of an epoch.
+        validated: samples that all ranks validate with after each.
+        validation_cost: of one sample's forward pass, against that of a training sample: images may be larger.
+        checkpoints: of an epoch.
+    """
+
+    epochs: Floats
+    source: str
+    steps: int
+    validated: int
+    validation_cost: float
+    checkpoints: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is trained.
+
+    Attributes:
+        workload: of the network.
+        optimizer, communication, precision: as of a recipe.
+        largest: the workload of the largest images, which decide the memory.
+        recipe: not for a number of ranks; None for a script's network.
+        per_rank: samples of a rank in a step, of a script.
+    """
+
+    workload: Workload
+    largest: Workload
+    optimizer: Optimizer
+    communication: Communication
+    precision: Precision
+    recipe: Recipe | None = None
+    per_rank: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The recipe's, or the network's."""
+        return self.recipe.name if self.recipe else self.workload.name
+
+    @property
+    def workers(self) -> int | None:
+        """Processes that decode for each rank; None where nobody does."""
+        return self.recipe.data.workers if self.recipe and self.recipe.data.name == "imagenet" else None
+
+    @property
+    def state(self) -> int:
+        """Numbers that the optimizer keeps of each parameter."""
+        if self.optimizer.name in ("adam", "adamw", "lamb", "rmsprop_to_sgd"):
+            return 2
+        return 1 if self.optimizer.momentum else 0
+
+    def batch(self, ranks: int) -> int:
+        """Samples of a step over so many ranks.
+
+        Raises:
+            HpctrainError: as of :meth:`hpctrain.common.recipes.schema.Recipe.at`.
+        """
+        if self.recipe:
+            return self.recipe.at(ranks).global_batch
+        assert self.per_rank is not None
+        return self.per_rank * ranks
+
+    def parts(self, ranks: int) -> int:
+        """In which a rank computes its samples one after the other."""
+        return self.recipe.at(ranks).batch.parts(self.batch(ranks), ranks) if self.recipe else 1
+
+    def course(self, ranks: int, values: Values) -> Course | None:
+        """How long it trains; None for a script, whose length nobody knows."""
+        if self.recipe is None:
+            return None
+        recipe = self.recipe.at(ranks)
+        training, validation = images(recipe)
+        count, source = epochs(recipe, values)
+        steps = recipe.batch.iterations(recipe.data.per_epoch(training))
+        if not steps:
+            raise HpctrainError(
+                f"an epoch of {training} samples has no whole batch of {recipe.global_batch}",
+                "--set batch.drop_last=false, a smaller batch, or more data",
+            )
+        every = recipe.checkpoints.every_steps
+        return Course(
+            epochs=count,
+            source=source,
+            steps=steps,
+            validated=validation,
+            validation_cost=_validation_cost(recipe),
+            checkpoints=1 + (steps // every if every else 0),
+        )
+
+
+def recipe_training(recipe: Recipe) -> Training:
+    """A recipe with the shipped workload of its network, for images of its size.
+
+    Of a ramp of sizes that one counts whose area is the mean over the epochs, as work grows with the area.
+
+    Raises:
+        HpctrainError: its network is made by the recipe, so that no workload of it is shipped; or as of
+            :func:`require_data_parallel`.
+    """
+    require_data_parallel(recipe.mesh)
+    if recipe.data.name == "text":
+        raise HpctrainError(
+            f"predictions do not know the workload of {recipe.name}, whose network has the size that its recipe says",
+            "hpctrain.trace writes that of a network; hpctrain plan FILE.json predicts with it",
+        )
+    sizes = None if recipe.data.name == "digits" else _sizes(recipe)
+    mean = None if sizes is None else round(float(np.sqrt(np.mean(sizes**2))))
+    return Training(
+        workload=load_workload(recipe.model.name, image_size=mean),
+        largest=load_workload(recipe.model.name, image_size=None if sizes is None else int(sizes.max())),
+        optimizer=recipe.optimizer,
+        communication=recipe.communication,
+        precision=recipe.precision,
+        recipe=recipe,
+    )
+
+
+def require_data_parallel(mesh: Mesh) -> None:
+    """Refuse a mesh whose ranks have not all the whole model.
+
+    Raises:
+        HpctrainError: says so.
+    """
+    if not mesh.replicates_only:
+        raise HpctrainError(
+            f"a prediction is for ranks that each have the whole model, not for mesh {mesh}",
+            "without --gpu and --cluster, plan shows what a mesh sends and keeps",
+        )
+
+
+def require_known(optimizer: str, precision: str) -> None:
+    """Refuse names that recipes do not have.
+
+    Raises:
+        HpctrainError: an unknown name.
+    """
+    if optimizer not in get_args(OptimizerName):
+        raise HpctrainError(f"--optimizer {optimizer}: no such optimizer", nearest(optimizer, get_args(OptimizerName)))
+    if precision not in get_args(Precision):
+        raise HpctrainError(f"--precision {precision}: no such precision", nearest(precision, get_args(Precision)))
+
+
+def script_training(
+    workload: Workload, *, per_rank: int, optimizer: str = "sgd", precision: str = "float32"
+) -> Training:
+    """The network of a script, with the buckets that ``ht.distribute`` makes by default.
+
+    Args:
+        per_rank: samples of a rank in a step.
+        optimizer: a recipe's name of one; ``sgd`` has momentum.
+        precision: as of a recipe.
+
+    Raises:
+        HpctrainError: an unknown name.
+    """
+    require_known(optimizer, precision)
+    own: dict[str, Any] = {"name": optimizer, "learning_rate": 0.1}
+    if optimizer in ("sgd", "lars", "rmsprop_to_sgd"):
+        own["momentum"] = 0.9
+    if optimizer == "rmsprop_to_sgd":
+        own["transition"] = {"center": 10.0, "period": 5.0, "rmsprop_rate": 1.0}
+    return Training(
+        workload=workload,
+        largest=workload,
+        optimizer=Optimizer.model_validate(own),
+        communication=Communication(),
+        precision=cast(Precision, precision),
+        per_rank=per_rank,
+    )
+
+
+def images(recipe: Recipe) -> tuple[int, int]:
+    """Samples of the training and of the validation set."""
+    training, validation = _IMAGES[recipe.data.name]
+    if recipe.data.name == "digits":
+        validation = round(training * recipe.data.test_fraction)
+        return training - validation, validation
+    limit = recipe.data.limit
+    return (min(training, limit), min(validation, limit)) if limit else (training, validation)
+
+
+def _sizes(recipe: Recipe) -> Floats:
+    """Pixels a side in each epoch."""
+    ramp = recipe.images.size_ramp
+    if not ramp:
+        return np.full(recipe.epochs, float(recipe.images.size))
+    at, pixels = np.array(ramp, float).T
+    sizes: Floats = np.maximum(32, 32 * np.round(np.interp(np.arange(recipe.epochs), at, pixels) / 32))
+    return sizes
+
+
+def _validation_cost(recipe: Recipe) -> float:
+    if recipe.data.name == "digits":
+        return 1.0
+    return float(recipe.images.test_size**2 / np.mean(_sizes(recipe) ** 2))

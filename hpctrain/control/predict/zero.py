@@ -1,0 +1,57 @@
+"""What a rank keeps of a training's state, in closed form.
+
+Source: Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section 5 and table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hpctrain.common.recipes.schema import Optimizer
+from hpctrain.control.predict.memory import state_elements
+
+Stage = Literal[0, 1, 2, 3]
+
+# From which stage on ranks divide it.
+_DIVIDED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 3}
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """Bytes of the state, of a rank or of one parameter."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def bytes_of_parameter(optimizer: Optimizer) -> StateBytes:
+    """Of a recipe: parameters, gradients and what the optimizer keeps are float32 with every precision."""
+    return StateBytes(parameters=_FLOAT32, gradients=_FLOAT32, optimizer=_FLOAT32 * state_elements(optimizer))
+
+
+def zero_bytes(parameters: float, each: StateBytes, *, stage: Stage, ranks: int) -> StateBytes:
+    """Of a rank.
+
+    Args:
+        parameters: that the rank has part in: those of its stage of a pipeline, divided by the ranks along tp.
+        each: of one parameter.
+        stage: 0 divides nothing, 1 the optimizer's state, 2 the gradients too, 3 the parameters too.
+        ranks: that they are divided over.
+    """
+    share = {kind: parameters / (ranks if stage >= first else 1) for kind, first in _DIVIDED_FROM.items()}
+    return StateBytes(**{kind: count * getattr(each, kind) for kind, count in share.items()})
+
+
+def all_stages(parameters: float, each: StateBytes, ranks: int) -> Mapping[Stage, StateBytes]:
+    """Of a rank with each stage; arguments as of :func:`zero_bytes`."""
+    stages: tuple[Stage, ...] = (0, 1, 2, 3)
+    return {stage: zero_bytes(parameters, each, stage=stage, ranks=ranks) for stage in stages}

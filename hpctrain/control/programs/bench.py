@@ -1,0 +1,131 @@
+"""Starts the programs of ``hpctrain bench`` on ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hpctrain
+from hpctrain.common.cluster.machine import Machine, same_host, this_machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import require
+from hpctrain.common.files.disk import temporary_folder
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
+from hpctrain.control.hosts.hosts import arrange
+from hpctrain.control.launchers.command import Launcher
+from hpctrain.control.planning.planner import make_plan
+from hpctrain.control.supervision.start import launch_plan, prove_launcher
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_FLOAT_BYTES = 4
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """``1K,64K,102400000`` in bytes, ascending; K, M and G are powers of 1024.
+
+    Raises:
+        HpctrainError: not such a list, or not of whole float32 values.
+    """
+    sizes = []
+    for word in text.split(","):
+        match = re.fullmatch(r"(\d{1,12})([KMG]?)", word.strip(), re.IGNORECASE)
+        size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
+        if size < 1 or size % _FLOAT_BYTES:
+            raise HpctrainError(
+                f"--sizes: {word!r} is not a number of bytes that whole float32 values fill",
+                "for example --sizes 1K,1M,102400000",
+            )
+        sizes.append(size)
+    return tuple(sorted(set(sizes)))
+
+
+def oversubscribed(ranks: int, hosts: int = 1) -> bool:
+    """Whether the ranks are more than the hosts' cores, every host being like this one."""
+    return ranks > hosts * this_machine().cores
+
+
+def measure(
+    program: str,
+    ranks: int | None,
+    *arguments: str,
+    backend: str = "mpi",
+    hosts: HostOptions = HostOptions(),
+    environment: Mapping[str, str] = {},
+) -> dict[str, Any]:
+    """Run one of hpctrain.worker.bench's programs, started and bound as ``hpctrain run`` does it.
+
+    Args:
+        program: its name.
+        ranks: how many, 1 for the backend ``single``, which needs no MPI. None for as many as the named hosts have
+            slots, or 2 on this machine.
+        hosts: by default this machine, also in a job. The current directory has to be that of all of them.
+        environment: further variables of the ranks.
+
+    Returns:
+        What it wrote, and ``load``: how many processes wanted a core of this host in the minute before; ``ranks`` and
+        ``hosts``, how many there were.
+
+    Raises:
+        HpctrainError: a package that it needs is missing, no launcher, hosts that are not there, no folder for what is
+            measured, or a rank failed.
+    """
+    require("train", "torch", *(["imagenet"] if program == "loader" else []))
+    load = os.getloadavg()[0]
+    path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
+    machine = this_machine()
+    # A job's hosts are not meant where none are named: a benchmark is of this machine.
+    named = hosts.hosts is not None or hosts.hostfile is not None
+    if ranks is None and not named:
+        ranks = 2
+    arranged, warnings = arrange(hosts, machine.host, ranks, os.environ if named else {})
+    for warning in warnings:
+        _notice(f"warning: {warning}")
+    elsewhere = any(not same_host(host.host, machine.host) for host in arranged.slots)
+    with working_folder(shared=elsewhere) as name:
+        folder = Path(name)
+        out = folder / "measured.json"
+        work = Script(path=path, arguments=(str(out), *arguments))
+        start = Start(environment=dict(environment))
+        plan = make_plan(work, machine, hosts=arranged, host_options=hosts, backend=backend, start=start)
+        # Horovod may be missing: then it is left out.
+        launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None
+        about = {"load": round(load, 2), "ranks": plan.ranks, "hosts": len(plan.hosts)}
+        return {**run_program(plan, folder, machine, launcher, out), **about}
+
+
+def working_folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:
+    """A folder for what a program writes; ``shared``: in the current directory, which other hosts see too.
+
+    Raises:
+        HpctrainError: it cannot be made.
+    """
+    elsewhere = "change to a folder that all hosts share and that you may write"
+    return temporary_folder("hpctrain-bench-", Path() if shared else None, elsewhere)
+
+
+def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher | None, out: Path) -> dict[str, Any]:
+    """Run the plan of one of hpctrain.worker.bench's programs in a folder, and read what it wrote to ``out``.
+
+    Raises:
+        HpctrainError: a rank failed.
+    """
+    say = partial(print, file=sys.stderr)
+    failure = launch_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say, notice=_notice)
+    if failure:
+        # What rank 0 printed was shown as it came, and its log goes with the folder.
+        raise HpctrainError(str(replace(failure, lines=()) if failure.rank == 0 else failure), exit_code=1)
+    measured: dict[str, Any] = json.loads(out.read_text())
+    return measured
+
+
+def _notice(text: str) -> None:
+    print(f"hpctrain: {text}", file=sys.stderr)

@@ -1,0 +1,97 @@
+"""Starts the export of a model from a checkpoint, in a process that may import its framework."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hpctrain.common.checkpoints.find import verify
+from hpctrain.common.checkpoints.manifest import read_manifest
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import require
+from hpctrain.common.run.plan import Plan
+
+# Frameworks come from slow disks, as checkpoints do.
+_LIMIT_SECONDS = 1800.0
+_LAST_LINES = 12
+# By framework: the file's suffix, and the packages that write it.
+_SUFFIXES = {"torch": ".pt", "keras": ".keras"}
+
+
+def export(checkpoint: Path, out: Path) -> int:
+    """Write the model in a checkpoint to ``out``; returns how many parameters it has.
+
+    Raises:
+        HpctrainError: the checkpoint is damaged (exit code 3), of a script, or of another framework than ``out`` is
+            for; ``out`` is there, or cannot be written; the framework is not installed.
+    """
+    if faults := verify(checkpoint):
+        raise HpctrainError(
+            "\n".join(faults), "hpctrain checkpoint list RUN_DIR shows those that are whole", exit_code=3
+        )
+    _require_fit(checkpoint, out)
+    paths = [str(checkpoint.absolute()), str(out.absolute())]
+    command = [sys.executable, "-P", "-m", "hpctrain.worker.train.export", *paths]
+    # A model is written as well without a GPU, which other work may be on.
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow"}
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            env={**os.environ, **quiet},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HpctrainError(f"{out} was not written within {_LIMIT_SECONDS:g} s", exit_code=1) from error
+    return _parameters(done, out)
+
+
+def _require_fit(checkpoint: Path, out: Path) -> None:
+    framework = _framework(checkpoint)
+    suffix = _SUFFIXES[framework]
+    hint = f"name it {out.with_suffix(suffix)}"
+    if out.suffix not in _SUFFIXES.values():
+        raise HpctrainError(f"{out}: a model is written to .pt (PyTorch) or .keras", hint)
+    if out.suffix != suffix:
+        raise HpctrainError(
+            f"{checkpoint} holds a model in {framework}, but {out} is for another framework",
+            hint,
+        )
+    if out.exists():
+        raise HpctrainError(f"{out} is there already", "name another file, or remove that one")
+    require("train", framework)
+
+
+def _framework(checkpoint: Path) -> str:
+    try:
+        plan = Plan.model_validate_json(json.dumps(read_manifest(checkpoint).plan))
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise HpctrainError(
+            f"{checkpoint} is of another version of hpctrain: its plan's {where!r} is unknown here", exit_code=1
+        ) from error
+    if plan.recipe is None or plan.framework is None:
+        raise HpctrainError(f"{checkpoint} does not belong to a recipe's model")
+    return plan.framework
+
+
+def _parameters(done: subprocess.CompletedProcess[str], out: Path) -> int:
+    try:
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        end = "\n".join(done.stderr.strip().splitlines()[-_LAST_LINES:])
+        raise HpctrainError(
+            f"{out} was not written (exit {done.returncode}); what was printed at the end:\n{end}", exit_code=1
+        ) from error
+    if "error" in answer:
+        raise HpctrainError(answer["error"]["message"], answer["error"]["hint"], exit_code=answer["error"]["exit_code"])
+    return int(answer["parameters"])

@@ -1,0 +1,118 @@
+"""Measures the links between the hosts of a job: starts ranks that send to each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import hpctrain
+from hpctrain.common.cluster.host_list import fold_hosts
+from hpctrain.common.cluster.machine import this_machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import write_json
+from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start
+from hpctrain.control.hosts.hosts import arrange
+from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.programs.bench import run_program, working_folder
+from hpctrain.control.supervision.start import available_launcher, prove_launcher
+from hpctrain.control.topology.verify import End, Flow, rounds
+
+_PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "links.py"
+
+
+def hosts_to_measure(
+    options: HostOptions, environment: Mapping[str, str] = os.environ
+) -> tuple[Hosts, tuple[str, ...]]:
+    """The hosts that the user names, else those of the Slurm allocation, as a run on them has them; and warnings.
+
+    Raises:
+        HpctrainError: neither is there, or it is only one host, or as of :func:`hpctrain.control.hosts.hosts.arrange`.
+    """
+    named = {
+        "--hosts": options.hosts,
+        "--hostfile": options.hostfile,
+        "SLURM_JOB_NODELIST": environment.get("SLURM_JOB_NODELIST"),
+    }
+    where = next((name for name, value in named.items() if value), None)
+    if where is None:
+        raise HpctrainError(
+            "no hosts to measure between: this is no Slurm allocation",
+            "name them with -H, start it inside an allocation (salloc, sbatch), or try it here with -np 2",
+        )
+    hosts, warnings = arrange(options, this_machine().host, None, environment)
+    if len(hosts.slots) < 2:
+        raise HpctrainError(f"{where}: there is no link to measure on one host", "name at least two, or use -np 2")
+    return hosts, warnings
+
+
+def measure_links(
+    hosts: Hosts | None, ranks: int, size: int, start: Start = Start(), options: HostOptions = HostOptions()
+) -> list[Flow]:
+    """Measure between hosts, or between ranks of this machine.
+
+    Args:
+        hosts: in the order of the ring; their slots do not count. The current directory has to be theirs too. None for
+            this machine.
+        ranks: how many a host.
+        size: bytes of a message.
+        start: how the ranks are started.
+        options: what the hosts were chosen by.
+
+    Raises:
+        HpctrainError: nothing to start ranks with, no folder for what is measured, or a rank failed.
+    """
+    machine = this_machine()
+    names = [each.host for each in hosts.slots] if hosts else [machine.host]
+    slots = [Slots(host=name, slots=ranks) for name in names]
+    schedule = rounds(len(names), ranks) if hosts else rounds(ranks)
+    with working_folder(shared=hosts is not None or start.container is not None) as name:
+        folder = Path(name)
+        out, pairs = folder / "flows.json", folder / "rounds.json"
+        write_json(pairs, schedule)
+        plan = Plan(
+            script=Script(path=_PROGRAM, arguments=(str(out), str(pairs), str(size))),
+            backend="mpi",
+            ranks=len(names) * ranks,
+            hosts=tuple(slots),
+            host_options=options,
+            environment=hosts.environment if hosts else {},
+            start=start.mounting(folder),
+            threads_per_rank=1,
+        )
+        # It names what is missing here, before anything is started.
+        available_launcher(plan, machine)
+        launcher = prove_launcher(plan, machine, folder)
+        try:
+            measured = run_program(plan, folder, machine, launcher, out)
+        except HpctrainError as error:
+            raise HpctrainError(error.message, error.hint or _remedy(hosts), exit_code=error.exit_code) from error
+        return flows_of(measured, plan)
+
+
+def _remedy(hosts: Hosts | None) -> str:
+    if hosts is None:
+        return "`hpctrain doctor -np 2` looks further"
+    names = fold_hosts([each.host for each in hosts.slots])
+    return f"`hpctrain doctor -H {names}` looks further; all hosts have to share the current directory, {Path.cwd()}"
+
+
+def flows_of(measured: dict[str, Any], plan: Plan) -> list[Flow]:
+    """What :mod:`hpctrain.worker.programs.links` wrote.
+
+    Hosts have the plan's names, as the fabric has them: what a host calls itself may be longer, or shorter.
+    """
+    hosts = [host.host for host in plan.hosts for _ in range(host.slots)]
+    ends = [End(host=host, device=device) for host, device in zip(hosts, measured["devices"], strict=True)]
+    return [
+        Flow(
+            round=flow["round"],
+            source=ends[flow["source"]],
+            target=ends[flow["target"]],
+            bandwidth=flow["bandwidth"],
+            latency=flow["latency"],
+            spread=flow["spread"],
+        )
+        for flow in measured["flows"]
+    ]

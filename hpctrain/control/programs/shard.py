@@ -1,0 +1,100 @@
+"""Starts ``hpctrain data shard`` and ``prepare-text``: in this process, or on ranks of this machine or of others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import hpctrain
+from hpctrain.common.cluster.machine import same_host, this_machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import require
+from hpctrain.common.files.printable import printable
+from hpctrain.common.run.plan import HostOptions, Script, Slots, Start
+from hpctrain.common.shards.make import Sharding
+from hpctrain.common.shards.processes import ENVIRONMENT, worker_processes
+from hpctrain.common.shards.work import Manifest, Work, as_manifest, elsewhere, make
+from hpctrain.control.hosts.hosts import arrange
+from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.planner import make_plan
+from hpctrain.control.programs.bench import run_program, working_folder
+from hpctrain.control.supervision.start import prove_launcher
+
+_PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "shard.py"
+# Of every rank.
+START = Start(environment=ENVIRONMENT)
+
+
+def require_extras(work: Work) -> None:
+    """Make sure that what makes the shards is installed.
+
+    Raises:
+        HpctrainError: an extra is missing.
+    """
+    require("train", "imagenet") if isinstance(work, Sharding) else require("text")
+
+
+def say(text: str) -> None:
+    """Tell the user how far it is, beside the result."""
+    print(printable(text), file=sys.stderr)
+
+
+def in_processes(work: Work, workers: int) -> Manifest:
+    """Make the folder, or what of it is missing or damaged, on so many processes of this machine.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.common.shards.work.make`; a package is missing, or a process was killed.
+    """
+    require_extras(work)
+    with worker_processes(workers) as run:
+        return make(work, run, say)
+
+
+def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) -> Manifest:
+    """Make the folder, or what of it is missing or damaged.
+
+    Args:
+        work: what to make; all hosts see its source and its folder.
+        ranks: how many make shards; beyond one, a further one on the first host hands out the work. None for as many as
+            the hosts have slots.
+        hosts: by default this machine, also in a job.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.common.shards.work.make`; a package is missing, there is no launcher, hosts
+            do not answer, or a rank failed.
+    """
+    require_extras(work)
+    named = hosts.hosts is not None or hosts.hostfile is not None
+    if not named and ranks in (None, 1):
+        return in_processes(work, 1)
+    require("train")
+    machine = this_machine()
+    # A job's hosts are not meant where none are named.
+    arranged, warnings = arrange(hosts, machine.host, ranks, os.environ if named else {})
+    for warning in warnings:
+        say(f"hpctrain: warning: {warning}")
+    away = any(not same_host(host.host, machine.host) for host in arranged.slots)
+    with working_folder(shared=away) as name:
+        folder = Path(name).absolute()
+        out = folder / "made.json"
+        script = shard_script(work, str(out))
+        plan = make_plan(
+            script, machine, hosts=_with_one_more(arranged), host_options=hosts, backend="mpi", start=START
+        )
+        made = run_program(plan, folder, machine, prove_launcher(plan, machine, folder), out)
+    if "error" in made:
+        raise HpctrainError(made["error"]["message"], made["error"]["hint"], exit_code=made["error"]["exit_code"])
+    return as_manifest(made["manifest"])
+
+
+def shard_script(work: Work, *out: str) -> Script:
+    """What the ranks run; rank 0 writes the result to ``out``, where it is given."""
+    return Script(path=_PROGRAM, arguments=(elsewhere(work).model_dump_json(), *out))
+
+
+def _with_one_more(hosts: Hosts) -> Hosts:
+    """The same with room on the first host for the rank that hands out the work, which mostly waits."""
+    first, *others = hosts.slots
+    return replace(hosts, slots=(Slots(host=first.host, slots=first.slots + 1), *others))

@@ -1,0 +1,92 @@
+"""Starts a user's script to trace the network that it trains, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import require
+from hpctrain.common.files.disk import temporary_folder
+from hpctrain.common.workloads.workload import Workload
+
+# What a slow disk, a large data set and a step on a CPU may take.
+LIMIT_SECONDS = 600.0
+_LAST_LINES = 12
+_IN_PYTHON = "or trace the network in Python: hpctrain.trace(model, batch, loss).write(path)"
+# One process on a CPU: what is counted is the same on a GPU, and another work may be on that. Compiled code hides its
+# operators. Unbuffered, what it prints is in order with what it dies of.
+_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HPCTRAIN_BACKEND": "single",
+    "TORCH_COMPILE_DISABLE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def trace_script(path: Path, arguments: Sequence[str] = (), *, limit_seconds: float = LIMIT_SECONDS) -> Workload:
+    """The workload of the first model that a script gives to ``ht.distribute``.
+
+    The script runs as one process on the CPU until the optimizer's first step, which is not made.
+
+    Args:
+        path: of the script.
+        arguments: of the script.
+        limit_seconds: for all that comes before that step.
+
+    Raises:
+        HpctrainError: the script is not there, fails, ends without such a step or takes too long, or its model is not
+            of PyTorch.
+    """
+    require("torch")
+    if not path.is_file():
+        raise HpctrainError(f"there is no script {path}", "name a Python file")
+    with temporary_folder("hpctrain-trace-", None) as folder:
+        out = Path(folder) / "traced.json"
+        with tempfile.TemporaryFile("w+", errors="replace", dir=folder) as log:
+            program = [sys.executable, "-m", "hpctrain.worker.programs.trace"]
+            command = [*program, str(out), str(path.absolute()), *arguments]
+            try:
+                done = subprocess.run(
+                    command,
+                    check=False,
+                    env={**os.environ, **_ENVIRONMENT},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    timeout=limit_seconds,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise HpctrainError(
+                    f"{path} reached no optimizer step within {limit_seconds:g} s on the CPU",
+                    f"give it arguments for less data or a smaller batch, {_IN_PYTHON}",
+                    exit_code=1,
+                ) from error
+            log.seek(0)
+            printed = log.read()
+        return _answer(path, done.returncode, out, printed)
+
+
+def _answer(path: Path, exit_code: int, out: Path, printed: str) -> Workload:
+    if out.exists():
+        answer = json.loads(out.read_text())
+        if "error" in answer:
+            error = answer["error"]
+            raise HpctrainError(f"{path}: {error['message']}", error["hint"], exit_code=error["exit_code"])
+        return Workload.model_validate_json(json.dumps(answer["workload"]))
+    if exit_code:
+        end = "\n".join(printed.strip().splitlines()[-_LAST_LINES:])
+        raise HpctrainError(
+            f"{path} failed before its first optimizer step (exit {exit_code}); what it printed at the end:\n{end}",
+            f"run it by itself first: python {path}",
+            exit_code=1,
+        )
+    raise HpctrainError(
+        f"{path} ended without an optimizer step of a model that ht.distribute got",
+        f"model, optimizer = ht.distribute(model, optimizer), and a step of that optimizer; {_IN_PYTHON}",
+    )

@@ -1,0 +1,1 @@
+"""From which checkpoint and with which changes an earlier run goes on."""

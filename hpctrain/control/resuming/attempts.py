@@ -1,0 +1,293 @@
+"""The attempts of one run: where the next one begins, and the lock that allows one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.common.checkpoints.layout import checkpoint_path, damaged_checkpoints
+from hpctrain.common.cluster.pod import in_pod
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.locks import lock
+from hpctrain.common.files.private import private
+from hpctrain.common.run.directory import RunDirectory, plan_sha256
+from hpctrain.common.run.events import Event, EventsFile, attempts
+from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StallEvent, StartEvent, StoppedEvent
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.records import whole_records
+from hpctrain.common.run.resuming import resume_command
+from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.control.resuming.proof import script_sha256
+
+_SQUEUE_SECONDS = 20.0
+# A job that was requeued or follows another can start while the launcher before it still ends.
+_LOCK_SECONDS = 60.0
+# A file server gives up the lock of a pod whose node is gone when its lease is over: 90 s by NFS's own default.
+_POD_LOCK_SECONDS = 180.0
+# What a script did in this time is taken to have got it further: one that cannot work fails within its first minutes.
+WORK_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of a run.
+
+    Attributes:
+        number: 1 for the first.
+        iteration: of the checkpoint that it goes on from, 0 for the beginning.
+        damaged: newer checkpoints, which are passed over, each with what is wrong with it.
+        missing: newer ones that are gone.
+        restart: its number among the restarts without progress that the launcher made by itself; 0 for none of them.
+    """
+
+    number: int = 1
+    iteration: int = 0
+    damaged: tuple[tuple[Path, str], ...] = ()
+    missing: tuple[Path, ...] = ()
+    restart: int = 0
+
+    def start(self, plan: Plan, launcher: str) -> StartEvent:
+        """The event that begins the attempt."""
+        return StartEvent(
+            attempt=self.number,
+            iteration=self.iteration,
+            restart=self.restart,
+            job=job_id(),
+            launcher=launcher,
+            hosts=tuple(host.host for host in plan.hosts),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            plan=plan_sha256(plan),
+            script=script_sha256(plan),
+        )
+
+
+@contextlib.contextmanager
+def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -> Iterator[str | None]:
+    """Be the only launcher of a run, by a lock on ``RUN_DIR/lock`` where the file system has locks.
+
+    Yields:
+        A warning, where the lock is still that of this Slurm job before it was requeued: its node is gone, and nobody
+        there can give it back.
+
+    Raises:
+        HpctrainError: another launcher is there.
+    """
+    path = directory.path / "lock"
+    try:
+        descriptor = private(str(path), os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise HpctrainError(f"cannot open {path}: {error.strerror}", "is this a run directory?") from error
+    try:
+        yield _lock(descriptor, directory, environment)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, str]) -> str | None:
+    warning = None
+    job, pod = job_id(environment), in_pod(environment)
+    seconds = _LOCK_SECONDS if job else _POD_LOCK_SECONDS if pod else 0.0
+    if not lock(descriptor, directory.path / "lock", seconds, "choose another place with --run-dir"):
+        holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
+        if not _is_earlier(holder, environment):
+            raise HpctrainError(
+                f"{directory.path} is being run by another hpctrain: {holder or 'unknown'}",
+                "wait until it ends, or stop it",
+                # Another pod of this number is made until the lock is free.
+                exit_code=RESUMABLE if pod else 1 if job else 2,
+            )
+        earlier = "this job before it was requeued, so the run continues"
+        warning = f"{directory.path}/lock is still held by {holder}: {earlier}"
+    # For whoever is refused; a full disk is found by what follows.
+    with contextlib.suppress(OSError):
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}{_of_job(environment)}\n".encode(), 0)
+    return warning
+
+
+def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The Slurm job of this process as Slurm names it, ``JOB_TASK`` for a task of an array; None outside Slurm."""
+    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
+
+
+def _of_job(environment: Mapping[str, str]) -> str:
+    job = job_id(environment)
+    return f" in start {int(environment.get('SLURM_RESTART_COUNT') or 0)} of job {job}" if job else ""
+
+
+def _is_earlier(holder: str, environment: Mapping[str, str]) -> bool:
+    """Whether this is what :func:`_of_job` said of this job before it was requeued the last time."""
+    before = re.search(r" in start (\d+) of job (\S+)$", holder)
+    now = re.search(r" in start (\d+) of job (\S+)$", _of_job(environment))
+    return bool(before and now and before[2] == now[2] and int(before[1]) < int(now[1]))
+
+
+def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
+    """Refuse to start while the last attempt still runs without its launcher.
+
+    The records tell ranks on this host that outlived it; Slurm tells a job whose attempt has no end. What lives on
+    another host, outside of Slurm, on a file system without locks between hosts, cannot be seen.
+
+    Raises:
+        HpctrainError: its ranks or its job are still there.
+    """
+    running = [
+        record for record in whole_records(directory) if record.status == "running" and record.own_process(directory)
+    ]
+    if running:
+        numbers = " ".join(str(record.pid) for record in running)
+        saves = ", which makes them save their state and leave" if all(record.listens for record in running) else ""
+        raise HpctrainError(
+            f"{directory.path}: ranks of the last attempt are still running on this host, though their launcher is "
+            f"gone: process {numbers}",
+            f"wait until they end, or end them: kill {numbers}{saves}",
+            exit_code=1 if job_id() else 2,
+        )
+    if not events or isinstance(events[-1], EndEvent):
+        return
+    job = _start(attempts(events)[-1]).job
+    if job and job != job_id() and _is_running(job):
+        raise HpctrainError(
+            f"{directory.path}: the job of its last attempt is still running: {job}",
+            f"wait until it ends, or: scancel {job}",
+            exit_code=1 if job_id() else 2,
+        )
+
+
+def _is_running(job: str) -> bool:
+    """Whether Slurm says so; a Slurm that is not there or does not answer says nothing."""
+    if not re.fullmatch(r"\d+(_\d+)?", job):
+        return False
+    arguments = ("--noheader", f"--jobs={job}", "--states=RUNNING,COMPLETING,SUSPENDED", "--format=%T")
+    try:
+        return bool(run_program("squeue", *arguments, seconds=_SQUEUE_SECONDS).stdout.strip())
+    except HpctrainError:
+        return False
+
+
+def next_attempt(
+    directory: RunDirectory, events: Sequence[Event], idle_restarts: int, *, script: bool = False
+) -> Attempt | None:
+    """The next attempt of a run that is resumed; None if it is done.
+
+    Args:
+        directory: with a plan; one that was only submitted yet has no attempt.
+        events: of :func:`run_events`.
+        idle_restarts: how often a run may be resumed without having got further.
+        script: the run is a script's, which keeps its state itself.
+
+    Raises:
+        HpctrainError: no checkpoint is left, or the run does not get any further.
+    """
+    further = attempt_from_here(directory, events)
+    if further is None or not events:
+        return further
+    past = attempts(events)
+    if script:
+        idle = list(itertools.takewhile(_got_nowhere, reversed(past)))
+        what = f"its last {len(idle)} attempts ended without a clean stop"
+    else:
+        idle = list(itertools.takewhile(lambda attempt: _start(attempt).iteration == further.iteration, reversed(past)))
+        what = f"the last {len(idle)} attempts started at step {further.iteration} and got no further"
+    # Those that a launcher began by itself have a limit of their own.
+    resumed = [attempt for attempt in idle if not _start(attempt).restart]
+    if len(resumed) > idle_restarts:
+        raise _idle(directory, idle, what, len(resumed))
+    return further
+
+
+def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attempt | None:
+    """The next attempt: from the beginning, or from the newest whole checkpoint; None if the run is done.
+
+    Args:
+        directory, events: as of :func:`next_attempt`.
+
+    Raises:
+        HpctrainError: no checkpoint is left of those that were written.
+    """
+    if is_done(events):
+        return None
+    from hpctrain.common.checkpoints.find import newest_whole
+    from hpctrain.common.checkpoints.reconcile import missing
+
+    newest = newest_whole(directory.checkpoints)
+    if not newest.iteration:
+        _require_none_written(directory, events, newest.damaged)
+    # Older ones are of no use to this attempt.
+    newer = [each for each in missing(directory.checkpoints, events) if each > newest.iteration]
+    gone = tuple(checkpoint_path(directory.checkpoints, each) for each in newer)
+    return Attempt(number=len(attempts(events)) + 1, iteration=newest.iteration, damaged=newest.damaged, missing=gone)
+
+
+def _require_none_written(
+    directory: RunDirectory, events: Sequence[Event], damaged: Sequence[tuple[Path, str]]
+) -> None:
+    """Refuse to begin a run again whose checkpoints are lost, of which a crash can have left no event."""
+    written = [f"step {event.iteration}" for event in events if isinstance(event, CheckpointEvent)]
+    faults = [fault for _, fault in damaged] + [
+        f"{path} was found damaged" for path in damaged_checkpoints(directory.checkpoints)
+    ]
+    if written or faults:
+        raise HpctrainError(
+            f"{directory.path}: a checkpoint was written{f' at {written[-1]}' if written else ''}, but none can be "
+            f"read: {'; '.join(faults) or f'{directory.checkpoints} is empty'}",
+            "restore that folder, or start a new run with another --run-dir",
+            exit_code=1,
+        )
+
+
+def is_done(events: Sequence[Event]) -> bool:
+    """Whether the run is done; ``events`` are those of :func:`run_events`."""
+    return bool(events) and isinstance(last := events[-1], EndEvent) and last.status == "done"
+
+
+def _got_nowhere(attempt: Sequence[Event]) -> bool:
+    """Whether an attempt of a script, whose steps are not known, is taken not to have got further."""
+    last, kinds = attempt[-1], {type(event) for event in attempt}
+    resumable = isinstance(last, EndEvent) and last.status == "resumable"
+    if (resumable or StoppedEvent in kinds) and FaultEvent not in kinds:
+        return False
+    # To hang is no work.
+    stalls = [event.time - event.seconds for event in attempt if isinstance(event, StallEvent)]
+    return (stalls or [last.time])[-1] - attempt[0].time <= WORK_SECONDS
+
+
+def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, allow: int) -> HpctrainError:
+    """The refusal to begin for ever where nothing comes of it. ``idle`` has the newest attempt first."""
+    faults = [event.message for attempt in idle for event in reversed(attempt) if isinstance(event, FaultEvent)]
+    return HpctrainError(
+        f"{directory.path}: {what}" + "".join(f"; what went wrong: {fault}" for fault in faults[:1]),
+        f"fix the cause, then: {resume_command(directory, '--idle-restarts', str(allow))}",
+        exit_code=1,
+    )
+
+
+def run_events(directory: RunDirectory, *also: type[Event]) -> list[Event]:
+    """The events about the run as a whole, from its first start on; empty if it was only submitted.
+
+    Args:
+        directory: of the run.
+        also: further kinds.
+
+    Raises:
+        HpctrainError: the file is damaged; names the line.
+    """
+    kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent, *also)
+    found = EventsFile(directory.events).few(*kinds)
+    return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), found))
+
+
+def _start(attempt: Sequence[Event]) -> StartEvent:
+    """The start of an attempt of :func:`run_events`; all of them have one."""
+    start = attempt[0]
+    assert isinstance(start, StartEvent)
+    return start

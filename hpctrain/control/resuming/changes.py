@@ -1,0 +1,95 @@
+"""Settings that changed since a run's checkpoint, and those with which the checkpoint cannot be resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.common.checkpoints.layout import checkpoint_path
+from hpctrain.common.checkpoints.manifest import read_manifest
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.difference import flat, settings
+from hpctrain.common.recipes.gpt import GptSettings
+from hpctrain.common.recipes.requirements import has_folder, shard_folder
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.resuming import resume_command
+
+# What a checkpoint holds the state of, or is part of the way through.
+_HELD = (
+    "model.name",
+    *(f"model.{key}" for key in GptSettings.model_fields),
+    "optimizer.name",
+    "data.name",
+    "data.limit",
+    "data.epoch_samples",
+    "data.test_fraction",
+    "data.split_seed",
+)
+
+
+def changes_since(directory: RunDirectory, iteration: int, plan: Plan) -> dict[str, tuple[Any, Any]]:
+    """The values of a recipe that differ from an iteration's checkpoint: old and new, by dotted key.
+
+    Raises:
+        HpctrainError: the checkpoint cannot be read.
+    """
+    saved = read_manifest(checkpoint_path(directory.checkpoints, iteration)).plan.get("recipe")
+    if plan.recipe is None or not saved:
+        return {}
+    now = settings(plan.recipe)
+    return {key: (old, now[key]) for key, old in flat(saved) if key in now and now[key] != old}
+
+
+def take_back_command(directory: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """The command that resumes with the values of the checkpoint."""
+    texts = (f"{key}={old if isinstance(old, str) else json.dumps(old)}" for key, (old, _) in changes.items())
+    words = [word for text in texts for word in ("--set", text)]
+    return resume_command(directory, "--accept-changes", *words)
+
+
+def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapping[str, Any]) -> None:
+    """Refuse a recipe that cannot be resumed from an iteration's checkpoint, even if the changes are accepted.
+
+    Args:
+        directory, iteration, plan: as of :func:`changes_since`.
+        asked: the keys that are changed only now.
+
+    Raises:
+        HpctrainError: says which values it has to have.
+    """
+    if plan.recipe is None:
+        return
+    path = checkpoint_path(directory.checkpoints, iteration)
+    changes = changes_since(directory, iteration, plan)
+    held = set(_unfit(path, changes, plan, plan.recipe))
+    unfit = {key: values for key, values in changes.items() if key in held}
+    if unfit:
+        values = (f"{key}={old}, and a run with {key}={new} cannot resume from it" for key, (old, new) in unfit.items())
+        leave = "leave that out, or start anew with another --run-dir"
+        hint = leave if asked.keys() & unfit.keys() else take_back_command(directory, unfit)
+        raise HpctrainError("\n".join(f"{path} is of {text}" for text in values), hint)
+
+
+def _unfit(path: Path, changes: Mapping[str, tuple[Any, Any]], plan: Plan, recipe: Recipe) -> Iterator[str]:
+    """The keys that must be as they were; those that are as they were may be among them."""
+    yield from _HELD
+    if "fp16" in changes.get("precision", ()):
+        # The scale of its losses is part of the state.
+        yield "precision"
+    if recipe.data.name == "digits" and recipe.data.split_seed is None:
+        yield "seed"
+    progress = read_manifest(path).progress
+    if recipe.epochs < progress.epoch:
+        yield "epochs"
+    # What is in object storage the ranks compare: a login node may have no way there.
+    if "data.path" in changes and not plan.start.container and has_folder(recipe):
+        # NumPy comes with it.
+        from hpctrain.common.shards.folders import training_fingerprint
+
+        # The same samples may be in another place.
+        if training_fingerprint(shard_folder(recipe), recipe.data.name) != progress.samples:
+            yield "data.path"

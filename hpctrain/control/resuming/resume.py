@@ -1,0 +1,283 @@
+"""The plan of a further attempt: the run's own, on the hosts that there are now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.common.checkpoints.reconcile import missing_text
+from hpctrain.common.cluster.host_list import fold_hosts
+from hpctrain.common.cluster.machine import Machine, same_host, this_machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.difference import differences
+from hpctrain.common.recipes.load import mesh_overrides, override_recipe, script_fault_tolerance
+from hpctrain.common.recipes.mesh import parse_mesh
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.tracking import Tracker
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events.kinds import ChangedEvent, PlanEvent
+from hpctrain.common.run.plan import Plan, Script
+from hpctrain.control.hosts.hosts import are_given, arrange
+from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
+from hpctrain.control.planning.hosts import require_ranks
+from hpctrain.control.planning.planner import place_plan
+from hpctrain.control.resuming.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
+from hpctrain.control.resuming.changes import require_fit
+from hpctrain.control.resuming.proof import changed_script, replace_plan, require_own_plan, script_sha256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """A further attempt: where it begins, its plan on this machine, and notes for the user.
+
+    ``changed`` are the values that are not those of the attempts before, by dotted key: the old and the new one.
+    ``script`` are its hash in the last attempt and now, if they differ.
+    """
+
+    attempt: Attempt
+    plan: Plan
+    machine: Machine
+    changed: Mapping[str, tuple[Any, Any]]
+    script: tuple[str, str] | None = None
+    warnings: tuple[str, ...]
+
+    def begin(self, directory: RunDirectory) -> None:
+        """Replace the run's plan by this one, and record it before anything else happens.
+
+        Raises:
+            HpctrainError: that cannot be written.
+        """
+        differences = {**self.changed, **({"script.sha256": self.script} if self.script else {})}
+        if differences:
+            with EventWriter(directory.events) as events:
+                events.emit(ChangedEvent(differences=differences))
+        replace_plan(directory, self.plan)
+
+
+def resumption(
+    directory: RunDirectory,
+    *,
+    work: Recipe | Script | None,
+    overrides: Sequence[str] = (),
+    mesh: str | None = None,
+    tracking: tuple[Tracker, ...] | None = None,
+    accept_changes: bool = False,
+    ranks: int | None,
+    backend: str | None,
+    framework: str | None,
+    changes: Mapping[str, Mapping[str, Any]],
+    look_only: bool,
+) -> Resumption | None:
+    """The next attempt of a run; None if it is done.
+
+    Args:
+        directory: of the run.
+        work: to be compared with the plan's; None for whatever it is.
+        overrides: ``key=value`` each, of the plan's recipe or script where ``work`` is None.
+        mesh: as ``--mesh`` has it, where ``work`` is None.
+        tracking: where curves go from now on; None for where the plan's go, or ``work``'s.
+        accept_changes: go on with ``work`` where it is another than the plan's.
+        ranks, backend, framework, changes: as of :func:`resumed_plan`.
+        look_only: nothing will be started, so it does not matter whether somebody else does.
+
+    Raises:
+        HpctrainError: as of :func:`changed_work`, :func:`hpctrain.control.resuming.attempts.require_nobody`,
+            :func:`hpctrain.control.resuming.attempts.next_attempt`,
+            :func:`hpctrain.control.resuming.changes.require_fit` and :func:`resumed_plan`; ``plan.json`` is not what
+            the last attempt had, and that is not accepted.
+    """
+    before = read_model(directory.plan, Plan)
+    asked = work or _overridden(before, overrides, mesh)
+    if tracking is not None:
+        begun = before.recipe or before.script
+        assert begun is not None
+        asked = (asked or begun).model_copy(update={"tracking": tracking})
+    now, changed = changed_work(before, asked, accept=accept_changes)
+    recorded = run_events(directory, PlanEvent)
+    events = [event for event in recorded if not isinstance(event, PlanEvent)]
+    edited = require_own_plan(directory, recorded, before, accept=accept_changes)
+    script = changed_script(events, script_sha256(now))
+    if (changed or edited) and is_done(events):
+        # More epochs, for example.
+        events.pop()
+    if not look_only:
+        require_nobody(directory, events)
+    idle_restarts = before.stop.model_copy(update=changes["stop"]).idle_restarts
+    attempt = next_attempt(directory, events, idle_restarts, script=before.script is not None)
+    if attempt is None:
+        return None
+    if attempt.iteration:
+        require_fit(directory, attempt.iteration, now, changed)
+    machine = this_machine()
+    plan, warnings = resumed_plan(now, machine, ranks=ranks, backend=backend, framework=framework, changes=changes)
+    if look_only:
+        warnings += tuple(f"{path} is damaged and would be skipped: {fault}" for path, fault in attempt.damaged)
+        warnings += tuple(missing_text(path, attempt.iteration) for path in attempt.missing)
+    if script:
+        warnings += (f"{plan.title} is not what it was in the last attempt: its SHA-256 was {script[0]}",)
+    if attempt.iteration and not events:
+        warnings += (f"{directory.events} is lost, and with it the record of the steps up to {attempt.iteration}",)
+    return Resumption(
+        attempt=attempt, plan=plan, machine=machine, changed={**edited, **changed}, script=script, warnings=warnings
+    )
+
+
+def _overridden(plan: Plan, overrides: Sequence[str], mesh: str | None) -> Recipe | Script | None:
+    """The run's own recipe or script with other values; None where there are none."""
+    if not overrides and mesh is None:
+        return None
+    if plan.recipe:
+        return override_recipe(plan.recipe, [*overrides, *mesh_overrides(mesh)])
+    assert plan.script is not None
+    faults = script_fault_tolerance(plan.title, overrides, plan.script.fault_tolerance)
+    divided = plan.script.mesh if mesh is None else parse_mesh(mesh)
+    return plan.script.model_copy(update={"mesh": divided, "fault_tolerance": faults})
+
+
+def changed_work(
+    plan: Plan, work: Recipe | Script | None, *, accept: bool = False
+) -> tuple[Plan, dict[str, tuple[Any, Any]]]:
+    """The plan of what is asked for, and where that is not what was begun: the old and the new value by dotted key.
+
+    Args:
+        plan: of the run.
+        work: what is asked for; None for what it is.
+        accept: go on with something else.
+
+    Raises:
+        HpctrainError: it is something else, and not accepted; shows all that differs.
+    """
+    begun = plan.recipe or plan.script
+    assert begun is not None
+    if work is None:
+        return plan, {}
+    if type(begun) is not type(work):
+        raise HpctrainError(f"the run is of {plan.title}, which is not a {type(work).__name__.lower()}", _HINT)
+    # Who follows a run is no difference of it: taken over where it is said, and else as it was.
+    begun = begun.model_copy(update={"tracking": begun.tracking if work.tracking is None else work.tracking})
+    work = work.model_copy(update={"tracking": begun.tracking})
+    if isinstance(begun, Recipe) and isinstance(work, Recipe) and work.batch.per_rank:
+        # Ranks may have changed since.
+        work = work.at_data_ranks(max(1, begun.global_batch // work.batch.per_rank))
+    changed = differences(begun, work)
+    if changed and not accept:
+        raise HpctrainError("\n".join(("the run is not what was asked for:", *_table(changed))), _HINT_CHANGED)
+    return plan.model_copy(update={"recipe" if plan.recipe else "script": work if changed else begun}), changed
+
+
+def _table(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    rows = [("", "the run has", "asked for"), *((key, str(old), str(new)) for key, (old, new) in changed.items())]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"  {key:{first}}  {old:{second}}  {new}" for key, old, new in rows]
+
+
+_HINT = "--resume without a recipe or script continues the run as it is; another one needs another --run-dir"
+_HINT_CHANGED = (
+    "--resume without them continues the run as it is; --accept-changes continues it with what was asked for; "
+    "another --run-dir starts anew"
+)
+
+
+def resumed_plan(
+    plan: Plan,
+    machine: Machine,
+    *,
+    ranks: int | None = None,
+    backend: str | None = None,
+    framework: str | None = None,
+    changes: Mapping[str, Mapping[str, Any]],
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on the current hosts, and warnings.
+
+    Args:
+        plan: of the run.
+        machine: this one.
+        ranks: another number of them, which the recipe's batch is then for; by default those that the run was begun
+            with, and in an elastic run as many as its hosts have room for.
+        backend: another one.
+        framework: to be compared with the plan's.
+        changes: fields of ``host_options``, ``start`` and ``stop`` that go before the plan's.
+
+    Raises:
+        HpctrainError: another framework, or hosts and ranks that do not fit.
+    """
+    if framework and framework != plan.framework:
+        raise HpctrainError(f"the run is in {plan.framework}, and --framework {framework} was asked for", _HINT)
+    if ranks is not None:
+        require_ranks(ranks)
+    changed = {name: getattr(plan, name).model_copy(update=_whole(changes[name])) for name in changes}
+    unplaced = plan.model_copy(
+        update={
+            **changed,
+            "asked_backend": backend or plan.asked_backend,
+            "ranks": ranks or plan.begun_ranks or plan.ranks,
+            "begun_ranks": None,
+        }
+    )
+    if unplaced.elastic and unplaced.hosts and ranks is None and are_given(unplaced.host_options):
+        given = given_hosts(unplaced)
+        placed, warnings = plan_on(unplaced, chosen_hosts(unplaced, given, given, {}), machine)
+    else:
+        arranged, warnings = arrange(
+            unplaced.host_options, machine.host, unplaced.ranks, work=plan.recipe or plan.script
+        )
+        placed = place_plan(unplaced, arranged, machine)
+    return placed, (*warnings, *_other_versions(plan, placed))
+
+
+def plan_without(plan: Plan, gone: Sequence[str], machine: Machine) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on the remaining hosts in their best order, and warnings.
+
+    Args:
+        plan: of the run.
+        gone: hosts that are not there any more.
+        machine: this one.
+
+    Raises:
+        HpctrainError: as of :func:`plan_on`.
+    """
+    left = [host for host in plan.hosts if not any(same_host(host.host, name) for name in gone)]
+    if len(left) == len(plan.hosts):
+        return plan, ()
+    fewer, warnings = plan_on(plan, {host.host: host.slots for host in left}, machine)
+    # What was found out about the hosts' networks holds for those that are left.
+    return fewer.model_copy(update={"environment": {**plan.environment, **fewer.environment}}), warnings
+
+
+def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on other hosts in their best order, for one attempt, and warnings.
+
+    Args:
+        plan: of the run.
+        slots: the hosts with the ranks of each.
+        machine: this one.
+
+    Raises:
+        HpctrainError: they are too few, or as of :func:`hpctrain.control.hosts.hosts.arrange`.
+    """
+    ranks, least = sum(slots.values()), plan.fault_tolerance.min_ranks
+    if ranks < least:
+        gone = [host.host for host in plan.hosts if host.host not in slots]
+        raise HpctrainError(f"without {fold_hosts(gone)} it has hosts for {ranks} ranks, and it needs {least}")
+    # For this attempt alone: a later one may have other hosts, and then does not begin with these.
+    named = {"hosts": ",".join(f"{name}:{count}" for name, count in slots.items()), "hostfile": None, "nodes": None}
+    arranged, warnings = arrange(
+        plan.host_options.model_copy(update=named), machine.host, ranks, work=plan.recipe or plan.script
+    )
+    begun = plan.begun_ranks or plan.ranks
+    other = plan.model_copy(update={"ranks": ranks, "begun_ranks": None if ranks == begun else begun})
+    return place_plan(other, arranged, machine), warnings
+
+
+def _whole(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A list of hosts takes the place of a file of them, and the other way round."""
+    other = {"hosts": "hostfile", "hostfile": "hosts"}
+    return {**{other[name]: None for name in changes if name in other}, **changes}
+
+
+def _other_versions(before: Plan, now: Plan) -> Iterator[str]:
+    for package, version in before.versions.items():
+        if (found := now.versions.get(package)) != version:
+            yield f"{package} was {version} and is now {found}: numbers may differ from an uninterrupted run's"

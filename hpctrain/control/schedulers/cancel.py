@@ -1,0 +1,183 @@
+"""Ends a run: cancels its jobs, or stops its launcher if it has none."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.plan import Plan, Stop
+from hpctrain.common.run.processes import send_signal, works_in
+from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records
+from hpctrain.common.run.stopping import ask
+from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
+from hpctrain.control.schedulers.slurm.queue import JobState, job_states
+
+CANCELLED = "cancelled"
+"""The text in ``RUN_DIR/stop`` by which a job script knows that its run is not to come back."""
+
+_SLURM_SECONDS = 30.0
+# Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a job that waits ends at once.
+_END_SECONDS = 45.0
+_POLL_SECONDS = 0.5
+
+
+def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterator[str]:
+    """Cancel all live jobs of a run and wait until they have ended; yields a line for each action.
+
+    A job in which the run was started by hand is not the run's to cancel.
+
+    Args:
+        found: the run.
+        save_seconds: how long ranks may take to save their state before that; None for the run's own limit.
+
+    Raises:
+        HpctrainError: Slurm refuses or does not answer.
+    """
+    if any(not job.waits for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live):
+        yield from _let_save([*found.tasks.values()] or [found.directory], save_seconds)
+    # The run may have submitted another job meanwhile, or gone back to the queue.
+    jobs = [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live]
+    # The numbers of whole jobs end what waits of an array as well.
+    numbers = sorted({job.job if found.task is None else f"{job.job}_{found.task}" for job in jobs})
+    if not numbers:
+        return
+    done = run_program("scancel", *numbers, seconds=_SLURM_SECONDS)
+    if done.returncode != 0:
+        raise HpctrainError(f"scancel {' '.join(numbers)} failed: {done.stderr.strip()}", exit_code=1)
+    for job in jobs:
+        yield f"cancelled job {job.id}, which was {job.state}{f' on {job.nodes}' if job.nodes else ''}"
+    deadline = time.monotonic() + _END_SECONDS
+    while left := _living(found, jobs):
+        if time.monotonic() > deadline:
+            names = ", ".join(job.id for job in left)
+            yield f"after {_END_SECONDS:g} s, job {names} is still ending; Slurm continues with that"
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _let_save(runs: list[RunDirectory], seconds: float | None) -> Iterator[str]:
+    """Ask ranks that listen, on whatever hosts, to save their state and leave, and wait for that.
+
+    Args:
+        runs: those that are not done, and others.
+        seconds: how long it may take; None for the runs' own limits.
+    """
+    runs = [run for run in runs if not run.summary.exists() and ranks_listen(run)]
+    limits = []
+    for run in runs:
+        with contextlib.suppress(HpctrainError):
+            ask(run.stop, CANCELLED, replace=True)
+        try:
+            limits.append(read_model(run.plan, Plan).stop.seconds)
+        except HpctrainError:
+            # A job whose plan is damaged is cancelled all the same.
+            limits.append(Stop().seconds)
+    seconds = max(limits, default=0.0) if seconds is None else seconds
+    if not limits or not seconds:
+        return
+    yield f"asked the ranks to save their state and leave; waiting up to {seconds:g} s for that"
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not all(run.summary.exists() for run in runs):
+        time.sleep(_POLL_SECONDS)
+
+
+def _living(found: FoundRun, jobs: list[JobState]) -> list[JobState]:
+    numbers = {job.job for job in jobs}
+    return [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live and job.job in numbers]
+
+
+def stop_launcher(
+    directory: RunDirectory, start: StartEvent | None, seconds: float, *, save_seconds: float | None = None
+) -> Iterator[str]:
+    """Ask the launcher of a ``start`` event to stop the run and wait for it; yields a line for each action.
+
+    A launcher on another host gets no signal, but its ranks see the file ``stop``, after which it ends by itself.
+
+    Args:
+        directory: of the run.
+        start: the run's last one; None for a run without one.
+        seconds: how long the launcher may take.
+        save_seconds: how long ranks on other hosts may take to save their state; None for the run's own limit.
+
+    Raises:
+        HpctrainError: the launcher is on another host and has not ended, or ranks run without one; says what to enter,
+            and where.
+    """
+    if start is None or "pid" not in start.model_fields_set:
+        _require_ended(directory)
+        return
+    host, pid = start.host, start.pid
+    here = host == socket.gethostname()
+    process = launcher_process(start) if here else None
+    # The events may be somebody else's, and the process anything.
+    if process is None or not works_in(process, directory.path):
+        # The launcher ended with its job, which left no time to say so.
+        if start.job and not any(job.live for job in job_states([start.job], seconds=_SLURM_SECONDS)):
+            return
+        if pid is None or here:
+            _require_ended(directory, begun=pid is None)
+            return
+        yield from _let_save([directory], save_seconds)
+        if directory.summary.exists():
+            return
+        hint = f"on {host}, run: hpctrain cancel {shell_word(directory.path.absolute())}, or: kill {pid}"
+        message = f"the run was started on {host}, not in a job of its own, and goes on there"
+        raise HpctrainError(message, hint, exit_code=1)
+    try:
+        send_signal(process, signal.SIGTERM)
+        yield f"asked the launcher, process {pid}, to stop"
+        process.wait(seconds)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        yield f"after {seconds:g} s it is still stopping; `kill {pid}` once more ends every process at once"
+
+
+def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
+    """Refuse to say that nothing runs while ranks do that no launcher of hpctrain's will stop.
+
+    Processes on other hosts cannot be seen from here: such ranks run for as long as their records say so.
+
+    Args:
+        directory: of the run.
+        begun: ranks were started, even where none has recorded it yet.
+
+    Raises:
+        HpctrainError: such ranks run.
+    """
+    records = read_records(directory).values()
+    running = [record for record in records if record.status == "running" and _may_live(record, directory)]
+    if running:
+        hosts = {record.host for record in running}
+        ends = "; ".join(
+            f"on {host}: kill {' '.join(str(record.pid) for record in running if record.host == host)}"
+            for host in sorted(hosts)
+        )
+        ranks = "rank" if len(running) == 1 else "ranks"
+        names = ", ".join(str(record.rank) for record in running)
+        raise HpctrainError(f"{ranks} {names} of the run may still run, without a launcher", ends, exit_code=1)
+    if begun and not records:
+        hint = "end its processes where they were started"
+        raise HpctrainError("the run was started by hand, from what --dry-run prints", hint, exit_code=1)
+
+
+def _may_live(record: RankRecord, directory: RunDirectory) -> bool:
+    """Whether a rank that has not recorded its end may be alive; of other hosts there is only its record."""
+    return record.host != socket.gethostname() or record.own_process(directory) is not None
+
+
+def launcher_process(start: StartEvent) -> psutil.Process | None:
+    """The launcher of a ``start`` event if it lives on this host, and not a later process with its number."""
+    if start.host is None or start.pid is None:
+        return None
+    return living_process(start.host, start.pid, start.time)

@@ -1,0 +1,135 @@
+"""Finds a run and its jobs from a run directory or a job number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.resuming import array_task, task_number
+from hpctrain.control.schedulers.places import refuse_place
+from hpctrain.control.schedulers.slurm.queue import JobState, is_job_id, job_states, jobs_of_user
+from hpctrain.control.schedulers.slurm.submission import Submission
+
+_RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
+
+# Seeds of a series.
+_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundRun:
+    """A run, or an array of runs, whose tasks have a directory each.
+
+    Attributes:
+        directory: of the run, of the array, or of the one task that was named.
+        task: the number of the one task; None for a run and for a whole array.
+        tasks: the directories of an array's tasks, by number.
+    """
+
+    directory: RunDirectory
+    task: int | None
+    tasks: dict[int, RunDirectory]
+
+    @property
+    def job_directory(self) -> RunDirectory:
+        """The directory of the job script and the jobs' logs."""
+        return self.directory if self.task is None else RunDirectory(self.directory.path.parent)
+
+    def submitted_jobs(self) -> tuple[str, ...]:
+        """The numbers of the jobs that were submitted together; empty for a run that was not submitted."""
+        file = self.job_directory.submission
+        return read_model(file, Submission).jobs if file.exists() else ()
+
+
+def find_run(target: str) -> FoundRun:
+    """The run of a directory, or of a job (``12``, ``12_3``). A directory called like a job's number is ``./12``.
+
+    Raises:
+        HpctrainError: there is no such directory or job, or no run of hpctrain in it.
+    """
+    path = _job_directory(target) if is_job_id(target) else _directory(target)
+    found = RunDirectory(path)
+    task = array_task(found)
+    numbered = {task_number(folder): RunDirectory(folder) for folder in _folders(path)}
+    tasks = {number: numbered[number] for number in sorted(number for number in numbered if number is not None)}
+    if not tasks and not found.plan.exists():
+        called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
+        _refuse_series(path)
+        hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"
+        raise HpctrainError(f"{called} holds no run", hint)
+    return FoundRun(directory=found, task=task, tasks=tasks)
+
+
+def _refuse_series(path: Path) -> None:
+    # It imports what starts runs, which nothing else here needs.
+    from hpctrain.control.supervision.repeats import read_series
+
+    if series := read_series(path):
+        runs = [str(run.path) for run in series.runs.values()]
+        shown = ", ".join(runs[:_SHOWN]) + (f" … {runs[-1]}" if len(runs) > _SHOWN else "")
+        raise HpctrainError(
+            f"{path} holds repeated runs of one recipe, a directory for each seed",
+            f"name one of them: {shown}; hpctrain report {shell_word(path)} covers all",
+        )
+
+
+def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> list[JobState]:
+    """The jobs of a run that Slurm knows: those submitted together, follow-ups that its jobs submitted, and ``also``.
+
+    A job is a run's if its script is the run's own; another that only works in the directory is not.
+
+    Args:
+        found: the run; of one task of an array, only the jobs of this task.
+        also: numbers of jobs in which the run was started otherwise.
+        seconds: how long Slurm may take to answer.
+
+    Raises:
+        HpctrainError: Slurm does not answer, or is not on this host.
+    """
+    numbers = {*found.submitted_jobs(), *also}
+    if not numbers:
+        return []
+    jobs = own_jobs(found, numbers, jobs_of_user(found.job_directory.path.stat().st_uid, seconds=seconds))
+    jobs += job_states(sorted(numbers.difference(*(job.names for job in jobs))), seconds=seconds)
+    return [job for job in jobs if found.task is None or job.has_task(found.task)]
+
+
+def own_jobs(found: FoundRun, numbers: Collection[str], jobs: Iterable[JobState]) -> list[JobState]:
+    """A user's jobs that have one of a run's numbers or its script; for an array, the jobs of all tasks."""
+    script = found.job_directory.script
+    return [job for job in jobs if job.names & {*numbers} or _same(Path(job.command), script)]
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths are one file; only the last name may decide it without a look at the disk."""
+    return one == other or (one.name == other.name and one.resolve() == other.resolve())
+
+
+def _directory(target: str) -> Path:
+    path = Path(target)
+    try:
+        if path.is_dir():
+            return path.resolve()
+        refuse_place(target)
+        problem = "it is a file" if path.exists() else "there is none of that name"
+    except OSError as error:
+        problem = str(error.strerror)
+    raise HpctrainError(f"{target} is neither a run directory nor a job's number: {problem}", _RUNS_HINT)
+
+
+def _job_directory(target: str) -> Path:
+    states = job_states([target])
+    if not states:
+        raise HpctrainError(
+            f"Slurm does not know the job {target}, or no longer does", "name its run directory, which remembers it"
+        )
+    task = target.partition("_")[2]
+    return states[0].directory / f"task-{task}" if task else states[0].directory
+
+
+def _folders(path: Path) -> list[Path]:
+    return [folder for folder in path.iterdir() if folder.is_dir()] if path.is_dir() else []

@@ -1,0 +1,92 @@
+"""What a job is predicted to take, where its cluster's GPUs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import Script
+from hpctrain.control.schedulers.slurm.submission import Job
+
+if TYPE_CHECKING:
+    from hpctrain.control.predict.hardware import Hardware
+    from hpctrain.control.predict.one_run import RunPrediction
+
+# NumPy and the constants take 0.3 s, which a job without a prediction does not need: they are imported below.
+
+# What a prediction does not depend on, so that the tasks of an array mostly share theirs.
+_NO_MATTER = ("seed",)
+_MOST = 20
+
+
+def named_gpu(job: Job, gpu: str | None) -> str | None:
+    """The GPU that predictions are for: the one asked for, else the profile's; None where neither is named.
+
+    Args:
+        gpu: of ``--gpu``.
+    """
+    known = job.profile.node.gpu
+    # A job that asks for none has none of those of the profile.
+    return gpu or (known if known == "cpu" or job.request.gpus_per_node else None)
+
+
+def forecast(job: Job, work: Recipe | Script, gpu: str) -> RunPrediction:
+    """The prediction for a job, or for one task of an array.
+
+    Args:
+        work: the recipe as :func:`hpctrain.control.schedulers.preparation.prepare` got it.
+        gpu: of :func:`named_gpu`; that of ``--gpu`` was checked.
+
+    Raises:
+        HpctrainError: it is a script, ranks share GPUs, the profile's GPU is not known, or as of
+            :func:`hpctrain.control.predict.one_run.predict_run`.
+    """
+    from hpctrain.control.predict.one_run import predict_run
+
+    if isinstance(work, Script):
+        raise HpctrainError(f"{work.path.name} is a script, and its network is not known before it runs")
+    return predict_run(work, job.plan, _hardware(job, gpu), job.request.nodes)
+
+
+def forecasts(
+    job: Job, works: Mapping[int | None, Recipe | Script], gpu: str | None
+) -> dict[int | None, RunPrediction]:
+    """The prediction for each run of a job for which there is one, by its task; empty where no GPU is named.
+
+    Of an array the first ones that differ in more than their seed.
+    """
+    named = named_gpu(job, gpu)
+    made: dict[str, RunPrediction] = {}
+    found: dict[int | None, RunPrediction] = {}
+    if named is None:
+        return found
+    for task, work in works.items():
+        key = work.model_dump_json(exclude=set(_NO_MATTER))
+        try:
+            if key not in made and len(made) < _MOST:
+                made[key] = forecast(job, work, named)
+        except HpctrainError:
+            return found
+        if key in made:
+            found[task] = made[key]
+    return found
+
+
+def _hardware(job: Job, gpu: str) -> Hardware:
+    from hpctrain.common.cluster.gpu_models import gpus
+    from hpctrain.control.predict.compute import CPU
+    from hpctrain.control.predict.hardware import Hardware
+
+    request = job.request
+    if gpu != CPU:
+        if gpu not in gpus():
+            raise HpctrainError(f"no GPU is known as {gpu}, the node.gpu of {job.profile.name}")
+        if 0 < request.gpus_per_node < request.tasks_per_node:
+            raise HpctrainError(
+                f"{request.tasks_per_node} ranks share {request.gpus_per_node} GPUs of a node, and a prediction is for "
+                "ranks with a GPU each"
+            )
+    stated = Hardware(gpu=gpu, gpus_per_node=request.tasks_per_node, fabric=job.plan.host_options.fabric)
+    return stated.completed(job.profile.node)

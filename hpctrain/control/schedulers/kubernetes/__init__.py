@@ -1,0 +1,1 @@
+"""Jobs of Kubernetes: manifests and what a profile says of them."""

@@ -1,0 +1,322 @@
+"""Submits a run to Kubernetes: its manifests from the user's request and a cluster's profile, and kubectl."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hpctrain.common.cluster.backends import CAPABILITIES
+from hpctrain.common.cluster.launcher import TORCHRUN
+from hpctrain.common.cluster.machine import Machine
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.checked_yaml import dump_all
+from hpctrain.common.files.regular import read_text
+from hpctrain.common.files.utf8 import encodable
+from hpctrain.common.recipes.requirements import has_folder, shard_folder
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.directory import default_directory
+from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start, Stop
+from hpctrain.control.launchers.fault_tolerance import require_choices
+from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.planner import FRAMEWORKS, place_plan, unplaced_plan
+from hpctrain.control.schedulers.kubernetes.manifests import indexed_hosts, manifest_text, manifests, mpi_hosts
+from hpctrain.control.schedulers.kubernetes.pod_template import CONFIGURATION, PodRun
+from hpctrain.control.schedulers.kubernetes.settings import KubernetesProfile
+from hpctrain.control.schedulers.places import kubectl_commands
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.request import JobRequest
+from hpctrain.control.schedulers.slurm.submission import Job
+
+# Of the time that a pod has to leave; the rest is for what comes after the ranks.
+_STOP_SHARE = 0.8
+# The longest that is a host's name with an index, or -launcher, behind it (63).
+_LONGEST_NAME = 48
+# A ConfigMap holds 1 MiB, but `kubectl apply` of what --dry-run prints notes all of it in an annotation, which holds
+# 256 KiB, quotes escaped: https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/.
+_MOST_BYTES = 150_000
+_KUBECTL_SECONDS = 120.0
+_BY_HAND = "--dry-run prints the manifests, for `kubectl create -f -` where it reaches the cluster"
+_NO_OPERATOR = "install mpi-operator there, or choose --backend gloo or nccl, which needs none"
+# What to do instead of giving an option of Slurm's.
+_INSTEAD = {
+    "--account": "name a namespace in the profile",
+    "--array": "submit each run separately",
+    "--chain": "leave it out: a Job resumes by itself",
+    "--constraint": "name the nodes' labels in the profile: node_selector",
+    "--container-runtime": "leave it out: the cluster has one",
+    "--dependency": "submit it when the other one is done: kubectl wait --for=condition=complete job/NAME",
+    "--fabric": "name the nodes' labels in the profile: topology",
+    "--launcher": "choose a --backend: torchrun starts the ranks of gloo and nccl, mpirun those of the others",
+    "--mount": "name the claims in the profile: volumes",
+    "--pack": "put the environment into the image",
+    "--partition": "name the nodes' labels in the profile, node_selector, or a queue of Kueue",
+    "--qos": "name a queue of Kueue in the profile",
+    "--sbatch": "change the manifests that --dry-run prints, and apply them",
+    "--stage": "put the data on a volume of the profile",
+    "--stage-environment": "put it into the image",
+    "--template": "change the manifests that --dry-run prints, and apply them",
+    "--topology": "name the nodes' labels in the profile: topology",
+    "--wait": "kubectl wait --for=condition=complete job/NAME; for an MPIJob --for=condition=Succeeded mpijob/NAME",
+}
+
+
+def refuse_slurm(asked: Mapping[str, Any], further: Mapping[str, bool]) -> None:
+    """Refuse options that mean nothing to Kubernetes.
+
+    Args:
+        asked: options about the job, by the names of :class:`hpctrain.control.schedulers.request.JobRequest`.
+        further: whether others were given, by their names.
+
+    Raises:
+        HpctrainError: names the option, and what to do instead.
+    """
+    given = {**{f"--{name}": bool(value) for name, value in asked.items()}, **further}
+    for option, instead in _INSTEAD.items():
+        if given.get(option):
+            raise HpctrainError(f"{option} has no meaning on Kubernetes", instead)
+
+
+def prepare_pods(
+    profile: ClusterProfile,
+    request: JobRequest,
+    work: Recipe | Script,
+    *,
+    name: str | None,
+    image: str | None,
+    run_directory: Path | None,
+    framework: str | None,
+    backend: str,
+    hosts: HostOptions,
+    start: Start,
+    restarts: int | None,
+) -> tuple[PodRun, Job]:
+    """Prepare a run on pods, and the same as a job, for what is predicted of it. Writes nothing and asks nobody.
+
+    Args:
+        profile: of the cluster.
+        request: nodes, ranks and the rest.
+        work: recipe or script.
+        name: of the job; None for the work's and the time.
+        image: of the containers; None for the profile's.
+        run_directory: as the pods see it; None for one on the first volume that they may write to.
+        framework, backend, hosts, start, restarts: of the plan.
+
+    Raises:
+        HpctrainError: no image, a directory or data on no volume, a script that is too large, or as of
+            :func:`hpctrain.control.planning.planner.unplaced_plan`.
+    """
+    kubernetes = profile.kubernetes
+    assert kubernetes is not None
+    title = work.name if isinstance(work, Recipe) else work.path.name
+    called = object_name(name if name is not None else default_directory(title).name)
+    folder = PurePosixPath(kubernetes.runs.path, "runs", called)
+    if run_directory is not None:
+        folder = PurePosixPath(run_directory)
+        _require_on_volume(folder, kubernetes)
+    work, files = _in_pods(work, kubernetes)
+    environment = {**profile.environment, **start.environment}
+    stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE, restarts=restarts)
+    plan = _plan(
+        work,
+        request,
+        Machine(
+            host=called,
+            cores=max(1, profile.node.cores or 1),
+            frameworks=frozenset(FRAMEWORKS),
+            versions={},
+            gpus=request.gpus_per_node,
+        ),
+        backend=backend,
+        framework=framework,
+        hosts=hosts,
+        start=start.model_copy(update={"environment": environment, "container": None}),
+        stop=stop,
+        name=called,
+    )
+    if plan.start.passed and not kubernetes.secrets:
+        raise HpctrainError(
+            f"--env {plan.start.passed[0]} is a secret, and does not belong in a manifest",
+            "put it into a Secret, and name that in the profile: kubernetes.secrets",
+        )
+    image = image if image is not None else kubernetes.image
+    if image is not None and (not image or re.search(r"\s", image)):
+        raise HpctrainError(
+            f"--container {image!r} is not the name of an image", "for example registry.example.org/hpctrain:0.1"
+        )
+    if image is None:
+        raise HpctrainError(
+            f"the profile {profile.name} names no image for the pods", "--container IMAGE, or kubernetes.image in it"
+        )
+    run = PodRun(
+        name=called,
+        plan=plan,
+        request=request,
+        node=profile.node,
+        kubernetes=kubernetes,
+        image=image,
+        run_directory=folder,
+        files=files,
+    )
+    notices = tuple(_notices(work, kubernetes))
+    job = Job(
+        profile=profile,
+        request=request,
+        plans={None: plan},
+        render=lambda path: manifest_text(replace(run, run_directory=PurePosixPath(path))),
+        files={},
+        notices=notices,
+    )
+    return run, job
+
+
+def object_name(text: str) -> str:
+    """A name that Kubernetes and its DNS accept, from any text; an end that tells it from others is kept."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if len(name) > _LONGEST_NAME:
+        tail = re.search(r"(-\d{8}-\d{6})?$", name)
+        end = tail[0] if tail else ""
+        name = name[: _LONGEST_NAME - len(end)].rstrip("-") + end
+    # A service's name begins with a letter.
+    return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+
+
+def _plan(
+    work: Recipe | Script,
+    request: JobRequest,
+    machine: Machine,
+    *,
+    backend: str,
+    framework: str | None,
+    hosts: HostOptions,
+    start: Start,
+    stop: Stop,
+    name: str,
+) -> Plan:
+    """The plan with the backend that these pods will have: it decides how their ranks find each other."""
+
+    def planned(backend: str, launcher: str, more: HostOptions) -> Plan:
+        return unplaced_plan(
+            work,
+            machine.frameworks,
+            ranks=request.ranks,
+            backend=backend,
+            framework=framework,
+            host_options=hosts.model_copy(update=more.model_dump(exclude_none=True)),
+            start=start.model_copy(update={"launcher": launcher}),
+            stop=stop,
+        )
+
+    nodes, slots = request.nodes, request.tasks_per_node
+    if backend == "auto":
+        backend = _automatic(planned("auto", "auto", HostOptions()), request, machine)
+    capable = CAPABILITIES.get(backend)
+    if capable and capable.joins_ranks and not capable.meets_without_mpi:
+        plan = planned(backend, "mpirun", mpi_hosts())
+    else:
+        plan = planned(backend, TORCHRUN, indexed_hosts(name, nodes, slots))
+    require_choices(plan)
+    # For what only a plan with hosts shows to be impossible.
+    place_plan(plan, _imagined(machine, nodes, slots), machine)
+    return plan
+
+
+def _imagined(machine: Machine, nodes: int, slots: int) -> Hosts:
+    names = [machine.host, *(f"{machine.host}-{node}" for node in range(1, nodes))]
+    return Hosts(slots=tuple(Slots(host=name, slots=slots) for name in names))
+
+
+def _automatic(plan: Plan, request: JobRequest, machine: Machine) -> str:
+    """The backend of ``auto``: one that needs no operator where the training is in PyTorch and can do with it."""
+    placed = place_plan(plan, _imagined(machine, request.nodes, request.tasks_per_node), machine)
+    if placed.backend != "mpi" or plan.framework != "torch":
+        return placed.backend
+    try:
+        place_plan(plan.model_copy(update={"asked_backend": "gloo"}), _imagined(machine, 1, plan.ranks), machine)
+    except HpctrainError:
+        return placed.backend
+    return "gloo"
+
+
+def _in_pods(work: Recipe | Script, kubernetes: KubernetesProfile) -> tuple[Recipe | Script, dict[str, str]]:
+    """The work as pods find it, and the files that they get with the plan: a script that is on no volume."""
+    if isinstance(work, Recipe) or _volume_of(PurePosixPath(work.path), kubernetes):
+        return work, {}
+    hint = (
+        f"it goes to the pods in a ConfigMap, which holds {_MOST_BYTES // 1000} kB of text; put it on a volume: "
+        f"{', '.join(volume.path for volume in kubernetes.volumes)}"
+    )
+    text = read_text(work.path, "script", hint, limit=_MOST_BYTES)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", work.path.name)
+    return work.model_copy(update={"path": Path(CONFIGURATION / name)}), {name: text}
+
+
+def _volume_of(path: PurePosixPath, kubernetes: KubernetesProfile) -> str | None:
+    """Where the volume is mounted that a path is on."""
+    return next((each.path for each in kubernetes.volumes if path.is_relative_to(each.path)), None)
+
+
+def _require_on_volume(folder: PurePosixPath, kubernetes: KubernetesProfile) -> None:
+    writable = [each.path for each in kubernetes.volumes if not each.read_only]
+    if encodable(str(folder)) != str(folder):
+        raise HpctrainError(f"--run-dir {str(folder)!r} is not UTF-8, as a manifest has to be", "choose another one")
+    if ".." in folder.parts or not any(folder.is_relative_to(path) for path in writable):
+        raise HpctrainError(
+            f"--run-dir {folder} is on no volume that the pods share and write to",
+            f"those of the profile are at {', '.join(writable)}; for example --run-dir {writable[0]}/runs/one",
+        )
+
+
+def _notices(work: Recipe | Script, kubernetes: KubernetesProfile) -> list[str]:
+    if isinstance(work, Script) or not has_folder(work):
+        return []
+    folder = PurePosixPath(shard_folder(work))
+    if _volume_of(folder, kubernetes):
+        return []
+    volumes = ", ".join(volume.path for volume in kubernetes.volumes)
+    return [f"warning: data.path {folder} is on no volume of the profile ({volumes}), so the image has to have it"]
+
+
+def create(run: PodRun) -> str:
+    """Give the manifests to kubectl; returns what it says. A job of this name that is there already is left alone.
+
+    Raises:
+        HpctrainError: there is no kubectl, or the cluster cannot be reached or refuses.
+    """
+    *needed, job = manifests(run)
+    said = _create(run, needed)
+    try:
+        return f"{said}\n{_create(run, [job])}"
+    except HpctrainError:
+        # They were made just now, and the next try is to find none of them.
+        with contextlib.suppress(HpctrainError):
+            _kubectl("delete", given=dump_all(needed))
+        raise
+
+
+def _create(run: PodRun, objects: Sequence[Mapping[str, Any]]) -> str:
+    # kubectl goes on after an object that it could not create.
+    done = _kubectl("create", given=dump_all(objects))
+    if done.returncode == 0:
+        return done.stdout.strip()
+    said = "\n  ".join(done.stderr.strip().splitlines())
+    hint = f"is it the right cluster? kubectl cluster-info; {_BY_HAND}"
+    if 'kind "MPIJob"' in said:
+        hint = _NO_OPERATOR
+    elif "AlreadyExists" in said:
+        kind = str(manifests(run)[-1]["kind"]).lower()
+        commands = kubectl_commands(kind, run.name, run.kubernetes.namespace)
+        hint = f"choose another --job-name, or end this one first\n  {commands}"
+    raise HpctrainError(f"kubectl create fails: {said}", hint)
+
+
+def _kubectl(verb: str, *, given: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return run_program("kubectl", verb, "-f", "-", seconds=_KUBECTL_SECONDS, given=given)
+    except HpctrainError as error:
+        raise HpctrainError(error.message, _BY_HAND, exit_code=error.exit_code) from error

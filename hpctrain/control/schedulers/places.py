@@ -1,0 +1,42 @@
+"""Jobs of Kubernetes by kubectl's names for them: ``job/NAME`` and ``mpijob/NAME``."""
+
+from __future__ import annotations
+
+import re
+
+from hpctrain.common.errors import HpctrainError
+
+# https://kubernetes.io/docs/reference/labels-annotations-taints/#app-kubernetes-io-instance
+INSTANCE = "app.kubernetes.io/instance"
+
+_PLACE = re.compile(r"(job|mpijob)[a-z0-9.]*/([a-z0-9-]+)")
+
+
+def kubectl_commands(kind: str, name: str, namespace: str | None = None) -> str:
+    """How to see a job on Kubernetes, follow it, and end it.
+
+    Args:
+        kind: ``job`` or ``mpijob``.
+        name: of the job.
+        namespace: None for kubectl's own.
+    """
+    where = f" -n {namespace}" if namespace else ""
+    chosen = f"-l {INSTANCE}={name}{where}"
+    return (
+        f"see its state: kubectl get {kind},pods {chosen}\n"
+        f"  follow it: kubectl logs -f {chosen}\n"
+        f"  end it: kubectl delete {kind},service,configmap {chosen}"
+    )
+
+
+def refuse_place(target: str) -> None:
+    """Refuse a job of Kubernetes where a run directory is asked for.
+
+    Raises:
+        HpctrainError: with what to type instead.
+    """
+    if place := _PLACE.fullmatch(target):
+        raise HpctrainError(
+            f"{target} is a job of Kubernetes: name its run directory, where the volume is mounted, or ask kubectl",
+            kubectl_commands(place[1], place[2]),
+        )

@@ -1,0 +1,228 @@
+"""Prepares a job from the user's request and a cluster's profile, to be shown or submitted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.common.cluster.container import Container
+from hpctrain.common.cluster.machine import as_if_installed, installed_frameworks
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import HostOptions, Plan, Script, Start, Stop
+from hpctrain.control.launchers.fault_tolerance import require_choices
+from hpctrain.control.planning.planner import unplaced_plan
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.profiles import load_profile
+from hpctrain.control.schedulers.request import JobRequest, job_request
+from hpctrain.control.schedulers.slurm.limits import Limits, check_limits
+from hpctrain.control.schedulers.slurm.script import render, variables
+from hpctrain.control.schedulers.slurm.submission import Job
+from hpctrain.control.schedulers.staging import plan_pack, plan_staging
+from hpctrain.control.supervision.trackers import require_trackers
+
+# Of the time between the signal and the limit; the rest is for leaving and the requeue.
+_STOP_SHARE = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A profile. For a discovered one also what was found, what its partitions allow a job, and files for the run
+    directory by name.
+    """
+
+    profile: ClusterProfile
+    findings: tuple[str, ...] = ()
+    limits: tuple[Limits, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_cluster(name: str, partition: str | None) -> Cluster:
+    """The cluster of a profile's name or file, or the one at hand for ``auto``.
+
+    Raises:
+        HpctrainError: there is no such profile, or nothing to discover.
+    """
+    if name != "auto":
+        return Cluster(profile=load_profile(name))
+    from hpctrain.control.schedulers.slurm.discover import discover, profile_yaml
+
+    found = discover(partition)
+    return Cluster(
+        profile=found.profile,
+        findings=found.findings,
+        limits=found.limits,
+        files={"cluster.yaml": profile_yaml(found.profile)},
+    )
+
+
+def requested(cluster: Cluster, name: str, asked: Mapping[str, Any]) -> JobRequest:
+    """The request for a run on a cluster, within what its partitions allow.
+
+    Args:
+        cluster: to submit to.
+        name: of the job, where none is asked for.
+        asked: fields of :class:`JobRequest` from the command line.
+
+    Raises:
+        HpctrainError: as of ``job_request``, or beyond a limit.
+    """
+    if not cluster.limits:
+        return job_request(cluster.profile, name, asked)
+    # What a QOS can lift is no limit of the profile.
+    request = job_request(cluster.profile.model_copy(update={"max_nodes": None}), name, asked)
+    return request.model_copy(update={"doubts": tuple(check_limits(request, cluster.limits))})
+
+
+def container_options(
+    profile: ClusterProfile, container: str | None, container_runtime: str | None, mounts: Sequence[str]
+) -> dict[str, Any]:
+    """The container options by name, from the command line, otherwise from the profile."""
+    given = profile.container
+    image = container if container is not None or given is None else given.image
+    return {
+        # It must mean the same in the job.
+        "container": str(Path(image).absolute()) if image is not None and Path(image).exists() else image,
+        "container_runtime": container_runtime or (given.runtime if given else None),
+        "mounts": [*(given.mounts if given else ()), *mounts],
+    }
+
+
+def host_options(
+    profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None, topology: str | None = None
+) -> HostOptions:
+    """Host options from the command line, with the profile's as defaults; paths are absolute, as the job reads them.
+
+    Raises:
+        HpctrainError: a topology's name without a file.
+    """
+    given = fabric or (Path(profile.fabric) if profile.fabric else None)
+    if topology and not given:
+        raise HpctrainError(f"--topology {topology} is one of a file", "name the file with --fabric")
+    places = node or profile.node_map
+    return HostOptions(
+        fabric=given.absolute() if given else None,
+        topology=topology,
+        node=str(Path(places).absolute()) if places and places != "live" else places,
+        interface=interface or profile.interface,
+    )
+
+
+def prepare(
+    cluster: Cluster,
+    request: JobRequest,
+    works: Mapping[int | None, Recipe | Script],
+    *,
+    framework: str | None,
+    backend: str,
+    hosts: HostOptions,
+    start: Start,
+    restarts: int | None,
+    stage: Sequence[Path],
+    stage_environment: Path | None,
+    pack: bool,
+    template: Path | None,
+    look_only: bool,
+) -> Job:
+    """Prepare the job. Writes nothing, and does not ask Slurm.
+
+    Args:
+        cluster: to submit to.
+        request: what is asked of Slurm.
+        works: of each task of an array by its number; of any other run, under None.
+        framework, backend, hosts, start, restarts: of the plans.
+        stage: files and folders that each node gets a copy of.
+        stage_environment: the ranks' environment, likewise.
+        pack: each node gets an archive of this environment.
+        template: the user's own.
+        look_only: nothing will be submitted, so a missing framework is only a notice.
+
+    Raises:
+        HpctrainError: something that is not there, or does not go together.
+    """
+    if start.container:
+        _check_container(start.container, start.launcher)
+    if pack and stage_environment:
+        raise HpctrainError("--pack and --stage-environment exclude each other", "--pack packs this environment")
+    staging = plan_staging(cluster.profile, stage, stage_environment, start.container)
+    packed, placed = plan_pack(cluster.profile, start.container) if pack else (None, None)
+    stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE, restarts=restarts)
+    folder = Path.cwd()
+    frameworks, missing = installed_frameworks(), tuple[str, ...]()
+    if look_only and start.container is None:
+        frameworks, missing = as_if_installed(frameworks)
+
+    def plan(work: Recipe | Script) -> Plan:
+        return unplaced_plan(
+            work,
+            frameworks,
+            ranks=request.ranks,
+            backend=backend,
+            framework=framework,
+            host_options=hosts,
+            start=start,
+            stop=stop,
+        )
+
+    def script(directory: Path) -> str:
+        values = variables(
+            request,
+            cluster.profile,
+            run_directory=directory,
+            folder=folder,
+            container=start.container,
+            staging=staging,
+            pack=placed,
+            virtual_environment=None if pack else _virtual_environment(),
+            no_kill=any(each.fault_tolerant or each.elastic for each in plans.values()),
+        )
+        text = render(values, template)
+        if placed and placed.digest not in text:
+            raise HpctrainError(
+                f"--pack: the job of {template} would not start from the packed environment",
+                'include parts/once_a_node.sh.j2 and parts/pack.sh.j2 in it, as "{% include … %}" in slurm/job.sh.j2',
+            )
+        return text
+
+    plans = {task: plan(work) for task, work in works.items()}
+    for each in plans.values():
+        require_choices(each)
+        if not look_only:
+            require_trackers(each.trackers, {**os.environ, **cluster.profile.environment})
+    return Job(
+        profile=cluster.profile,
+        request=request,
+        plans=plans,
+        render=script,
+        files=cluster.files,
+        pack=packed,
+        notices=(
+            *cluster.findings,
+            *request.doubts,
+            *filter(None, [request.warning]),
+            *(f"warning: {each}" for each in missing),
+        ),
+    )
+
+
+def _check_container(container: Container, launcher: str) -> None:
+    image = container.image
+    if container.runtime == "pyxis" and launcher == "mpirun":
+        raise HpctrainError("pyxis is a plugin of srun: mpirun cannot start its containers", "--launcher srun-pmix")
+    # Pyxis takes a name without a registry too.
+    named = container.runtime == "pyxis" and not image.startswith((".", "/")) and not image.endswith((".sif", ".sqsh"))
+    if not (named or "://" in image or "#" in image or Path(image).exists()):
+        raise HpctrainError(
+            f"--container {image}: there is no such file, and it is not an address",
+            f"looked for {Path(image).absolute()}; an address is like docker://python:3.12",
+        )
+
+
+def _virtual_environment() -> Path | None:
+    """The one that this hpctrain is in."""
+    here = Path(sys.prefix)
+    return here if sys.prefix != sys.base_prefix and (here / "bin" / "activate").exists() else None

@@ -1,0 +1,212 @@
+"""A cluster profile: the settings of jobs on one cluster, in ``slurm/clusters/NAME.yaml`` or a user's own file."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from hpctrain.common.cluster.container import Container
+from hpctrain.common.errors import nearest
+from hpctrain.common.files.checked_yaml import Section
+from hpctrain.common.run.stopping import STOP_SIGNALS
+from hpctrain.common.secrets import is_secret
+from hpctrain.control.schedulers.kubernetes.settings import KubernetesProfile
+from hpctrain.control.schedulers.slurm.times import slurm_seconds
+
+_OPTION = re.compile(r"[a-z][a-z-]*")
+# What hpctrain gives sbatch itself, and where to say it instead: a second value would contradict the first.
+_SET_ELSEWHERE = {
+    "account": "--account, or account in the profile",
+    "array": "--array",
+    "chdir": "--run-dir",
+    "clusters": "nothing: submit on the cluster itself",
+    "constraint": "--constraint, or constraint in the profile",
+    "cpus-per-task": "--cpus-per-task",
+    "dependency": "--dependency",
+    "error": "--run-dir: its logs/ holds what the job prints",
+    "export": "environment in the profile",
+    "export-file": "environment in the profile",
+    "gpus": "--gpus-per-node, or node.gpus in the profile",
+    "gpus-per-node": "--gpus-per-node, or node.gpus in the profile",
+    "gpus-per-task": "--gpus-per-node, or node.gpus in the profile",
+    "job-name": "--job-name",
+    "kill-on-invalid-dep": "--chain or --dependency",
+    "no-requeue": "requeue in the profile",
+    "nodes": "--nodes",
+    "ntasks": "--nodes and --tasks-per-node",
+    "ntasks-per-node": "--tasks-per-node",
+    "open-mode": "nothing: a requeued job's log is always continued",
+    "output": "--run-dir: its logs/ holds what the job prints",
+    "parsable": "nothing: submit prints the job's id",
+    "partition": "--partition, or partition in the profile",
+    "qos": "--qos, or qos in the profile",
+    "requeue": "requeue in the profile",
+    "signal": "signal and signal_seconds in the profile",
+    "test-only": "--dry-run",
+    "time": "--time, or time in the profile",
+    "wait": "--wait",
+    "wrap": "the recipe or script that submit is given",
+}
+
+
+# What means nothing without Slurm.
+_OF_SLURM = frozenset(
+    (
+        *("partition", "account", "qos", "constraint", "sbatch", "launcher", "fabric", "modules", "setup"),
+        *("container", "node_storage", "requeue", "signal"),
+    )
+)
+# What a profile has keys for; on the command line these options replace the keys.
+_KEYS = {"exclusive": "node.exclusive", "mem": "node.memory"}
+
+
+def sbatch_fault(option: str, value: str | None) -> str | None:
+    """Why sbatch must not get a further option; None if it may.
+
+    Args:
+        option: its long name, without dashes.
+        value: None for an option without one.
+    """
+    if not _OPTION.fullmatch(option):
+        return f"{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type"
+    # Slurm takes the beginning of an option's name for the whole.
+    for ours, instead in _SET_ELSEWHERE.items():
+        if ours.startswith(option):
+            return f"{ours} is set by hpctrain: use {instead}"
+    if option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value):
+        return f"gres: GPUs are set by hpctrain: use {_SET_ELSEWHERE['gpus-per-node']}"
+    if value is not None and not _is_line(value):
+        return f"{option}: the value is not one line of text: {value!r}"
+    return None
+
+
+def _is_line(text: str) -> bool:
+    return not re.search(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]", text)
+
+
+def _line(text: str) -> str:
+    if not _is_line(text):
+        raise ValueError(f"must be one line of text, not {text!r}")
+    return text
+
+
+def _word(text: str) -> str:
+    if not re.fullmatch(r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*", text):
+        raise ValueError(f"must be a name without blanks, as Slurm names it, not {text!r}")
+    return text
+
+
+def _exported(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("no variable can hold the character NUL")
+    return text
+
+
+def _stop_signal(name: str) -> str:
+    if name not in STOP_SIGNALS:
+        raise ValueError(f"{name!r} cannot announce the end of a job; {nearest(name, STOP_SIGNALS)}")
+    return name
+
+
+def _time_limit(text: str) -> str:
+    if slurm_seconds(text) is None:
+        raise ValueError(f"must be a time limit such as 90 (minutes), 2:00:00 or 1-12:00:00, not {text!r}")
+    return text
+
+
+Line = Annotated[str, Field(min_length=1), AfterValidator(_line)]
+# The value of a Slurm option that names something.
+Word = Annotated[str, AfterValidator(_word)]
+# Bytes with Slurm's units, as --mem takes them; 0 is all memory of a node.
+Memory = Annotated[str, Field(pattern=r"^[0-9]{1,15}[KMGT]?$")]
+TimeLimit = Annotated[str, AfterValidator(_time_limit)]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableValue = Annotated[str, AfterValidator(_exported)]
+# A path that may begin with a variable of the job, such as $TMPDIR or $SLURM_TMPDIR.
+NodePath = Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*)[A-Za-z0-9_./-]*$")]
+
+
+class NodeProfile(Section):
+    """The hardware of one node."""
+
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
+        None, description="as Slurm's gres names it; None leaves it out of the request"
+    )
+    gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    gpu: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = Field(
+        None, description="as predictions name it: hpctrain plan --gpu"
+    )
+    adapters: Annotated[int, Field(ge=1)] | None = Field(None, description="of the network that the ranks use")
+    link_gbit: Annotated[float, Field(gt=0)] | None = Field(None, description="Gbit/s that one of them sends")
+    cores: Annotated[int, Field(ge=1)] | None = Field(None, description="physical cores; None where unknown")
+    threads_per_core: Annotated[int, Field(ge=1)] = Field(
+        1, description="CPUs that Slurm counts for each core: 2 where it counts hardware threads"
+    )
+    memory: Memory | None = Field(None, description="what to ask for with --mem; None for the partition's default")
+    exclusive: bool = Field(False, description="take whole nodes")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> NodeProfile:
+        if self.gpu_type is not None and not self.gpus:
+            raise ValueError(f"gpu_type is {self.gpu_type}, but gpus is 0")
+        return self
+
+
+class ClusterProfile(Section):
+    """One cluster.
+
+    Attributes:
+        source: the address of the documentation that the values are from, or what they were discovered by.
+        tried: whether hpctrain was run there.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    source: Line
+    tried: bool = False
+    remark: Annotated[str, AfterValidator(_line)] = ""
+
+    node: NodeProfile = NodeProfile.defaults()
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
+    max_nodes: Annotated[int, Field(ge=1)] | None = None
+    sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
+
+    launcher: Literal["auto", "mpirun", "srun-pmix", "srun-pmi2"] = "auto"
+    interface: Word | None = Field(None, description="for connections that are not InfiniBand")
+    fabric: Line | None = Field(None, description="file of the switches and cables; None asks Slurm")
+    node_map: Line | None = Field(None, description="file of a node's GPUs, adapters and cores, or 'live'")
+
+    modules: tuple[Word, ...] = Field((), description="loaded in this order, after a purge")
+    setup: tuple[Line, ...] = Field((), description="lines of bash, executed as they are after the modules")
+    environment: dict[VariableName, VariableValue] = Field(default_factory=dict)
+    container: Container | None = None
+    node_storage: NodePath | None = Field(None, description="fast storage of each node, for staged files")
+    kubernetes: KubernetesProfile | None = Field(None, description="None for Slurm")
+
+    requeue: bool = Field(True, description="whether the cluster lets jobs requeue themselves")
+    signal: Annotated[str, AfterValidator(_stop_signal)] = Field("USR2", description="that announces the end of a job")
+    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(120, description="how long before the end")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ClusterProfile:
+        if self.kubernetes and (slurms := sorted(_OF_SLURM & self.model_fields_set)):
+            raise ValueError(f"{', '.join(slurms)}: for Slurm, and this is a profile for Kubernetes")
+        if self.container and self.container.runtime == "pyxis" and self.launcher == "mpirun":
+            raise ValueError("pyxis is a plugin of srun, so the launcher is srun-pmix, srun-pmi2 or auto, not mpirun")
+        for name in filter(is_secret, self.environment):
+            raise ValueError(
+                f"environment: {name} is a secret and does not belong in a file: export it, and submit with --env "
+                f"{name}"
+            )
+        for option, value in self.sbatch.items():
+            if option in _KEYS:
+                raise ValueError(f"sbatch: {option} is set by {_KEYS[option]}")
+            if fault := sbatch_fault(option, value):
+                raise ValueError(f"sbatch: {fault}")
+        return self

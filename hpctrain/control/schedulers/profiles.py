@@ -1,0 +1,79 @@
+"""The shipped cluster profiles, and those in users' files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.checked_yaml import LONGEST_FILE, load_checked
+from hpctrain.common.files.regular import read_text
+from hpctrain.control.schedulers.profile import ClusterProfile
+
+_PACKAGE = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileLine:
+    """The entry of a profile in a list; ``tried``: hpctrain was run there."""
+
+    name: str
+    remark: str
+    source: str
+    tried: bool
+
+
+def slurm_folder() -> Path:
+    """The folder of job script templates and ``clusters/``: ``hpctrain/slurm`` in a wheel, ``slurm`` in a checkout.
+
+    Raises:
+        HpctrainError: neither is there.
+    """
+    places = (_PACKAGE / "slurm", _PACKAGE.parent / "slurm")
+    for place in places:
+        if (place / "clusters").is_dir():
+            return place
+    raise HpctrainError(
+        f"hpctrain's Slurm templates and cluster profiles are in neither {places[0]} nor {places[1]}",
+        "install hpctrain again",
+    )
+
+
+def profile_names() -> list[str]:
+    """The names of the shipped profiles."""
+    return sorted(path.stem for path in (slurm_folder() / "clusters").glob("*.yaml"))
+
+
+def describe_profiles() -> list[ProfileLine]:
+    """The entries of the shipped profiles by name."""
+    profiles = map(load_profile, profile_names())
+    return [ProfileLine(name=each.name, remark=each.remark, source=each.source, tried=each.tried) for each in profiles]
+
+
+def load_profile(name_or_path: str) -> ClusterProfile:
+    """Load a shipped profile by its name, or any profile by its path.
+
+    Args:
+        name_or_path: a name of :func:`profile_names`, or a path (it holds a slash or ends in .yaml or .yml).
+
+    Raises:
+        HpctrainError: no such profile, or something in it that the schema refuses; names the file, the line and the
+            key.
+    """
+    path = _find(name_or_path)
+    hint = f"the shipped profiles go by their name: {', '.join(profile_names())}"
+    text = read_text(path, "cluster profile", hint, limit=LONGEST_FILE)
+    example = slurm_folder() / "clusters" / "generic.yaml"
+    return load_checked(text, path, ClusterProfile, "cluster profile", f"{example} shows one")
+
+
+def _find(name_or_path: str) -> Path:
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path)
+    names = profile_names()
+    if name_or_path not in names:
+        raise HpctrainError(
+            f"unknown cluster {name_or_path!r}",
+            f"{nearest(name_or_path, names)}; or auto to discover the one at hand, or the path of a .yaml file",
+        )
+    return slurm_folder() / "clusters" / f"{name_or_path}.yaml"

@@ -1,0 +1,203 @@
+"""The request to Slurm for one run, from a cluster's profile and the command line, checked before it is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.checked_yaml import Section, validate
+from hpctrain.control.schedulers.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
+from hpctrain.control.schedulers.slurm.times import slurm_seconds
+
+# Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
+_MOST_TASKS = 10_000
+_ARRAY_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
+# One excludes the others.
+_MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
+# Slurm may send the signal as much too early.
+_EARLY_SECONDS = 60
+
+
+def array_tasks(spec: str) -> tuple[int, ...]:
+    """The numbers of an array's tasks, from Slurm's ``0-15``, ``0,6,16-32``, ``0-15:4``, each with ``%4`` after it or
+    none.
+
+    Raises:
+        ValueError: it is not of that form, or has too many tasks.
+    """
+    listed, percent, throttle = spec.partition("%")
+    if percent and not re.fullmatch(r"[1-9][0-9]{0,8}", throttle, re.ASCII):
+        raise ValueError(f"{spec!r}: the number of tasks that run at a time follows the %, as in 0-9%2")
+    tasks: set[int] = set()
+    for part in listed.split(","):
+        match = _ARRAY_PART.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{spec!r} is not a list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2")
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if last < first or step < 1:
+            raise ValueError(f"{spec!r}: {part} holds no task")
+        if (last - first) // step >= _MOST_TASKS:
+            raise ValueError(f"{spec!r}: more than {_MOST_TASKS} tasks")
+        tasks.update(range(first, last + 1, step))
+    return tuple(sorted(tasks))
+
+
+def _array(spec: str) -> str:
+    array_tasks(spec)
+    return spec
+
+
+class JobRequest(Section):
+    """The request for one submission. Memory and time are in Slurm's notation; None leaves a value to Slurm.
+
+    Attributes:
+        array: task numbers, ``%N`` after them for how many run at a time.
+        chain: how many jobs, each going on where the one before it had to stop.
+        dependency: of the first job.
+        sbatch: further options, without dashes; None for one without a value.
+        signal: announces the end to the batch shell, ``signal_seconds`` before it.
+        requeue: whether the job puts itself back in the queue when it has to stop; else another one follows it.
+        doubts: warnings about limits that it may be beyond.
+    """
+
+    name: Annotated[Line, Field(max_length=256)]
+    nodes: Annotated[int, Field(ge=1)] = 1
+    tasks_per_node: Annotated[int, Field(ge=1)] = 1
+    cpus_per_task: Annotated[int, Field(ge=1)] | None = None
+    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    gpu_type: str | None = None
+    gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    memory: Memory | None = None
+    exclusive: bool = False
+    time: TimeLimit | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    array: Annotated[str, AfterValidator(_array)] | None = None
+    dependency: Word | None = None
+    chain: Annotated[int, Field(ge=1, le=1000)] = 1
+    sbatch: dict[str, str | None] = Field(default_factory=dict)
+    signal: str = "USR2"
+    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 120
+    requeue: bool = True
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks, one per task."""
+        return self.nodes * self.tasks_per_node
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """The task numbers of the array; empty without an array."""
+        return array_tasks(self.array) if self.array is not None else ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobRequest:
+        if self.chain > 1 and self.array is not None:
+            raise ValueError("--chain and --array exclude each other: each task of an array requeues itself")
+        return self
+
+    @property
+    def early_seconds(self) -> int:
+        """How long before the time limit the signal may come."""
+        return self.signal_seconds + _EARLY_SECONDS
+
+    @property
+    def warning(self) -> str | None:
+        """A warning if the time limit leaves no time to train before the signal; None otherwise."""
+        least = self.early_seconds
+        limit = None if self.time is None else slurm_seconds(self.time)
+        # 0 is no limit.
+        if limit is None or not 0 < limit <= least:
+            return None
+        return (
+            f"warning: --time {self.time}: {self.signal} may come as early as {least} s before the limit, so there may "
+            "be no time to train; ask for more, or for a smaller signal_seconds in the profile"
+        )
+
+
+def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) -> JobRequest:
+    """The request for a run on a cluster.
+
+    Args:
+        profile: gives what the command line leaves out.
+        name: of the job, where none is asked for; what Slurm cannot have in a name is made a blank.
+        asked: fields of :class:`JobRequest` from the command line; None for those that were left out.
+
+    Raises:
+        HpctrainError: a value that Slurm would misunderstand, or that the cluster does not have.
+    """
+    given = {key: value for key, value in asked.items() if value is not None}
+    further = given.get("sbatch", {})
+    for option, value in further.items():
+        if fault := sbatch_fault(option, value):
+            raise HpctrainError(f"--sbatch {fault}")
+    gpus = given.get("gpus_per_node", profile.node.gpus)
+    tasks = given.get("tasks_per_node", gpus or 1)
+    values: dict[str, Any] = {
+        "name": _one_line(name),
+        "tasks_per_node": tasks,
+        "cpus_per_task": _cpus_per_task(profile, tasks) if "cpus_per_task" not in given else None,
+        "gpus_per_node": gpus,
+        "gpu_type": profile.node.gpu_type if gpus else None,
+        "gpu_option": profile.node.gpu_option,
+        "memory": None if not _MEMORY.isdisjoint(further) else profile.node.memory,
+        "exclusive": profile.node.exclusive and "exclusive" not in further,
+        "time": profile.time,
+        "partition": profile.partition,
+        "account": profile.account,
+        "qos": profile.qos,
+        "constraint": profile.constraint,
+        "signal": profile.signal,
+        "signal_seconds": profile.signal_seconds,
+        # The next job of a chain goes on instead.
+        "requeue": profile.requeue and given.get("chain", 1) == 1,
+        **given,
+        "sbatch": {**profile.sbatch, **further},
+    }
+    # What is from the profile was checked there.
+    request = validate(values, JobRequest, _option, "request", "hpctrain submit --help lists the options")
+    if profile.max_nodes is not None and request.nodes > profile.max_nodes:
+        raise HpctrainError(
+            f"--nodes {request.nodes}: a job on {profile.name} has at most {profile.max_nodes}",
+            f"for example --nodes {profile.max_nodes}",
+        )
+    return request
+
+
+def further_options(given: list[str]) -> dict[str, str | None]:
+    """The options of ``--sbatch key=value`` or ``--sbatch key``, by name."""
+    options: dict[str, str | None] = {}
+    for option in given:
+        key, equals, value = option.removeprefix("--").partition("=")
+        options[key] = value if equals else None
+    return options
+
+
+def _option(location: tuple[int | str, ...]) -> str:
+    """Where a field's value comes from."""
+    field = str(location[0]) if location else ""
+    return {"": "hpctrain submit", "name": "--job-name"}.get(field, f"--{field.replace('_', '-')}")
+
+
+def _one_line(name: str) -> str:
+    return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]", " ", name)[:256] or "hpctrain"
+
+
+def _cpus_per_task(profile: ClusterProfile, tasks: int) -> int | None:
+    """An equal share of a node's cores, in Slurm's CPUs; None where nobody said how many it has."""
+    cores = profile.node.cores
+    if cores is None or tasks < 1:
+        return None
+    if cores < tasks:
+        raise HpctrainError(
+            f"--tasks-per-node {tasks}: a node of {profile.name} has {cores} cores",
+            f"at most --tasks-per-node {cores}; --cpus-per-task 1 asks for it anyway",
+        )
+    return cores // tasks * profile.node.threads_per_core

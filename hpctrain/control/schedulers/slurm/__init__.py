@@ -1,0 +1,1 @@
+"""Jobs of Slurm: their scripts, limits, submission and state."""

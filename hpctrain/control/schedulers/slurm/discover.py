@@ -1,0 +1,329 @@
+"""Derives a cluster profile from what Slurm reports about the cluster at hand."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from hpctrain.common.cluster.programs import program_output, run_program
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.checked_yaml import dump, validate
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.slurm.limits import Limits, read_limits
+
+# An overloaded controller takes tens of seconds.
+_SECONDS = 60.0
+_NODES = ("sinfo", "--exact", "--noheader", "--format=%R|%T|%D|%c|%X|%Y|%m|%G")
+_CONFIG = ("scontrol", "show", "config")
+_PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
+_TOPOLOGY = ("scontrol", "show", "topology")
+_MPI = ("srun", "--mpi=list")
+
+# Nodes in these states run no jobs until somebody repairs them.
+_BROKEN = ("down", "drain", "fail", "error", "inval", "unk", "future", "maint", "perfctrs", "no_respond", "reboot")
+
+Keys = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovered:
+    """A profile, one line for each fact that was found, with its source, and what the partitions allow a job."""
+
+    profile: ClusterProfile
+    findings: tuple[str, ...]
+    limits: tuple[Limits, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """The output of Slurm's programs; ``topology`` is empty where that cannot be asked for."""
+
+    nodes: str
+    config: str
+    partitions: str
+    mpi: str
+    topology: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKind:
+    """Equal nodes: ``memory`` in MB, ``gpu_type`` empty where the site names none; ``threads`` of a core that Slurm
+    counts.
+    """
+
+    cores: int
+    memory: int
+    threads: int = 1
+    gpus: int = 0
+    gpu_type: str = ""
+    other_gpus: str = ""
+
+    def __str__(self) -> str:
+        gpus = f"{self.gpus} GPUs{f' {self.gpu_type}' if self.gpu_type else ''}" if self.gpus else "no GPUs"
+        others = f" and {self.other_gpus}" if self.other_gpus else ""
+        threads = f" of {self.threads} hardware threads" if self.threads > 1 else ""
+        return f"{gpus}{others}, {self.cores} cores{threads}, {self.memory} MB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The nodes of one partition: how many of each kind can run jobs, and how many cannot."""
+
+    usable: Counter[NodeKind]
+    broken: int
+
+    @property
+    def kind(self) -> NodeKind:
+        """The most frequent kind of node."""
+        return self.usable.most_common(1)[0][0]
+
+
+def discover(partition: str | None) -> Discovered:
+    """The profile of the cluster that this machine submits to.
+
+    Args:
+        partition: to describe; the default one if None. Of several with commas between, of which Slurm takes any, the
+            first is described.
+
+    Raises:
+        HpctrainError: there is no Slurm, it does not answer, or the partition does not exist or runs no jobs.
+    """
+    if shutil.which(_NODES[0]) is None:
+        raise HpctrainError(
+            "there is no Slurm here: sinfo is not on the PATH",
+            "run on a login node of the cluster, load its Slurm module, or name a profile: --cluster generic",
+        )
+    answers = Answers(
+        nodes=_ask(*_NODES),
+        config=_ask(*_CONFIG),
+        partitions=_ask(*_PARTITIONS),
+        mpi=_ask_mpi(),
+        topology=program_output(*_TOPOLOGY),
+    )
+    return profile_from(answers, partition, date.today())
+
+
+def profile_from(answers: Answers, partition: str | None, today: date) -> Discovered:
+    """The profile that the answers describe.
+
+    Raises:
+        HpctrainError: as in :func:`discover`.
+    """
+    config = read_config(answers.config)
+    partitions = {keys["PartitionName"]: keys for keys in read_partitions(answers.partitions)}
+    nodes = read_nodes(answers.nodes)
+    listed = [_choose(partitions, name) for name in (partition.split(",") if partition else [None])]
+    chosen = listed[0]
+    name = chosen["PartitionName"]
+    if name not in nodes or not nodes[name].usable:
+        broken = nodes[name].broken if name in nodes else 0
+        raise HpctrainError(
+            f"no node of the partition {name} can run a job ({broken} down, drained or failed)",
+            f"name another one with --partition; {_with_nodes(nodes)}",
+        )
+    version = config.get("SLURM_VERSION", "of unknown version")
+    profile = validate(
+        _values(config, chosen, nodes[name].kind)
+        | {"partition": ",".join(keys["PartitionName"] for keys in listed)}
+        | {"source": f"sinfo and scontrol of Slurm {version} on {today.isoformat()}", "remark": "discovered"},
+        ClusterProfile,
+        lambda _: f"what Slurm says of the partition {name!r} makes no profile",
+        "cluster profile",
+        "name a profile instead: --cluster generic",
+    )
+    findings = (
+        f"cluster: {profile.name}, Slurm {version} (scontrol show config)",
+        *_partition_findings(chosen, nodes[name], nodes, profile.node.exclusive),
+        *_config_findings(config, answers.topology, read_mpi_plugins(answers.mpi)),
+    )
+    return Discovered(profile=profile, findings=findings, limits=tuple(map(read_limits, listed)))
+
+
+def profile_yaml(profile: ClusterProfile) -> str:
+    """The text of a file that ``load_profile`` reads as the same profile."""
+    head = (
+        f"# Discovered by {profile.source}.\n"
+        "# What is left out has its default; hpctrain/control/schedulers/profile.py describes every key.\n"
+    )
+    return head + dump(profile.model_dump(mode="json", exclude_defaults=True))
+
+
+def read_config(text: str) -> Keys:
+    """The settings of ``scontrol show config``."""
+    pairs = re.findall(r"^([\w\[\]]+)[ \t]*= ?(.*)$", text, re.MULTILINE | re.ASCII)
+    return {key: value.strip() for key, value in pairs}
+
+
+def read_partitions(text: str) -> list[Keys]:
+    """The settings of each partition of ``scontrol --oneliner show partition``."""
+    partitions = [dict(field.split("=", 1) for field in line.split() if "=" in field) for line in text.splitlines()]
+    return [keys for keys in partitions if keys.get("PartitionName")]
+
+
+def read_nodes(text: str) -> dict[str, Nodes]:
+    """The nodes of each partition, from ``sinfo`` in the format that :func:`discover` asks for."""
+    nodes: dict[str, Nodes] = {}
+    for line in text.splitlines():
+        fields = line.split("|", 7)
+        if len(fields) < 8 or not all(re.fullmatch(r"[0-9]{1,9}", field) for field in fields[2:7]):
+            continue
+        partition, state, gres = fields[0], fields[1], fields[7]
+        count, cpus, sockets, cores, memory = map(int, fields[2:7])
+        here = nodes.setdefault(partition, Nodes(usable=Counter(), broken=0))
+        # '*' after a state: the node does not answer.
+        if state.lower().startswith(_BROKEN) or "*" in state:
+            nodes[partition] = Nodes(usable=here.usable, broken=here.broken + count)
+        elif cpus and sockets * cores:
+            # Slurm's CPUs are cores or hardware threads, as the site has it, or fewer where it keeps some back.
+            threads = max(1, cpus // (sockets * cores))
+            kind = NodeKind(cores=min(cpus, sockets * cores), threads=threads, memory=memory, **_gpus(gres))
+            here.usable[kind] += count
+    return nodes
+
+
+def read_mpi_plugins(text: str) -> list[str]:
+    """The plugins of ``srun --mpi=list``, whose form differs between versions."""
+    lines = [line.removeprefix("srun:").strip() for line in text.splitlines()]
+    listed = [
+        name for line in lines for name in re.sub(r"^specific pmix plugin versions available:", "", line).split(",")
+    ]
+    return sorted({name.strip() for name in listed if re.fullmatch(r"\s*(pmi|pmix|cray|none|openmpi)\w*\s*", name)})
+
+
+def _gpus(gres: str) -> dict[str, Any]:
+    """GPUs of ``gpu:a100:4(S:0-1),nvme:3600``; of several kinds the first one counts, which precedes its slices."""
+    listed = re.sub(r"\([^)]*\)", "", gres).split(",")
+    found = [match for each in listed if (match := re.fullmatch(r"gpu(?::([A-Za-z0-9_.-]+))?:([0-9]{1,4})", each))]
+    found = [match for match in found if int(match[2])]
+    if not found:
+        return {}
+    others = " and ".join(match[0] for match in found[1:])
+    return {"gpus": int(found[0][2]), "gpu_type": found[0][1] or "", "other_gpus": others}
+
+
+def _choose(partitions: dict[str, Keys], asked: str | None) -> Keys:
+    up = {name: keys for name, keys in partitions.items() if keys.get("State") == "UP"}
+    if asked is not None and asked not in partitions:
+        raise HpctrainError(f"there is no partition {asked!r}", nearest(asked, up))
+    if asked is not None and asked not in up:
+        raise HpctrainError(f"the partition {asked} is {partitions[asked].get('State', 'in no known state')}, not UP")
+    if not up:
+        raise HpctrainError("Slurm has no partition that is UP and that you may see", "sinfo lists what there is")
+    default = [keys for keys in up.values() if keys.get("Default") == "YES"]
+    if asked is None and not default and len(up) > 1:
+        raise HpctrainError("Slurm has no default partition that is UP", f"--partition with one of {', '.join(up)}")
+    return up[asked] if asked is not None else (default or list(up.values()))[0]
+
+
+def _values(config: Keys, partition: Keys, kind: NodeKind) -> dict[str, Any]:
+    """The keys of a profile, as YAML has them."""
+    exclusive = _whole_nodes(config, partition)
+    node: dict[str, Any] = {"gpus": kind.gpus, "cores": kind.cores, "threads_per_core": kind.threads}
+    node["exclusive"] = exclusive
+    if kind.gpus:
+        # Only cons_tres knows --gpus-per-node.
+        tres = config.get("SelectType", "select/cons_tres") == "select/cons_tres"
+        node |= {"gpu_type": kind.gpu_type or None, "gpu_option": "gpus-per-node" if tres else "gres"}
+    if exclusive:
+        node["memory"] = "0"
+    return {
+        "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", config.get("ClusterName", "")) or "cluster",
+        "node": node,
+        "partition": partition["PartitionName"],
+        "time": _time(partition),
+        "max_nodes": _count(partition.get("MaxNodes", "")),
+    }
+
+
+def _whole_nodes(config: Keys, partition: Keys) -> bool:
+    return partition.get("OverSubscribe") == "EXCLUSIVE" or config.get("SelectType") == "select/linear"
+
+
+def _time(partition: Keys) -> str | None:
+    """The time limit of a job that asks for none; None without a limit."""
+    times = (partition.get(key, "") for key in ("DefaultTime", "MaxTime"))
+    return next((time for time in times if re.fullmatch(r"[0-9:-]+", time)), None)
+
+
+def _count(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[1-9][0-9]{0,8}", text) else None
+
+
+def _partition_findings(partition: Keys, here: Nodes, nodes: dict[str, Nodes], exclusive: bool) -> list[str]:
+    name = partition["PartitionName"]
+    default = ", the default" if partition.get("Default") == "YES" else ""
+    longest, usual = partition.get("MaxTime", "unknown"), partition.get("DefaultTime", "NONE")
+    lines = [
+        f"partition: {name}{default} (scontrol show partition)",
+        f"time: at most {longest}, {'all of it' if usual == 'NONE' else usual} by default (scontrol show partition)",
+        f"nodes: {here.usable.total()} with {_kinds(here)} (sinfo)"
+        if len(here.usable) == 1
+        else f"nodes: of several kinds, the profile is of the first: {_kinds(here)} (sinfo)",
+    ]
+    if here.broken:
+        lines.append(f"nodes: {here.broken} more are down, drained or failed (sinfo)")
+    if exclusive:
+        lines.append("nodes: each job has its own (OverSubscribe, SelectType)")
+    else:
+        lines.append(
+            "nodes: jobs may share them, unless node.exclusive asks for whole ones (OverSubscribe, SelectType)"
+        )
+    if partition.get("AllowAccounts", "ALL") != "ALL":
+        lines.append(
+            f"accounts: only {partition['AllowAccounts']}, so name one with --account (scontrol show partition)"
+        )
+    with_gpus = sorted(other for other, theirs in nodes.items() if any(kind.gpus for kind in theirs.usable))
+    if not here.kind.gpus and with_gpus:
+        lines.append(f"GPUs: none here; --partition {' or '.join(with_gpus)} has some (sinfo)")
+    return lines
+
+
+def _kinds(nodes: Nodes) -> str:
+    if len(nodes.usable) == 1:
+        return str(nodes.kind)
+    return "; ".join(f"{count} with {kind}" for kind, count in nodes.usable.most_common())
+
+
+def _config_findings(config: Keys, topology: str, plugins: Sequence[str]) -> list[str]:
+    plugin = config.get("TopologyPlugin", "unknown")
+    # A topology.yaml (25.05 and later) decides in place of the plugin.
+    if plugin.startswith(("topology/tree", "topology/block")) or re.search(r"\b(?:Switch|Block)Name=", topology):
+        order = "the hosts of a job are ordered by its switches"
+    else:
+        order = "Slurm knows no switches: fabric in the profile can name the output of ibnetdiscover"
+    return [
+        f"topology: {plugin}: {order} (scontrol show config, scontrol show topology)",
+        f"launcher: srun has {', '.join(plugins) or 'no plugin that it lists'} (srun --mpi=list); "
+        "which one works, or mpirun, is found out in the job",
+    ]
+
+
+def _with_nodes(nodes: dict[str, Nodes]) -> str:
+    names = sorted(name for name, theirs in nodes.items() if theirs.usable)
+    return f"with nodes: {', '.join(names)}" if names else "no other has any either"
+
+
+def _ask(*command: str) -> str:
+    done = run_program(*command, seconds=_SECONDS)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise HpctrainError(
+            f"Slurm does not answer: {' '.join(command)} exited {done.returncode}: {said[-1] if said else 'nothing'}",
+            "scontrol ping says whether its controller is up",
+            exit_code=1,
+        )
+    return done.stdout
+
+
+def _ask_mpi() -> str:
+    """Older versions list on stderr; without srun there is nothing to list."""
+    try:
+        done = run_program(*_MPI, seconds=_SECONDS)
+    except HpctrainError:
+        return ""
+    return f"{done.stdout}\n{done.stderr}"

@@ -1,0 +1,138 @@
+"""What the partitions of a job allow, and requests that Slurm would refuse or let wait for ever."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpctrain.common.cluster.programs import program_output
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.schedulers.request import JobRequest
+from hpctrain.control.schedulers.slurm.times import slurm_seconds
+
+_QOS = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,Flags")
+# What Slurm says of no limit.
+_WITHOUT = frozenset(("", "UNLIMITED", "INFINITE", "NONE", "N/A", "0"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one partition allows a job; None without a limit.
+
+    Attributes:
+        partition: its name.
+        total: nodes that it has, those that are down among them.
+        least, most: nodes of a job.
+        time: the longest time limit, as Slurm writes it.
+    """
+
+    partition: str
+    total: int | None = None
+    least: int | None = None
+    most: int | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fault:
+    """A limit that a request is beyond.
+
+    Attributes:
+        flag: of a QOS, which lifts the limit; None for one that nothing lifts.
+    """
+
+    text: str
+    hint: str
+    flag: str | None = None
+
+
+def read_limits(partition: Mapping[str, str]) -> Limits:
+    """The limits of a partition.
+
+    Args:
+        partition: the settings that ``scontrol show partition`` prints of it.
+    """
+    return Limits(
+        partition=partition["PartitionName"],
+        total=_count(partition.get("TotalNodes", "")),
+        least=_count(partition.get("MinNodes", "")),
+        most=_count(partition.get("MaxNodes", "")),
+        time=None if partition.get("MaxTime", "") in _WITHOUT else partition["MaxTime"],
+    )
+
+
+def check_limits(request: JobRequest, partitions: Sequence[Limits]) -> list[str]:
+    """Refuse a request that no partition of its list allows; warnings where a QOS may lift the limit.
+
+    Where ``EnforcePartLimits`` is NO, Slurm takes such a job, which then waits for ever with the reason
+    PartitionTimeLimit, PartitionNodeLimit or PartitionConfig. A QOS with the flag PartitionTimeLimit, PartitionMaxNodes
+    or PartitionMinNodes lifts the limit of that name (``man sacctmgr``); nothing lifts the number of nodes that there
+    are.
+
+    Args:
+        request: of the job.
+        partitions: that it may run in, at least one.
+
+    Raises:
+        HpctrainError: a limit, with its value and the partition.
+    """
+    faults = [list(_faults(request, limits)) for limits in partitions]
+    if not all(faults):
+        return []
+    lasting = [[fault for fault in each if not _may_be_lifted(fault.flag, request.qos)] for each in faults]
+    fewest = min(range(len(faults)), key=lambda place: (len(lasting[place]), len(faults[place])))
+    for fault in lasting[fewest]:
+        raise HpctrainError(fault.text, fault.hint)
+    return [
+        f"warning: {fault.text}: it waits for ever unless its QOS has the flag {fault.flag}" for fault in faults[fewest]
+    ]
+
+
+def _faults(request: JobRequest, limits: Limits) -> Iterator[_Fault]:
+    nodes, name = request.nodes, limits.partition
+    if limits.total is not None and nodes > limits.total:
+        yield _Fault(
+            text=f"--nodes {nodes}: the partition {name} has {limits.total} nodes",
+            hint=f"at most --nodes {limits.total}",
+        )
+    elif limits.most is not None and nodes > limits.most:
+        yield _Fault(
+            text=f"--nodes {nodes}: a job in the partition {name} has at most {limits.most} (MaxNodes)",
+            hint=f"at most --nodes {limits.most}, or another --partition",
+            flag="PartitionMaxNodes",
+        )
+    if limits.least is not None and nodes < limits.least:
+        yield _Fault(
+            text=f"--nodes {nodes}: a job in the partition {name} has at least {limits.least} (MinNodes)",
+            hint=f"at least --nodes {limits.least}, or another --partition",
+            flag="PartitionMinNodes",
+        )
+    # A job with --time-min gets what fits between the two.
+    fixed = request.time if "time-min" not in request.sbatch else None
+    if limits.time and fixed and _minutes(fixed) > _minutes(limits.time):
+        yield _Fault(
+            text=f"--time {fixed}: the partition {name} allows {limits.time} (MaxTime)",
+            hint=f"at most --time {limits.time}, or another --partition; --chain N goes on after it",
+            flag="PartitionTimeLimit",
+        )
+
+
+def _minutes(text: str) -> float:
+    """Slurm counts whole minutes, rounded up; 0 asks for no limit."""
+    seconds = slurm_seconds(text)
+    return math.ceil(seconds / 60) if seconds else math.inf
+
+
+def _may_be_lifted(flag: str | None, qos: str | None) -> bool:
+    """Whether the QOS asked for, or the default one, which any may be, may lift a limit; unknown ones may."""
+    if flag is None:
+        return False
+    flags = dict(line.partition("|")[::2] for line in program_output(*_QOS).splitlines())
+    if qos is None:
+        return any(flag in each.split(",") for each in flags.values())
+    return qos not in flags or flag in flags[qos].split(",")
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text not in _WITHOUT and text.isdecimal() and len(text) <= 9 else None

@@ -1,0 +1,283 @@
+"""Jobs as Slurm knows them, from ``squeue`` and, once that has forgotten them, ``sacct``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.schedulers.slurm.times import slurm_seconds
+
+# A controller that is down lets squeue try for 18 s (Slurm 22.05) before it says so.
+_SECONDS = 30.0
+_TIME_DIGITS = 11
+_ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
+_ENDED = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    ]
+)
+# Not in any name: a work directory may hold blanks, bars and even line breaks.
+_SEPARATOR = "\x1f"
+# Field and width of squeue --Format, of which 20.11 and every later version has all. What is longer is cut off; what is
+# shorter is filled up, so that wide fields cost where an array has thousands of tasks.
+_SQUEUE = {
+    "JobArrayID": 256,
+    "JobID": 64,
+    "State": 64,
+    "Reason": 256,
+    "StartTime": 64,
+    "TimeUsed": 64,
+    "TimeLimit": 64,
+    "NodeList": 512,
+    "exit_code": 64,
+    "restartcnt": 64,
+    "Command": 1024,
+    "WorkDir": 1024,
+}
+_SACCT = ("JobID", "JobIDRaw", "State", "Reason", "Start", "Elapsed", "Timelimit", "NodeList", "ExitCode", "WorkDir")
+
+
+class JobState(BaseModel):
+    """One job, or one task of an array. The waiting tasks of an array are one entry.
+
+    Attributes:
+        id: ``12``; of an array ``12_3``, or ``12_[4-9%2]`` for tasks that wait; ``12+0`` of a heterogeneous job.
+        number: what Slurm calls the job itself, ``%j`` in the names of logs; each task of an array has one.
+        state: Slurm's word, such as ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``.
+        reason: Slurm's word for why it waits, or how it ended; empty where there is none.
+        start: when it began, or is expected to, in seconds since the epoch; None where Slurm does not know.
+        seconds: that it has run, since its last start.
+        limit_seconds: None for no limit.
+        nodes: in bracket form, empty before it has any.
+        exit_code, signal: of the batch script; 0 while it runs.
+        restarts: how often it was requeued; 0 as well where only the accounting remembers the job.
+        command: the job script's path, its arguments after it; empty where there is none, or only the accounting
+            remembers the job.
+        directory: where its script began.
+    """
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    id: str
+    number: str
+    state: str
+    reason: str
+    start: float | None
+    seconds: int
+    limit_seconds: int | None
+    nodes: str
+    exit_code: int
+    signal: int
+    restarts: int
+    command: str
+    directory: Path
+
+    @property
+    def live(self) -> bool:
+        """Whether it runs or may still run."""
+        return self.state not in _ENDED
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no nodes yet, or lost them."""
+        return self.live and not self.nodes
+
+    @property
+    def job(self) -> str:
+        """The number of the job, or of the array or heterogeneous job that it belongs to."""
+        return re.split(r"[_+]", self.id)[0]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names by which Slurm identifies this job, alone or with others."""
+        return frozenset((self.id, self.job, self.number))
+
+    @property
+    def array_task(self) -> str | None:
+        """``3``, or ``4-9`` for waiting tasks; None for a job that is not part of an array."""
+        task = self.id.partition("_")[2].strip("[]").partition("%")[0]
+        return task or None
+
+    def has_task(self, task: int) -> bool:
+        """Whether it is this task of an array, or contains it among the waiting tasks."""
+        ranges = re.findall(r"(\d+)(?:-(\d+))?(?::([1-9]\d*))?", self.array_task or "")
+        return any(task in range(int(first), int(last or first) + 1, int(step or 1)) for first, last, step in ranges)
+
+
+def is_job_id(text: str) -> bool:
+    """Whether a text is a job number, with or without the number of an array task (``12``, ``12_3``)."""
+    return _ID.fullmatch(text) is not None
+
+
+def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobState]:
+    """The jobs with these numbers that Slurm knows, sorted by number; each running task of an array is one.
+
+    Args:
+        ids: as :func:`is_job_id` takes them.
+        seconds: how long Slurm may take to answer.
+
+    Raises:
+        HpctrainError: Slurm does not answer, or is not on this host.
+    """
+    if not ids:
+        return []
+    states = _squeue([f"--jobs={','.join(ids)}"], seconds)
+    known = {name for state in states for name in state.names}
+    forgotten = [job for job in ids if job.partition("_")[0] not in known]
+    return sorted([*states, *_sacct(forgotten, seconds)], key=_order)
+
+
+def jobs_of_user(user: int, *, seconds: float = _SECONDS) -> list[JobState]:
+    """All live jobs of a user, and those that ended in the last few minutes.
+
+    Args:
+        user: the number of it.
+        seconds: how long Slurm may take to answer.
+
+    Raises:
+        HpctrainError: as :func:`job_states`.
+    """
+    return sorted(_squeue([f"--user={user}"], seconds), key=_order)
+
+
+def _order(state: JobState) -> tuple[int, int]:
+    # The task of an array, the first of those that wait, or the part of a heterogeneous job.
+    first = re.match(r"\d+[_+]\[?(\d+)", state.id)
+    return int(state.job), int(first[1]) if first else 0
+
+
+def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
+    # The separator is each field's suffix.
+    fields = ",".join(f"{field}:{width}{_SEPARATOR}" for field, width in _SQUEUE.items())
+    arguments = ("--states=all", "--noheader", f"--Format={fields}")
+    done = run_program("squeue", *which, *arguments, seconds=seconds, environment=_environment())
+    # It says so of a single number only.
+    if "Invalid job id" in done.stderr:
+        return []
+    if done.returncode != 0:
+        raise HpctrainError(
+            f"squeue failed: {done.stderr.strip() or f'exit status {done.returncode}'}",
+            "ask Slurm itself with: scontrol ping",
+            exit_code=1,
+        )
+    return read_squeue(done.stdout)
+
+
+def read_squeue(text: str) -> list[JobState]:
+    """The jobs in the output of ``squeue`` in the format of :func:`job_states`.
+
+    Raises:
+        HpctrainError: it is not such a text.
+    """
+    return _states("squeue", text, tuple(_SQUEUE), _squeue_state)
+
+
+def _squeue_state(row: dict[str, str]) -> JobState:
+    # As wait(2) gives it: the exit status above the signal.
+    status = int(row["exit_code"])
+    return JobState(
+        id=row["JobArrayID"],
+        number=row["JobID"],
+        state=row["State"],
+        reason="" if row["Reason"] == "None" else row["Reason"],
+        start=_time(row["StartTime"]),
+        seconds=slurm_seconds(row["TimeUsed"]) or 0,
+        limit_seconds=slurm_seconds(row["TimeLimit"]),
+        nodes=row["NodeList"],
+        exit_code=status >> 8,
+        signal=status & 0x7F,
+        restarts=int(row["restartcnt"]),
+        command="" if row["Command"] == "(null)" else row["Command"],
+        directory=Path(row["WorkDir"]),
+    )
+
+
+def _sacct(ids: Sequence[str], seconds: float) -> list[JobState]:
+    """The jobs that the accounting remembers; none where there is no accounting."""
+    if not ids:
+        return []
+    arguments = ("--allocations", "--noheader", "--parsable", f"--delimiter={_SEPARATOR}", f"--jobs={','.join(ids)}")
+    try:
+        done = run_program(
+            "sacct", *arguments, f"--format={','.join(_SACCT)}", seconds=seconds, environment=_environment()
+        )
+    except HpctrainError:
+        return []
+    if done.returncode != 0:
+        return []
+    return read_sacct(done.stdout)
+
+
+def read_sacct(text: str) -> list[JobState]:
+    """The jobs in the output of ``sacct`` in the format of :func:`job_states`.
+
+    Raises:
+        HpctrainError: it is not such a text.
+    """
+    return _states("sacct", text, _SACCT, _sacct_state)
+
+
+def _sacct_state(row: dict[str, str]) -> JobState:
+    exit_code, _, signal = row["ExitCode"].partition(":")
+    return JobState(
+        id=row["JobID"],
+        number=row["JobIDRaw"],
+        # It names who cancelled a job: CANCELLED by 1000.
+        state=row["State"].partition(" ")[0],
+        reason="" if row["Reason"] == "None" else row["Reason"],
+        start=_time(row["Start"]),
+        seconds=slurm_seconds(row["Elapsed"]) or 0,
+        limit_seconds=slurm_seconds(row["Timelimit"]),
+        nodes="" if row["NodeList"] == "None assigned" else row["NodeList"],
+        exit_code=int(exit_code),
+        signal=int(signal or 0),
+        restarts=0,
+        command="",
+        directory=Path(row["WorkDir"]),
+    )
+
+
+def _states(
+    program: str, text: str, fields: Sequence[str], state: Callable[[dict[str, str]], JobState]
+) -> list[JobState]:
+    try:
+        found = [state(dict(zip(fields, row, strict=True))) for row in _rows(text, len(fields))]
+        # By its number they are sorted.
+        found.sort(key=_order)
+        return found
+    except ValueError as error:
+        raise HpctrainError(
+            f"{program} did not print a list of jobs: {error}", f"see what it prints with: {program}", exit_code=1
+        ) from error
+
+
+def _rows(text: str, fields: int) -> list[list[str]]:
+    """The fields of each job; the last one may hold line breaks."""
+    values = [value.strip(" ") for value in text.replace(f"{_SEPARATOR}\n", _SEPARATOR).split(_SEPARATOR)[:-1]]
+    return [values[start : start + fields] for start in range(0, len(values), fields)]
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what changes squeue's and sacct's output to a user's liking; times since the epoch."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_"))}
+    return {**ours, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+
+def _time(text: str) -> float | None:
+    # None that a calendar does not have, either.
+    return float(text) if text.isdecimal() and len(text) <= _TIME_DIGITS else None

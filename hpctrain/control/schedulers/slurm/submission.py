@@ -1,0 +1,250 @@
+"""Submits a run to Slurm: makes its directory with plan and script, then calls ``sbatch``; all of it, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.private import make_folder
+from hpctrain.common.files.utf8 import encodable
+from hpctrain.common.files.whole import write_whole
+from hpctrain.common.run.directory import RunDirectory, new_directory, write_json
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.resuming import resume_command
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.request import JobRequest
+from hpctrain.control.schedulers.slurm.queue import jobs_of_user
+
+if TYPE_CHECKING:
+    from hpctrain.control.packing.pack import Pack
+
+# A controller that is down lets sbatch try for as long.
+_SECONDS = 120.0
+
+
+class Submission(BaseModel):
+    """The content of ``RUN_DIR/submission.json``: what was submitted, and from where."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    cluster: str = Field(description="name of the profile")
+    request: JobRequest
+    jobs: tuple[str, ...] = Field(description="numbers of the jobs that were submitted together, first to last")
+    submitted: float = Field(description="seconds since the epoch")
+    host: str
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that a submission consists of.
+
+    Attributes:
+        profile: of the cluster.
+        request: what is asked of Slurm.
+        plans: of each task of an array by its number; of any other run, under None.
+        render: the absolute path of a run directory to the text of the job script.
+        files: further ones for the run directory, by name.
+        notices: for the user, before submission.
+        pack: what the nodes get of this environment; its archive must be there before the job begins.
+        predictions: what is written to prediction.json of each run for which there is one, by task like ``plans``.
+    """
+
+    profile: ClusterProfile
+    request: JobRequest
+    plans: Mapping[int | None, Plan]
+    render: Callable[[Path], str]
+    files: Mapping[str, str]
+    notices: tuple[str, ...]
+    pack: Pack | None = None
+    predictions: Mapping[int | None, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run, or of the first task of an array."""
+        return next(iter(self.plans.values()))
+
+    def script(self, directory: Path) -> str:
+        """The text of the job script for a run directory.
+
+        Raises:
+            HpctrainError: Slurm could not write a log there, or the template has a fault.
+        """
+        require_log_path(directory)
+        return self.render(directory)
+
+
+def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple[str, ...]]:
+    """Make the run directory and submit; returns the directory and the jobs' numbers, first to last.
+
+    Args:
+        job: what to submit.
+        path: of the directory, absolute; it holds no run yet.
+        numbered: take the path with a number after it where there is something already.
+
+    Raises:
+        HpctrainError: the directory holds a run or cannot be written, or sbatch refuses; nothing is left behind.
+    """
+    # A fault of the template is told before anything is made.
+    job.script(path)
+    made = numbered or not path.exists()
+    missing = [folder for folder in path.parents if not folder.exists()]
+    directory = new_directory(path) if numbered else RunDirectory(path)
+    before = set() if numbered else _prepare(directory)
+    jobs: list[str] = []
+    try:
+        _write(job, directory)
+        for _ in range(job.request.chain):
+            jobs.append(_sbatch(directory, _dependency(job.request, jobs)))
+            # A job whose end leaves nothing to do cancels those after it.
+            write_whole(directory.path / "chain", "".join(f"{number}\n" for number in jobs).encode(), private=True)
+        write_json(directory.submission, _submission(job, jobs).model_dump(mode="json"))
+    except BaseException:
+        try:
+            _cancel(jobs, directory.script)
+        finally:
+            _remove(directory.path, before, [directory.path, *missing] if made else [])
+        raise
+    return directory, tuple(jobs)
+
+
+def check(script: str) -> str:
+    """Let Slurm check a script without submitting it; returns what it says, empty where there
+    is no Slurm.
+
+    Raises:
+        HpctrainError: Slurm refuses it.
+    """
+    if shutil.which("sbatch") is None:
+        return ""
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+        file.write(script)
+        file.flush()
+        done = run_program("sbatch", "--test-only", "--", file.name, seconds=_SECONDS)
+    if done.returncode != 0:
+        # Not its fault if there is nobody to ask.
+        if run_program("scontrol", "ping", seconds=_SECONDS).returncode != 0:
+            return "Slurm does not answer, so the script is not checked"
+        raise _refusal(done.stderr)
+    return done.stderr.strip().removeprefix("sbatch: ")
+
+
+def require_log_path(directory: Path) -> None:
+    """Refuse a directory where Slurm (22.05) could not write a job's log, as it interprets % and backslashes.
+
+    Raises:
+        HpctrainError: its path has one of them, or is not UTF-8, as job scripts are.
+    """
+    if encodable(str(directory)) != str(directory):
+        raise HpctrainError(f"{str(directory)!r} is not UTF-8, as a job script is", "choose another one with --run-dir")
+    if found := [character for character in "%\\" if character in str(directory)]:
+        raise HpctrainError(
+            f"{directory}: Slurm writes no log to a path with {' and '.join(found)}",
+            "choose another one with --run-dir",
+        )
+
+
+def _prepare(directory: RunDirectory) -> set[Path]:
+    """Make the directory, if need be; returns what was in it."""
+    path = directory.path
+    try:
+        if not path.exists():
+            # Fails if another submission is quicker, before anything of that one could be taken for our own.
+            make_folder(path, exist_ok=False)
+            return set()
+        before = set(path.iterdir())
+    except OSError as error:
+        raise disk_error(error, path) from error
+    if before & {directory.plan, directory.submission, directory.events}:
+        raise HpctrainError(
+            f"{path} already holds a run",
+            f"choose another place with --run-dir; to resume it: {resume_command(directory)}",
+        )
+    return before
+
+
+def _submission(job: Job, jobs: Sequence[str]) -> Submission:
+    return Submission(
+        cluster=job.profile.name,
+        request=job.request,
+        jobs=tuple(jobs),
+        submitted=time.time(),
+        host=socket.gethostname(),
+        folder=str(Path.cwd()),
+    )
+
+
+def _write(job: Job, directory: RunDirectory) -> None:
+    for task, plan in job.plans.items():
+        run = directory if task is None else RunDirectory(directory.path / f"task-{task}")
+        run.create(plan)
+        if task in job.predictions:
+            write_json(run.prediction, job.predictions[task])
+    try:
+        make_folder(directory.logs)
+        write_whole(directory.script, job.script(directory.path).encode(), private=True)
+        # By hand too: `bash job.sh` within an allocation.
+        directory.script.chmod(0o700)
+        for name, text in job.files.items():
+            write_whole(directory.path / name, text.encode(), private=True)
+    except OSError as error:
+        raise disk_error(error, directory.path) from error
+
+
+def _dependency(request: JobRequest, previous: Sequence[str]) -> Sequence[str]:
+    if previous:
+        return (f"--dependency=afternotok:{previous[-1]}", "--kill-on-invalid-dep=yes")
+    return (f"--dependency={request.dependency}",) if request.dependency is not None else ()
+
+
+def _sbatch(directory: RunDirectory, options: Sequence[str]) -> str:
+    done = run_program(
+        "sbatch", "--parsable", *options, f"--chdir={directory.path}", str(directory.script), seconds=_SECONDS
+    )
+    # The cluster's name may stand after the number.
+    number = done.stdout.strip().partition(";")[0]
+    if done.returncode != 0 or not number.isdigit():
+        raise _refusal(done.stderr or done.stdout)
+    return number
+
+
+def _refusal(message: str) -> HpctrainError:
+    words = "\n  ".join(line.removeprefix("sbatch: ") for line in message.strip().splitlines())
+    return HpctrainError(
+        f"sbatch refuses the job: {words}", "hpctrain submit … --dry-run shows its script; sinfo, what there is"
+    )
+
+
+def _cancel(jobs: Sequence[str], script: Path) -> None:
+    """Cancel the jobs, and those of the same script: Slurm may have accepted one without our having heard of it."""
+    numbers = set(jobs)
+    with contextlib.suppress(HpctrainError):
+        found = jobs_of_user(os.getuid(), seconds=_SECONDS)
+        numbers |= {job.job for job in found if job.live and Path(job.command) == script}
+    if numbers:
+        run_program("scancel", *sorted(numbers), seconds=_SECONDS)
+
+
+def _remove(directory: Path, before: set[Path], missing: Sequence[Path]) -> None:
+    """Take away what was made: all but ``before``, and the folders that were missing, unless others use them by now."""
+    for made in set(directory.iterdir()) - before if directory.is_dir() else ():
+        if made.is_dir():
+            shutil.rmtree(made, ignore_errors=True)
+        else:
+            made.unlink(missing_ok=True)
+    for folder in missing:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

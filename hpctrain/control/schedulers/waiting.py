@@ -1,0 +1,78 @@
+"""Waits for a submitted run until none of its jobs can continue it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.control.schedulers.find_run import find_run, jobs_of
+from hpctrain.control.schedulers.outcome import summary_status
+from hpctrain.control.schedulers.slurm.queue import JobState
+from hpctrain.control.supervision.follow import Follower
+
+_ANSWER_SECONDS = 30.0
+# A controller that starts again is away for a while; one that is away for longer needs somebody.
+_AWAY_SECONDS = 600.0
+_ASK_SECONDS = 2.0
+_LOOK_SECONDS = 0.2
+# What a run that did not end well leaves of the others.
+_CODES = {"done": 0, "resumable": 4}
+
+
+def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[str], None]) -> None:
+    """Return when no job of the run is left, including requeued jobs and follow-ups.
+
+    Args:
+        directory: of the run.
+        follower: passes on what the run writes; None for an array, whose tasks would speak all at once.
+        notice: gets each change of a job's state.
+
+    Raises:
+        HpctrainError: Slurm does not answer for ten minutes.
+    """
+    found = find_run(str(directory.path))
+    told: dict[str, str] = {}
+    answered = time.monotonic()
+    live = True
+    while live:
+        try:
+            jobs = jobs_of(found, seconds=_ANSWER_SECONDS)
+        except HpctrainError:
+            if time.monotonic() - answered > _AWAY_SECONDS:
+                raise
+        else:
+            answered = time.monotonic()
+            live = any(job.live for job in jobs)
+            _tell(jobs, told, notice)
+        deadline = time.monotonic() + (_ASK_SECONDS if live else 0)
+        while time.monotonic() < deadline:
+            if follower:
+                follower.advance()
+            time.sleep(_LOOK_SECONDS)
+    if follower:
+        follower.advance(last=True)
+
+
+def exit_code(directories: Iterable[RunDirectory]) -> int:
+    """0 if all runs are done, 4 if the others can be resumed, else 1."""
+    codes = {_CODES.get(_status(directory) or "", 1) for directory in directories}
+    return next(code for code in (1, 4, 0) if code in codes)
+
+
+def _status(directory: RunDirectory) -> str | None:
+    """How the run ended; nothing where its summary is damaged, which the other runs do not care about."""
+    with contextlib.suppress(HpctrainError):
+        return summary_status(directory)
+    return None
+
+
+def _tell(jobs: Iterable[JobState], told: dict[str, str], notice: Callable[[str], None]) -> None:
+    for job in jobs:
+        details = [job.nodes, job.reason if job.waits else ""]
+        text = f"{job.state.lower()}{''.join(f', {detail}' for detail in details if detail)}"
+        if told.get(job.id) != text:
+            told[job.id] = text
+            notice(f"job {job.id}: {text}")

@@ -1,0 +1,261 @@
+"""Finds out why a run is not done: which rank made it fail, or that it was interrupted and can be resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import open_regular
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import EventsFile
+from hpctrain.common.run.events.kinds import StoppedEvent
+from hpctrain.common.run.records import RankRecord, final_records
+from hpctrain.common.run.stopping import RESUMABLE
+
+LOG_LINES = 20
+_LOG_BYTES = 65536
+
+# Open MPI wraps these sentences at any blank.
+_OPEN_MPI_SIGNAL = re.compile(
+    r"process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+\d+\s+on.+?on\s+signal\s+(?P<signal>\d+)", re.S
+)
+# srun names a signal as strsignal does, and lists several tasks of a host in brackets.
+_SRUN_SIGNAL = re.compile(r"srun: error: \S+: tasks? \[?(?P<rank>\d+)[^:]*: (?P<name>[A-Z][a-z]+(?: [a-z]+)*)")
+_LOST_HOST = re.compile(
+    r"lost\s+communication\s+with\s+a\s+remote\s+daemon.*?Remote\s+daemon:.*?on\s+node\s+(?P<open_mpi>\S+)"
+    r"|srun: error: Node failure on (?P<srun>\S+)",
+    re.S,
+)
+# Open MPI 5.0 fails so once in many starts, and works in the next.
+_BAD_START = re.compile(r"PMIx\s+server's\s+listener\s+thread\s+failed\s+to\s+start")
+# Its host went after it was asked whether it answers, or mpirun cannot be reached from there.
+_NO_DAEMON = re.compile(r"daemon\s+failed\s+to\s+report\s+back.*?Remote\s+host:\s+(?P<host>\S+)", re.S)
+_INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SIGNAL:\s+(?P<signal>\d+)", re.S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The first known cause why a run is not done.
+
+    Attributes:
+        message: rank, host and error in one sentence.
+        rank, host: None where no single rank is to blame.
+        log: the file to read on in, None where ``lines`` were printed outside the logs, mostly by mpirun.
+        lines: the end of it.
+        exit_code: 2 where a rank found wrong use, 4 where the run can be resumed because no error of its own ended it,
+            else 1.
+        stopped: all ranks saved their state and left, because they were asked to.
+        lost_hosts: those that are gone, where that is the cause.
+        hint: what the user can do about it, where hpctrain knows.
+        passing: nothing was started, for a reason that comes and goes.
+        refused: hpctrain says on a rank what is wrong, and would say it in another attempt too.
+    """
+
+    message: str
+    rank: int | None = None
+    host: str | None = None
+    log: Path | None = None
+    lines: tuple[str, ...] = ()
+    exit_code: int = 1
+    stopped: bool = False
+    lost_hosts: tuple[str, ...] = ()
+    passing: bool = False
+    refused: bool = False
+    hint: str = ""
+
+    @property
+    def cause(self) -> dict[str, Any]:
+        """The keys about it in the event ``fault`` and in the summary."""
+        return {"rank": self.rank, "host": self.host, "message": self.message}
+
+    @property
+    def status(self) -> Literal["failed", "resumable"]:
+        """The resulting status of the run: ``failed`` or ``resumable``."""
+        return "resumable" if self.exit_code == RESUMABLE else "failed"
+
+    def __str__(self) -> str:
+        source = f"the end of {self.log}" if self.log else "printed outside the logs"
+        printed = [f"  {source}:", *(f"    {line}" for line in self.lines)] if self.lines else []
+        hint = [f"  {self.hint}"] if self.hint else []
+        return "\n".join([self.message, *printed, *hint])
+
+    def told_after(self, shown: int) -> str:
+        """The text for a reader who has seen all output of rank ``shown``: of its log only the name."""
+        if self.rank != shown or self.log is None:
+            return str(self)
+        hint = [f"  {self.hint}"] if self.hint else []
+        return "\n".join([self.message, f"  its log: {self.log}", *hint])
+
+
+def find_failure(
+    directory: RunDirectory,
+    ranks: int,
+    *,
+    output: str,
+    exit_status: int,
+    first_dead: int | None = None,
+    fault_tolerant: bool = False,
+) -> Failure | None:
+    """The failure of a run that has ended; None if every rank recorded that it is done, apart from lost ones.
+
+    Args:
+        directory: the run.
+        ranks: how many there should have been.
+        output: what the launcher printed.
+        exit_status: the launcher's, negative for a signal as in ``subprocess``. Not trusted: mpirun exits 0 when it
+            loses a whole node.
+        first_dead: the rank that was seen dead, without an error recorded, while others lived.
+        fault_tolerant: the ranks go on without one that died.
+    """
+    records, unread = final_records(directory)
+    left = _statuses_left(records, fault_tolerant=fault_tolerant)
+    if len(records) == ranks and left == {"done"}:
+        return None
+    # Before what follows from it: the launcher sends the other ranks SIGTERM, which asks those that listen to stop.
+    if hosts := tuple(dict.fromkeys(match["open_mpi"] or match["srun"] for match in _LOST_HOST.finditer(output))):
+        return _lost_failure(hosts)
+    if len(records) == ranks and left and left <= {"done", "resumable"}:
+        return Failure(message=_stop_reason(directory, records), exit_code=RESUMABLE, stopped=True)
+    failed = [record for record in records.values() if record.status == "failed"]
+    if fault_tolerant and failed:
+        # What killed a rank is then the less recent cause: the others would have gone on without it.
+        return _raised(directory, min(failed, key=lambda record: record.ended))
+    killed = _killed(ranks, records, output, exit_status)
+    # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if there is no other.
+    if killed and (killed[1] != signal.SIGTERM or (first_dead is None and not failed)):
+        return _killed_failure(directory, records, *killed)
+    if first_dead is not None:
+        return _rank_failure(
+            directory, records[first_dead], "died without recording an error: killed, or crashed", exit_code=RESUMABLE
+        )
+    if failed:
+        return _raised(directory, min(failed, key=lambda record: record.ended))
+    failure = _silent(directory, records, ranks, output=output, exit_status=exit_status)
+    return replace(failure, message="; ".join([failure.message, *unread])) if unread else failure
+
+
+def _statuses_left(records: Mapping[int, RankRecord], *, fault_tolerant: bool) -> set[str]:
+    """How the ranks ended that were not lost on the way."""
+    left: list[str] = [record.status for record in records.values() if record.status != "lost"]
+    if fault_tolerant and left and left[0] != "running":
+        # Nobody was left to say that these died: the first rank is the last to have work, and had ended before.
+        return set(left) - {"running"}
+    return set(left)
+
+
+def _lost_failure(hosts: tuple[str, ...]) -> Failure:
+    names = ", ".join(hosts)
+    what = "host {} was lost, and its ranks with it" if len(hosts) == 1 else "hosts {} were lost, and their ranks"
+    return Failure(message=what.format(names), host=names, exit_code=RESUMABLE, lost_hosts=hosts)
+
+
+def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> str:
+    """Ranks that were asked to stop did so; those that lost others may have had another reason."""
+    if all(record.status != "lost" for record in records.values()):
+        return "stopped as asked"
+    reasons: list[str] = []
+    # The events before a damaged one count, too.
+    with contextlib.suppress(HpctrainError):
+        outline = EventsFile(directory.events).outline(StoppedEvent)
+        reasons += (event.reason for event in outline if isinstance(event, StoppedEvent))
+    return f"stopped: {reasons[-1]}" if reasons else "stopped as asked"
+
+
+def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
+    assert first.error is not None
+    cause = f"{first.error.type}: {first.error.message}" if first.error.message else first.error.type
+    # A script may leave with any status of its own; these two mean something where hpctrain raised them.
+    known = first.error.type != SystemExit.__name__ and first.exit_code in (2, RESUMABLE)
+    failure = _rank_failure(directory, first, f"failed: {cause}", exit_code=first.exit_code if known else 1)
+    return replace(failure, refused=first.error.refused)
+
+
+def _silent(
+    directory: RunDirectory, records: Mapping[int, RankRecord], ranks: int, *, output: str, exit_status: int
+) -> Failure:
+    """No error anywhere: ranks that began were lost, with their host perhaps; where none did, none could be started."""
+    exit_code = RESUMABLE if records else 1
+    lines = tuple(line for line in output.splitlines() if line.strip())[-LOG_LINES:]
+    silent = [rank for rank in range(ranks) if rank not in records or records[rank].status == "running"]
+    if len(silent) == 1 and silent[0] in records and not lines:
+        record = records[silent[0]]
+        return _rank_failure(directory, record, "ended before its work was done, without an error", exit_code=exit_code)
+    names = ", ".join(f"{rank} on {records[rank].host}" if rank in records else str(rank) for rank in silent)
+    no_daemon = None if records else _NO_DAEMON.search(output)
+    what = (
+        f"mpirun's daemon on {no_daemon['host']} did not report back" if no_daemon else f"rank {names} did not finish"
+    )
+    how = f"exit status {exit_status}" if exit_status >= 0 else f"ended by {signal_name(-exit_status)}"
+    return Failure(
+        message=f"{what}; {how}",
+        host=no_daemon["host"] if no_daemon else None,
+        lines=lines,
+        exit_code=exit_code,
+        passing=not records and bool(no_daemon or _BAD_START.search(output)),
+    )
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal; those for real time have none, and a launcher may print any number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_status: int) -> tuple[int, int] | None:
+    """The rank that a signal ended, as its launcher tells it, and the signal; MPICH's names any rank of the job.
+
+    One whose loss the others survived is no cause.
+    """
+    if ranks == 1 and exit_status < 0:
+        return 0, -exit_status
+    for match in (*_OPEN_MPI_SIGNAL.finditer(output), *_INTEL_SIGNAL.finditer(output)):
+        rank = int(match["rank"])
+        if rank not in records or records[rank].status != "lost":
+            return rank, int(match["signal"])
+    if srun := _SRUN_SIGNAL.search(output):
+        named = [number for number in signal.valid_signals() if signal.strsignal(number) == srun["name"]]
+        return (int(srun["rank"]), int(named[0])) if named else None
+    return None
+
+
+def _killed_failure(directory: RunDirectory, records: Mapping[int, RankRecord], rank: int, by: int) -> Failure:
+    what = f"was killed by signal {by} ({signal_name(by)})"
+    if by == signal.SIGKILL:
+        what += ", which is also what the system sends to a process when memory runs out"
+    # A crash is the run's own error; these two come from outside.
+    exit_code = RESUMABLE if by in (signal.SIGKILL, signal.SIGTERM) else 1
+    if rank in records:
+        return _rank_failure(directory, records[rank], what, exit_code=exit_code)
+    return Failure(message=f"rank {rank} {what}", rank=rank, exit_code=exit_code)
+
+
+def _rank_failure(directory: RunDirectory, record: RankRecord, what: str, *, exit_code: int) -> Failure:
+    log = directory.log(record.rank)
+    return Failure(
+        message=f"rank {record.rank} on {record.host} {what}",
+        rank=record.rank,
+        host=record.host,
+        log=log,
+        lines=_end_of_log(log, record.log_begin),
+        exit_code=exit_code,
+    )
+
+
+def _end_of_log(path: Path, begin: int) -> tuple[str, ...]:
+    """The last lines of an attempt in a log; none where it cannot be read."""
+    try:
+        with open_regular(path, links=False) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(begin, size - _LOG_BYTES))
+            return tuple(file.read(_LOG_BYTES).decode(errors="replace").splitlines()[-LOG_LINES:])
+    except OSError:
+        return ()

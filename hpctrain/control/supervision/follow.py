@@ -1,0 +1,157 @@
+"""Follows the events and rank 0's log while a run writes them.
+
+Whoever watches a run must not end it: what cannot be read now is read later, what is no event is passed over, and both
+are said once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import open_regular
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, parse_event
+from hpctrain.common.run.events.lines import LONGEST_LINE
+from hpctrain.common.run.events.reader import count_lines, update_index
+
+# A line of a log that is longer is passed on in parts, so that one without an end is not kept.
+_LONGEST_LOG_LINE = 2**20
+# What one look passes on of a log that grows faster.
+_LOOK_BYTES = 2**22
+# When nobody writes any more, a file server that has just failed gets this long.
+_LAST_TRIES = 10
+_PAUSE_SECONDS = 0.2
+# So that `hpctrain status` has few to read; it takes some hundredths of a second.
+_INDEX_LINES = 20_000
+
+
+class Tail:
+    """The lines of a growing file, each returned once. The file need not exist yet.
+
+    A file that has become shorter than what was returned of it is read from its beginning.
+
+    Args:
+        path: of the file.
+        whole: with the lines that it has already.
+        longest: bytes; a longer line is returned in parts.
+    """
+
+    def __init__(self, path: Path, *, whole: bool = False, longest: int = _LONGEST_LOG_LINE) -> None:
+        self.path = path
+        self._longest = longest
+        # Behind the last line that was returned: an incomplete one may be taken away by the next attempt.
+        self.offset = path.stat().st_size if path.exists() and not whole else 0
+        self._file: tuple[int, int] | None = None
+        # Whether another file has taken its place, in which what the writer still writes does not appear.
+        self.replaced = False
+
+    def lines(self, *, last: bool = False, at_most: int | None = None) -> list[bytes]:
+        """The complete lines since the last call; with ``last`` also an incomplete one.
+
+        Args:
+            at_most: bytes that are read now, unless one line needs more; the rest comes with the next call.
+
+        Raises:
+            OSError: the file cannot be read; the next call returns what this one would have.
+        """
+        try:
+            file = open_regular(self.path, links=False)
+        except FileNotFoundError:
+            return []
+        with file:
+            found = os.fstat(file.fileno())
+            before, self._file = self._file, (found.st_dev, found.st_ino)
+            self.replaced = self.replaced or before not in (None, self._file)
+            if found.st_size < self.offset:
+                self.offset = 0
+            file.seek(self.offset)
+            text = file.read() if at_most is None else file.read(max(at_most, self._longest + 1))
+            ended = not file.read(1)
+        end = text.rfind(b"\n") + 1
+        if (last and ended) or len(text) - end > self._longest:
+            end = len(text)
+        self.offset += end
+        return text[:end].splitlines()
+
+
+class Follower:
+    """Passes on a run's events and rank 0's lines as they appear, without those of earlier attempts.
+
+    Args:
+        directory: the run.
+        show: gets each event.
+        line: gets each line that rank 0 printed.
+        notice: gets what could not be read, once for each file.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        show: Callable[[Event], None],
+        line: Callable[[str], None],
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._events = Tail(directory.events, longest=LONGEST_LINE)
+        self._log = Tail(directory.log(0))
+        self._path = directory.events
+        # Of the last event that was read, or left out, from 1; for errors.
+        self._number = self._indexed = count_lines(self._path)
+        self._show = show
+        self._line = line
+        self._notice = notice
+        self._said: set[str] = set()
+
+    def move_to(self, directory: RunDirectory) -> None:
+        """Go on with the same files in a directory that was moved."""
+        self._path = directory.events
+        self._events.path, self._log.path = directory.events, directory.log(0)
+
+    def advance(self, *, last: bool = False) -> None:
+        """Pass on what is new; ``last`` says that nobody writes any more."""
+        while lines := self._read("rank 0's output", self._log, last=last):
+            for line in lines:
+                self._line(line.decode(errors="replace"))
+            if not last:
+                break
+        # A crash can cut the last event short; it is then no event.
+        while lines := self._read("the events", self._events, last=False, patient=last):
+            for line in lines:
+                self._pass_on(line)
+            if not last:
+                break
+        if self._events.replaced:
+            self._say_once(
+                "another file", f"it took the place of {self._path}, and further steps are not recorded there"
+            )
+        if self._number - self._indexed > _INDEX_LINES:
+            update_index(self._path)
+            self._indexed = self._number
+
+    def _pass_on(self, line: bytes) -> None:
+        self._number += 1
+        try:
+            event = parse_event(line, f"{self._path}:{self._number}")
+        except HpctrainError as error:
+            self._say_once("an event", f"{error.message}; it is passed over")
+        else:
+            self._show(event)
+
+    def _read(self, what: str, tail: Tail, *, last: bool, patient: bool = False) -> list[bytes]:
+        tries = _LAST_TRIES if last or patient else 1
+        for number in range(tries):
+            if number:
+                time.sleep(_PAUSE_SECONDS)
+            try:
+                return tail.lines(last=last, at_most=_LOOK_BYTES)
+            except OSError as error:
+                self._say_once(what, f"cannot read {error.filename or self._path}: {error.strerror}; the run goes on")
+        return []
+
+    def _say_once(self, what: str, problem: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._notice(f"warning: {what}: {problem}")

@@ -1,0 +1,137 @@
+"""Watches, while an elastic run trains, for hosts that it could have as well, and for those that it is to leave."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
+from typing import Self
+
+from hpctrain.common.cluster.machine import Machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events.kinds import RecoveredFaultEvent
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.records import ranks_listen
+from hpctrain.control.hosts.lost_hosts import host_interval
+from hpctrain.control.hosts.membership import change, chosen_hosts, given_hosts
+from hpctrain.control.launchers.command import Launcher
+from hpctrain.control.resuming.resume import plan_on
+from hpctrain.control.supervision.asking import Questions
+from hpctrain.control.supervision.hosts_ready import joinable_hosts
+
+
+class HostWatch:
+    """Looks at hosts in a thread of its own while an attempt runs; a context manager.
+
+    Args:
+        plan: of the attempt.
+        launcher: starts its ranks.
+        directory: of the run.
+        machine: this one.
+        notice: gets, once each, what keeps a host that answers from joining.
+        environment: this process's.
+
+    Attributes:
+        wanted: the hosts with their ranks that the run is to have, where they are others than it has now; else None.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        launcher: Launcher,
+        directory: RunDirectory,
+        machine: Machine,
+        notice: Callable[[str], None],
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._plan = plan
+        self._launcher = launcher
+        self._directory = directory
+        self._machine = machine
+        self._notice = notice
+        self._environment = environment
+        self._seconds = host_interval(environment)
+        # The ranks of each host that are alive.
+        self._now = plan.ranks_of_hosts
+        self._leaving: Collection[str] = ()
+        self._told: set[str] = set()
+        self._questions = Questions()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look_again, name="hpctrain-host-watch", daemon=True)
+        self.wanted: dict[str, int] | None = None
+
+    def lost(self, event: RecoveredFaultEvent) -> None:
+        """Count a rank that the others went on without."""
+        hosts = [host.host for host in self._plan.hosts for _ in range(host.slots)]
+        # Its own name of its host may be another one.
+        if event.rank is not None and self._now[hosts[event.rank]]:
+            self._now[hosts[event.rank]] -= 1
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        # Nobody waits for a host that is silent.
+        self._questions.end()
+        self._thread.join()
+
+    def _look_again(self) -> None:
+        while not self._ended.wait(self._seconds):
+            try:
+                self._look()
+            except HpctrainError as error:
+                self._want(None)
+                self._tell(f"the hosts stay as they are: {error.message}")
+            except (OSError, RuntimeError) as error:
+                # No process or thread can be made now.
+                self._want(None)
+                self._tell(f"the hosts stay as they are: {error}")
+
+    def _look(self) -> None:
+        given = given_hosts(self._plan, self._environment)
+        now = {host: ranks for host, ranks in self._now.items() if ranks}
+        others = [host for host in given if host not in now]
+        joining: tuple[str, ...] = ()
+        if others:
+            joining, wrong = joinable_hosts(
+                self._plan,
+                others,
+                self._launcher,
+                self._directory.path,
+                self._machine,
+                self._questions,
+                self._environment,
+            )
+            for host, fault in wrong.items():
+                self._tell(f"{host} cannot join: it {fault}")
+        chosen = chosen_hosts(self._plan, given, {*now, *joining}, now)
+        same = chosen.keys() == now.keys() and sum(chosen.values()) == sum(now.values())
+        if same:
+            self._leaving = ()
+            self._want(None)
+            return
+        # What the number of ranks or the fabric forbids is known before anybody stops for it.
+        plan_on(self._plan, chosen, self._machine)
+        # A hostfile may be half written.
+        leaving, before = now.keys() - chosen.keys(), self._leaving
+        self._leaving = leaving
+        settled = leaving == before or not leaving
+        if settled and self._plan.script and not ranks_listen(self._directory):
+            self._tell(f"{change(self._plan, chosen)}, but not before the script has called ht.should_stop()")
+            settled = False
+        self._want(chosen if settled else None)
+
+    def _want(self, hosts: dict[str, int] | None) -> None:
+        if not self._ended.is_set():
+            self.wanted = hosts
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told and not self._ended.is_set():
+            self._told.add(text)
+            self._notice(f"warning: {text}")

@@ -1,0 +1,336 @@
+"""Makes sure, before ranks start on other hosts, that they can: each fault names its hosts and what mends it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import hpctrain
+from hpctrain.common.cluster.host_list import fold_hosts
+from hpctrain.common.cluster.interfaces import read_interfaces
+from hpctrain.common.cluster.machine import Machine
+from hpctrain.common.cluster.mpi import MpiInstallation
+from hpctrain.common.cluster.pod import in_pod
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import temporary_folder
+from hpctrain.common.run.plan import Plan, Slots
+from hpctrain.control.hosts.networks import CHOICES, Networks, choose_networks, require_interface
+from hpctrain.control.launchers.command import Launcher, Torchrun
+from hpctrain.control.launchers.launcher_choice import in_allocation
+from hpctrain.control.resuming.resume import plan_without
+from hpctrain.control.supervision.answering import other_agent, silent_hosts
+from hpctrain.control.supervision.asking import Answer, Questions, addresses_of, ask_hosts, is_here, is_misled
+from hpctrain.control.supervision.pod_names import await_names
+from hpctrain.control.supervision.way_back import own_addresses
+
+_REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
+_PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")
+_UNKNOWN = re.compile(r"(?i)could not resolve|name or service not known|no address associated")
+
+# In the jobs of PBS, LSF and Grid Engine an mpirun reaches the hosts by their means, and ssh may be forbidden.
+_OTHER_SCHEDULERS = ("PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
+# ssh's name of itself and of the host.
+_TO_HOST = re.compile(r"^(ssh: )?(connect to host \S+ |\S+@\S+: )?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fault:
+    """What is wrong, to be read after the names of hosts, and what mends it."""
+
+    text: str
+    hint: str
+    exit_code: int = 2
+
+
+class UnfitHostsError(HpctrainError):
+    """Ranks cannot start on some hosts; the exit code is 1 where all of that may pass.
+
+    Attributes:
+        hosts: those hosts.
+    """
+
+    def __init__(self, message: str, hint: str, *, exit_code: int, hosts: tuple[str, ...]) -> None:
+        super().__init__(message, hint, exit_code=exit_code)
+        self.hosts = hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """What the hosts of a plan said, and what keeps ranks from starting on some of them."""
+
+    answers: Mapping[str, Answer]
+    faults: Mapping[str, _Fault]
+
+
+def ready_hosts(
+    plan: Plan,
+    launcher: Launcher | None,
+    folder: Path,
+    *,
+    notice: Callable[[str], None],
+    environment: Mapping[str, str] = os.environ,
+) -> Plan:
+    """The plan with the networks that its hosts share, after a check that ranks can start on all of them.
+
+    Where ranks are started by srun, or by a program of the user's own, nobody is asked. Pods are waited for.
+
+    Args:
+        plan: with its hosts.
+        launcher: what starts its ranks; None where this machine does.
+        folder: of the run, or of what is written instead; need not be there yet.
+        notice: gets what the user has to know.
+        environment: this process's.
+
+    Raises:
+        HpctrainError: names the hosts that do not answer, do not see the folder or the script, lack the interpreter or
+            this hpctrain, still have ranks of the run, or have no network for the ranks; and what mends it. Exit code 1
+            for what may pass, else 2.
+    """
+    if isinstance(launcher, Torchrun) and in_pod(environment):
+        await_names([host.host for host in plan.hosts], notice=notice)
+    look = _look(plan, launcher, folder, environment)
+    if look is None:
+        return plan
+    _require_no_fault(look.faults)
+    for warning in _differences(look.answers):
+        notice(f"warning: {warning}")
+    networks = _networks(plan, look.answers, environment)
+    if networks.note:
+        notice(networks.note)
+    return plan.model_copy(update={"environment": {**plan.environment, **networks.variables}})
+
+
+def ready_or_fewer(
+    plan: Plan,
+    launcher: Launcher | None,
+    folder: Path,
+    machine: Machine,
+    *,
+    begun: bool,
+    notice: Callable[[str], None],
+    environment: Mapping[str, str] = os.environ,
+) -> Plan:
+    """As :func:`ready_hosts`, where an elastic plan goes without hosts that do not answer.
+
+    Args:
+        begun: the run has begun, so that whatever is wrong with a host was not so when the user named it.
+
+    The rest is as of :func:`ready_hosts`.
+
+    Raises:
+        HpctrainError: as of :func:`ready_hosts`, or those that answer are too few.
+    """
+    while True:
+        try:
+            return ready_hosts(plan, launcher, folder, notice=notice, environment=environment)
+        except UnfitHostsError as error:
+            if not (plan.elastic and (begun or error.exit_code == 1)):
+                raise
+            plan, warnings = plan_without(plan, error.hosts, machine)
+            hosts = fold_hosts([host.host for host in plan.hosts])
+            notice(f"warning: {error.message}; the run continues with {plan.ranks} ranks on {hosts}")
+            for warning in warnings:
+                notice(f"warning: {warning}")
+
+
+def joinable_hosts(
+    plan: Plan,
+    names: Sequence[str],
+    launcher: Launcher,
+    folder: Path,
+    machine: Machine,
+    questions: Questions,
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The hosts on which ranks of a plan can start, and what keeps them from it on others that answer.
+
+    In a Slurm job srun asks them. Where another program than ssh starts the ranks, nobody knows.
+
+    Args:
+        plan: of the run.
+        names: hosts that it does not have.
+        launcher, folder, environment: as of :func:`ready_hosts`.
+        machine: this one.
+        questions: can be ended from another thread.
+
+    Raises:
+        HpctrainError: a host's name is this one's, or no folder can be made for what is asked.
+    """
+    asked = plan.model_copy(update={"hosts": tuple(Slots(host=name, slots=1) for name in names)})
+    if in_allocation(environment):
+        silent = silent_hosts(asked, launcher, machine, environment, lost=names)
+        return tuple(name for name in names if name not in silent), {}
+    if not _answerable(plan, launcher, environment) or shutil.which("ssh") is None:
+        return (), {}
+    look = _look(asked, launcher, folder, environment, questions)
+    if look is None:
+        # This host, which needs no ssh.
+        return tuple(names), {}
+    wrong = {host: fault.text for host, fault in look.faults.items() if look.answers[host].reached}
+    return tuple(name for name in names if name not in look.faults), wrong
+
+
+def _look(
+    plan: Plan,
+    launcher: Launcher | None,
+    folder: Path,
+    environment: Mapping[str, str],
+    questions: Questions | None = None,
+) -> _Look | None:
+    """Ask the hosts of a plan; None where nobody is asked."""
+    if not _answerable(plan, launcher, environment):
+        return None
+    addresses = addresses_of([host.host for host in plan.hosts])
+    interfaces = list(read_interfaces())
+    own = {address for one in interfaces for address in one.addresses}
+    here = {host: is_here(host, found, own) for host, found in addresses.items()}
+    if misled := [host for host, found in addresses.items() if is_misled(host, found)]:
+        names = fold_hosts(misled)
+        raise HpctrainError(
+            f"{names}: the name has the address {addresses[misled[0]][0]} here, so its ranks would start on this host",
+            f"give {names} an address of its own in /etc/hosts; `getent hosts {misled[0]}` shows it",
+        )
+    if all(here.values()) or shutil.which("ssh") is None:
+        return None
+    elsewhere = "name a folder that all hosts share with --run-dir"
+    with temporary_folder(".hpctrain-hosts-", existing(folder), elsewhere) as probe:
+        paths = [Path(probe), *([plan.script.path.absolute()] if plan.script and not plan.start.container else [])]
+        ways = () if _has_ports(plan, environment) else own_addresses(interfaces)
+        answers = ask_hosts(plan, here, folder, paths, ways, questions)
+    faults = {host: _fault(plan, host, answer, folder, paths) for host, answer in answers.items()}
+    return _Look(answers=answers, faults={host: fault for host, fault in faults.items() if fault})
+
+
+def _answerable(plan: Plan, launcher: Launcher | None, environment: Mapping[str, str]) -> bool:
+    """Whether the hosts of a plan are reached by ssh, and can be asked."""
+    if not isinstance(launcher, MpiInstallation) or in_allocation(environment) or other_agent(plan, environment):
+        return False
+    return not any(environment.get(name) for name in _OTHER_SCHEDULERS)
+
+
+def existing(folder: Path) -> Path:
+    """A folder, or the nearest above it that is there."""
+    found = folder.absolute()
+    while not found.is_dir() and found != found.parent:
+        found = found.parent
+    return found
+
+
+def _require_no_fault(faults: Mapping[str, _Fault]) -> None:
+    hosts: dict[_Fault, list[str]] = {}
+    for host, fault in faults.items():
+        hosts.setdefault(fault, []).append(host)
+    if not hosts:
+        return
+    texts = "\n".join(f"{fold_hosts(names)} {fault.text}" for fault, names in hosts.items())
+    hints = "\n  ".join(dict.fromkeys(fault.hint for fault in hosts))
+    exit_code = max(fault.exit_code for fault in hosts)
+    raise UnfitHostsError(texts, hints, exit_code=exit_code, hosts=tuple(faults))
+
+
+def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[Path]) -> _Fault | None:
+    """The first thing that keeps ranks from starting on a host."""
+    if not answer.reached:
+        return _unreached(host, answer)
+    program = "apptainer" if plan.start.container else plan.start.python or sys.executable
+    if str(paths[0]) in answer.missing:
+        return _Fault(
+            text=f"does not see {existing(folder)}, where the ranks are to write; that folder exists on this host only",
+            hint="name a folder that all hosts share with --run-dir, or start from one",
+        )
+    if answer.missing:
+        return _Fault(
+            text=f"does not have the script {answer.missing[0]}",
+            hint="put it into a folder that all hosts share",
+        )
+    if not answer.program:
+        return _Fault(
+            text=f"has no program {program}, which each rank runs in",
+            hint="install it there too, in the same place; --python PROGRAM names another interpreter"
+            if plan.start.container is None
+            else "install Apptainer there too",
+        )
+    if plan.start.container is None and answer.version != hpctrain.__version__:
+        return _other_version(answer, program)
+    if answer.cut_off:
+        return _Fault(
+            text=f"cannot connect to {socket.gethostname()}, as mpirun needs it: a firewall lets only ssh through",
+            hint="open all ports between the hosts; to limit mpirun to a range of them, set "
+            "PRTE_MCA_oob_tcp_dynamic_ipv4_ports and OMPI_MCA_btl_tcp_port_min_v4",
+            exit_code=1,
+        )
+    if answer.busy:
+        numbers = " ".join(map(str, answer.busy))
+        return _Fault(
+            text=f"still has ranks of an earlier attempt of this run: process {numbers}",
+            hint=f"they end by themselves once they miss the others; to end them at once: ssh {host} kill -KILL "
+            f"{numbers}",
+            exit_code=1,
+        )
+    return None
+
+
+def _unreached(host: str, answer: Answer) -> _Fault:
+    # ssh names the host itself; hosts with the same fault are told together.
+    said = _TO_HOST.sub("", answer.error) or "its shell gave no answer"
+    if _UNKNOWN.search(said):
+        return _Fault(
+            text="cannot be reached: its name is not known here",
+            hint="is the name right? `getent hosts NAME` and `ssh -G NAME` show what is known about it",
+        )
+    if _REFUSED.search(said):
+        hint = "ssh has to log in without a prompt: ssh-copy-id HOST, or accept its key; then try: ssh HOST true"
+        return _Fault(text=f"refuses ssh: {said}", hint=hint)
+    return _Fault(
+        text=f"does not answer ssh: {said}",
+        hint="is it up, with no firewall in between? `ssh -v HOST true` shows where it stops, perhaps in a login "
+        "shell that hangs; otherwise leave it out of --hosts",
+        exit_code=1,
+    )
+
+
+def _other_version(answer: Answer, program: str) -> _Fault:
+    hint = "start from one environment on a file system that all hosts share, or from a container"
+    if answer.version is not None:
+        text = f"has hpctrain {answer.version} in {program}, and this is {hpctrain.__version__}"
+        return _Fault(text=text, hint=hint)
+    return _Fault(text=f"cannot load hpctrain in {program}: {answer.error or 'no reason given'}", hint=hint)
+
+
+def _has_ports(plan: Plan, environment: Mapping[str, str]) -> bool:
+    """Whether mpirun is to use ports of the user's choice, which a firewall may let through, and no others."""
+    return any(map(_PORTS.search, (*environment, *plan.start.environment, *plan.start.arguments)))
+
+
+def _differences(answers: Mapping[str, Answer]) -> Iterator[str]:
+    """Packages that decide the numbers and are not the same everywhere."""
+    for package in dict.fromkeys(package for answer in answers.values() for package in answer.versions):
+        hosts: dict[str, list[str]] = {}
+        for host, answer in answers.items():
+            hosts.setdefault(answer.versions.get(package, "missing"), []).append(host)
+        if len(hosts) > 1:
+            told = ", ".join(f"{version} on {fold_hosts(names)}" for version, names in hosts.items())
+            yield f"{package} is not the same everywhere: {told}"
+
+
+def _networks(plan: Plan, answers: Mapping[str, Answer], environment: Mapping[str, str]) -> Networks:
+    by_host = {host: answer.interfaces for host, answer in answers.items() if answer.interfaces is not None}
+    if len(by_host) < len(answers):
+        # A container: what is outside of it was not asked.
+        return Networks()
+    if plan.host_options.interface:
+        require_interface(plan.host_options.interface, by_host)
+        return Networks()
+    variables = {**environment, **plan.environment, **plan.start.environment}
+    if any(variables.get(name) for name in CHOICES) or any("btl_tcp_if" in word for word in plan.start.arguments):
+        return Networks()
+    chosen = choose_networks(by_host)
+    # What the user set for one library stays.
+    kept = {name: value for name, value in chosen.variables.items() if not variables.get(name)}
+    return replace(chosen, variables=kept)

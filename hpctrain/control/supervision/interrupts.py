@@ -1,0 +1,89 @@
+"""Signals to the launcher: collected while ranks run, and an exception while there is nothing to stop in good order."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from hpctrain.common.run.plan import Stop
+
+_POLL_SECONDS = 0.1
+
+
+class Interrupted(BaseException):
+    """A signal came before the ranks were started. Like KeyboardInterrupt, it is no Exception."""
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__(f"interrupted by {by.name} before the ranks were started")
+
+
+class Interrupts:
+    """Collects SIGINT, SIGTERM, SIGHUP and signals that request a stop, so that they do not end this process.
+
+    Args:
+        stop: the name of one that asks, without ``SIG``, beside USR1 and USR2.
+
+    Attributes:
+        asking: those that ask.
+        received: what came, in order.
+    """
+
+    def __init__(self, stop: str = Stop().signal) -> None:
+        self.asking = frozenset((signal.Signals[f"SIG{stop}"], signal.SIGUSR1, signal.SIGUSR2))
+        self.received: list[signal.Signals] = []
+        self._previous: dict[signal.Signals, Any] = {}
+        self._raised = False
+
+    @property
+    def hurried(self) -> bool:
+        """Whether a second signal came that demands an end.
+
+        Requests do not count: Slurm can send its own twice, and its SIGTERM may come before or after one.
+        """
+        return sum(number not in self.asking for number in self.received) > 1
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a time; returns whether it passed without a signal. The first signal ends the wait."""
+        deadline = time.monotonic() + seconds
+        while not self.received and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL_SECONDS))
+        return not self.received
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """A context manager in which a signal, or one that came before, raises :class:`Interrupted` at once."""
+        self._raised = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._raised = False
+
+    def check(self) -> None:
+        """Raise :class:`Interrupted` if a signal has come."""
+        if self.received:
+            raise Interrupted(self.received[0])
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self.asking):
+            # nohup ignores SIGHUP, and a shell SIGINT of its background jobs: that stays so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))
+        if self._raised:
+            # Once: what ends the probe's processes is not interrupted in its turn.
+            self._raised = False
+            raise Interrupted(self.received[-1])

@@ -1,0 +1,222 @@
+"""The pods of an Indexed Job: the first runs the training as on any machine, and the others take part in its attempts.
+
+The run directory, which all of them see, is what they talk by: an attempt has begun where the events say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from hpctrain.common.cluster.machine import this_machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.events import Event, parse_event
+from hpctrain.common.run.events.kinds import EndEvent, StartEvent
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.processes import send_signal
+from hpctrain.common.run.records import whole_records
+from hpctrain.common.run.stopping import RESUMABLE, ask
+from hpctrain.control.launchers.command import Torchrun
+from hpctrain.control.launchers.launcher_choice import first_launcher
+from hpctrain.control.resuming.attempts import is_done
+from hpctrain.control.supervision.follow import Tail
+from hpctrain.control.supervision.interrupts import Interrupts
+from hpctrain.control.supervision.pod_names import PODS_SECONDS
+from hpctrain.control.supervision.start import command_for
+
+_POLL_SECONDS = 0.5
+# As the first pod gives its own ranks.
+_FINALIZE_SECONDS = 60.0
+_TERMINATE_SECONDS = 10.0
+_KILL_SECONDS = 5.0
+_UNREAD_SECONDS = 60.0
+_EXIT_CODES = {"done": 0, "failed": 1, "resumable": RESUMABLE}
+
+
+def take_part(directory: RunDirectory, *, seconds: float = PODS_SECONDS, poll: float = _POLL_SECONDS) -> int:
+    """Start this pod's ranks in each attempt that the first pod begins, until the run ends.
+
+    A signal asks the ranks of all pods to save their state and leave.
+
+    Args:
+        directory: of the run; need not be there yet.
+        seconds: how long nothing may run here.
+        poll: time between two looks at the run.
+
+    Returns:
+        The exit code, that of the first pod: all pods of a run are done, have failed, or are started again together.
+
+    Raises:
+        HpctrainError: this pod is none of the run's hosts, or the run's files are damaged.
+    """
+    with Interrupts() as interrupts:
+        pod = _Pod(directory)
+        try:
+            while (code := pod.look()) is None:
+                if not interrupts.wait(poll):
+                    return pod.leave(interrupts)
+                if pod.idle_seconds > seconds:
+                    _say(f"the first pod started nothing within {seconds:g} s: kubectl get pods shows whether it runs")
+                    return RESUMABLE
+            return code
+        finally:
+            pod.stop()
+
+
+class _Pod:
+    """This pod's part in a run: the launcher of its ranks, while an attempt runs."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._since = time.monotonic()
+        self._unread_since: float | None = None
+        self._events: list[Event] = []
+        self._size = 0
+        self._tail = Tail(directory.events, whole=True)
+        # The last attempt that this pod took part in, or came too late for; None before the first look.
+        self._attempt: int | None = None
+        self._missed: int | None = None
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long nothing runs here."""
+        return 0.0 if self._process else time.monotonic() - self._since
+
+    def look(self) -> int | None:
+        """Follow the events; returns the exit code when the run has ended."""
+        if self._process and self._process.poll() is not None:
+            self.stop()
+        events = self._newest()
+        if events is None:
+            return None
+        if is_done(events):
+            # Rank 0 says so while the ranks are still leaving.
+            leaving = self._process is not None and time.time() - events[-1].time < _FINALIZE_SECONDS
+            return None if leaving else 0
+        starts = [event.attempt for event in events if isinstance(event, StartEvent)]
+        newest = starts[-1] if starts else 0
+        if self._missed is None:
+            self._missed = self._attempt = newest - self._may_join(events)
+        if newest == self._missed:
+            return None
+        if isinstance(last := events[-1], EndEvent):
+            return _EXIT_CODES[last.status]
+        if newest != self._attempt:
+            self._begin(newest)
+        return None
+
+    def _newest(self) -> list[Event] | None:
+        """The begins and ends of attempts, with those since the last look; None where they cannot be read now.
+
+        A file server may show the end of a growing file late, or as zeros for a while.
+
+        Raises:
+            HpctrainError: that lasts; with the exit code of a resumable run.
+        """
+        path = self._directory.events
+        try:
+            size = path.stat().st_size if path.exists() else 0
+            if size < self._size:
+                # An attempt that goes on takes a last line away that a crash has cut short.
+                self._read_anew()
+            self._size = size
+            # Of a long run nearly all are steps; a line that is not there yet can be any.
+            kept = [line for line in self._tail.lines() if any(each in line for each in (b'"start"', b'"end"', b"\0"))]
+            events = (parse_event(line, str(path)) for line in kept)
+            self._events += [event for event in events if isinstance(event, StartEvent | EndEvent)]
+        except (OSError, HpctrainError) as error:
+            self._read_anew()
+            self._unread_since = self._unread_since or time.monotonic()
+            if time.monotonic() - self._unread_since > _UNREAD_SECONDS:
+                raise HpctrainError(
+                    f"{path} could not be read for {_UNREAD_SECONDS:g} s: {error}",
+                    "is the volume there? kubectl describe pod NAME",
+                    exit_code=RESUMABLE,
+                ) from error
+            return None
+        self._unread_since = None
+        return self._events
+
+    def _read_anew(self) -> None:
+        self._tail, self._size, self._events = Tail(self._directory.events, whole=True), 0, []
+
+    def leave(self, interrupts: Interrupts) -> int:
+        """Ask all ranks to save their state and leave, and wait for those of this pod; returns the exit code."""
+        if self._process is None:
+            return RESUMABLE
+        name, limit = interrupts.received[0].name, self._plan().stop.seconds
+        with contextlib.suppress(HpctrainError):
+            ask(self._directory.stop, name)
+        _say(f"{name}: waiting up to {limit:g} s for the ranks to end their step and save their state")
+        deadline = time.monotonic() + limit
+        while self._process.poll() is None and time.monotonic() < deadline and not interrupts.hurried:
+            time.sleep(_POLL_SECONDS)
+        return RESUMABLE
+
+    def stop(self) -> None:
+        """End the processes of this pod that are alive, with SIGTERM first and after a time with SIGKILL."""
+        if self._process is None:
+            return
+        # Those that have outlived what started them are known by their records.
+        recorded = (record.own_process(self._directory) for record in whole_records(self._directory))
+        members = [process for process in recorded if process]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            members += psutil.Process(self._process.pid).children(recursive=True)
+        if self._process.poll() is None:
+            # It ends its ranks in turn.
+            self._process.terminate()
+        _, alive = psutil.wait_procs(members, timeout=_TERMINATE_SECONDS)
+        for member in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                send_signal(member, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_KILL_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process, self._since = None, time.monotonic()
+
+    def _begin(self, attempt: int) -> None:
+        self.stop()
+        self._attempt = attempt
+        plan = self._plan()
+        command = command_for(plan, self._directory, this_machine(), first_launcher(plan), attempt=attempt)
+        _say(f"attempt {attempt} starts, and with it the ranks of this pod")
+        try:
+            self._process = subprocess.Popen(
+                command.arguments,
+                env=command.environment_from(os.environ),
+                stdin=subprocess.DEVNULL,
+                # What a pod prints is its log.
+                stdout=sys.stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HpctrainError(f"cannot start {command.arguments[0]}: {error.strerror}") from error
+
+    def _may_join(self, events: Sequence[Event]) -> bool:
+        """Whether the newest attempt runs, and has had no ranks of a pod that was here before this one."""
+        if not events or isinstance(events[-1], EndEvent):
+            return False
+        plan = self._plan()
+        launcher = first_launcher(plan)
+        assert isinstance(launcher, Torchrun)
+        first = sum(host.slots for host in plan.hosts[: launcher.node])
+        own = range(first, first + plan.hosts[launcher.node].slots)
+        return not any(self._directory.rank(rank).exists() for rank in own)
+
+    def _plan(self) -> Plan:
+        return read_model(self._directory.plan, Plan)
+
+
+def _say(text: str) -> None:
+    print(f"hpctrain: {text}", file=sys.stderr, flush=True)

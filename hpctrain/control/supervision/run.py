@@ -1,0 +1,471 @@
+"""Starts a plan's ranks, follows them, and ends them in every case."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import psutil
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, EventWriter
+from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.plan import Stop
+from hpctrain.common.run.processes import send_signal, works_in
+from hpctrain.common.run.records import RankRecord, ranks_listen, whole_records
+from hpctrain.common.run.stopping import RESUMABLE, ask
+from hpctrain.control.launchers.command import Command
+from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder, own_folder, remove_leftovers
+from hpctrain.control.launchers.room import shortages
+from hpctrain.control.supervision.failure import LOG_LINES, Failure, find_failure, signal_name
+from hpctrain.control.supervision.follow import Follower
+from hpctrain.control.supervision.interrupts import Interrupts
+
+_POLL_SECONDS = 0.1
+# One file a rank, perhaps on a shared file system: looked at once a second, and no more than a hundred of them.
+_POLLS_A_LOOK = 10
+# After one rank failed or died the launcher ends the others by itself; Intel MPI's does not always.
+_FAILURE_GRACE_SECONDS = 5.0
+# After their records ranks have their exit handlers, and launchers leave MPI with all of them or never.
+_FINALIZE_SECONDS = 60.0
+_TERMINATE_SECONDS = 10.0
+_AGAIN_SECONDS = 1.0
+_KILL_SECONDS = 5.0
+# The end of the launcher's own output is where it names the rank that died.
+_OUTPUT_BYTES = 65536
+
+
+def launch(
+    command: Command,
+    directory: RunDirectory,
+    ranks: int,
+    *,
+    start: StartEvent,
+    stop: Stop = Stop(),
+    stoppable: bool = False,
+    resumable: bool = False,
+    fault_tolerant: bool = False,
+    meet_seconds: float | None = None,
+    interrupts: Interrupts | None = None,
+    held: HeldDirectory | None = None,
+    leave: Callable[[], str | None] = lambda: None,
+    show: Callable[[Event], None],
+    line: Callable[[str], None],
+    notice: Callable[[str], None] = lambda text: None,
+) -> Failure | None:
+    """Run a command to its end; none of its processes is alive when this returns.
+
+    Args:
+        command: starts the ranks.
+        directory: the run, with its plan.
+        ranks: how many ranks have to record that they are done.
+        start: of the attempt.
+        stop: how the ranks are stopped.
+        stoppable: the ranks stop at any signal; otherwise at those that ask for it, and at others if their records say
+            so.
+        resumable: the run can be resumed though no rank shows that it can stop.
+        fault_tolerant: the ranks go on without one that died, and say so in its record.
+        meet_seconds: how long each waits at most for the next to begin, and for all to meet; None for no limit.
+        interrupts: where signals are collected already; by default here.
+        held: the directory, where it is held already; by default here.
+        leave: says why the ranks are to save their state and leave; None while they are not.
+        show: gets each event as it happens.
+        line: gets each line that rank 0 prints.
+        notice: gets what the user has to know of a stop.
+
+    Returns:
+        None if every rank that was not lost on the way is done, else the first cause that is known.
+
+    Raises:
+        HpctrainError: the program cannot be started.
+    """
+    with (
+        contextlib.nullcontext(interrupts) if interrupts else Interrupts(stop.signal) as collected,
+        contextlib.nullcontext(held) if held else HeldDirectory(directory) as kept,
+    ):
+        with EventWriter(directory.events) as events:
+            follower = Follower(directory, show, line, notice)
+            events.emit(start)
+        for path in remove_leftovers() if command.own_folder else ():
+            notice(f"removed {path}, the shared memory of a run that was killed")
+        with own_folder(command.own_folder) as folder:
+            job = RunningJob(
+                command,
+                directory,
+                ranks,
+                kept,
+                folder,
+                fault_tolerant=fault_tolerant,
+                meet_seconds=meet_seconds,
+                notice=notice,
+            )
+            failure = _run(
+                job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice
+            )
+        return failure and _of_a_lost_directory(failure, job)
+
+
+def _run(
+    job: RunningJob,
+    follower: Follower,
+    interrupts: Interrupts,
+    leave: Callable[[], str | None],
+    stop: Stop,
+    *,
+    stoppable: bool,
+    resumable: bool,
+    notice: Callable[[str], None],
+) -> Failure | None:
+    waits = False
+    ended: int | None = None
+    try:
+        cut = job.wait(follower, lambda: bool(interrupts.received), leave)
+        if cut and not job.lost and not interrupts.received:
+            # Nobody is in a hurry: a step, what follows it and a checkpoint take as long as they take.
+            _ask_to_leave(job.directory, leave() or "", notice)
+            cut = job.wait(follower, lambda: bool(interrupts.received))
+        if cut and job.lost and not interrupts.received:
+            _ask_elsewhere(job, follower, stop.seconds, notice)
+            deadline = time.monotonic() + stop.seconds
+            cut = job.wait(follower, lambda: bool(interrupts.received) or time.monotonic() > deadline)
+        ended = job.process.poll()
+        if cut and interrupts.received:
+            job.look_for_directory(follower)
+            waits = stoppable or interrupts.received[0] in interrupts.asking or ranks_listen(job.directory)
+            if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
+                deadline = time.monotonic() + stop.seconds
+                cut = job.wait(follower, lambda: interrupts.hurried or time.monotonic() > deadline)
+    finally:
+        job.stop(interrupts)
+    job.look_for_directory(follower)
+    follower.advance(last=True)
+    failure = find_failure(
+        job.directory,
+        job.ranks,
+        output=job.output(),
+        exit_status=job.exit_status,
+        first_dead=job.first_dead,
+        fault_tolerant=job.fault_tolerant,
+    )
+    if job.never_met and not (failure and failure.lost_hosts):
+        failure = job.never_met
+    if failure and _is_unexplained(failure, job):
+        failure = _with_shortages(failure, job)
+    if failure and interrupts.received:
+        return _interrupted(
+            failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits or resumable else 1
+        )
+    if failure and failure.stopped and ended is not None and ended < 0 and ended != -signal.SIGTERM:
+        return _lost_launcher(failure, -ended)
+    return failure
+
+
+def _ask_elsewhere(job: RunningJob, follower: Follower, seconds: float, notice: Callable[[str], None]) -> None:
+    """Ask the ranks of a run whose directory was moved to save their state there, and follow them there."""
+    notice(f"warning: {job.lost}: waiting up to {seconds:g} s for the ranks to end")
+    job.look_for_directory(follower)
+    # The ranks find out by themselves, but not always as soon.
+    with contextlib.suppress(HpctrainError):
+        ask(job.directory.stop, str(job.lost))
+
+
+def _of_a_lost_directory(failure: Failure, job: RunningJob) -> Failure:
+    """What ended a run whose directory was moved or deleted: the ranks' own errors only follow from that."""
+    if not job.lost:
+        return failure
+    if job.held.now() is None or not whole_records(job.directory):
+        return lost_directory(job.held, job.lost)
+    ended = "all ranks saved their state and left" if failure.stopped else failure.message
+    return replace(failure, message=f"{job.lost}; {ended}")
+
+
+def lost_directory(held: HeldDirectory, fate: str) -> Failure:
+    """The failure of a run whose directory was deleted, or was moved before any rank began."""
+    if held.now() is None:
+        return Failure(message=fate, hint="start it anew: nothing of it can be saved any more", exit_code=1)
+    return Failure(message=fate, exit_code=RESUMABLE)
+
+
+def _is_unexplained(failure: Failure, job: RunningJob) -> bool:
+    """Whether nobody has recorded what went wrong."""
+    known = failure.hint or failure.stopped or failure.lost_hosts or job.lost
+    return not known and all(record.status != "failed" for record in whole_records(job.directory))
+
+
+def _with_shortages(failure: Failure, job: RunningJob) -> Failure:
+    """The failure with what this host lacks, which comes first where that can be the cause: no rank had met the others.
+
+    What MPI prints of it, if anything, speaks of internal errors.
+    """
+    found = list(shortages(temporary=job.folder is None))
+    if not found:
+        return failure
+    faults = "; ".join(shortage.fault for shortage in found)
+    remedies = "\n  ".join(shortage.remedy for shortage in found)
+    if job.ranks == 1 or any(record.joined for record in whole_records(job.directory)):
+        return replace(failure, hint=f"{faults}\n  {remedies}")
+    return replace(failure, message=f"{faults}; {failure.message}", hint=remedies)
+
+
+def _lost_launcher(failure: Failure, by: int) -> Failure:
+    """Ranks that are ended because nobody is left above them take that for the wish to stop."""
+    message = (
+        f"the program that started the ranks was killed by signal {by} ({signal_name(by)}); they saved their state"
+    )
+    return replace(failure, message=message, stopped=False)
+
+
+def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], None]) -> None:
+    """Ask the ranks to save their state and leave, after which they are started again."""
+    try:
+        if not ask(directory.stop, reason):
+            # The user has asked them.
+            return
+    except HpctrainError as error:
+        notice(f"warning: {reason}, and the ranks cannot be told: {error.message}")
+        return
+    notice(f"{reason}: the ranks end their step, save their state, leave, and are started again")
+
+
+def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:
+    """Ask the ranks to stop; whether that could be done."""
+    try:
+        ask(directory.stop, by.name)
+    except HpctrainError as error:
+        notice(f"{by.name}: {error.message}; every process is ended")
+        return False
+    notice(
+        f"{by.name}: waiting up to {seconds:g} s for the ranks to end their step and save their state; "
+        "the second SIGINT or SIGTERM ends them at once"
+    )
+    return True
+
+
+def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Failure:
+    """The outcome of an interrupted run: the ranks stopped by themselves, or were ended with ``exit_code``."""
+    # First what the ranks say: they may have saved their state, and then not have come to their end.
+    if failure.stopped:
+        return replace(failure, message=f"interrupted by {by}; all ranks saved their state and left")
+    if cut:
+        return Failure(message=f"interrupted by {by}; every process was ended", exit_code=exit_code)
+    return failure
+
+
+class RunningJob:
+    """The processes of one run, in their own session.
+
+    ``first_dead`` is the rank that was seen dead, without an error recorded, while others lived that cannot go on
+    without it. ``never_met`` is the failure of ranks that have waited for too long until all were there. ``lost`` is
+    what became of the run's directory, once it is not where it was.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        directory: RunDirectory,
+        ranks: int,
+        held: HeldDirectory,
+        folder: OpenMpiFolder | None = None,
+        *,
+        fault_tolerant: bool = False,
+        meet_seconds: float | None = None,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.directory = directory
+        self.held = held
+        self.folder = folder
+        self.lost: str | None = None
+        self.ranks = ranks
+        self.fault_tolerant = fault_tolerant
+        self._output = b""
+        self.first_dead: int | None = None
+        self.never_met: Failure | None = None
+        self._meet_seconds = meet_seconds
+        self._notice = notice
+        # The ranks' own processes, by rank, and others that their records named.
+        self._own: dict[int, int] = {}
+        self._others: set[tuple[int, int]] = set()
+        self._told: set[int] = set()
+        self._began, self._since = 0, time.monotonic()
+        self.process = command.start(folder)
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    @property
+    def exit_status(self) -> int:
+        """The launcher's exit status, or that of SIGKILL if it does not end even then, perhaps waiting for a disk."""
+        status = self.process.poll()
+        return -signal.SIGKILL if status is None else status
+
+    def wait(
+        self, follower: Follower, enough: Callable[[], bool], leave: Callable[[], str | None] = lambda: None
+    ) -> bool:
+        """Follow until the launcher ends, until the ranks have ended and it has not, or until it is enough.
+
+        Args:
+            follower: of the run's events and output.
+            enough: whether it is.
+            leave: says why it is, which counts only while the ranks work.
+
+        Returns:
+            Whether it was enough, or the directory was lost meanwhile, and ranks that had not failed still ran.
+        """
+        deadline, known = None, self.lost
+        turns = itertools.count()
+        while self.process.poll() is None:
+            if enough() or (deadline is None and leave()):
+                return deadline is None
+            follower.advance()
+            self.output()
+            if deadline is None and next(turns) % max(_POLLS_A_LOOK, self.ranks // 10) == 0:
+                self.lost = self.lost or self.held.lost()
+                if self.lost != known:
+                    return True
+                grace = self._grace(self._records())
+                deadline = None if grace is None else time.monotonic() + grace
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        return False
+
+    def look_for_directory(self, follower: Follower) -> None:
+        """Go on with the directory where it is now, if it was moved."""
+        if not (fate := self.held.fate()):
+            return
+        self.lost = self.lost or fate
+        if now := self.held.now():
+            self.directory = now
+            follower.move_to(now)
+
+    def output(self) -> str:
+        """The end of the launcher's own output so far."""
+        assert self.process.stdout is not None
+        while part := self.process.stdout.read():
+            self._output = (self._output + part)[-_OUTPUT_BYTES:]
+        return self._output.decode(errors="replace")
+
+    def stop(self, interrupts: Interrupts) -> None:
+        """End every process that is alive: with SIGTERM first, and after a time or a second interrupt with SIGKILL."""
+        members = self._members()
+        interrupted = len(interrupts.received)
+        self._signal(members, signal.SIGTERM)
+        begin = time.monotonic()
+        deadline, again = begin + _TERMINATE_SECONDS, begin + _AGAIN_SECONDS
+        while time.monotonic() < deadline and len(interrupts.received) == interrupted:
+            self.output()
+            _, members = psutil.wait_procs(members, timeout=_POLL_SECONDS)
+            if not members and self.process.poll() is not None:
+                break
+            if time.monotonic() > again:
+                # A rank takes the first one as the wish to end its step. Not the launcher: Open MPI's gives up its
+                # ranks at the second.
+                again = deadline
+                _send(members, signal.SIGTERM)
+        # Again from the start: a launcher may have been starting ranks when it got the signal.
+        members = [*members, *self._members()]
+        self._signal(members, signal.SIGKILL)
+        psutil.wait_procs(members, timeout=_KILL_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=_KILL_SECONDS)
+
+    def _signal(self, members: list[psutil.Process], number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+        _send(members, number)
+
+    def _records(self) -> list[RankRecord]:
+        """The records that can be read, without those that name processes which are not the run's."""
+        return [record for record in whole_records(self.directory) if not self._is_of_another(record)]
+
+    def _is_of_another(self, record: RankRecord) -> bool:
+        """Whether it names another process of this host than the rank's, dead or alive; told once a rank."""
+        named = record.rank, record.pid
+        # Once is enough: a process that ends closes the directory before it is gone.
+        if record.rank not in self._own and record.status == "running" and (process := record.process()):
+            if works_in(process, self.held.work.path):
+                self._own[record.rank] = record.pid
+            else:
+                self._others.add(named)
+        if named not in self._others and self._own.get(record.rank, record.pid) == record.pid:
+            return False
+        if record.rank not in self._told:
+            self._told.add(record.rank)
+            self._notice(
+                f"warning: {self.directory.rank(record.rank)} names process {record.pid}, which is not one of this "
+                f"run's: nothing is concluded from what it says of rank {record.rank}"
+            )
+        return True
+
+    def _grace(self, records: list[RankRecord]) -> float | None:
+        """How long the launcher has to end by itself; None while its ranks work."""
+        if any(record.status == "failed" for record in records):
+            return _FAILURE_GRACE_SECONDS
+        if self._meet_seconds is not None:
+            self._meet(records, self._meet_seconds)
+        if self.never_met:
+            return 0.0
+        if len(records) == self.ranks and not any(record.status == "running" for record in records):
+            return _FINALIZE_SECONDS
+        dead = [record.rank for record in records if record.vanished]
+        if self.fault_tolerant and any(record.status == "running" and record.rank not in dead for record in records):
+            # Those that are left report how it ends.
+            return None
+        # All of them are dead when the launcher has ended the job, which says nothing of the first.
+        if dead and len(dead) < len(records):
+            self.first_dead = dead[0]
+        return _FAILURE_GRACE_SECONDS if dead else None
+
+    def _meet(self, records: list[RankRecord], seconds: float) -> None:
+        """Find out whether ranks wait in vain until all are there: MPI's own start has no limit."""
+        if any(record.joined for record in records):
+            self._meet_seconds = None
+        elif len(records) > self._began:
+            self._began, self._since = len(records), time.monotonic()
+        elif time.monotonic() - self._since > seconds:
+            known = {record.rank for record in records}
+            missing = [str(rank) for rank in range(self.ranks) if rank not in known]
+            what = f"rank {', '.join(missing)} did not begin" if missing else "the ranks did not find each other"
+            self.never_met = Failure(
+                message=f"{what} within {seconds:g} s",
+                lines=tuple(line for line in self.output().splitlines() if line.strip())[-LOG_LINES:],
+                exit_code=RESUMABLE,
+                passing=True,
+                hint="HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+            )
+
+    def _members(self) -> list[psutil.Process]:
+        """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
+        # A damaged record must not let the other processes live, and one of somebody else's end any. By descriptor:
+        # that the directory was moved may not be known yet.
+        directory = self.held.work
+        recorded = (record.own_process(directory) for record in whole_records(directory))
+        members = {process for process in recorded if process}
+        if self.process.poll() is None:
+            members.update(psutil.Process(self.process.pid).children(recursive=True))
+        # The number of a launcher that has ended belongs to nobody else while a process of its session lives.
+        if self.process.poll() is None or not psutil.pid_exists(self.process.pid):
+            members.update(process for process in psutil.process_iter() if _session(process) == self.process.pid)
+        return [process for process in members if process.pid != self.process.pid]
+
+
+def _send(members: list[psutil.Process], number: signal.Signals) -> None:
+    for member in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            send_signal(member, number)
+
+
+def _session(process: psutil.Process) -> int | None:
+    """The session of a process that runs; None where it has ended."""
+    try:
+        session = os.getsid(process.pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else session
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None

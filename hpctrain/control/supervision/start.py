@@ -1,0 +1,249 @@
+"""Starts the ranks of a plan: finds MPI and interpreter, makes the run directory, launches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpctrain.common.cluster.machine import Machine, same_host
+from hpctrain.common.cluster.mpi import MpiInstallation
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import require as require_extras
+from hpctrain.common.limits import timeout_seconds
+from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event
+from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.plan import Plan
+from hpctrain.control.horovod.check import require
+from hpctrain.control.hosts.lost_hosts import host_interval, host_timeout
+from hpctrain.control.launchers.command import Command, Launcher, Torchrun, launch_command, settings_of, torchrun_port
+from hpctrain.control.launchers.fault_tolerance import require_choices, require_mitigation
+from hpctrain.control.launchers.launcher_choice import (
+    PROBE_SECONDS,
+    bindable_cores,
+    choose_launcher,
+    first_launcher,
+    require_image,
+    told_of_slurm,
+)
+from hpctrain.control.launchers.open_mpi_folder import has_place
+from hpctrain.control.resuming.attempts import Attempt
+from hpctrain.control.supervision.failure import Failure
+from hpctrain.control.supervision.hosts_ready import ready_hosts
+from hpctrain.control.supervision.interrupts import Interrupts
+from hpctrain.control.supervision.run import launch
+
+
+def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
+    """The launcher of the plan's ranks, or the first that could be; None for ``single``. Starts nothing.
+
+    Raises:
+        HpctrainError: there is no launcher, Horovod is chosen and not built for it, it cannot go on without a dead
+            rank where the plan wants that, or a container's image, its runtime, the interpreter of the ranks, what they
+            are to train on or a variable that is to be passed on is missing.
+    """
+    require_choices(plan)
+    require_image(plan)
+    _require_program(plan, machine)
+    _require_passed(plan)
+    _require_data(plan, machine)
+    if not plan.needs_launcher:
+        return None
+    launcher = first_launcher(plan)
+    require_mitigation(plan, launcher)
+    # Before anything is started.
+    host_timeout()
+    host_interval()
+    # What another interpreter has cannot be seen from here.
+    may_be_missing = plan.capabilities is not None and plan.capabilities.needs_build
+    if may_be_missing and plan.start.container is None and plan.start.python is None:
+        require(plan.framework)
+    return launcher
+
+
+def require_packages(plan: Plan) -> None:
+    """Refuse to start ranks if a package is missing here, or in the ranks if they use this Python.
+
+    Raises:
+        HpctrainError: an extra of hpctrain is not installed.
+    """
+    # Its TensorBoard files are written here.
+    extras = ["train"]
+    if plan.start.container is None and plan.start.python is None:
+        if plan.recipe and plan.recipe.data.name == "imagenet":
+            extras.append("imagenet")
+        if plan.recipe and shard_url(plan.recipe):
+            extras.append("objects")
+        if plan.framework:
+            extras.append(plan.framework)
+        if plan.capabilities and plan.capabilities.extra:
+            extras.append(plan.capabilities.extra)
+    require_extras(*extras)
+
+
+def prove_launcher(
+    plan: Plan,
+    machine: Machine,
+    folder: Path,
+    *,
+    seconds: float = PROBE_SECONDS,
+    say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
+) -> Launcher:
+    """As :func:`hpctrain.control.launchers.launcher_choice.choose_launcher`, for this machine and interpreter."""
+
+    def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
+        return command_for(plan, directory, machine, launcher, work)
+
+    return choose_launcher(plan, command, folder=folder, seconds=seconds, say=say)
+
+
+def _require_program(plan: Plan, machine: Machine) -> None:
+    """Refuse what each rank would start and this machine, if it is one of the hosts, does not have."""
+    container = plan.start.container
+    if container and container.runtime == "pyxis":
+        return
+    program = "apptainer" if container else plan.start.python
+    if program and any(same_host(host.host, machine.host) for host in plan.hosts) and shutil.which(program) is None:
+        option = "--container needs it" if container else "name the ranks' interpreter: --python PROGRAM"
+        raise HpctrainError(f"there is no program {program}", option)
+
+
+def _require_passed(plan: Plan) -> None:
+    for name in plan.start.passed:
+        if name not in os.environ:
+            raise HpctrainError(f"{name} is to be passed on to the ranks, and is not set here", f"export {name}=…")
+
+
+def _require_data(plan: Plan, machine: Machine) -> None:
+    """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it.
+
+    Of shards in object storage, rank 0 reads the manifest first thing: a dry run asks no server.
+    """
+    if plan.recipe is None or not has_folder(plan.recipe) or plan.start.container:
+        return
+    if any(same_host(host.host, machine.host) for host in plan.hosts):
+        # NumPy comes with it.
+        from hpctrain.common.shards.folders import training_fingerprint
+
+        training_fingerprint(shard_folder(plan.recipe), plan.recipe.data.name)
+
+
+def command_for(
+    plan: Plan,
+    directory: RunDirectory,
+    machine: Machine,
+    launcher: Launcher | None,
+    work: Sequence[str] | None = None,
+    attempt: int = 1,
+) -> Command:
+    """The command that runs ``plan`` on this machine with this interpreter, or ``work`` on its ranks."""
+    here = all(same_host(host.host, machine.host) for host in plan.hosts)
+    command = launch_command(
+        plan,
+        directory.path.absolute(),
+        python=Path(sys.executable),
+        launcher=launcher,
+        cores=bindable_cores(machine.cores),
+        root=os.geteuid() == 0,
+        slurm=told_of_slurm(),
+        # Whoever chooses what Open MPI sends through knows why.
+        tcp="OMPI_MCA_btl" in os.environ,
+        host_timeout=host_timeout(),
+        # Ranks of this machine inherit them.
+        settings=() if here else settings_of(os.environ),
+        work=work,
+        attempt=attempt,
+    )
+    open_mpi = isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"
+    # A container's MPI is not known, nor what it sees of the host.
+    own = open_mpi and here and plan.start.container is None and not has_place(os.environ, plan.start.arguments)
+    return replace(command, own_folder=own)
+
+
+def launch_plan(
+    plan: Plan,
+    directory: RunDirectory,
+    machine: Machine,
+    launcher: Launcher | None,
+    *,
+    show: Callable[[Event], None] = lambda event: None,
+    line: Callable[[str], None] = lambda text: None,
+    notice: Callable[[str], None] = lambda text: None,
+) -> Failure | None:
+    """Make the run directory and run the plan to its end.
+
+    Args:
+        plan: the run.
+        directory: where; it holds no run yet.
+        machine: this machine.
+        launcher: what starts its ranks; None for the backend ``single``.
+        show: gets each event as it happens.
+        line: gets each line that rank 0 prints.
+        notice: gets what the user has to know.
+
+    Returns:
+        None if every rank is done, else the first cause that is known.
+
+    Raises:
+        HpctrainError: the directory holds a run or cannot be written, or as of
+            :func:`hpctrain.control.supervision.hosts_ready.ready_hosts`.
+    """
+    plan = ready_hosts(plan, launcher, directory.path, notice=notice)
+    directory.create(plan)
+    return launch_attempt(plan, directory, Attempt(), machine, launcher, show=show, line=line, notice=notice)
+
+
+def launch_attempt(
+    plan: Plan,
+    directory: RunDirectory,
+    attempt: Attempt,
+    machine: Machine,
+    launcher: Launcher | None,
+    *,
+    show: Callable[[Event], None] = lambda event: None,
+    line: Callable[[str], None] = lambda text: None,
+    notice: Callable[[str], None] = lambda text: None,
+    interrupts: Interrupts | None = None,
+    held: HeldDirectory | None = None,
+    leave: Callable[[], str | None] = lambda: None,
+) -> Failure | None:
+    """Run the plan that a directory already holds, from where the attempt begins.
+
+    Args:
+        attempt: what :func:`hpctrain.control.resuming.attempts.next_attempt` found.
+        notice: gets what the user has to know of a stop.
+        interrupts: where signals are collected already.
+        held: the directory, where it is held already.
+        leave: says why the ranks are to save their state and leave; None while they are not.
+
+    The rest is as of :func:`launch_plan`.
+    """
+    command = command_for(plan, directory, machine, launcher, attempt=attempt.number)
+    command.write_files()
+    if isinstance(launcher, Torchrun) and len(plan.hosts) > 1:
+        where = f"{plan.hosts[0].host}:{torchrun_port(plan, directory.path.absolute(), launcher)}"
+        notice(f"the torchruns of all hosts meet at {where}; MASTER_PORT names another port, the same on each")
+    return launch(
+        command,
+        directory,
+        plan.processes,
+        start=attempt.start(plan, launcher.name if launcher else "none"),
+        stop=plan.stop,
+        stoppable=plan.recipe is not None,
+        # Whoever has a script started again says that it can go on.
+        resumable=plan.restarts > 0,
+        fault_tolerant=plan.fault_tolerant,
+        # A script may begin as it likes.
+        meet_seconds=timeout_seconds() if plan.recipe and plan.processes > 1 else None,
+        interrupts=interrupts,
+        held=held,
+        leave=leave,
+        show=show,
+        line=line,
+        notice=notice,
+    )

@@ -1,0 +1,298 @@
+"""Starts a run again that failed, or that is to go on with other hosts, from its newest checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from hpctrain.common.cluster.host_list import fold_hosts
+from hpctrain.common.cluster.machine import Machine, same_host
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run import stopping
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event
+from hpctrain.common.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, StallEvent, StartEvent, StepEvent
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.records import ranks_listen
+from hpctrain.control.hosts.membership import change, chosen_hosts, given_hosts
+from hpctrain.control.launchers.command import Launcher
+from hpctrain.control.resuming.attempts import WORK_SECONDS, Attempt, attempt_from_here, run_events
+from hpctrain.control.resuming.changes import changes_since, take_back_command
+from hpctrain.control.resuming.resume import plan_on, plan_without
+from hpctrain.control.supervision.answering import silent_hosts
+from hpctrain.control.supervision.failure import Failure
+from hpctrain.control.supervision.host_watch import HostWatch
+from hpctrain.control.supervision.hosts_ready import ready_or_fewer
+from hpctrain.control.supervision.restarts import Reach, next_restart, wait_seconds
+from hpctrain.control.supervision.start import available_launcher
+
+# For so long nobody leaves for hosts again that could not be gone on with.
+_REFUSED_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """What is started next, and after which wait."""
+
+    plan: Plan
+    attempt: Attempt
+    launcher: Launcher | None
+    seconds: float
+
+
+class Supervisor:
+    """Decides what follows each attempt of a run that is not done.
+
+    Args:
+        plan: of the first attempt; later ones can have fewer of its hosts, and in an elastic run others.
+        attempt: the first one.
+        directory: of the run.
+        machine: this one.
+        notice: gets what the user has to know now.
+    """
+
+    def __init__(
+        self, plan: Plan, attempt: Attempt, directory: RunDirectory, machine: Machine, notice: Callable[[str], None]
+    ) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._machine = machine
+        self._notice = notice
+        # How far a script's saved state reaches is not known: there those attempts count that worked for long.
+        self._step = attempt.iteration or int(plan.script is not None)
+        self._before = Reach(checkpoint=attempt.iteration, step=self._step)
+        # When this attempt did its last step that is known, and since when its ranks waited for one that hangs.
+        self._last_step: float | None = None
+        self._stalled: float | None = None
+        self._begin = time.monotonic()
+        # Of the attempt that runs, or ran last.
+        self._now = plan
+        self._watch: HostWatch | None = None
+        # The hosts that it is to go on with, once it has saved its state.
+        self._wanted: dict[str, int] | None = None
+        self._refused: list[tuple[float, dict[str, int]]] = []
+        # Of an attempt for which ranks left: the plan of before, and the hosts wanted.
+        self._joined: tuple[Plan, dict[str, int]] | None = None
+        self._regrown = 0
+
+    @contextlib.contextmanager
+    def watching(self, plan: Plan, launcher: Launcher | None) -> Iterator[Callable[[], str | None]]:
+        """A context manager for an attempt: its function says why the ranks are to save their state and leave."""
+        self._now, self._wanted, self._watch = plan, None, None
+        if not plan.elastic or launcher is None:
+            yield lambda: None
+            return
+        with HostWatch(plan, launcher, self._directory, self._machine, self._notice) as self._watch:
+            yield self._change_asked
+
+    def _change_asked(self) -> str | None:
+        """Why the ranks are to save their state and leave now; None while they are not."""
+        if self._plan.script:
+            # It saves its state when it is asked to stop, and nobody knows when it does so besides.
+            self._accept_hosts()
+        return change(self._now, self._wanted) if self._wanted else None
+
+    def _accept_hosts(self) -> None:
+        """Go on with the hosts that are wanted now, once the ranks have left; that is not taken back."""
+        if self._watch and not self._wanted:
+            wanted = self._watch.wanted
+            self._wanted = wanted if wanted and self._may_have(wanted) else None
+
+    def see(self, event: Event) -> None:
+        """Record the progress of an attempt."""
+        if isinstance(event, RecoveredFaultEvent) and self._watch:
+            self._watch.lost(event)
+        elif isinstance(event, CheckpointEvent):
+            self._accept_hosts()
+        if isinstance(event, StartEvent):
+            self._last_step = self._stalled = None
+            self._begin = time.monotonic()
+        elif isinstance(event, StepEvent):
+            self._last_step = time.monotonic()
+            if self._plan.recipe:
+                self._step = max(self._step, event.iteration)
+        elif isinstance(event, StallEvent):
+            self._stalled = time.monotonic() - event.seconds
+
+    def further(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
+        """What follows an attempt that is not done, without an interrupt: a restart, or the failure that ends it."""
+        try:
+            further = attempt_from_here(self._directory, run_events(self._directory))
+        except HpctrainError as error:
+            message = f"{failure.message}; the run cannot be resumed: {error.message}"
+            return replace(failure, message=message, hint=error.hint, exit_code=1)
+        try:
+            if further and self._plan.script and not self._worked_for_long():
+                # Otherwise a script with hosts that come and go could fail for ever.
+                further = replace(further, restart=attempt.restart)
+            if further and failure.stopped and self._wanted and self._left_for(self._wanted):
+                return self._on_other_hosts(further, launcher, self._wanted)
+            if further and self._joined and not failure.stopped:
+                before, wanted = self._joined
+                if self._joined_in_vain(failure, attempt, further, before):
+                    return self._as_before(failure, further, launcher, before, wanted)
+            restart = self._restart(failure, attempt, further, launcher) if further else None
+            return restart or self._explained(failure, attempt)
+        except HpctrainError as error:
+            self._notice(f"the run cannot continue by itself: {error.message}")
+            return failure
+
+    def _left_for(self, wanted: dict[str, int]) -> bool:
+        """Whether ranks that stopped were asked to for these hosts, and not by the user."""
+        try:
+            return stopping.reason_in(self._directory.stop) == change(self._now, wanted)
+        except OSError:
+            return False
+
+    def _joined_in_vain(self, failure: Failure, attempt: Attempt, further: Attempt, before: Plan) -> bool:
+        """Whether an attempt for which hosts joined got no further, and not because it lost hosts of before."""
+        lost, known = set(failure.lost_hosts), before.ranks_of_hosts.keys()
+        if lost and lost <= known:
+            return False
+        if self._plan.recipe:
+            return further.iteration <= attempt.iteration
+        # Whether a script saved anything is not known: where it lost none but new hosts, its steps do not count.
+        lost_new_ones = bool(lost) and not lost & known
+        return not self._worked_for_long() and (lost_new_ones or not self._worked)
+
+    @property
+    def _worked(self) -> bool:
+        """Whether the attempt did a step that is known."""
+        return self._last_step is not None
+
+    def _worked_for_long(self) -> bool:
+        """Whether an attempt of a script is taken to have got further. To hang is no work."""
+        return (self._last_step or self._stalled or time.monotonic()) - self._begin > WORK_SECONDS
+
+    def _may_go_on(self) -> bool:
+        """Whether the attempt came so far that another one may get further."""
+        if self._worked or self._plan.recipe:
+            return self._worked
+        # Who asks for restarts of a script gets them; an elastic one has to have shown that it can be stopped.
+        return self._plan.stop.restarts is not None or self._worked_for_long() or ranks_listen(self._directory)
+
+    def _explained(self, failure: Failure, attempt: Attempt) -> Failure:
+        """With the changed values that its ranks may not be able to go on with."""
+        if self._worked or not (failure.refused and attempt.iteration):
+            return failure
+        changes = changes_since(self._directory, attempt.iteration, self._plan)
+        if not changes:
+            return failure
+        values = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in changes.items())
+        command = take_back_command(self._directory, changes)
+        message = f"{failure.message}; changed since step {attempt.iteration}: {values}"
+        return replace(failure, message=message, hint=f"to resume without these: {command}")
+
+    def _restart(
+        self, failure: Failure, attempt: Attempt, further: Attempt, launcher: Launcher | None
+    ) -> Restart | None:
+        self._joined = None
+        if self._plan.script and self._worked_for_long():
+            self._step += 1
+        before, self._before = self._before, Reach(checkpoint=further.iteration, step=self._step)
+        number = next_restart(
+            failure,
+            before,
+            self._before,
+            stepped=self._may_go_on(),
+            idle=attempt.restart,
+            limit=self._plan.restarts,
+            hosts=len(self._plan.hosts),
+        )
+        if number is None:
+            return None
+        whole = self._whole_plan()
+        silent = silent_hosts(whole, launcher, self._machine, lost=failure.lost_hosts)
+        # A host that was lost and answers gets one more chance.
+        plan, warnings = plan_without(whole, (*silent, *(failure.lost_hosts if number > 1 else ())), self._machine)
+        if plan.elastic:
+            plan = self._ready(plan, launcher)
+        restart = Restart(
+            plan=plan,
+            attempt=replace(further, restart=number),
+            launcher=available_launcher(plan, self._machine),
+            seconds=wait_seconds(number),
+        )
+        self._tell(failure, restart, silent)
+        for warning in warnings:
+            self._notice(f"warning: {warning}")
+        return restart
+
+    def _whole_plan(self) -> Plan:
+        """The plan on all hosts that are known to be fit for it, whether they answer or not."""
+        if not self._plan.elastic:
+            return self._plan
+        fit = {host.host for plan in (self._plan, self._now) for host in plan.hosts}
+        try:
+            return plan_on(
+                self._plan,
+                chosen_hosts(self._plan, given_hosts(self._plan), fit, self._now.ranks_of_hosts),
+                self._machine,
+            )[0]
+        except HpctrainError as error:
+            self._notice(f"warning: the hosts stay as they were: {error.message}")
+            return self._now
+
+    def _ready(self, plan: Plan, launcher: Launcher | None) -> Plan:
+        return ready_or_fewer(plan, launcher, self._directory.path, self._machine, begun=True, notice=self._notice)
+
+    def _may_have(self, wanted: dict[str, int]) -> bool:
+        """Whether these hosts were not found to be unfit a short time ago."""
+        if wanted.keys() == self._now.ranks_of_hosts.keys() and self._regrown >= self._plan.restarts:
+            # What kills them on the same hosts again and again is no accident.
+            return False
+        now = time.monotonic()
+        return all(refused != wanted or now - since > _REFUSED_SECONDS for since, refused in self._refused)
+
+    def _on_other_hosts(self, further: Attempt, launcher: Launcher | None, wanted: dict[str, int]) -> Restart:
+        """The attempt for which ranks left: on the hosts wanted, or on those of before where that is impossible."""
+        # Others may be wanted by the time at which the ranks have left.
+        newest = self._watch and self._watch.wanted
+        wanted = newest if newest and self._may_have(newest) else wanted
+        before = self._now
+        self._regrown += wanted.keys() == before.ranks_of_hosts.keys()
+        # To save takes its time, and a host that was to join can be taken back meanwhile.
+        with contextlib.suppress(HpctrainError):
+            wanted = chosen_hosts(self._plan, given_hosts(self._plan), wanted.keys(), wanted) or wanted
+        self._joined = before, wanted
+        try:
+            plan, warnings = plan_on(self._plan, wanted, self._machine)
+            plan = self._ready(plan, launcher)
+            found = available_launcher(plan, self._machine)
+        except HpctrainError as error:
+            self._notice(f"warning: {change(before, wanted)} is not possible: {error.message}")
+            plan, warnings, found = before, (), launcher
+        if plan.hosts == before.hosts and wanted != before.ranks_of_hosts:
+            self._refused.append((time.monotonic(), wanted))
+        hosts = fold_hosts([host.host for host in plan.hosts])
+        numbers = f"{before.ranks} ranks until now, {plan.ranks} from now on"
+        self._notice(f"{self._again(further)} on {hosts}: {numbers}")
+        for warning in warnings:
+            self._notice(f"warning: {warning}")
+        return Restart(plan=plan, attempt=further, launcher=found, seconds=0.0)
+
+    def _as_before(
+        self, failure: Failure, further: Attempt, launcher: Launcher | None, before: Plan, wanted: dict[str, int]
+    ) -> Restart:
+        """After an attempt that got nowhere on other hosts: on those of before, as far as they answer."""
+        self._joined = None
+        self._refused.append((time.monotonic(), wanted))
+        plan = self._ready(before, launcher)
+        hosts = fold_hosts([host.host for host in plan.hosts])
+        self._notice(f"{failure.message}; {self._again(further)} as before, on {hosts}")
+        return Restart(plan=plan, attempt=further, launcher=available_launcher(plan, self._machine), seconds=1.0)
+
+    def _again(self, attempt: Attempt) -> str:
+        return f"resuming from step {attempt.iteration}" if self._plan.recipe else "starting it again"
+
+    def _tell(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
+        hosts = fold_hosts([host.host for host in restart.plan.hosts])
+        others = [host for host in silent if not any(same_host(host, lost) for lost in failure.lost_hosts)]
+        unanswered = f"; no answer from {fold_hosts(others)}" if others else ""
+        self._notice(
+            f"{failure.message}{unanswered}; {self._again(restart.attempt)} with {restart.plan.ranks} of "
+            f"{max(self._plan.ranks, restart.plan.ranks)} ranks on {hosts} "
+            f"in {restart.seconds:g} s (restart {restart.attempt.restart} of {self._plan.restarts})"
+        )

@@ -1,0 +1,285 @@
+"""Builds a fabric from the records of files."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from hpctrain.common.errors import HpctrainError, counted, some
+from hpctrain.control.topology.cabling import Found, cable_ends, sort_records
+from hpctrain.control.topology.choice import Choice
+from hpctrain.control.topology.components import components
+from hpctrain.control.topology.fabric import Fabric, Floats, Ints
+from hpctrain.control.topology.forwarding_tables import with_tables
+from hpctrain.control.topology.levels import degraded_links, levels
+from hpctrain.control.topology.link_speed import bandwidth
+from hpctrain.control.topology.names import (
+    UNNAMED_HOSTS,
+    LeftOut,
+    host_and_device,
+    is_aggregation_node,
+    is_service_host,
+    natural,
+    switch_name,
+)
+from hpctrain.control.topology.read import read_records
+from hpctrain.control.topology.records import FabricNode, Link, Record
+from hpctrain.control.topology.switch_tree import tree_fabric
+
+# Faults of forwarding tables come in hundreds where they come at all.
+_FAULTS = 3
+
+
+def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) -> Fabric:
+    """The fabric that the records of one or several readers describe.
+
+    Switches come first, then adapters host by host, both in natural order of their names, so that the result does not
+    depend on the order in which the fabric was discovered. An adapter with several cabled ports becomes one adapter a
+    port. What is odd becomes a warning; SHARP aggregation nodes are left out with one.
+
+    Args:
+        records: any order; those of forwarding tables may be among them.
+        leave_out: patterns (``*``, ``?``) of hosts that take no part, for example storage servers. A pattern that
+            matches no host becomes a warning.
+
+    Raises:
+        HpctrainError: no hosts or no cables, or records of a Slurm tree together with those of cables
+            or of forwarding tables.
+    """
+    found = sort_records(records)
+    if found.groups and (found.nodes or found.ends):
+        raise HpctrainError(f"{found.where}: both a switch tree of names and a list of cables", "give one of them")
+    if found.groups and found.forwards:
+        raise HpctrainError(
+            f"{found.where}: a switch tree of names has no ports that forwarding tables could name",
+            "leave --routes out, or give the output of ibnetdiscover as the fabric",
+        )
+    if found.groups:
+        return tree_fabric(found, leave_out)
+    fabric, switches = _cabled(found, leave_out)
+    if not found.forwards:
+        return fabric
+    fabric = with_tables(fabric, found, switches)
+    # Following tables is the business of routes, which stand on the fabric that is built here.
+    from hpctrain.control.topology.routes import Routes
+
+    routes = Routes(fabric)
+    faults = list(islice(routes.faults(), _FAULTS + 1))
+    if len(faults) > _FAULTS:
+        faults[_FAULTS:] = ["further routes of the forwarding tables do not arrive either"]
+    if unknown := routes.unknown_pairs():
+        faults.append(
+            f"{unknown:,} pairs of adapters have a switch without a forwarding table on their path: left out of all "
+            "loads"
+        )
+    return replace(fabric, warnings=(*fabric.warnings, *faults))
+
+
+def read_fabric(
+    files: Path | Sequence[Path],
+    routes: Path | None = None,
+    *,
+    leave_out: Sequence[str] = (),
+    skip_damaged: bool = False,
+    choice: Choice = Choice(),
+) -> Fabric:
+    """Read the fabric of a file in any known format, or of one file per subnet.
+
+    Args:
+        files: the output of ``ibnetdiscover``, ``iblinkinfo`` or ``scontrol show topology``, or a file of Slurm's. Of
+            several, hosts of one name are one host, with an adapter on each subnet.
+        routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
+        leave_out: as of ``build_fabric``.
+        skip_damaged: forwarding tables that are damaged are left out with a warning, instead of refused.
+        choice: between the topologies of a file of Slurm's.
+
+    Raises:
+        HpctrainError: a file cannot be read, is of no known format or damaged, or describes no hosts.
+    """
+    with _without_gc():
+        paths = [files] if isinstance(files, Path) else files
+        records = read_records(paths, routes, skip_damaged=skip_damaged, choice=choice)
+        return build_fabric(records, leave_out=leave_out)
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Spare the search for cycles, which would look through all records time and again and find none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """An adapter's port that has a cable."""
+
+    guid: str
+    port: int
+    host: str
+    name: str
+    takes_part: bool
+    lid: int
+
+
+def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, int]]:
+    """The fabric, and the number of each switch by its GUID."""
+    ends, cable_warnings = cable_ends(found)
+    warnings = [*found.warnings, *cable_warnings]
+    switches = sorted(
+        (node for node in found.nodes.values() if node.kind == "switch"),
+        key=lambda node: (natural(node.name), node.guid),
+    )
+    adapters = _adapters(found, ends, leave_out, warnings)
+    hosts = list(dict.fromkeys(adapter.host for adapter in adapters if adapter.takes_part))
+    if not hosts:
+        raise _no_hosts(found)
+    number = {name: place for place, name in enumerate(hosts)}
+    places: dict[tuple[str, int | None], int] = {(node.guid, None): place for place, node in enumerate(switches)}
+    places |= {(adapter.guid, adapter.port): place for place, adapter in enumerate(adapters, start=len(switches))}
+    source, target, port, rate = _links(ends, places, warnings)
+
+    is_switch = np.arange(len(places)) < len(switches)
+    host = np.full(len(places), -1, np.int32)
+    host[len(switches) :] = [number[adapter.host] if adapter.takes_part else -1 for adapter in adapters]
+    service = np.array([is_service_host(name) for name in hosts])
+    level = levels(is_switch, host >= 0, (host >= 0) & service[host], source, target)
+    names = _unique(
+        [switch_name(node.name) for node in switches] + [adapter.name for adapter in adapters],
+        [node.guid for node in switches] + [adapter.guid for adapter in adapters],
+        warnings,
+    )
+    if idle := [name for name, height in zip(names[: len(switches)], level.tolist(), strict=False) if height < 0]:
+        warnings.append(
+            counted("switches without hosts that are on no shortest path between two leaves, left out", idle)
+        )
+    warnings += _slow_links(names, level, source, target, rate)
+    fabric = Fabric(
+        names=names,
+        level=level,
+        subnet=components(len(places), source, target),
+        lid=np.array([*(node.lid or 0 for node in switches), *(adapter.lid for adapter in adapters)], np.int32),
+        host=host,
+        hosts=tuple(hosts),
+        source=source,
+        target=target,
+        source_port=port,
+        bandwidth=rate,
+        warnings=tuple(warnings),
+    )
+    return fabric, {node.guid: place for place, node in enumerate(switches)}
+
+
+def _slow_links(names: Sequence[str], level: Ints, source: Ints, target: Ints, rate: Floats) -> list[str]:
+    slow = [
+        f"{names[source[link]]} to {names[target[link]]} ({rate[link] / usual:.0%})"
+        for link, usual in degraded_links(level, source, target, rate)
+    ]
+    return [counted("links slower than their peers", slow)] if slow else []
+
+
+def _no_hosts(found: Found) -> HpctrainError:
+    names = [node.name or node.guid for node in found.nodes.values() if node.kind == "adapter"]
+    what = f"adapters without a cable to anything: {some(names)}" if names else "no channel adapter"
+    return HpctrainError(
+        f"{found.where}: no host on a fabric, only {what}",
+        "discover again as root from a host whose port is Active (ibstat shows it; -C and -P choose the port)",
+    )
+
+
+def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warnings: list[str]) -> list[_Adapter]:
+    """Every cabled port of an adapter, host by host in natural order."""
+    cabled: dict[str, dict[int, Link]] = {}
+    for end in ends:
+        if found.nodes[end.guid].kind == "adapter":
+            cabled.setdefault(end.guid, {})[end.port] = end
+    adapters: list[_Adapter] = []
+    engines, nameless, apart, loose = 0, [], [], []
+    left = LeftOut(leave_out)
+    for node in found.nodes.values():
+        if node.kind != "adapter":
+            continue
+        engine = is_aggregation_node(node)
+        host, _ = host_and_device(node.name)
+        left_out = not engine and left.matches(host or node.guid)
+        ports = cabled.get(node.guid, {})
+        engines += engine
+        if not ports:
+            loose.append(node.name or node.guid)
+        elif left_out:
+            apart.append(node.name if host else node.guid)
+        elif host is None and not engine:
+            nameless.append(node.guid)
+        for end in ports.values():
+            adapters.append(_adapter(node, host, end, several=len(ports) > 1, takes_part=not engine and not left_out))
+    counts: dict[str, list[str]] = {
+        "adapters of hosts that were to be left out": apart,
+        "adapters without a host name, each taken for a host of its own under its GUID": nameless,
+        "adapters without a cable, left out": loose,
+        "hosts with an installer's default name, each perhaps several machines": sorted(
+            {adapter.host for adapter in adapters if adapter.host in UNNAMED_HOSTS}
+        ),
+    }
+    if engines:
+        warnings.append(f"{engines} SHARP aggregation nodes left out: they are parts of switches")
+    warnings += [counted(what, names) for what, names in counts.items() if names] + left.unmatched()
+    hosts = {host: natural(host) for host in {adapter.host for adapter in adapters}}
+    return sorted(
+        adapters, key=lambda adapter: (hosts[adapter.host], natural(adapter.name), adapter.guid, adapter.port)
+    )
+
+
+def _adapter(node: FabricNode, host: str | None, end: Link, *, several: bool, takes_part: bool) -> _Adapter:
+    name = node.name.strip() if host else node.guid
+    return _Adapter(
+        guid=node.guid,
+        port=end.port,
+        host=host or node.guid,
+        name=f"{name}/{end.port}" if several else name,
+        takes_part=takes_part,
+        lid=end.lid or 0,
+    )
+
+
+def _links(
+    ends: Sequence[Link], places: dict[tuple[str, int | None], int], warnings: list[str]
+) -> tuple[Ints, Ints, Ints, Floats]:
+    """Source, target, port and bandwidth of each directed link."""
+    switches = {guid: at for (guid, port), at in places.items() if port is None}
+    lanes = [(end.width, end.speed) for end in ends]
+    rates = {key: bandwidth(*key) for key in set(lanes)}
+    rate = np.array([rates[key] for key in lanes], np.float64)
+    if (unknown := np.isnan(rate)).any():
+        warnings.append(f"{unknown.sum() // 2} links of unknown speed, taken to be as fast as the median of the others")
+        rate[unknown] = 1.0 if unknown.all() else np.median(rate[~unknown])
+    return (
+        np.array([switches[e.guid] if e.guid in switches else places[e.guid, e.port] for e in ends], np.int32),
+        np.array(
+            [switches[e.peer] if e.peer in switches else places[e.peer or "", e.peer_port] for e in ends], np.int32
+        ),
+        np.array([end.port for end in ends], np.int32),
+        rate,
+    )
+
+
+def _unique(names: Sequence[str], guids: Sequence[str], warnings: list[str]) -> tuple[str, ...]:
+    """The names, with the GUID after those that several nodes have."""
+    count: dict[str, int] = {}
+    for name in names:
+        count[name] = count.get(name, 0) + 1
+    twice = [name for name in count if count[name] > 1 and name]
+    if twice:
+        warnings.append(counted("names that several nodes have, told apart by their GUIDs", twice))
+    return tuple(
+        name if name and count[name] == 1 else f"{name} {guid}".strip() for name, guid in zip(names, guids, strict=True)
+    )

@@ -1,0 +1,105 @@
+"""Combines nodes and cable ends from several readers into cables; contradictions become warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hpctrain.common.errors import counted, some
+from hpctrain.control.topology.records import FabricNode, Forward, Link, Record, Remark, SwitchGroup
+
+
+@dataclass(kw_only=True)
+class Found:
+    """All records by kind; of duplicates the first.
+
+    Attributes:
+        nodes: by GUID.
+        ends: cable ends by GUID and port.
+    """
+
+    nodes: dict[str, FabricNode] = field(default_factory=dict)
+    ends: dict[tuple[str, int], Link] = field(default_factory=dict)
+    groups: list[SwitchGroup] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    where: str = ""
+
+
+def sort_records(records: Iterable[Record]) -> Found:
+    """The records by kind, remarks as warnings; ``where`` is the file of the first one."""
+    found = Found()
+    remarks: dict[str, list[str]] = {}
+    for record in records:
+        match record:
+            case Link():
+                found.ends.setdefault((record.guid, record.port), record)
+            case Forward():
+                found.forwards.append(record)
+            case FabricNode():
+                found.nodes.setdefault(record.guid, record)
+            case SwitchGroup():
+                found.groups.append(record)
+            case Remark():
+                remarks.setdefault(record.text, []).append(record.where)
+        if not found.where:
+            found.where = record.where.rpartition(":")[0] or record.where
+    found.warnings += [f"{some(places)}: {text}" for text, places in remarks.items()]
+    return found
+
+
+def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
+    """Both ends of each cable between two nodes, and the faults of the others.
+
+    An end that only its peer tells of is made up from that. Cables from a node to itself and ends whose peer tells of
+    another cable carry no traffic and are left out.
+    """
+    ends: list[Link] = []
+    silent: list[str] = []
+    own: list[str] = []
+    one_sided: list[str] = []
+    contradicted: list[str] = []
+    unknown: list[str] = []
+    uneven: list[str] = []
+    nodes = found.nodes
+    for key, end in found.ends.items():
+        if end.peer is None or end.peer_port is None:
+            silent.append(_port(found, end))
+        elif end.peer == end.guid:
+            own.append(_port(found, end))
+        elif end.peer not in nodes or end.guid not in nodes:
+            unknown.append(_port(found, end))
+        else:
+            back = found.ends.get((end.peer, end.peer_port))
+            if back is None or back.peer is None:
+                one_sided.append(_port(found, end))
+                ends += [
+                    end,
+                    end._replace(guid=end.peer, port=end.peer_port, peer=end.guid, peer_port=end.port, lid=None),
+                ]
+            elif (back.peer, back.peer_port) != key:
+                contradicted.append(_port(found, end))
+            else:
+                ends.append(end)
+                if key < (end.peer, end.peer_port) and _tell_different_speeds(end, back):
+                    uneven.append(_port(found, end))
+    faults = {
+        "switch ports cabled to their own switch, left out": own,
+        "ports at whose other end nothing answers (no cable, or a dead one)": silent,
+        "cables that only one of their ends reports": one_sided,
+        "ports whose other end reports another cable, left out": contradicted,
+        "cables to nodes that are not in the file, left out": unknown,
+        "cables whose ends report different speeds, each used for its own direction": uneven,
+    }
+    return ends, [counted(fault, ports) for fault, ports in faults.items() if ports]
+
+
+def _tell_different_speeds(one: Link, other: Link) -> bool:
+    if (one.width, one.speed) == (other.width, other.speed):
+        return False
+    return None not in (one.width, one.speed, other.width, other.speed)
+
+
+def _port(found: Found, end: Link) -> str:
+    node = found.nodes.get(end.guid)
+    return f"{node.name if node and node.name else end.guid} port {end.port}"

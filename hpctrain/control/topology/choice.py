@@ -1,0 +1,74 @@
+"""Chooses one of the topologies that a file of Slurm's has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.control.topology.records import Remark, SwitchGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What decides between the topologies of a file.
+
+    Attributes:
+        name: of the one to take; None takes the one that has the hosts.
+        hosts: of the run, as far as they are known.
+    """
+
+    name: str | None = None
+    hosts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """One topology of a file: its groups, none for a flat one, and whether it is the cluster's default."""
+
+    name: str
+    groups: Sequence[SwitchGroup]
+    default: bool = False
+
+    def count(self, hosts: Sequence[str]) -> int:
+        """How many of these hosts it has."""
+        return len({host for group in self.groups for host in group.hosts}.intersection(hosts))
+
+
+def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[Topology, list[Remark]]:
+    """The topology to order hosts by, and what there is to say of the choice.
+
+    Slurm takes the one that the job's partition names, else the first that is the cluster's default
+    (https://slurm.schedmd.com/topology.yaml.html). A file does not name the partitions, but their hosts.
+
+    Args:
+        topologies: of a file, at least one.
+        choice: what decides.
+        where: the file.
+
+    Raises:
+        HpctrainError: none is of the name or has a shape, or several that are not the default have hosts of the run.
+    """
+    if choice.name is not None:
+        named = [topology for topology in topologies if topology.name == choice.name]
+        if not named:
+            valid = nearest(choice.name, [topology.name for topology in topologies])
+            raise HpctrainError(f"{where}: no topology {choice.name!r}", valid)
+        topologies = named
+    shaped = [topology for topology in topologies if topology.groups]
+    if not shaped:
+        raise HpctrainError(
+            f"{where}: it describes no tree and no blocks",
+            "there is nothing to place ranks by: give `ibnetdiscover` output instead",
+        )
+    most = max(topology.count(choice.hosts) for topology in shaped)
+    able = [topology for topology in shaped if topology.count(choice.hosts) == most]
+    taken = next((topology for topology in able if topology.default), able[0])
+    if len(able) == 1:
+        return taken, []
+    names = ", ".join(topology.name for topology in able)
+    if most and not taken.default:
+        raise HpctrainError(f"{where}: several topologies have these hosts: {names}", "--topology NAME chooses one")
+    which = "the default" if taken.default else "the first"
+    text = f"of several topologies ({names}) {taken.name} is taken, {which}: --topology NAME chooses another"
+    return taken, [Remark(text=text, where=where)]

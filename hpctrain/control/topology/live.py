@@ -1,0 +1,168 @@
+"""Reads the node map of this machine from the kernel's /sys, and from NVML for GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+
+from hpctrain.common.cluster.adapter_kinds import LinkLayer, link_layer_of_name
+from hpctrain.common.cluster.machine_cores import numa_nodes
+from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.cluster.rdma import kernel_text, ports_of
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
+from hpctrain.control.topology.readers import hwloc
+
+_PCI = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# 400 Gb/sec (4X NDR)
+_RATE = re.compile(r"([0-9]{1,5}(?:\.[0-9]+)?) Gb/sec")
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+_LSTOPO_SECONDS = 60.0
+_LSTOPO_HINT = "run it by hand to see what it says: lstopo --of xml"
+
+_Links = dict[str, dict[str, int]]
+
+
+def this_node(root: Path = Path("/")) -> NodeMap:
+    """The devices of this host that this process may use: its CPUs, and the GPUs that NVML shows.
+
+    Without NVML (no driver library) the GPUs are those that the kernel's nvidia driver holds, and NVLinks are unknown.
+    Where the system has no /sys, ``lstopo`` is asked.
+
+    Args:
+        root: where /sys and /proc are; under another root than "/" NVML and lstopo, which know this machine only, are
+            not asked.
+
+    Raises:
+        HpctrainError: neither /sys nor lstopo, or lstopo fails.
+    """
+    here = root == Path("/")
+    sys = root / "sys"
+    if not (sys / "devices/system/cpu").is_dir():
+        return _lstopo(sys)
+    gpus, nvlinks = (_nvml() if here else None) or (_gpus_of_driver(sys), {})
+    return node_map_of_tree(
+        {
+            Gpu(index=index, bus_id=bus_id, numa=_numa(device)): _bridges(device)
+            for index, bus_id in enumerate(gpus)
+            for device in [(sys / "bus/pci/devices" / bus_id).resolve()]
+        },
+        dict(_adapters(sys)),
+        numa_nodes(root),
+        nvlinks=nvlinks,
+        where=str(sys),
+    )
+
+
+def _lstopo(sys: Path) -> NodeMap:
+    program = shutil.which("lstopo")
+    if program is None:
+        raise HpctrainError(f"{sys} lists no CPUs, and there is no lstopo", "install hwloc, which brings lstopo")
+    try:
+        export = run_program(program, "--of", "xml", seconds=_LSTOPO_SECONDS)
+    except HpctrainError as error:
+        raise HpctrainError(error.message, _LSTOPO_HINT) from error
+    if export.returncode:
+        said = f": {export.stderr.strip()}" if export.stderr.strip() else ""
+        raise HpctrainError(f"{program} failed with exit status {export.returncode}{said}", _LSTOPO_HINT)
+    return hwloc.read(export.stdout, program)
+
+
+def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
+    for entry in sorted((sys / "class/infiniband").glob("*")):
+        device = (entry / "device").resolve()
+        # RDMA in software, over any Ethernet interface, has no device.
+        if not _bridges(device):
+            continue
+        layer, active, gbit = _ports(entry)
+        yield (
+            Adapter(
+                name=entry.name,
+                bus_id=device.name,
+                numa=_numa(device),
+                link_layer=layer,
+                active=active,
+                # In a virtual machine the whole function is the host's, and there is no such link.
+                virtual=(device / "physfn").exists(),
+                gbit=gbit,
+            ),
+            _bridges(device),
+        )
+
+
+def _ports(entry: Path) -> tuple[LinkLayer | None, bool, float | None]:
+    """Whether any port is InfiniBand, else Ethernet; whether one of that kind is up; and the Gbit/s of those that are.
+
+    Of EFA the kernel tells no link layer.
+    """
+    ports = ports_of(entry)
+    layers = {port.link_layer for port in ports}
+    layer: LinkLayer | None = None
+    if "InfiniBand" in layers:
+        layer = "InfiniBand"
+    elif "Ethernet" in layers:
+        layer = "Ethernet"
+    up = [port for port in ports if layer in (port.link_layer, None) and port.active]
+    rates = [_RATE.match(kernel_text(port.path / "rate")) for port in up]
+    gbit = sum(float(rate[1]) for rate in rates if rate) if rates and all(rates) else None
+    return layer or link_layer_of_name(entry.name), bool(up), gbit
+
+
+def _gpus_of_driver(sys: Path) -> list[str]:
+    return sorted(
+        device.name
+        for device in (sys / "bus/pci/devices").glob("*")
+        if kernel_text(device / "vendor") == _NVIDIA
+        and kernel_text(device / "class").startswith(_DISPLAY)
+        and (device / "driver").resolve().name == "nvidia"
+    )
+
+
+def _nvml() -> tuple[list[str], _Links] | None:
+    """Bus IDs of the GPUs in NVML's order, and their NVLinks; None where there is no NVML."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        bus_ids = [_bus_id(pynvml.nvmlDeviceGetPciInfo(device)) for device in devices]
+        return bus_ids, {bus_id: _nvlinks(device) for bus_id, device in zip(bus_ids, devices, strict=True)}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvlinks(device: object) -> dict[str, int]:
+    """The active NVLinks of a GPU by their other end; none to a CPU (POWER9)."""
+    ends: dict[str, int] = {}
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        # NVML refuses the numbers of links that this model does not have.
+        with contextlib.suppress(pynvml.NVMLError):
+            active = pynvml.nvmlDeviceGetNvLinkState(device, link)
+            to_cpu = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link) == pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU
+            end = _bus_id(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link))
+            if active and not to_cpu:
+                ends[end] = ends.get(end, 0) + 1
+    return ends
+
+
+def _bus_id(pci: object) -> str:
+    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"  # type: ignore[attr-defined]
+
+
+def _bridges(device: Path) -> Bridges:
+    """The host bridge and bridges in a device's path: /sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0."""
+    return tuple(part for part in device.parts[:-1] if _PCI.fullmatch(part))
+
+
+def _numa(device: Path) -> int | None:
+    """The kernel says -1 where the firmware does not tell."""
+    node = kernel_text(device / "numa_node")
+    return int(node) if node.isdecimal() else None

@@ -1,0 +1,80 @@
+"""Reads hosts, devices and roles from the names of nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from hpctrain.control.topology.records import FabricNode
+
+# Quantum and Switch-IB chips show their SHARP engine as an adapter of this device.
+_AGGREGATION_DEVICE = 0xCF09
+
+_DIGITS = re.compile(r"([0-9]+)")
+_HOST_AND_DEVICE = re.compile(r"(\S+)(?:\s+(\S*[0-9]))?")
+# An adapter whose driver has not told it the host's name gives its maker's.
+_PRODUCT = re.compile(r"\bMT[0-9]{4,}\b|Connect-?(?:X|IB)|InfiniHost|Technologies|HCA$", re.IGNORECASE)
+# A managed switch wraps its host name: "MF0;leaf-01:MQM9701/U1"; a director names the chip instead of U1.
+_MANAGED = re.compile(r"[A-Z0-9]+;([^;:]+):[^:/]+/U1")
+_SERVICE = re.compile(
+    r"(?:^|[^a-z])(?:c?ufm|opensm|sm|mgmt|mgt|mds|mdt|mgs|oss|ost|nsd|nas|storage)(?![a-z])", re.IGNORECASE
+)
+
+_GUID = re.compile(r"[0-9a-f]{16}")
+
+# What installers call a machine that nobody has named.
+UNNAMED_HOSTS = frozenset(("localhost", "ubuntu", "debian", "centos", "rocky", "linux", "(none)"))
+
+
+def natural(name: str) -> list[str | int]:
+    """A sort key that orders numbers in names by value: node2 before node10."""
+    return [int(part) if place % 2 else part for place, part in enumerate(_DIGITS.split(name))]
+
+
+def host_and_device(description: str) -> tuple[str | None, str]:
+    """Host and device in an adapter's description such as ``node01 mlx5_0``; no host if it names a product."""
+    found = _HOST_AND_DEVICE.fullmatch(description.strip())
+    if found is None or _PRODUCT.search(found[1]) or (found[2] and _PRODUCT.search(found[2])):
+        return None, description.strip()
+    return found[1], found[2] or ""
+
+
+def is_guid(host: str) -> bool:
+    """Whether a host is named by its adapter's GUID, for lack of a name."""
+    return _GUID.fullmatch(host) is not None
+
+
+def switch_name(description: str) -> str:
+    """The name of a switch in its description, or the description if its form is unknown."""
+    found = _MANAGED.fullmatch(description.strip())
+    return found[1] if found else description.strip()
+
+
+def is_aggregation_node(node: FabricNode) -> bool:
+    """Whether an adapter is a switch's own SHARP engine, which jobs cannot use."""
+    return node.device_id == _AGGREGATION_DEVICE or "Aggregation Node" in node.name
+
+
+def is_service_host(host: str) -> bool:
+    """Whether a host's name has a word for managing the fabric or storing files: ``ufm``, ``mds``, ``oss`` …"""
+    return _SERVICE.search(host) is not None
+
+
+class LeftOut:
+    """The hosts that a user leaves out, by patterns (``*``, ``?``); records which patterns matched."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._matched = dict.fromkeys(patterns, False)
+
+    def matches(self, host: str) -> bool:
+        """Whether some pattern matches the host."""
+        if not self._matched:
+            return False
+        matching = [pattern for pattern in self._matched if fnmatchcase(host, pattern)]
+        self._matched.update(dict.fromkeys(matching, True))
+        return bool(matching)
+
+    def unmatched(self) -> list[str]:
+        """A warning for each pattern that has matched no host."""
+        return [f"no host was left out for {pattern!r}" for pattern, matched in self._matched.items() if not matched]

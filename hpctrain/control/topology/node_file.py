@@ -1,0 +1,34 @@
+"""Reads a node map from a file of any known tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.common.cluster.node_map import NodeMap
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import read_text
+from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
+
+# NCCL's dump of a host has some ten thousand, and may hold many hosts.
+_MOST_BYTES = 2**26
+
+
+def read_node_map(path: Path) -> NodeMap:
+    """The node map in the output of ``lstopo --of xml``, NCCL (``NCCL_TOPO_DUMP_FILE``) or ``nvidia-smi topo -m``.
+
+    Args:
+        path: ``FILE``, or ``FILE@HOST`` for one of the hosts in a file of NCCL's.
+
+    Raises:
+        HpctrainError: it cannot be read, or is none of these.
+    """
+    host = None
+    if "@" in path.name and not path.exists():
+        name, _, host = str(path).rpartition("@")
+        path = Path(name)
+    text = read_text(path, "node file", "lstopo --of xml writes such a file", limit=_MOST_BYTES, errors="replace")
+    if text.lstrip().startswith("<") and "<system" in text:
+        return nccl.read(text, str(path), host)
+    if host is not None:
+        raise HpctrainError(f"{path} is of one host", f"leave @{host} out")
+    return hwloc.read(text, str(path)) if text.lstrip().startswith("<") else nvidia_smi.read(text, str(path))

@@ -1,0 +1,72 @@
+"""Distances between devices with known places in the PCIe tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode, checked
+
+# The host bridge of a device and the PCIe bridges between it and the device, from the root.
+Bridges = tuple[str, ...]
+# By bus ID of a GPU: how many NVLinks it has to each other end, a GPU or an NVSwitch, by bus ID.
+NvLinks = Mapping[str, Mapping[str, int]]
+
+
+def node_map_of_tree(
+    gpus: Mapping[Gpu, Bridges],
+    adapters: Mapping[Adapter, Bridges],
+    numa_nodes: Sequence[NumaNode],
+    *,
+    nvlinks: NvLinks,
+    where: str,
+    warnings: Sequence[str] = (),
+) -> NodeMap:
+    """The node map of devices, from the bridges above each.
+
+    Args:
+        where: where the devices were read, for messages.
+
+    Raises:
+        HpctrainError: a device or core comes twice.
+    """
+    ordered = tuple(sorted(gpus, key=lambda gpu: gpu.index))
+    names = tuple(sorted(adapters, key=lambda adapter: (adapter.bus_id or "", adapter.name)))
+    node_map = NodeMap(
+        gpus=ordered,
+        adapters=names,
+        numa_nodes=tuple(sorted(numa_nodes, key=lambda node: node.index)),
+        gpu_gpu=_between_gpus(ordered, gpus, nvlinks),
+        gpu_adapter=tuple(tuple(pci_class(g.numa, gpus[g], a.numa, adapters[a]) for a in names) for g in ordered),
+        warnings=tuple(warnings),
+    )
+    return checked(node_map, where)
+
+
+def _between_gpus(gpus: Sequence[Gpu], bridges: Mapping[Gpu, Bridges], nvlinks: NvLinks) -> tuple[tuple[str, ...], ...]:
+    links = [nvlinks.get(gpu.bus_id or "", {}) for gpu in gpus]
+    bus_ids = {gpu.bus_id for gpu in gpus}
+    # Switches are joined with each other, so that what a GPU has to any of them counts.
+    to_switches = [sum(count for end, count in ends.items() if end not in bus_ids) for ends in links]
+
+    def between(i: int, j: int) -> str:
+        if i == j:
+            return "X"
+        a, b = gpus[i], gpus[j]
+        bonded = links[i].get(b.bus_id or "", 0) + min(to_switches[i], to_switches[j])
+        return f"NV{bonded}" if bonded else pci_class(a.numa, bridges[a], b.numa, bridges[b])
+
+    return tuple(tuple(between(i, j) for j in range(len(gpus))) for i in range(len(gpus)))
+
+
+def pci_class(numa_a: int | None, a: Bridges, numa_b: int | None, b: Bridges) -> str:
+    """The class of two devices from their NUMA nodes and the bridges above them.
+
+    A PCIe switch is an upstream bridge with a downstream bridge for each device below, so two devices of one switch
+    have at most one bridge each below the last common one.
+    """
+    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    if common == 0:
+        return "NODE" if numa_a == numa_b and numa_a is not None else "SYS"
+    if common == 1:
+        return "PHB"
+    return "PIX" if max(len(a), len(b)) - common <= 1 else "PXB"

@@ -1,0 +1,329 @@
+"""Orders hosts in a ring: by the least load on any link, then by the fewest crossings between leaves and between ever
+larger subtrees.
+
+A depth-first order over the switch tree leaves and enters each subtree once, which is the least that a ring can do at
+every level, and with one adapter a host no link then carries more than one flow. Only where several adapters of a host
+share a leaf, where real tables send flows over the same cable, or where links are slow, is there anything left for a
+search to gain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.fabric import Fabric, Floats, Ints
+from hpctrain.control.topology.names import natural
+from hpctrain.control.topology.rails import rail_adapters
+from hpctrain.control.topology.routes import Routes
+from hpctrain.control.topology.subtrees import hanging
+from hpctrain.control.topology.traffic import predict_allreduce, rail_rings
+
+# Tried changes of the order: enough to settle small fabrics, and under a second on 2,048 hosts.
+TRIES = 1000
+
+# Loads are sums of fractions: closer than this they are equal.
+_ALIKE = 1e-9
+
+# Positions in the list of hosts given, or a property of each.
+Order = NDArray[np.intp]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A closed ring over hosts, one ring a rail in the same order.
+
+    Attributes:
+        order: host numbers.
+        crossings_by_level: from the leaves up, the neighbours that some rail of the job joins only above the subtrees
+            of that level: by other switches than a leaf, and last by the top of the tree. Levels above the leaves that
+            part the hosts no further, or not at all, are left out.
+        worst_load: flows that share the most loaded link, in shares of an adapter's bandwidth: one flow on a link of
+            half that bandwidth is 2.
+        bandwidth_bytes_per_s: bytes of a large buffer that an all-reduce finishes a second; None where the fabric has
+            no speeds, or for one host.
+        unknown: flows that come to a switch without a forwarding table, so that nobody knows their links: load and
+            bandwidth are those of the others.
+    """
+
+    order: tuple[int, ...]
+    crossings_by_level: tuple[int, ...]
+    worst_load: float
+    bandwidth_bytes_per_s: float | None
+    unknown: int
+
+    @property
+    def crossings(self) -> int:
+        """Neighbours that hang on different leaves."""
+        return self.crossings_by_level[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementReport:
+    """The order given, by name, depth-first over the switch tree, and placed.
+
+    Attributes:
+        bound_by_level: crossings that no order can be under: the number of groups of hosts on the same subtrees, if
+            several. A depth-first order over the tree reaches all of them.
+        rails: adapters of each host that take part: one on each rail that all hosts have.
+        short: names of hosts with fewer adapters than others here have, in the order given.
+        already_optimal: the given order is not worse than the placed one in anything.
+    """
+
+    given: Placement
+    name: Placement
+    tree: Placement
+    placed: Placement
+    bound_by_level: tuple[int, ...]
+    rails: int
+    short: tuple[str, ...]
+    already_optimal: bool
+
+    @property
+    def bound(self) -> int:
+        """The least crossings of leaves."""
+        return self.bound_by_level[0]
+
+
+def place(fabric: Fabric, hosts: Sequence[int], *, seed: int = 0) -> Placement:
+    """The best order found: never a worse worst load than the order given, sorted names or depth-first.
+
+    Raises:
+        HpctrainError: as of ``report``.
+    """
+    return report(fabric, hosts, seed=seed).placed
+
+
+def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementReport:
+    """Places hosts and compares the orders.
+
+    Args:
+        given: host numbers in the user's order.
+        seed: of the local search.
+
+    Raises:
+        HpctrainError: no host, one named twice or without an adapter, or hosts that no path joins.
+    """
+    rings = Rings(fabric, given)
+    as_given = np.arange(len(given))
+    by_name = np.array(sorted(range(len(given)), key=lambda host: natural(fabric.hosts[given[host]])))
+    tree = np.lexsort((np.argsort(by_name), *rings.groups))
+    # The first of equals: what cannot be bettered stays as the user has it.
+    found = min([as_given, search(rings, tree, seed=seed), tree, by_name], key=rings.cost)
+    orders: dict[str, Order] = {"given": as_given, "name": by_name, "tree": tree, "placed": found}
+    measured = {name: rings.measure(order) for name, order in orders.items()}
+    return PlacementReport(
+        **measured,
+        bound_by_level=rings.bounds,
+        rails=rings.adapters.shape[1],
+        short=rings.short,
+        already_optimal=rings.cost(as_given) <= rings.cost(found),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The path of a host to the next one: links as numbered in ``Rings``, and the number of its unknown flows."""
+
+    known: Ints
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The load of an order on the links, in shares of an adapter's bandwidth, and the number of its unknown flows."""
+
+    by_link: Floats
+    unknown: int
+
+    @property
+    def worst(self) -> tuple[int, float, int]:
+        """The values to minimise, the most important first: unknown flows, the worst load, the links that carry it."""
+        worst = self.by_link.max(initial=0.0)
+        return self.unknown, round(float(worst), 9), int((self.by_link > worst - _ALIKE).sum())
+
+    def changed(self, less: Load, more: Load) -> Load:
+        """The load after a change. Links that no path took before are at the end."""
+        by_link = more.by_link - less.by_link
+        by_link[: len(self.by_link)] += self.by_link
+        return Load(by_link=by_link, unknown=self.unknown - less.unknown + more.unknown)
+
+
+class Rings:
+    """The cost of orders of these hosts. Orders are permutations of positions in the list of hosts given.
+
+    Attributes:
+        adapters: (hosts, rails): of each host the adapter on each rail that all hosts have.
+        short: names of the hosts that have fewer adapters than others.
+        groups: from the leaves up, the group of each host: equal numbers where the hosts hang on the same subtrees of
+            that level on every rail. The last is one group of all.
+        bounds: of each of the groups but the last, the least crossings of any order.
+    """
+
+    def __init__(self, fabric: Fabric, hosts: Sequence[int]) -> None:
+        owned = [fabric.adapters(host) for host in hosts]
+        _check(fabric, hosts, owned)
+        self.fabric, self.hosts = fabric, hosts
+        self.routes = Routes(fabric)
+        self.adapters = rail_adapters(fabric, hosts)
+        most = max(len(adapters) for adapters in owned)
+        self.short = tuple(
+            fabric.hosts[host] for host, adapters in zip(hosts, owned, strict=True) if len(adapters) < most
+        )
+        self.groups = _groups(fabric, self.adapters)
+        counts = [int(group.max()) + 1 for group in self.groups[:-1]]
+        self.bounds = tuple(count if count > 1 else 0 for count in counts)
+        cables = np.isin(fabric.source, self.adapters)
+        self._unit = fabric.bandwidth[cables].max(initial=0.0)
+        # Links are numbered as paths come to take them: a job takes few of a fabric's.
+        self._number = np.full(len(fabric.source), -1, np.int32)
+        self._taken = np.empty(0, np.int32)
+
+    def links(self, hosts: Order, following: Order) -> list[Links]:
+        """The links that each host takes to the one that follows it, over all rails."""
+        rails = self.adapters.shape[1]
+        paths = self.routes.paths(self.adapters[hosts].ravel(), self.adapters[following].ravel())
+        new = np.unique(paths.link[self._number[paths.link] < 0])
+        self._number[new] = np.arange(len(self._taken), len(self._taken) + len(new))
+        self._taken = np.concatenate([self._taken, new])
+        number = self._number[paths.link]
+        unknown = np.bincount(paths.unknown // rails, minlength=len(hosts)).tolist()
+        return [
+            Links(known=number[begin:end], unknown=lost)
+            for (begin, end), lost in zip(pairwise(paths.start[::rails]), unknown, strict=True)
+        ]
+
+    def load(self, links: Sequence[Links]) -> Load:
+        """The load of each link used by any path so far, in shares of an adapter's bandwidth."""
+        taken = np.concatenate([np.empty(0, np.int32), *(each.known for each in links)])
+        count = np.bincount(taken, minlength=len(self._taken))
+        return Load(
+            by_link=count * (self._unit / self.fabric.bandwidth[self._taken]),
+            unknown=sum(each.unknown for each in links),
+        )
+
+    def own_cables(self) -> NDArray[np.bool_]:
+        """Which of the links are the hosts' own towards the fabric."""
+        return np.isin(self.fabric.source[self._taken], self.adapters)
+
+    def crossings(self, order: Order) -> tuple[int, ...]:
+        """The crossings of each group but the last."""
+        return tuple(int((group[order] != np.roll(group[order], -1)).sum()) for group in self.groups[:-1])
+
+    def cost(self, order: Order) -> tuple[int, float, tuple[int, ...]]:
+        """Unknown flows first: what nobody knows the load of must not look like little load."""
+        load = self.load(self.links(order, np.roll(order, -1)))
+        return load.unknown, round(load.worst[1], 9), self.crossings(order)
+
+    def measure(self, order: Order) -> Placement:
+        seconds = predict_allreduce(self.routes, rail_rings(self.adapters[order]), 1.0)
+        known = seconds > 0 and self.fabric.has_speeds
+        unknown, worst_load, crossings = self.cost(order)
+        return Placement(
+            order=tuple(int(self.hosts[position]) for position in order),
+            crossings_by_level=crossings,
+            worst_load=worst_load,
+            bandwidth_bytes_per_s=1 / seconds if known else None,
+            unknown=unknown,
+        )
+
+
+def search(rings: Rings, order: Order, *, seed: int) -> Order:
+    """Local search for fewer flows that nobody knows the links of, then for a smaller worst load, then for fewer links
+    that bear it.
+
+    Swaps two subtrees, or two hosts, under the same switches, so that every subtree stays one run. One of the two sends
+    or receives over a link with the worst load.
+    """
+    choose = np.random.default_rng(seed)
+    following = _following(order)
+    links = rings.links(np.arange(len(order)), following)
+    load = rings.load(links)
+    # What the adapters' own cables carry is the same in every order.
+    least = Load(by_link=load.by_link[rings.own_cables()], unknown=0).worst[1]
+    for _ in range(TRIES):
+        if load.worst[:2] <= (0, least):
+            break
+        changed = _swap(order, rings.groups, int(choose.choice(_bearers(links, load))), choose)
+        then = _following(changed)
+        moved = np.flatnonzero(then != following)
+        replaced = rings.links(moved, then[moved])
+        new = load.changed(rings.load([links[host] for host in moved]), rings.load(replaced))
+        if new.worst <= load.worst:
+            order, following, load = changed, then, new
+            for host, taken in zip(moved, replaced, strict=True):
+                links[host] = taken
+    return order
+
+
+def _following(order: Order) -> Order:
+    """The next host of each host."""
+    following = np.empty_like(order)
+    following[order] = np.roll(order, -1)
+    return following
+
+
+def _bearers(links: list[Links], load: Load) -> Order:
+    """The hosts that send nobody knows how, else over a link with the worst load."""
+    lost = np.flatnonzero([each.unknown for each in links])
+    if lost.size:
+        return lost
+    lengths = [len(each.known) for each in links]
+    hot = load.by_link[np.concatenate([each.known for each in links])] > load.by_link.max() - _ALIKE
+    return np.unique(np.repeat(np.arange(len(links)), lengths)[hot])
+
+
+def _swap(order: Order, groups: list[Order], host: int, choose: np.random.Generator) -> Order:
+    """The order with two runs exchanged: one that ends in ``host`` or begins after it, and a sibling, at any level."""
+    position = (int(np.flatnonzero(order == host)[0]) + int(choose.integers(2))) % len(order)
+    levels = [np.arange(len(order)), *groups]
+    height = int(choose.integers(len(groups)))
+    run, parent = levels[height][order], levels[height + 1][order]
+    starts = np.flatnonzero(np.concatenate([[True], run[1:] != run[:-1]]))
+    siblings = starts[(parent[starts] == parent[position]) & (run[starts] != run[position])]
+    if not siblings.size:
+        return order
+    ends = dict(zip(starts, [*starts[1:], len(order)], strict=True))
+    mine = starts[np.searchsorted(starts, position, side="right") - 1]
+    first, second = sorted([mine, choose.choice(siblings)])
+    parts = [
+        order[:first],
+        order[second : ends[second]],
+        order[ends[first] : second],
+        order[first : ends[first]],
+        order[ends[second] :],
+    ]
+    return np.concatenate(parts)
+
+
+def _groups(fabric: Fabric, adapters: Ints) -> list[Order]:
+    """The group of each host, ordered as the switches are: of the leaves, then of each level that joins some of these.
+
+    Args:
+        adapters: (hosts, rails). Other adapters of the hosts have no say.
+    """
+    groups: list[Order] = []
+    for subtree in hanging(fabric, adapters):
+        group = np.unique(subtree, axis=0, return_inverse=True)[1].reshape(-1)
+        if not groups or 0 < group.max() < groups[-1].max():
+            groups.append(group)
+    return [*groups, np.zeros(len(adapters), np.intp)]
+
+
+def _check(fabric: Fabric, hosts: Sequence[int], owned: Sequence[Ints]) -> None:
+    if not hosts:
+        raise HpctrainError("no hosts to place", "name at least one, such as --hosts gpu[001-032]")
+    twice = [fabric.hosts[host] for host, count in Counter(hosts).items() if count > 1]
+    if twice:
+        raise HpctrainError(
+            f"{twice[0]} is listed twice among the hosts", "name each host once; ranks share it by its slots"
+        )
+    bare = [fabric.hosts[host] for host, adapters in zip(hosts, owned, strict=True) if not adapters.size]
+    if bare:
+        raise HpctrainError(f"{bare[0]} has no adapter in the fabric", "leave it out, or read a listing that has it")

@@ -1,0 +1,119 @@
+"""Reads files of a fabric, recognising the tool that wrote them by their content."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import read_text
+from hpctrain.control.topology.choice import Choice
+from hpctrain.control.topology.readers import (
+    forwarding,
+    iblinkinfo,
+    ibnetdiscover,
+    ibnetdiscover_ports,
+    slurm,
+    slurm_address,
+    slurm_yaml,
+)
+from hpctrain.control.topology.records import Forward, Record
+
+Reader = Callable[[str, str], Iterator[Record]]
+
+# What some line of each format begins with and no line of another.
+_FORMATS: dict[str, tuple[str, Reader]] = {
+    "ibnetdiscover": (r'(?:switchguid|caguid)=|(?:Switch|Ca)\s*[0-9]+\s*"|# Topology file', ibnetdiscover.read),
+    "ibnetdiscover -p": (r"(?:SW|CA|RT) +[0-9]+ +[0-9]+ 0x", ibnetdiscover_ports.read),
+    "iblinkinfo": (r"(?:CA|Switch): |0x[0-9a-f]{16} \"", iblinkinfo.read),
+    "topology.conf or scontrol show topology": (
+        r"\s*(?i:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=",
+        slurm.read,
+    ),
+    "topology.yaml": (r"[ -]*(?:topology|tree|block|flat)\s*:", slurm_yaml.read),
+    "SLURM_TOPOLOGY_ADDR": (r"\S+\s+(?:switch\.|block\.)+node\s*$", slurm_address.read),
+}
+_LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in _FORMATS.values()]
+# A hundred thousand ports, with names of hundreds of bytes.
+_MOST_BYTES = 2**28
+_TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
+
+
+def read_records(
+    paths: Sequence[Path],
+    routes: Path | None = None,
+    *,
+    skip_damaged: bool = False,
+    choice: Choice = Choice(),
+) -> Iterator[Record]:
+    """The records of a fabric's files and its forwarding tables.
+
+    Args:
+        paths: a file in one of the formats above, or one a subnet.
+        routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
+        skip_damaged: a forwarding table that is damaged becomes a remark.
+        choice: between the topologies of a file of Slurm's.
+
+    Raises:
+        HpctrainError: a file cannot be read or is of no known format.
+    """
+    for path in paths:
+        text = _text(path)
+        reader = reader_of(text, str(path))
+        if reader in (slurm.read, slurm_yaml.read):
+            reader = partial(reader, choice=choice)
+        elif choice.name is not None:
+            raise HpctrainError(f"{path} has no topologies to choose from", "leave --topology out")
+        yield from reader(text, str(path))
+    if routes is None:
+        return
+    files = sorted(file for file in routes.iterdir() if file.is_file()) if routes.is_dir() else [routes]
+    if not files:
+        raise HpctrainError(f"{routes}: an empty folder", "it should hold the output of ibroute of each switch")
+    if skip_damaged:
+        yield from _whole_tables(files, routes)
+        return
+    try:
+        yield from chain.from_iterable(forwarding.read(_text(file), str(file)) for file in files)
+    except HpctrainError as error:
+        skip = "`hpctrain topology` can leave a damaged table out with --skip-damaged"
+        raise HpctrainError(error.message, f"{error.hint}; {skip}") from error
+
+
+def _whole_tables(files: Sequence[Path], routes: Path) -> Iterator[Record]:
+    found = False
+    for file in files:
+        for record in forwarding.read_whole(_text(file), str(file)):
+            found = found or isinstance(record, Forward)
+            yield record
+    if not found:
+        raise HpctrainError(
+            f"{routes}: every forwarding table is damaged", "run without --skip-damaged to see what is wrong"
+        )
+
+
+def reader_of(text: str, where: str) -> Reader:
+    """The reader for a text.
+
+    Raises:
+        HpctrainError: it is of no known format.
+    """
+    for line, reader in _LINES:
+        if line.search(text):
+            return reader
+    if _TABLE.search(text):
+        raise HpctrainError(
+            f"{where}: forwarding tables alone do not say what is cabled to what",
+            f"give the output of ibnetdiscover as the fabric, and these with --routes {where}",
+        )
+    what = "an empty file" if not text.strip() else "a binary file" if "\0" in text else "a file of no known format"
+    raise HpctrainError(f"{where}: {what}", f"valid: the output of {', '.join(_FORMATS)}")
+
+
+def _text(path: Path) -> str:
+    hint = f"valid: the output of {', '.join(_FORMATS)}"
+    # A node's description may hold any byte.
+    return read_text(path, "fabric file", hint, limit=_MOST_BYTES, errors="replace")

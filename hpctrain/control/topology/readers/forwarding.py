@@ -1,0 +1,115 @@
+"""The output of ``ibroute``, of ``dump_lfts`` and of ``dump_fts`` (infiniband-diags): linear forwarding tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.readers.listing import Listing
+from hpctrain.control.topology.records import Forward, Record, Remark
+
+_SWITCH = re.compile(
+    r"Unicast lids \[0x[0-9a-f]{1,4}-0x(?P<last>[0-9a-f]{1,4})\] of switch (?:Lid (?P<lid>[0-9]{1,5})|DR path .*?)"
+    r" guid 0x(?P<guid>[0-9a-f]{16}) \(.*\):\s*"
+)
+_HEADING = re.compile(r"^Unicast", re.MULTILINE)
+_LID = re.compile(r"^Unicast lids .* of switch Lid ([0-9]{1,5}) ", re.MULTILINE)
+_ENTRY = re.compile(r"0x([0-9a-f]{4})\s+([0-9]{3})\s+: \(.*\)\s*")
+_COLUMNS = re.compile(r"\s*(?:Lid\s+Out\s+Destination|Port\s+Info)\s*")
+_END = re.compile(r"([0-9]{1,5}) (?:valid )?lids dumped\s*")
+# The port that a table holds for a LID to which there is no way.
+_DROP = 255
+
+
+def read(text: str, where: str) -> Iterator[Record]:
+    """The entries of all tables, in their order.
+
+    Lines that the tools print about themselves or to their error output are passed over with one remark; a table
+    that ``ibroute`` ended with an error is taken as far as it goes.
+
+    Raises:
+        HpctrainError: the text holds no table, a line of it is damaged, or a table is cut off: it has fewer entries
+            than its last line says, or neither that line nor an error ends it.
+    """
+    return _entries(_listing(text, where), 1)
+
+
+def _listing(text: str, where: str) -> Listing:
+    """A text of ``ibroute``, which asks one switch, or of ``dump_lfts``, which asks all of them."""
+    if len(list(islice(_HEADING.finditer(text), 2))) > 1:
+        return Listing(text, where, "dump_lfts")
+    lid = _LID.search(text)
+    return Listing(text, where, "ibroute", command=f"ibroute {lid[1]}" if lid else "ibroute LID")
+
+
+def _entries(listing: Listing, first: int) -> Iterator[Record]:
+    where = listing.where
+    table: _Table | None = None
+    found = False
+    for number, line in listing:
+        if entry := _ENTRY.fullmatch(line):
+            if table is None:
+                raise listing.fault(number, "an entry before the switch that it belongs to", line)
+            table.entries += 1
+            port = int(entry[2])
+            if port < _DROP:
+                found = True
+                yield Forward(
+                    switch=table.guid, switch_lid=table.lid, lid=int(entry[1], 16), port=port, where=f"{where}:{number}"
+                )
+        elif heading := _SWITCH.fullmatch(line):
+            _check_end(listing, number, table)
+            table = _Table(heading["guid"], int(heading["lid"]) if heading["lid"] else None)
+        else:
+            _other(listing, number, line, table)
+    if not found:
+        raise listing.fault(first, "no entry of a forwarding table in it: not the output of ibroute or dump_lfts")
+    _check_end(listing, listing.last, table)
+    yield from listing.remarks()
+
+
+def read_whole(text: str, where: str) -> Iterator[Record]:
+    """The entries of the tables that are not damaged, and a remark on each that is."""
+    tool = _listing(text, where).tool
+    starts = [match.start() for match in _HEADING.finditer(text)]
+    line = 1
+    for begin, end in pairwise([0, *starts[1:], len(text)]):
+        try:
+            records = list(_entries(Listing(text[begin:end], where, tool, first=line), line))
+        except HpctrainError as error:
+            yield Remark(text="a damaged forwarding table is left out", where=error.message.partition(": ")[0])
+        else:
+            yield from records
+        line += text.count("\n", begin, end)
+
+
+@dataclass(slots=True)
+class _Table:
+    guid: str
+    lid: int | None
+    entries: int = 0
+    ended: bool = False
+
+
+def _other(listing: Listing, number: int, line: str, table: _Table | None) -> None:
+    """A line that is no entry and no heading: the end of a table, the names of its columns, or noise."""
+    if end := _END.fullmatch(line):
+        if table is None or int(end[1]) != table.entries:
+            raise listing.fault(
+                number, f"{table.entries if table else 0} entries before the line that counts them", line
+            )
+        table.ended = True
+    elif line.startswith(("0x", "Unicast")):
+        raise listing.fault(number, "not an entry of a forwarding table", line)
+    elif line.strip() and not _COLUMNS.fullmatch(line):
+        listing.pass_over(number, line)
+        if table and table.entries:
+            table.ended = True
+
+
+def _check_end(listing: Listing, number: int, table: _Table | None) -> None:
+    if table and not table.ended:
+        raise listing.fault(number, f"the forwarding table of switch {table.guid} is cut off before this line")

@@ -1,0 +1,275 @@
+"""hwloc's XML, versions 2 and 3: what ``lstopo --of xml`` writes. Format: hwloc2.dtd and hwloc.h of open-mpi/hwloc."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from hpctrain.common.cluster.adapter_kinds import (
+    LIBFABRIC,
+    Port,
+    is_virtual_function,
+    link_layer,
+    link_layer_of_name,
+    link_layer_of_vendor,
+)
+from hpctrain.common.cluster.cores import cores_of_mask, cores_of_nodes
+from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
+from hpctrain.control.topology.readers.xml_tree import Element, parse
+
+_REMEDY = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
+_NVIDIA = "10de"
+_NVML = re.compile(r"nvml([0-9]{1,4})")
+_BANDWIDTH = re.compile(r"[0-9]{1,20}")
+_PORT = re.compile(r"Port([0-9]{1,3})(State|LID)")
+_LID = re.compile(r"0x[0-9a-fA-F]{1,8}")
+_PORT_ACTIVE = "4"
+# hwloc_obj_osdev_type_e: a number in version 2, a bit in version 3.
+_OPENFABRICS = {"2": lambda kind: kind == 3, "3": lambda kind: bool(kind & 1 << 5)}
+# MB/s of one NVLink in hwloc/topology-nvml.c: generation 1, later ones.
+_LINK_SPEEDS = (20000, 25000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    """A PCI device, with the NUMA nodes around it and the bridges above it."""
+
+    element: Element
+    nodes: tuple[int, ...]
+    bridges: Bridges
+
+    @property
+    def bus_id(self) -> str:
+        return self.element.attribute("pci_busid")
+
+    @property
+    def pci_class(self) -> str:
+        return self.element.attributes.get("pci_type", "")[:4]
+
+    @property
+    def vendor(self) -> str:
+        """``10de`` of ``0302 [10de:20b0] [10de:144e] a1``."""
+        return self.element.attributes.get("pci_type", "")[6:10]
+
+    @property
+    def model(self) -> str:
+        return self.element.attributes.get("pci_type", "")[11:15]
+
+    @property
+    def is_virtual(self) -> bool:
+        return is_virtual_function(self.vendor, self.model)
+
+    @property
+    def functions(self) -> list[Element]:
+        """The devices that the operating system makes of it: nvml0, mlx5_0, ib0."""
+        return [child for child in self.element.all("object") if child.attributes.get("type") == "OSDev"]
+
+
+@dataclass(kw_only=True)
+class _Found:
+    numa_nodes: list[Element] = field(default_factory=list)
+    cores: list[Element] = field(default_factory=list)
+    threads: list[Element] = field(default_factory=list)
+    devices: list[_Device] = field(default_factory=list)
+
+
+def read(text: str, where: str) -> NodeMap:
+    """The node map of an export. A reader of one host, so it returns a NodeMap rather than fabric records.
+
+    NVLinks are known where hwloc was built with NVML.
+
+    Raises:
+        HpctrainError: not such a file, of hwloc 1, cut short, or without a NUMA node.
+    """
+    topology = parse(text, where, root="topology", remedy=_REMEDY)
+    version = topology.attributes.get("version", "1").partition(".")[0]
+    if version not in _OPENFABRICS:
+        raise HpctrainError(f"{topology.where}: hwloc XML of version {version}, not 2 or 3", _REMEDY)
+    found = _walk(topology)
+    numa_nodes = _numa_nodes(found)
+    if not numa_nodes:
+        raise HpctrainError(f"{topology.where}: no NUMA node in this file", _REMEDY)
+    with_cores = {node.index for node in numa_nodes if node.cores or not node.complete}
+
+    def numa(device: _Device) -> int | None:
+        """The device's NUMA node, if it is near only one. GPUs' own memories are nodes too, without cores."""
+        near = with_cores.intersection(device.nodes)
+        return near.pop() if len(near) == 1 else None
+
+    gpus = [device for device in found.devices if device.pci_class.startswith("03") and device.vendor == _NVIDIA]
+    rdma = [device for device in found.devices if _rdma(device, _OPENFABRICS[version])]
+    whole = any(not device.is_virtual for device in rdma)
+    return node_map_of_tree(
+        {
+            Gpu(index=index, bus_id=gpu.bus_id, numa=numa(gpu)): gpu.bridges
+            for index, gpu in zip(_indices(gpus), gpus, strict=True)
+        },
+        {
+            replace(adapter, numa=numa(device), virtual=whole and device.is_virtual): device.bridges
+            for device in found.devices
+            for adapter in _adapters(device, _OPENFABRICS[version])
+        },
+        numa_nodes,
+        nvlinks=_nvlinks(topology, found.devices),
+        where=topology.where,
+        warnings=list(_restricted(topology)),
+    )
+
+
+def _restricted(topology: Element) -> Iterator[str]:
+    """A warning where hwloc ran inside a job that may use a part of the machine, and so saw that part."""
+    for machine in topology.all("object"):
+        masks = (machine.attributes.get(name, "") for name in ("cpuset", "complete_cpuset"))
+        seen, whole = (len(cores_of_mask(mask, machine.where)) for mask in masks)
+        if seen < whole:
+            yield (
+                f"{topology.where}: written where {seen} of the {whole} CPUs may be used, so it has only these cores; "
+                "lstopo --disallowed --of xml lists all"
+            )
+
+
+def _walk(topology: Element) -> _Found:
+    found = _Found()
+    below: list[tuple[Element, tuple[int, ...], Bridges]] = [(topology, (), ())]
+    while below:
+        element, nodes, bridges = below.pop()
+        kind = element.attributes.get("type", "")
+        if "nodeset" in element.attributes:
+            nodes = cores_of_mask(element.attributes["nodeset"], element.where)
+        if kind == "NUMANode":
+            found.numa_nodes.append(element)
+        elif kind == "Core":
+            found.cores.append(element)
+        elif kind == "PU":
+            found.threads.append(element)
+        elif kind == "Bridge":
+            bridges = (*bridges, element.attributes.get("pci_busid") or element.attribute("bridge_pci"))
+        elif kind == "PCIDev":
+            # An export without bridges does not tell which devices share one.
+            above = bridges or (element.attribute("pci_busid"),)
+            found.devices.append(_Device(element=element, nodes=nodes, bridges=above))
+        below += [(child, nodes, bridges) for child in reversed(element.all("object"))]
+    return found
+
+
+def _numa_nodes(found: _Found) -> list[NumaNode]:
+    """Every memory, with the cores beside it; of several beside the same cores (DDR and HBM) the first has them.
+
+    An export without cores does not tell which hardware threads share one, and one without threads either tells
+    only the CPUs of each memory.
+    """
+    memories = sorted(found.numa_nodes, key=lambda node: node.number("os_index"))
+    beside = [cores_of_mask(node.attribute("cpuset"), node.where) for node in memories]
+    if found.cores:
+        masks = [cores_of_mask(core.attribute("cpuset"), core.where) for core in found.cores]
+        free = {threads[0] for threads in masks if threads}
+    elif found.threads:
+        free = {cpu for pu in found.threads for cpu in cores_of_mask(pu.attribute("cpuset"), pu.where)}
+    else:
+        free = {cpu for cpus in beside for cpu in cpus}
+    own = []
+    for cpus in beside:
+        own.append(tuple(cpu for cpu in cpus if cpu in free))
+        free.difference_update(cpus)
+    cores = list[tuple[int, ...] | None](own) if found.cores else cores_of_nodes(own)
+    return [
+        NumaNode(index=node.number("os_index"), cores=each or (), complete=each is not None)
+        for node, each in zip(memories, cores, strict=True)
+    ]
+
+
+def _indices(gpus: list[_Device]) -> list[int]:
+    """NVML's numbers where every GPU has one, else the order by bus ID, which is the same."""
+    nvml = [
+        int(match[1])
+        for gpu in gpus
+        for function in gpu.functions
+        if (match := _NVML.fullmatch(function.attributes.get("name", "")))
+    ]
+    ordered = sorted(gpu.bus_id for gpu in gpus)
+    return nvml if len(nvml) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
+
+
+def _rdma(device: _Device, is_rdma: Callable[[int], bool]) -> list[Element]:
+    """Its RDMA devices. Versions that do not know Slingshot's list its network interface only: hsn0."""
+    found = [function for function in device.functions if is_rdma(function.number("osdev_type"))]
+    if not found and link_layer_of_vendor(device.vendor, device.model) in LIBFABRIC:
+        found = [each for each in device.functions if link_layer_of_name(each.attribute("name")) in LIBFABRIC]
+    return found
+
+
+def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
+    """The RDMA devices of a PCI device; itself where hwloc saw no driver and it is of a kind that has RDMA."""
+    rdma = _rdma(device, is_rdma)
+    of_vendor = link_layer_of_vendor(device.vendor, device.model)
+    bare = of_vendor or link_layer(device.pci_class, ())
+    if not rdma and bare in ("InfiniBand", *LIBFABRIC):
+        return [Adapter(name=device.bus_id, bus_id=device.bus_id, numa=None, link_layer=bare)]
+    adapters = []
+    for function in rdma:
+        ports = _ports(function)
+        name = function.attribute("name")
+        of_name = link_layer_of_name(name)
+        layer = of_vendor or (of_name if of_name in LIBFABRIC else link_layer(device.pci_class, ports) or of_name)
+        # What an Ethernet port beside it does is of no use to InfiniBand.
+        own = [port for port in ports if port.lid] or ports
+        states = [port.active for port in own if port.active is not None]
+        adapters.append(
+            Adapter(
+                name=name,
+                bus_id=device.bus_id,
+                numa=None,
+                link_layer=layer,
+                active=any(states) if states else None,
+            )
+        )
+    return adapters
+
+
+def _ports(function: Element) -> list[Port]:
+    """The adapter's ports, as far as hwloc lists them: ``Port1State`` and ``Port1LID``."""
+    told: dict[str, dict[str, str]] = {}
+    for info in function.all("info"):
+        if match := _PORT.fullmatch(info.attribute("name")):
+            told.setdefault(match[1], {})[match[2]] = info.attributes.get("value", "")
+    return [
+        Port(
+            lid=int(lid, 16) if _LID.fullmatch(lid := port.get("LID", "")) else 0,
+            active=port["State"] == _PORT_ACTIVE if "State" in port else None,
+        )
+        for port in told.values()
+    ]
+
+
+def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, int]]:
+    """How many NVLinks join two devices, from the bandwidth matrix; its ends that are no PCI devices are CPUs."""
+    bus_ids = {
+        element.attributes.get("gp_index"): device.bus_id
+        for device in devices
+        for element in (device.element, *device.functions)
+    }
+    links: dict[str, dict[str, int]] = {}
+    for matrix in (*topology.all("distances2"), *topology.all("distances2hetero")):
+        if matrix.attributes.get("name") != "NVLinkBandwidth":
+            continue
+        ends = [
+            bus_ids.get(end.rpartition(":")[2]) for indexes in matrix.all("indexes") for end in indexes.text.split()
+        ]
+        values = [value for part in matrix.all("u64values") for value in part.text.split()]
+        if len(values) != len(ends) ** 2 or not all(map(_BANDWIDTH.fullmatch, values)):
+            raise HpctrainError(f"{matrix.where}: {len(values)} bandwidths for {len(ends)} ends of NVLinks", _REMEDY)
+        for row, source in enumerate(ends):
+            bandwidths = [int(value) for value in values[row * len(ends) : (row + 1) * len(ends)]]
+            for target, bandwidth in zip(ends, bandwidths, strict=True):
+                # The diagonal is a made-up figure.
+                if source and target and source != target and bandwidth:
+                    links.setdefault(source, {})[target] = _links(bandwidth)
+    return links
+
+
+def _links(bandwidth: int) -> int:
+    old, new = _LINK_SPEEDS
+    return bandwidth // (old if bandwidth % new else new)

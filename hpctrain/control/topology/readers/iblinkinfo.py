@@ -1,0 +1,178 @@
+"""The output of ``iblinkinfo`` and ``iblinkinfo --line`` (infiniband-diags): every port with its state and peer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from hpctrain.control.topology.readers.listing import Listing
+from hpctrain.control.topology.records import FabricNode, Link, Record, Remark
+
+_HEADING = re.compile(r"(?:(?P<adapter>CA): (?P<name>.*)|Switch: 0x(?P<guid>[0-9a-f]{16}) (?P<switch>.*)):\s*")
+_ROW = re.compile(
+    r'\s*(?:0x(?P<guid>[0-9a-f]{16})\s+)?(?:"\s*(?P<name>.*?)"\s+)?(?P<lid>[0-9]{1,5})\s+(?P<port>[0-9]{1,3})'
+    r"\[[ 0-9]*\]\s+==\((?P<state>.*?)\)==>\s+(?:0x(?P<peer>[0-9a-f]{16})\s+)?(?P<peer_lid>[0-9]{1,5})?\s+"
+    r'(?P<peer_port>[0-9]{1,3})?\[[ 0-9]*\]\s+"(?P<peer_name>.*)" \(.*\)\s*'
+)
+_LANES = re.compile(r"\s*([0-9]{1,2})X\s+([0-9.]+) Gbps( \(FDR10\))?")
+# Signalling rate of a lane as libibmad prints it.
+_SPEEDS = {
+    "2.5": "SDR",
+    "5.0": "DDR",
+    "10.0": "QDR",
+    "14.0625": "FDR",
+    "25.78125": "EDR",
+    "53.125": "HDR",
+    "106.25": "NDR",
+    "212.5": "XDR",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """One row, its node named by the GUID that identifies it in the file."""
+
+    guid: str
+    name: str
+    kind: Literal["switch", "adapter"] | None
+    row: re.Match[str]
+    where: str
+    lanes: tuple[int | None, str | None]
+
+
+def read(text: str, where: str) -> Iterator[Record]:
+    """Nodes, then their cable ends.
+
+    An adapter is known by its port's GUID, so each of its ports comes as an adapter of its own. The default output
+    names the other end of a cable by its LID alone; it must belong to a node of the file, except in the output of
+    ``--switches-only``, whose adapters are known by their LID, written as a GUID. ``--line`` does not tell switches
+    from adapters: a node with several ports is a switch, since an adapter's GUID here is that of one port.
+
+    Raises:
+        HpctrainError: the text is not such an output, or a line of it is damaged or cut off.
+    """
+    listing = Listing(text, where, "iblinkinfo")
+    ports = list(_ports(listing))
+    if not ports:
+        raise listing.fault(1, "no port in it: not the output of iblinkinfo")
+    nodes = _nodes(ports)
+    by_lid = {int(port.row["lid"]): port.guid for port in ports}
+    if any(node.kind == "adapter" for node in nodes.values()):
+        missing = [port.where for port in ports if _peer(port, by_lid) not in nodes and _is_up(port)]
+        if missing:
+            raise listing.cut_off(len(missing), missing[0])
+    else:
+        yield from _adapters_by_lid(ports, by_lid, nodes)
+    yield from nodes.values()
+    for port in ports:
+        row = port.row
+        yield Link(
+            guid=port.guid,
+            port=int(row["port"]),
+            peer=_peer(port, by_lid) if _is_up(port) else None,
+            peer_port=int(row["peer_port"]) if _is_up(port) else None,
+            lid=int(row["lid"]) if nodes[port.guid].kind == "adapter" else None,
+            width=port.lanes[0],
+            speed=port.lanes[1],
+            where=port.where,
+        )
+    yield from listing.remarks()
+
+
+def _ports(listing: Listing) -> Iterator[_Port]:
+    heading: re.Match[str] | None = None
+    for number, line in listing:
+        if found := _HEADING.fullmatch(line):
+            heading = found
+        elif "==(" in line:
+            row = _ROW.fullmatch(line)
+            if row is None:
+                raise listing.fault(number, "not a port as iblinkinfo lists it", line)
+            yield _port(listing, number, row, heading)
+        else:
+            listing.pass_over(number, line)
+
+
+def _port(listing: Listing, number: int, row: re.Match[str], heading: re.Match[str] | None) -> _Port:
+    at = f"{listing.where}:{number}"
+    lanes: tuple[int | None, str | None] = (None, None)
+    if found := _LANES.match(row["state"]):
+        if found[2] not in _SPEEDS:
+            raise listing.fault(number, f"a lane of {found[2]} Gbps is not one of {', '.join(_SPEEDS)}")
+        lanes = int(found[1]), "FDR10" if found[3] else _SPEEDS[found[2]]
+    if (row["peer_lid"] is None) != (row["peer_port"] is None):
+        raise listing.fault(number, "the other end has a LID without a port, or a port without a LID")
+    if row["name"] is not None and row["guid"]:
+        return _Port(row["guid"], row["name"], None, row, at, lanes)
+    if heading is None:
+        raise listing.fault(number, "a port before any node", row.string)
+    if heading["guid"]:
+        return _Port(heading["guid"], heading["switch"], "switch", row, at, lanes)
+    if not row["guid"]:
+        raise listing.fault(number, "a port of an adapter without its GUID", row.string)
+    return _Port(row["guid"], heading["name"], "adapter", row, at, lanes)
+
+
+def _is_up(port: _Port) -> bool:
+    return port.row["peer_lid"] is not None
+
+
+def _peer(port: _Port, by_lid: dict[int, str]) -> str | None:
+    if not _is_up(port):
+        return None
+    lid = int(port.row["peer_lid"])
+    guid: str = port.row["peer"] or by_lid.get(lid, f"{lid:016x}")
+    return guid
+
+
+def _nodes(ports: list[_Port]) -> dict[str, FabricNode]:
+    most: dict[str, int] = {}
+    several: set[str] = set()
+    for port in ports:
+        number = int(port.row["port"])
+        if most.setdefault(port.guid, number) != number:
+            several.add(port.guid)
+        most[port.guid] = max(most[port.guid], number)
+    nodes: dict[str, FabricNode] = {}
+    for port in ports:
+        if port.guid not in nodes:
+            kind = port.kind or ("switch" if port.guid in several else "adapter")
+            nodes[port.guid] = FabricNode(
+                kind=kind,
+                guid=port.guid,
+                name=port.name,
+                ports=most[port.guid],
+                lid=int(port.row["lid"]) if kind == "switch" else None,
+                where=port.where,
+            )
+    return nodes
+
+
+def _adapters_by_lid(ports: list[_Port], by_lid: dict[int, str], nodes: dict[str, FabricNode]) -> Iterator[Record]:
+    """The adapters in an output of switches alone: the ends of cables that are not switches."""
+    found: dict[str, Record] = {}
+    for port in ports:
+        guid = _peer(port, by_lid)
+        if guid is None or guid in nodes or guid in found:
+            continue
+        row = port.row
+        found[guid] = FabricNode(
+            kind="adapter", guid=guid, name=row["peer_name"], ports=int(row["peer_port"]), where=port.where
+        )
+        yield found[guid]
+        yield Link(
+            guid=guid,
+            port=int(row["peer_port"]),
+            peer=port.guid,
+            peer_port=int(row["port"]),
+            lid=int(row["peer_lid"]),
+            width=port.lanes[0],
+            speed=port.lanes[1],
+            where=port.where,
+        )
+    if found:
+        yield Remark(
+            text=f"lists switches only: {len(found)} adapters are known from the cables to them", where=ports[0].where
+        )

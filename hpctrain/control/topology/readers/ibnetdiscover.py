@@ -1,0 +1,120 @@
+"""The output of ``ibnetdiscover`` (infiniband-diags): every node with its cables, switches first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from hpctrain.control.topology.readers.listing import Listing
+from hpctrain.control.topology.records import FabricNode, Link, Record
+
+_ATTRIBUTES = ("vendid=", "devid=", "sysimgguid=", "switchguid=", "caguid=", "rtguid=")
+_DEVICE = re.compile(r"devid=0x([0-9a-f]{1,8})\s*")
+_NODE = re.compile(
+    r'(?P<kind>Switch|Ca|Rt)\s*(?P<ports>[0-9]{1,3})\s*"[SHR]-(?P<guid>[0-9a-f]{16})"\s*#\s*"(?P<name>.*)"'
+    r"(?: (?:enhanced|base) port 0 lid (?P<lid>[0-9]{1,5}) lmc [0-7])?\s*"
+)
+_CABLE = re.compile(
+    r"\[([0-9]{1,3})\](?:\[ext [0-9]+\])?(?:\([0-9a-f]{1,16}\))?\s*"  # this end
+    r'"([SHR])-([0-9a-f]{16})"\[([0-9]{1,3})\](?:\[ext [0-9]+\])?(?:\([0-9a-f]{1,16}\))?\s*'  # the other
+    r'#\s*(?:lid ([0-9]{1,5}) lmc [0-7]\s+)?".*"\s*lid [0-9]{1,5}\s*([0-9]{1,2}x|\?\?)(\?\?\?|[A-Z0-9]+)(?:\s.*)?'
+)
+Kind = Literal["switch", "adapter"]
+_KINDS: dict[str, Kind] = {"Switch": "switch", "Ca": "adapter"}
+
+
+def read(text: str, where: str) -> Iterator[Record]:
+    """Nodes and cable ends of a full listing, in its order.
+
+    Lines before the header and between the nodes (``umad`` errors, chassis headings) are passed over with one remark.
+    Routers and the cables to them are passed over as well.
+
+    Raises:
+        HpctrainError: the text is not such a listing, a node or cable in it is damaged, or it is cut off: a cable
+            leads to a node that is not listed.
+    """
+    listing = Listing(text, where, "ibnetdiscover")
+    block = _Block()
+    listed: set[str] = set()
+    mentioned: dict[str, int] = {}
+    found = False
+    for number, line in listing:
+        if line.startswith("[") and line[1:2].isdigit():
+            link = _link(listing, number, line, block)
+            if link and link.peer:
+                mentioned.setdefault(link.peer, number)
+                yield link
+        elif line.startswith(("Switch", "Ca", "Rt")):
+            node, kind = block.begin(listing, number, line)
+            listed.add(node["guid"])
+            if kind:
+                found = True
+                yield _node(node, kind, block.device, f"{where}:{number}")
+        elif line and not block.attribute(line) and not line.startswith("#"):
+            listing.pass_over(number, line)
+    if block.unnamed:
+        raise listing.fault(listing.last, "the file is cut off in the middle of a node")
+    if not found:
+        raise listing.fault(1, "no switch and no adapter in it: not the output of ibnetdiscover")
+    if missing := mentioned.keys() - listed:
+        raise listing.cut_off(len(missing), f"{where}:{min(mentioned[guid] for guid in missing)}")
+    yield from listing.remarks()
+
+
+@dataclass(slots=True)
+class _Block:
+    """The node whose lines are being read: first its attributes, then its name, then its cables."""
+
+    node: re.Match[str] | None = None
+    guid: str = ""
+    kind: Kind | None = None
+    device: int | None = None
+    unnamed: bool = False
+
+    def attribute(self, line: str) -> bool:
+        """Take up an attribute of the next node; False for any other line."""
+        if not line.startswith(_ATTRIBUTES):
+            return False
+        if not self.unnamed:
+            self.device, self.unnamed = None, True
+        if line.startswith("devid=") and (match := _DEVICE.fullmatch(line)):
+            self.device = int(match[1], 16)
+        return True
+
+    def begin(self, listing: Listing, number: int, line: str) -> tuple[re.Match[str], Kind | None]:
+        """The line that names the node, and its kind; None for a router."""
+        self.node = _NODE.fullmatch(line)
+        if self.node is None or (self.node["kind"] == "Switch") != (self.node["lid"] is not None):
+            raise listing.fault(number, "not a node as ibnetdiscover lists it", line)
+        self.unnamed = False
+        self.guid, self.kind = self.node["guid"], _KINDS.get(self.node["kind"])
+        return self.node, self.kind
+
+
+def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> FabricNode:
+    return FabricNode(
+        kind=kind,
+        guid=node["guid"],
+        name=node["name"],
+        ports=int(node["ports"]),
+        device_id=device,
+        lid=int(node["lid"]) if node["lid"] else None,
+        where=where,
+    )
+
+
+def _link(listing: Listing, number: int, line: str, block: _Block) -> Link | None:
+    """A cable end; None for one of a router's cables. Most of a listing is these."""
+    if block.node is None:
+        raise listing.fault(number, "a cable before any node", line)
+    found = _CABLE.fullmatch(line)
+    if found is None:
+        raise listing.fault(number, "not a cable as ibnetdiscover lists it", line)
+    port, peer_kind, peer, peer_port, lid, lanes, rate = found.groups()
+    width, speed = listing.lanes(number, lanes, rate)
+    if peer_kind == "R" or block.kind is None:
+        return None
+    at = f"{listing.where}:{number}"
+    return Link(block.guid, int(port), at, peer, int(peer_port), int(lid) if lid else None, width, speed)

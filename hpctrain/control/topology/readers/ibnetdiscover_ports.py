@@ -1,0 +1,78 @@
+"""The output of ``ibnetdiscover -p`` (infiniband-diags): one port a line, with what is at its other end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpctrain.control.topology.readers.listing import Listing
+from hpctrain.control.topology.records import FabricNode, Link, Record
+
+_PORT = re.compile(
+    r"(?P<kind>SW|CA|RT)\s+(?P<lid>[0-9]{1,5})\s+(?P<port>[0-9]{1,3})\s+0x(?P<guid>[0-9a-f]{16})\s+"
+    r"(?P<width>[0-9]{1,2}x|\?\?)\s+(?P<speed>\?\?\?|[A-Z0-9]+)\s+"
+    r"(?:-\s+(?P<peer_kind>SW|CA|RT)\s+(?P<peer_lid>[0-9]{1,5})\s+(?P<peer_port>[0-9]{1,3})\s+0x(?P<peer>[0-9a-f]{16})"
+    r"\s+\( '(?P<name>.*)' - '(?P<peer_name>.*)' \)|(?:-\s+)?(?:\?\?\?\s*)?'(?P<lone>.*)')\s*"
+)
+
+
+def read(text: str, where: str) -> Iterator[Record]:
+    """Cable ends in the order of the lines, then the nodes that they belong to.
+
+    GUIDs are those of ports here, so each port of an adapter comes as an adapter of its own. The number of ports is
+    the largest port that was seen. Lines of discovery's own talk (``DR path …``) are passed over with one remark.
+
+    Raises:
+        HpctrainError: the text is not such a listing, or a line of it is damaged or cut off.
+    """
+    listing = Listing(text, where, "ibnetdiscover -p")
+    nodes: dict[str, FabricNode] = {}
+    listed: set[str] = set()
+    for number, line in listing:
+        if not line.startswith(("SW ", "CA ", "RT ")):
+            listing.pass_over(number, line)
+            continue
+        row = _PORT.fullmatch(line)
+        if row is None:
+            raise listing.fault(number, "not a port as ibnetdiscover -p lists it", line)
+        width, speed = listing.lanes(number, row["width"], row["speed"])
+        if "RT" in (row["kind"], row["peer_kind"]):
+            continue
+        at = f"{where}:{number}"
+        port = int(row["port"])
+        name = row["name"] if row["peer"] else row["lone"]
+        listed.add(row["guid"])
+        _see(nodes, row["kind"], row["guid"], name, int(row["lid"]), port, at)
+        if row["peer"]:
+            _see(
+                nodes, row["peer_kind"], row["peer"], row["peer_name"], int(row["peer_lid"]), int(row["peer_port"]), at
+            )
+        yield Link(
+            guid=row["guid"],
+            port=port,
+            peer=row["peer"],
+            peer_port=int(row["peer_port"]) if row["peer"] else None,
+            lid=int(row["lid"]) if row["kind"] == "CA" else None,
+            width=width,
+            speed=speed,
+            where=at,
+        )
+    if not nodes:
+        raise listing.fault(1, "no port in it: not the output of ibnetdiscover -p")
+    if missing := nodes.keys() - listed:
+        raise listing.cut_off(len(missing), next(node.where for guid, node in nodes.items() if guid in missing))
+    yield from nodes.values()
+    yield from listing.remarks()
+
+
+def _see(nodes: dict[str, FabricNode], kind: str, guid: str, name: str, lid: int, port: int, where: str) -> None:
+    known = nodes.get(guid)
+    if known is None or port > known.ports:
+        nodes[guid] = FabricNode(
+            kind="switch" if kind == "SW" else "adapter",
+            guid=guid,
+            name=name,
+            ports=port,
+            lid=lid if kind == "SW" else None,
+            where=known.where if known else where,
+        )

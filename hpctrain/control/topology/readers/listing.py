@@ -1,0 +1,124 @@
+"""The lines of a tool's output, which may be interleaved with its warnings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.link_speed import LANE_GBIT
+from hpctrain.control.topology.records import Remark
+
+# A node's description has 64 characters at most; nothing that the tools print comes near this.
+_LONGEST_LINE = 4096
+
+
+# What a shell prints before a command, with the command: "$ ", "user@host:~$ ibnetdiscover", "[root@n1 ~]# ".
+_PROMPT = re.compile(
+    r"\s*(?:\([\w.-]{1,64}\)\s*)?(?:\[[^][]{1,200}\]|[\w.-]{1,64}[@:][\w.:~/ -]{1,200})?[#$%>](?:\s.*)?"
+)
+# A terminal's colours and window titles, which a log of PuTTY or script(1) keeps.
+_TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+
+
+def is_prompt(line: str) -> bool:
+    """Whether a line is a shell prompt, with or without a command, copied from a terminal with the output."""
+    return _PROMPT.fullmatch(line) is not None
+
+
+def without_terminal(text: str) -> str:
+    """Remove from a text what only a terminal interprets."""
+    return _TERMINAL.sub("", text) if "\x1b" in text else text
+
+
+class Listing:
+    """A text by lines, with the common parts of its error messages.
+
+    Args:
+        text: the whole of it.
+        where: the file's name, for messages.
+        tool: the command that prints such a text.
+        command: what to write the file with, where that is more than the tool's name.
+        first: the number of the text's first line, of a part of a file.
+
+    Raises:
+        HpctrainError: it is empty or binary.
+    """
+
+    def __init__(self, text: str, where: str, tool: str, *, command: str = "", first: int = 1) -> None:
+        self.where = where
+        self.tool = tool
+        self._command = command or tool
+        self._lines = without_terminal(text).split("\n")
+        if "\r" in text:
+            self._lines = [line.rstrip("\r") for line in self._lines]
+        self._first = first
+        self._lanes: dict[tuple[str, str], tuple[int | None, str | None]] = {}
+        self._noise = 0
+        self._first_noise = ""
+        self._first_noise_line = 0
+        if not text.strip():
+            raise HpctrainError(f"{where}: the file is empty", f"write it with {tool} > {where}")
+        if "\0" in text:
+            raise HpctrainError(f"{where}: a binary file, not the output of {tool}", f"write it with {tool} > {where}")
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """The number of each line and the line, without its end."""
+        if max(map(len, self._lines)) > _LONGEST_LINE:
+            number, line = next(each for each in enumerate(self._lines, self._first) if len(each[1]) > _LONGEST_LINE)
+            raise self.fault(number, f"a line of {len(line)} characters", line)
+        return enumerate(self._lines, self._first)
+
+    @property
+    def last(self) -> int:
+        """The number of the last line that is not empty."""
+        return self._first - 1 + len(self._lines) - (self._lines[-1] == "")
+
+    def fault(self, number: int, what: str, line: str = "") -> HpctrainError:
+        """The error for a line: what is wrong, and how to get the file again."""
+        shown = f": {line.strip()[:60]!r}" if line else ""
+        return HpctrainError(
+            f"{self.where}:{number}: {what}{shown}", f"write the file again: {self._command} > {self.where}"
+        )
+
+    def cut_off(self, missing: int, first: str) -> HpctrainError:
+        """The error for cables that lead to nodes which the text does not list; ``first`` is where one is named."""
+        return self.fault(
+            self.last, f"the file is cut off: {missing} nodes at the end of cables are not in it (see {first})"
+        )
+
+    def pass_over(self, number: int, line: str) -> None:
+        """Count a line that is not part of the tool's output.
+
+        Raises:
+            HpctrainError: it is the last one and has no end, so the text is cut off within it; a prompt never has.
+        """
+        if not line.strip():
+            return
+        if number == self._first - 1 + len(self._lines) and not is_prompt(line):
+            raise self.fault(number, "the file is cut off in the middle of its last line", line)
+        if not self._noise:
+            self._first_noise, self._first_noise_line = line.strip()[:60], number
+        self._noise += 1
+
+    def remarks(self) -> Iterator[Remark]:
+        """One remark about all lines that were skipped."""
+        if self._noise:
+            yield Remark(
+                text=f"ignored what {self.tool} does not print (lines: {self._noise}): {self._first_noise!r}",
+                where=f"{self.where}:{self._first_noise_line}",
+            )
+
+    def lanes(self, number: int, width: str, speed: str) -> tuple[int | None, str | None]:
+        """Width and speed as the tools abbreviate them: ``4x`` and ``HDR``; ``??`` and ``???`` are unknown.
+
+        Raises:
+            HpctrainError: a speed that InfiniBand does not have.
+        """
+        known = self._lanes.get((width, speed))
+        if known is None:
+            if speed != "???" and speed not in LANE_GBIT:
+                raise self.fault(number, f"the link speed {speed!r} is not one of {', '.join(LANE_GBIT)}")
+            known = int(width[:-1]) if width[0].isdigit() else None, speed if speed != "???" else None
+            self._lanes[width, speed] = known
+        return known

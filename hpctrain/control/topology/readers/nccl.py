@@ -1,0 +1,235 @@
+"""NCCL topology files: what ``NCCL_TOPO_DUMP_FILE`` writes and ``NCCL_TOPO_FILE`` reads.
+
+Each ``<pci>`` with others inside is one PCIe switch; host bridges are not in the file, so that devices of one CPU
+without a common switch are PHB, which is NCCL's own meaning of PHB. A ``<nic>`` directly below a ``<cpu>`` is one that
+NCCL merged of adapters on several switches; it is PHB from the GPUs of that CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hpctrain.common.cluster.adapter_kinds import (
+    LIBFABRIC,
+    LinkLayer,
+    is_virtual_function,
+    link_layer,
+    link_layer_of_name,
+    link_layer_of_vendor,
+)
+from hpctrain.common.cluster.cores import cores_of_mask, cores_of_nodes
+from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
+from hpctrain.control.topology.readers.xml_tree import Element, parse
+
+_REMEDY = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.xml"
+# PCI base classes.
+_DISPLAY, _NETWORK = "0x03", "0x02"
+_NVSWITCH = "0x0680"
+# What NCCL calls an adapter through its data-direct function; the adapter itself has the name without it.
+_DATA_DIRECT = "_dma"
+# More than any port has, by far.
+_MOST_GBIT = 10_000
+
+# A device of the file, the NUMA node of its CPU and the bridges above it.
+_Place = tuple[Element, int, Bridges]
+
+
+def read(text: str, where: str, host: str | None = None) -> NodeMap:
+    """The node map of a topology file. A reader of one host, so it returns a NodeMap rather than fabric records.
+
+    Adapters are known by their bus ID where the file names none (those that clouds ship); Ethernet adapters are marked.
+
+    Args:
+        host: the ``host_hash`` of the host to take, of several that the file has. By default the first, where all are
+            alike.
+
+    Raises:
+        HpctrainError: not such a file, cut short, with neither GPU nor adapter, or of several hosts that differ.
+    """
+    system = parse(text, where, root="system", remedy=_REMEDY)
+    hosts: dict[str, list[Element]] = {}
+    for cpu in system.all("cpu"):
+        hosts.setdefault(cpu.attributes.get("host_hash", ""), []).append(cpu)
+    if host is not None and host not in hosts:
+        raise HpctrainError(f"{where}: no host {host} in it", f"valid: {', '.join(filter(None, hosts)) or 'no @HOST'}")
+    maps = {name: _node_map(cpus, system.where, where) for name, cpus in hosts.items() if host in (None, name)}
+    if not maps:
+        raise HpctrainError(f"{system.where}: no GPU and no adapter in this file", _REMEDY)
+    first, *others = maps
+    if any(maps[other] != maps[first] for other in others):
+        found = [
+            f"{name} (GPUs: {len(each.gpus)}, adapters: {len(each.adapters)}, "
+            f"cores: {sum(len(node.cores) for node in each.numa_nodes)})"
+            for name, each in maps.items()
+        ]
+        raise HpctrainError(
+            f"{where}: of {len(maps)} hosts that differ: {', '.join(found)}", f"take one: --node {where}@{first}"
+        )
+    if not others:
+        return maps[first]
+    alike = f"{where}: of {len(maps)} hosts, all alike: {first} stands for all"
+    return replace(maps[first], warnings=(alike, *maps[first].warnings))
+
+
+def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
+    """The node map of one host.
+
+    Raises:
+        HpctrainError: as of :func:`read`.
+    """
+    places = [place for cpu in cpus for place in _devices(cpu)]
+    gpus = [place for place in places if _is_gpu(place[0])]
+    nics = [place for place in places if not _is_gpu(place[0]) and _is_nic(place[0])]
+    whole = any(not _is_virtual(device) for device, _, _ in nics)
+    adapters = {
+        replace(adapter, virtual=whole and _is_virtual(device)): bridges
+        for device, numa, bridges in nics
+        for adapter in _adapters(device, numa)
+    }
+    adapters = _each_once(adapters)
+    if not gpus and not adapters:
+        raise HpctrainError(f"{where}: no GPU and no adapter in this file", _REMEDY)
+    numbers = _indices([device for device, _, _ in gpus])
+    node_map = node_map_of_tree(
+        {
+            Gpu(index=index, bus_id=device.attribute("busid"), numa=numa): bridges
+            for index, (device, numa, bridges) in zip(numbers, gpus, strict=True)
+        },
+        adapters,
+        _numa_nodes(cpus),
+        nvlinks={device.attribute("busid"): _nvlinks(device) for device, _, _ in gpus},
+        where=where,
+        warnings=_unnamed(adapters, file),
+    )
+    return replace(node_map, whole=False)
+
+
+def _numa(cpu: Element) -> int:
+    """The NUMA node of a CPU. A virtual machine may tell none: -1."""
+    return cpu.number("numaid", least=-1)
+
+
+def _numa_nodes(cpus: Sequence[Element]) -> list[NumaNode]:
+    cores = cores_of_nodes([cores_of_mask(cpu.attributes.get("affinity", ""), cpu.where) for cpu in cpus])
+    return [
+        NumaNode(index=_numa(cpu), cores=own or (), complete=bool(own)) for cpu, own in zip(cpus, cores, strict=True)
+    ]
+
+
+def _is_gpu(device: Element) -> bool:
+    return bool(device.all("gpu")) or device.attributes.get("class", "").startswith(_DISPLAY)
+
+
+def _is_nic(device: Element) -> bool:
+    return bool(device.all("nic")) or device.attributes.get("class", "").startswith(_NETWORK)
+
+
+def _devices(cpu: Element) -> Iterator[_Place]:
+    """The PCI devices below a CPU, with the bridges above each, and the CPU itself where it has adapters."""
+    numa = _numa(cpu)
+    host_bridge = f"cpu {numa}"
+    if cpu.all("nic"):
+        yield cpu, numa, (host_bridge,)
+    below: list[tuple[Element, Bridges]] = [(pci, (host_bridge,)) for pci in reversed(cpu.all("pci"))]
+    while below:
+        pci, bridges = below.pop()
+        name = pci.attribute("busid")
+        inner = pci.all("pci")
+        if not inner:
+            yield pci, numa, bridges
+        # A switch is two bridges: its own, and a port of its own towards each device.
+        below += [(child, (*bridges, name, f"{name} port {port}")) for port, child in reversed(list(enumerate(inner)))]
+
+
+def _indices(gpus: list[Element]) -> list[int]:
+    """NCCL's own device numbers where every GPU has one, else CUDA's order by bus ID.
+
+    Processes that see only one GPU each number it 0.
+    """
+    own = [each.attributes.get("dev", "") for gpu in gpus for each in gpu.all("gpu")[:1]]
+    if len(own) == len(gpus) == len(set(own)) and all(own):
+        return [gpu.all("gpu")[0].number("dev") for gpu in gpus]
+    ordered = sorted(gpu.attribute("busid") for gpu in gpus)
+    return [ordered.index(gpu.attribute("busid")) for gpu in gpus]
+
+
+def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
+    """The RDMA devices of a PCI device, or of a CPU: one where it is a network device and the file names none."""
+    bus_id = device.attributes.get("busid")
+    nets = [net for nic in device.all("nic") for net in nic.all("net")]
+    # A net a port: a two-port adapter comes twice, as devices of their own or as ports of one. Their port attribute is
+    # no device's port: NCCL adds the place of the device on its card.
+    names: dict[str, list[Element]] = {}
+    for net in nets:
+        names.setdefault(net.attribute("name"), []).append(net)
+    if not nets and bus_id is not None:
+        names[bus_id] = []
+    layer = _link_layer(device)
+    for name, ports in names.items():
+        of_name = link_layer_of_name(name)
+        if ports and _is_socket(ports[0], of_name):
+            continue
+        yield Adapter(
+            name=name,
+            bus_id=bus_id,
+            numa=numa,
+            link_layer=of_name if of_name in LIBFABRIC else layer or of_name,
+            gbit=_gbit(ports),
+        )
+
+
+def _gbit(nets: Sequence[Element]) -> float | None:
+    """The speed of an adapter: NCCL tells Mbit/s of each port. Early plugins for Slingshot told kbit/s."""
+    speeds = [net.number("speed") / 1000 for net in nets if net.attributes.get("speed", "0") != "0"]
+    return sum(speeds) if speeds and len(speeds) == len(nets) and max(speeds) <= _MOST_GBIT else None
+
+
+def _is_socket(net: Element, layer: LinkLayer | None) -> bool:
+    """Whether a net is a network interface that NCCL reaches by sockets: these have port 0."""
+    return layer not in LIBFABRIC and net.attributes.get("port") == "0"
+
+
+def _each_once(adapters: dict[Adapter, Bridges]) -> dict[Adapter, Bridges]:
+    """Without merged adapters whose parts are listed too, and without the usual function beside a data-direct one."""
+    names = {adapter.name for adapter in adapters}
+
+    def again(name: str) -> bool:
+        return ("+" in name and names.issuperset(name.split("+"))) or name + _DATA_DIRECT in names
+
+    return {adapter: bridges for adapter, bridges in adapters.items() if not again(adapter.name)}
+
+
+def _link_layer(device: Element) -> LinkLayer | None:
+    """By vendor and PCI class; NCCL tells no LIDs, but that a net reduces in its switches: SHARP of InfiniBand."""
+    if any(net.attributes.get("coll") == "1" for nic in device.all("nic") for net in nic.all("net")):
+        return "InfiniBand"
+    vendor, model, pci_class = _identity(device)
+    return link_layer_of_vendor(vendor, model) or link_layer(pci_class, ())
+
+
+def _identity(device: Element) -> tuple[str, str, str]:
+    """Vendor, model, and class with subclass of a PCI device, in hexadecimal digits."""
+    vendor, model, kind = (device.attributes.get(name, "")[2:].lower() for name in ("vendor", "device", "class"))
+    return vendor, model, kind[:4]
+
+
+def _is_virtual(device: Element) -> bool:
+    return is_virtual_function(*_identity(device)[:2])
+
+
+def _nvlinks(device: Element) -> dict[str, int]:
+    """The NVLinks of a GPU to other GPUs and to NVSwitches; not those to a POWER9 CPU."""
+    links = [link for gpu in device.all("gpu") for link in gpu.all("nvlink")]
+    return {
+        link.attribute("target"): link.number("count")
+        for link in links
+        if link.attributes.get("tclass", _NVSWITCH).startswith((_NVSWITCH, _DISPLAY))
+    }
+
+
+def _unnamed(adapters: dict[Adapter, Bridges], where: str) -> list[str]:
+    count = sum(adapter.name == adapter.bus_id for adapter in adapters)
+    return [f"{where}: {count} adapters without a device name are known by their bus ID"] if count else []

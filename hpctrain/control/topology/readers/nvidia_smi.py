@@ -1,0 +1,206 @@
+"""``nvidia-smi topo -m``: a matrix of distance classes, CPU and NUMA affinity, and a legend of the adapters' names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hpctrain.common.cluster.adapter_kinds import link_layer_of_name
+from hpctrain.common.cluster.cores import cores_of_list, cores_of_nodes
+from hpctrain.common.cluster.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, checked
+from hpctrain.common.errors import HpctrainError
+
+_REMEDY = "write it on the host with: nvidia-smi topo -m > node.txt"
+# The header is underlined even in a file; terminals add colours and erasures.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\([0-9A-B])")
+# Tools of other vendors, whose matrices have other classes, and what their outputs say of themselves.
+_OTHER_TOOLS = {
+    "rocm-smi": r"rocm-smi|ROCm System Management Interface|between two GPUs",
+    "amd-smi": r"amd-smi|^(?:ACCESS|WEIGHT|HOPS|LINK TYPE) TABLE",
+    "xpu-smi": r"xpu-smi",
+    "npu-smi": r"npu-smi",
+    "hl-smi": r"hl-smi",
+}
+_LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")
+# Of a GPU whose memory is a NUMA node too, the first is the one with CPUs: 0,2-17.
+_NUMA = re.compile(r"([0-9]{1,4})(?:,[0-9,-]*)?")
+_NUMBERED = re.compile(r"NIC\d+")
+# What early drivers say for SYS.
+_OLD_CLASSES = {"SOC": "SYS"}
+_UNKNOWN = "N/A"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One row: the classes, by the header's devices, and the columns after them."""
+
+    name: str
+    classes: tuple[str, ...]
+    rest: tuple[str, ...]
+    where: str
+
+
+def read(text: str, where: str) -> NodeMap:
+    """The node map of one host's matrix. A reader of one host, so it returns a NodeMap rather than fabric records.
+
+    The format has no bus IDs and no link layers: an adapter is taken for Ethernet only where its name says so. NUMA
+    nodes are those near a GPU.
+
+    Raises:
+        HpctrainError: no such matrix, or one whose rows do not fit its header.
+    """
+    _refuse_other_tools(text, where)
+    lines = [(f"{where}:{number}", _ESCAPES.sub("", line)) for number, line in enumerate(text.splitlines(), start=1)]
+    start = next((i for i, (_, line) in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
+    if start is None:
+        raise HpctrainError(f"{where}: no header line that starts with GPU0", _REMEDY)
+    header, columns = lines[start]
+    devices, affinities = _header(header, columns)
+    rows = _rows(devices, lines[start + 1 :], header)
+    gpus = [row for row in rows if _is_gpu(row.name)]
+    unended = "" if text.endswith("\n") else lines[-1][0]
+    numa_nodes, numa_of_gpu = _numa_nodes(gpus, affinities, unended)
+    names = _adapters(devices, lines, header, ended=text.endswith("\n"))
+    return checked(
+        NodeMap(
+            gpus=tuple(
+                Gpu(index=int(row.name.removeprefix("GPU")), bus_id=None, numa=numa)
+                for row, numa in zip(gpus, numa_of_gpu, strict=True)
+            ),
+            adapters=tuple(
+                Adapter(
+                    name=name,
+                    bus_id=None,
+                    numa=_numa_near(devices.index(column), gpus, numa_of_gpu),
+                    link_layer=link_layer_of_name(name),
+                )
+                for column, name in names.items()
+            ),
+            numa_nodes=numa_nodes,
+            gpu_gpu=tuple(_columns(row, devices, gpu=True) for row in gpus),
+            gpu_adapter=tuple(_columns(row, devices, gpu=False) for row in gpus),
+            warnings=tuple(_nameless(names, where)),
+            whole=False,
+        ),
+        where,
+    )
+
+
+def _refuse_other_tools(text: str, where: str) -> None:
+    for tool, words in _OTHER_TOOLS.items():
+        if "nvidia-smi" not in text and re.search(words, text, re.M):
+            raise HpctrainError(
+                f"{where}: {tool} wrote it, and its matrix says nothing of adapters and cores",
+                "write one with: lstopo --of xml node.xml; or with RCCL's NCCL_TOPO_DUMP_FILE",
+            )
+
+
+def _nameless(names: dict[str, str], where: str) -> Iterator[str]:
+    """A warning where the legend is missing. Its first words are no device names, so nothing is restricted to them."""
+    if any(_is_nameless(name) for name in names.values()):
+        yield f"{where}: no NIC Legend, so the adapters' device names are not known and no rank is restricted to any"
+
+
+def _is_gpu(name: str) -> bool:
+    return re.fullmatch(r"GPU(0|[1-9][0-9]{0,3})", name) is not None
+
+
+def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
+    """The devices of the columns, and which affinities follow them."""
+    columns, *affinities = re.split(r"\b(CPU Affinity|NUMA Affinity|GPU NUMA ID)\b", line)
+    devices = columns.split()
+    twice = [name for name in devices if devices.count(name) > 1]
+    if twice:
+        raise HpctrainError(f"{where}: the column {twice[0]} appears twice", _REMEDY)
+    return devices, tuple(affinities[::2])
+
+
+def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> list[_Row]:
+    rows: dict[str, _Row] = {}
+    for where, line in lines:
+        name, *cells = line.split() or [""]
+        if name not in devices:
+            continue
+        if name in rows:
+            raise HpctrainError(f"{where}: a second row {name}", "give one matrix of one host")
+        classes = tuple(_OLD_CLASSES.get(cell, cell) for cell in cells[: len(devices)])
+        _check(name, classes, devices, where)
+        rows[name] = _Row(name=name, classes=classes, rest=tuple(cells[len(devices) :]), where=where)
+    missing = [name for name in devices if name not in rows]
+    if missing:
+        raise HpctrainError(f"{header}: no row for the column {missing[0]}: cut short?", _REMEDY)
+    return [rows[name] for name in devices]
+
+
+def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str) -> None:
+    """Refuse a row with a cell too few, X anywhere but on the diagonal, or NVLinks to an adapter."""
+    if len(classes) < len(devices):
+        raise HpctrainError(f"{where}: row {name} ends after {len(classes)} of {len(devices)} columns", _REMEDY)
+    for column, cell in zip(devices, classes, strict=True):
+        links = re.fullmatch(r"NV[1-9]\d*", cell) and _is_gpu(name) and _is_gpu(column)
+        if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
+            valid = f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_REMEDY}"
+            raise HpctrainError(f"{where}: {cell[:40]!r} is not a distance between {name} and {column}", valid)
+
+
+def _columns(row: _Row, devices: Sequence[str], *, gpu: bool) -> tuple[str, ...]:
+    return tuple(cell for cell, name in zip(row.classes, devices, strict=True) if _is_gpu(name) == gpu)
+
+
+def _numa_nodes(
+    gpus: Sequence[_Row], affinities: Sequence[str], unended: str
+) -> tuple[tuple[NumaNode, ...], list[int | None]]:
+    """The NUMA nodes that GPUs are near to, and that of each GPU.
+
+    GPUs of one affinity are on one node. Older drivers, and machines whose GPUs are near several nodes, give it no
+    number: it gets a negative one. A list of single CPUs, as of machines that number the cores of two sockets in turns,
+    is cut after six (0,2,4,6,8,10), and would not tell which CPUs share a core if it were not.
+
+    Args:
+        unended: the line, as of ``_Row.where``, that ends without a line break, so that its last word may be cut.
+    """
+    found: dict[tuple[str, int | None], int] = {}
+    cpus_of: dict[int, tuple[int, ...]] = {}
+    numa_of_gpu: list[int | None] = []
+    for row in gpus:
+        told = dict(zip(affinities, row.rest, strict=False))
+        cpus, numa = told.get("CPU Affinity", _UNKNOWN), _NUMA.fullmatch(told.get("NUMA Affinity", _UNKNOWN))
+        number = int(numa[1]) if numa else None
+        if cpus == _UNKNOWN:
+            numa_of_gpu.append(number)
+            continue
+        if (cpus, number) not in found:
+            taken = set(found.values())
+            index = number if number is not None and number not in taken else -1 - len(found)
+            found[cpus, number] = index
+            cut = cpus.endswith((",", "-")) or (row.where == unended and len(row.rest) == 1)
+            cpus_of[index] = () if cut else cores_of_list(cpus, row.where)
+        numa_of_gpu.append(found[cpus, number])
+    cores = dict(zip(cpus_of, cores_of_nodes([*cpus_of.values()]), strict=True))
+    nodes = [NumaNode(index=index, cores=cores[index] or (), complete=bool(cores[index])) for index in sorted(cores)]
+    return tuple(nodes), numa_of_gpu
+
+
+def _numa_near(column: int, gpus: Sequence[_Row], numa_of_gpu: Sequence[int | None]) -> int | None:
+    """The NUMA node of an adapter: that of the GPUs which share one with it."""
+    near = {numa for row, numa in zip(gpus, numa_of_gpu, strict=True) if row.classes[column] != "SYS"}
+    return near.pop() if len(near) == 1 else None
+
+
+def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: str, *, ended: bool) -> dict[str, str]:
+    """The name of each adapter by its column: the legend's, or the column's own in drivers that print no legend."""
+    legend = {match[1]: match[2] for _, line in lines if (match := _LEGEND.fullmatch(line))}
+    if not ended and _LEGEND.fullmatch(lines[-1][1]):
+        raise HpctrainError(
+            f"{lines[-1][0]}: cut off in the middle of its last line: {lines[-1][1].strip()!r}", _REMEDY
+        )
+    columns = [name for name in devices if not _is_gpu(name)]
+    unnamed = [name for name in columns if _is_nameless(name) and name not in legend]
+    if unnamed and legend:
+        raise HpctrainError(f"{header}: no line of the NIC Legend names {unnamed[0]}: cut short?", _REMEDY)
+    return {name: legend.get(name, name) for name in columns}
+
+
+def _is_nameless(name: str) -> bool:
+    return _NUMBERED.fullmatch(name) is not None

@@ -1,0 +1,226 @@
+"""Slurm's ``topology.conf`` and the output of ``scontrol show topology``: one switch or block a line.
+
+Source: https://slurm.schedmd.com/topology.conf.html. ``scontrol`` prints the same keys in the same form and adds
+``Level``, ``BlockIndex``, ``BlockSize`` and, of blocks of blocks, ``AggregatedBlock``.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from hpctrain.common.cluster.host_list import expand_hosts, expand_names
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.control.topology.choice import Choice, Topology, choose
+from hpctrain.control.topology.readers.listing import is_prompt, without_terminal
+from hpctrain.control.topology.records import Record, Remark, SwitchGroup
+
+# By its first key, what a line is about and which further keys it may have.
+_LINES = {
+    "switchname": ("switches", "nodes", "linkspeed", "level"),
+    "blockname": ("nodes", "blockindex", "blocksize"),
+    "aggregatedblock": ("nodes", "blockindex", "blocksize"),
+    "blocksizes": (),
+}
+_SPELLING = {
+    key.lower(): key
+    for key in (
+        *("SwitchName", "Switches", "Nodes", "LinkSpeed", "Level"),
+        *("BlockName", "BlockSizes", "BlockIndex", "BlockSize", "AggregatedBlock"),
+    )
+}
+_KEY = "|".join(_SPELLING)
+# A key without a value is followed by the next key.
+_PAIR = re.compile(rf"\s*([A-Za-z]+)\s*=(?:\s*(?:\"([^\"]*)\"|(?!(?i:{_KEY})\s*=)([^\s\"]+)))?")
+
+Line = tuple[dict[str, str], str]
+
+
+def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
+    """The switches or blocks of a text, hosts at the leaves.
+
+    Slurm reads switches or blocks, as its TopologyPlugin says. Of a text with both the switches count as the default,
+    because they tell of the network between blocks too.
+
+    Args:
+        text: a topology.conf (tree or block), or what ``scontrol show topology`` printed.
+        where: its file name.
+        choice: between ``tree`` and ``block``.
+
+    Raises:
+        HpctrainError: it is not such a text, or names what it does not define; with the line.
+    """
+    lines = list(_lines(text, where))
+    if any({"level", "blockindex"} & pairs.keys() for pairs, _ in lines) and not text.endswith("\n"):
+        last = text.rpartition("\n")[2]
+        if not is_prompt(last):
+            raise HpctrainError(
+                f"{lines[-1][1]}: the text is cut off in its last line: {last.strip()[:60]!r}",
+                f"write it again: scontrol show topology > {where}",
+            )
+    switches = [(pairs, place) for pairs, place in lines if "switchname" in pairs]
+    blocks = [(pairs, place) for pairs, place in lines if "switchname" not in pairs]
+    found = []
+    if switches or not blocks:
+        found.append(Topology(name="tree", groups=[_switch(*line) for line in switches], default=True))
+    if blocks:
+        found.append(Topology(name="block", groups=list(_blocks(blocks))))
+    if len(found) == 1 and choice.name is None:
+        return check_groups(found[0].groups, where)
+    taken, remarks = choose(found, choice, where)
+    return chain(remarks, check_groups(taken.groups, where))
+
+
+def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
+    """Check that the groups form trees with hosts; a group without hosts and switches gets a remark.
+
+    Raises:
+        HpctrainError: no hosts, a name that is used twice or not defined, or a switch that is below itself.
+    """
+    by_name: dict[str, SwitchGroup] = {}
+    for group in groups:
+        if (first := by_name.setdefault(group.name, group)) is not group:
+            raise HpctrainError(f"{group.where}: {group.name!r} is defined a second time, after {first.where}")
+    for group in groups:
+        for child in group.switches:
+            if child not in by_name:
+                raise HpctrainError(
+                    f"{group.where}: {group.name!r} contains {child!r}, which is not defined in this text: is "
+                    "it complete?",
+                    nearest(child, by_name) if len(by_name) <= 50 else "",
+                )
+    try:
+        graphlib.TopologicalSorter({group.name: group.switches for group in groups}).prepare()
+    except graphlib.CycleError as error:
+        circle = error.args[1]
+        raise HpctrainError(
+            f"{by_name[circle[0]].where}: {circle[0]!r} is below itself: {' - '.join(circle)}", "a tree has no cycles"
+        ) from error
+    if not any(group.hosts for group in groups):
+        raise HpctrainError(
+            f"{where}: no switch and no block with hosts", "expected lines like: SwitchName=leaf1 Nodes=gpu[001-032]"
+        )
+    return _with_remarks(groups)
+
+
+def _with_remarks(groups: Sequence[SwitchGroup]) -> Iterator[Record]:
+    for group in groups:
+        yield group
+        if not group.switches and not group.hosts:
+            yield Remark(text=f"{group.name!r} has no hosts", where=group.where)
+
+
+def _lines(text: str, where: str) -> Iterator[Line]:
+    """The pairs of each line, keys in lower case, and its place; comments left out, continued lines joined."""
+    continued, start = "", 0
+    for number, raw in enumerate(without_terminal(text).splitlines(), start=1):
+        if is_prompt(raw):
+            continue
+        line = raw.partition("#")[0].rstrip()
+        start = start if continued else number
+        if line.endswith("\\"):
+            continued += line[:-1] + " "
+            continue
+        line, continued = continued + line, ""
+        if line.strip():
+            yield _pairs(line, f"{where}:{start}"), f"{where}:{start}"
+    if continued:
+        raise HpctrainError(f"{where}:{start}: the text ends within a line that is continued", "is it complete?")
+
+
+def _pairs(line: str, place: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    end = 0
+    while match := _PAIR.match(line, end):
+        key, end = match[1].lower(), match.end()
+        if key in pairs:
+            raise HpctrainError(f"{place}: {match[1]} appears twice")
+        pairs[key] = match[2] or match[3] or ""
+    first = next(iter(pairs), "")
+    if line[end:].strip() or first not in _LINES or not pairs[first]:
+        shown = line.strip()[:60]
+        raise HpctrainError(
+            f"{place}: not a line of a Slurm topology: {shown!r}",
+            "expected SwitchName=… with Switches=… or Nodes=…, or BlockName=… with Nodes=…, or BlockSizes=…",
+        )
+    for key in pairs:
+        if key != first and key not in _LINES[first]:
+            valid = [_SPELLING[known] for known in _LINES[first]]
+            raise HpctrainError(f"{place}: {_SPELLING[first]} has no {key!r}", nearest(key, valid) if valid else "")
+    return pairs
+
+
+def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
+    switches, hosts = _names(pairs, "switches", place), _names(pairs, "nodes", place)
+    if switches and hosts and "level" not in pairs:
+        raise HpctrainError(
+            f"{place}: {pairs['switchname']!r} has both switches and hosts", "Slurm has hosts at the leaves only"
+        )
+    return SwitchGroup(
+        name=pairs["switchname"],
+        where=place,
+        switches=switches,
+        # Of a switch above others, scontrol prints all hosts below it.
+        hosts=() if switches else hosts,
+        speed=_number(pairs["linkspeed"], "LinkSpeed", place) if "linkspeed" in pairs else None,
+    )
+
+
+def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
+    blocks = []
+    listed: set[int] = set()
+    sizes: tuple[list[int], str] | None = None
+    for pairs, place in lines:
+        if "blocksize" in pairs:
+            # scontrol prints the size of each block beside it, where topology.conf has all in a line of their own.
+            listed.add(_number(pairs["blocksize"], "BlockSize", place))
+        if "blocksizes" in pairs:
+            sizes = [_number(size, "BlockSizes", place) for size in pairs["blocksizes"].split(",")], place
+        elif "aggregatedblock" in pairs:
+            below = _names(pairs, "aggregatedblock", place)
+            yield SwitchGroup(name=pairs["aggregatedblock"], where=place, switches=below)
+        else:
+            blocks.append(SwitchGroup(name=pairs["blockname"], where=place, hosts=_names(pairs, "nodes", place)))
+    yield from (replace(block, block_sizes=tuple(sizes[0] if sizes else sorted(listed))) for block in blocks)
+    if sizes:
+        yield from aggregate(blocks, *sizes)
+
+
+def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -> Iterator[SwitchGroup]:
+    """The larger blocks that BlockSizes asks for: as many neighbours together as the ratio to the first size says.
+
+    Raises:
+        HpctrainError: a size is not a power of two times the first one, or does not rise.
+    """
+    names = [block.name for block in blocks]
+    members = 1
+    for size in sizes[1:]:
+        ratio, rest = divmod(size, sizes[0]) if sizes[0] else (0, 0)
+        if rest or ratio <= members or ratio & (ratio - 1):
+            raise HpctrainError(
+                f"{place}: block size {size} must be the first one, {sizes[0]}, times a power of two, and larger than "
+                "the one before"
+            )
+        step = ratio // members
+        groups = [tuple(names[start : start + step]) for start in range(0, len(names), step)]
+        names = [f"{group[0]}+{len(group) - 1}" for group in groups]
+        members = ratio
+        for name, group in zip(names, groups, strict=True):
+            yield SwitchGroup(name=name, where=place, switches=group)
+
+
+def _names(pairs: dict[str, str], key: str, place: str) -> tuple[str, ...]:
+    text = pairs.get(key)
+    if not text:
+        return ()
+    return (expand_hosts if key == "nodes" else expand_names)(text, f"{place}: {_SPELLING[key]}")
+
+
+def _number(text: str, key: str, place: str) -> int:
+    # At most nine digits: Slurm keeps 32 bits.
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise HpctrainError(f"{place}: {key}={text[:60]}: expected a whole number")
+    return int(text)

@@ -1,0 +1,201 @@
+"""The links that flows use in a fabric, and the number of flows on each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints
+from hpctrain.control.topology.min_hop import MinHop, Ports
+
+# InfiniBand's own limit on the hops of a path: whoever takes more goes round in circles.
+MOST_HOPS = 64
+
+_NONE = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """The directed links of each flow, in order: flow ``i`` has ``link[start[i]:start[i + 1]]``.
+
+    Attributes:
+        start: (flows + 1,).
+        link: numbers of the fabric's directed links.
+        unknown: the flows that come to a switch without a forwarding table. They have no links here: where they go on
+            from there, and whether they arrive, nobody can say.
+    """
+
+    start: Ints
+    link: Ints
+    unknown: Ints
+
+
+class GivenTables:
+    """The forwarding tables that were read with a fabric.
+
+    Attributes:
+        switches: the nodes that have one.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        assert fabric.tables is not None
+        # A column more, so that a LID that no table knows has one as well.
+        self._table = np.pad(fabric.tables, ((0, 0), (0, 1)), constant_values=NO_PORT)
+        self.switches = fabric.table_switches
+        self._row = np.full(len(fabric.names), -1, np.int32)
+        self._row[self.switches] = np.arange(len(self.switches))
+        last = self._table.shape[1] - 1
+        self._column = np.where((fabric.lid > 0) & (fabric.lid < last), fabric.lid, last)
+
+    def ports(self, switch: Ints, target: Ints) -> Ports:
+        """The port of each switch towards the adapter at the same index, ``NO_PORT`` if there is none."""
+        ports: Ports = self._table[self._row[switch], self._column[target]]
+        return ports
+
+
+class Routes:
+    """Follows forwarding tables: those of the fabric, or minimum-hop tables computed where none were read."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self._tables = MinHop(fabric) if fabric.tables is None else GivenTables(fabric)
+        switches = self._tables.switches
+        self._row = np.full(len(fabric.names), -1, np.int32)
+        self._row[switches] = np.arange(len(switches))
+        # The link behind each port of each switch; the last column, which stays without one, is NO_PORT's.
+        self._behind = np.full((len(switches), fabric.source_port.max(initial=0) + 2), -1, np.int32)
+        from_switch = self._row[fabric.source] >= 0
+        self._behind[self._row[fabric.source[from_switch]], fabric.source_port[from_switch]] = np.flatnonzero(
+            from_switch
+        )
+        # An adapter sends by its cable; a switch without a table has no way on.
+        self._cable = np.full(len(fabric.names), -1, np.int32)
+        own = np.flatnonzero(fabric.level[fabric.source] == 0)[::-1]
+        self._cable[fabric.source[own]] = own
+        self._without_table = (fabric.level > 0) & (self._row < 0)
+
+    def paths(self, source: Ints, target: Ints) -> Paths:
+        """The links from each source to the target at the same index, both adapters; empty from an adapter to itself.
+
+        Raises:
+            HpctrainError: a flow comes to a switch whose table has no way on, or goes round in circles.
+        """
+        flow, link, unknown = self._flow_links(source, target)
+        return Paths(
+            start=np.concatenate([[0], np.cumsum(np.bincount(flow, minlength=len(source)))]).astype(np.int32),
+            link=link[np.argsort(flow, kind="stable")].astype(np.int32),
+            unknown=unknown,
+        )
+
+    def cable(self, adapter: Ints) -> Ints:
+        """The link by which each adapter sends."""
+        cables: Ints = self._cable[adapter]
+        return cables
+
+    def loads(self, source: Ints, target: Ints, weight: float | Floats = 1.0) -> Floats:
+        """The load of each directed link: the sum of the weights of its flows.
+
+        Flows whose path is unknown are left out.
+
+        Raises:
+            HpctrainError: as of ``paths``.
+        """
+        flow, link, _ = self._flow_links(source, target)
+        weights = np.broadcast_to(np.float64(weight), len(source))[flow]
+        return np.bincount(link, weights, minlength=len(self.fabric.source)).astype(np.float64)
+
+    def faults(self) -> Iterator[str]:
+        """A sentence for each switch and adapter of one subnet between which the tables lead nowhere.
+
+        What comes to a switch without a table is no fault of the tables there are.
+        """
+        fabric = self.fabric
+        switches, adapters = np.flatnonzero(self._row >= 0), np.flatnonzero(fabric.level == 0)
+        for switch in switches:
+            target = adapters[fabric.subnet[adapters] == fabric.subnet[switch]].astype(np.int32)
+            _, _, lost, at = self._walk(np.full_like(target, switch), target)
+            for flow, where in zip(lost, at, strict=True):
+                if not self._without_table[where]:
+                    yield self._explain(int(switch), int(target[flow]), int(where))
+
+    def unknown_pairs(self) -> int:
+        """The number of pairs of adapters in one subnet whose path contains a switch without a table."""
+        fabric = self.fabric
+        if not self._without_table.any():
+            return 0
+        adapters = np.flatnonzero(fabric.level == 0).astype(np.int32)
+        leaf = fabric.target[self._cable[adapters]]
+        pairs = 0
+        for switch in np.unique(leaf):
+            target = adapters[fabric.subnet[adapters] == fabric.subnet[switch]]
+            _, _, lost, at = self._walk(np.full_like(target, switch), target)
+            behind = leaf[np.isin(adapters, target[lost[self._without_table[at]]])]
+            # Of the receivers on this very switch each is one of its senders, and no pair with itself.
+            pairs += len(behind) * int((leaf == switch).sum()) - int((behind == switch).sum())
+        return pairs
+
+    def _flow_links(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints]:
+        """Flow and link of each hop, and the flows without hops, which come to a switch without a table."""
+        flow, link, lost, at = self._walk(source, target)
+        astray = np.flatnonzero(~self._without_table[at])
+        if astray.size:
+            first = astray[0]
+            raise self._lost(int(source[lost[first]]), int(target[lost[first]]), int(at[first]))
+        if lost.size:
+            known = ~np.isin(flow, lost)
+            flow, link = flow[known], link[known]
+        return flow, link, np.sort(lost)
+
+    def _walk(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """All flows advance by one link at a time.
+
+        Returns:
+            flow and link of each hop, in the order taken; the flows that got lost, and the node where each did.
+        """
+        at = np.array(source)
+        flow = np.flatnonzero(at != target).astype(np.int32)
+        flows, links, astray = [_NONE], [_NONE], [_NONE]
+        for _ in range(MOST_HOPS):
+            link = self._next(at[flow], target[flow])
+            astray.append(flow[link < 0])
+            flow, link = flow[link >= 0], link[link >= 0]
+            flows.append(flow)
+            links.append(link)
+            at[flow] = self.fabric.target[link]
+            flow = flow[at[flow] != target[flow]]
+            if not flow.size:
+                break
+        lost = np.concatenate([*astray, flow])
+        return np.concatenate(flows), np.concatenate(links), lost, at[lost]
+
+    def _next(self, node: Ints, target: Ints) -> Ints:
+        """The link by which each flow leaves ``node``, -1 where it cannot; a wrong adapter sends it back."""
+        link = self._cable[node]
+        switches = np.flatnonzero(self._row[node] >= 0)
+        port = self._tables.ports(node[switches], target[switches])
+        # A table may name a port that the switch does not have.
+        known = np.where(port < self._behind.shape[1], port, NO_PORT)
+        link[switches] = self._behind[self._row[node[switches]], known]
+        return link
+
+    def _lost(self, source: int, target: int, at: int) -> HpctrainError:
+        names, subnet = self.fabric.names, self.fabric.subnet
+        if subnet[source] != subnet[target]:
+            return HpctrainError(
+                f"no cables lead from {names[source]} to {names[target]}: they are on separate subnets",
+                "take hosts of one subnet at a time",
+            )
+        hint = "is a switch or a cable missing in the listing? discover the fabric again"
+        if self.fabric.tables is not None:
+            hint = (
+                "tables and cables must be from the same day; without tables (no --routes) hpctrain assumes shortest "
+                "paths"
+            )
+        return HpctrainError(self._explain(source, target, at), hint)
+
+    def _explain(self, source: int, target: int, at: int) -> str:
+        names = self.fabric.names
+        return f"no route from {names[source]} to {names[target]}: it ends or loops at {names[at]}"

@@ -1,0 +1,132 @@
+"""Folds the switches of a fabric into one tree: a fat tree has many spines, and Slurm, pictures and rings want a tree.
+
+Hosts on the same leaves are one subtree. From there upwards everything that hangs together is one, a level at a time:
+first by the switches of the level, which become one, then by cables between switches of that level, which have no
+switch above them. A missing cable makes no other tree, and a leaf may hang on any level.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpctrain.control.topology.components import components
+from hpctrain.control.topology.fabric import Fabric, Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subtree:
+    """Switches that serve the same hosts, with everything below them.
+
+    Attributes:
+        level: of the switches, as in :class:`Fabric`; 0 for hosts that are cabled to each other without a switch.
+        switches: their nodes; empty where cables between equals, or leaves that hosts share, join what is below.
+        hosts: that hang on exactly these switches; then nothing is below.
+        below: in the order of the switches.
+    """
+
+    level: int
+    switches: tuple[int, ...]
+    hosts: tuple[int, ...] = ()
+    below: tuple[Subtree, ...] = ()
+
+    def walk(self) -> Iterator[Subtree]:
+        """This subtree and all below it, depth-first."""
+        yield self
+        for each in self.below:
+            yield from each.walk()
+
+
+def subtrees(fabric: Fabric) -> tuple[Subtree, ...]:
+    """The trees of a fabric from their tops; one if all hosts can reach each other."""
+    ends = _ends(fabric)
+    # A vertex of its own for each, beyond the fabric's nodes: one leaf may belong to several sets.
+    tops = dict(enumerate(ends, start=len(fabric.names)))
+    hung = [(vertex, switch) for vertex, end in tops.items() for switch in end.switches]
+    vertex, switch = np.array(hung, np.int32).reshape(-1, 2).T
+    nodes = len(fabric.names) + len(tops)
+    for level, equals, source, target in _steps(fabric):
+        on = fabric.level[switch] <= level
+        label = components(nodes, np.concatenate([source, vertex[on]]), np.concatenate([target, switch[on]]))
+        tops = _joined(fabric, level, tops, label, equals=equals)
+    return tuple(tops.values())
+
+
+def hanging(fabric: Fabric, adapters: Ints) -> Iterator[Ints]:
+    """The subtrees of each adapter: first its switch, then ever larger ones.
+
+    Adapters without a switch hang on their subnet.
+
+    Args:
+        adapters: nodes, of any shape.
+
+    Yields:
+        numbers in the order of the switches, of the same shape; those of one yield mean nothing in the next.
+    """
+    cabled = (fabric.level[fabric.source] == 0) & (fabric.level[fabric.target] >= 1)
+    switch = len(fabric.names) + fabric.subnet
+    switch[fabric.source[cabled]] = fabric.target[cabled]
+    on: Ints = switch[adapters]
+    yield on
+    for _, _, source, target in _steps(fabric):
+        yield components(len(fabric.names) + int(fabric.subnet.max()) + 1, source, target)[on]
+
+
+def _steps(fabric: Fabric) -> Iterator[tuple[int, bool, Ints, Ints]]:
+    """From the leaves up: a level, whether its cables between equals count already, and the cables up to there.
+
+    Leaves have no switches below them, so that their first step is that between equals.
+    """
+    low = np.minimum(fabric.level[fabric.source], fabric.level[fabric.target])
+    high = np.maximum(fabric.level[fabric.source], fabric.level[fabric.target])
+    for level in range(1, int(fabric.level.max()) + 1):
+        for equals in (False, True) if level > 1 else (True,):
+            taken = (low >= 1) & ((high < level) | ((high == level) & (equals | (low < level))))
+            yield level, equals, fabric.source[taken], fabric.target[taken]
+
+
+def _ends(fabric: Fabric) -> list[Subtree]:
+    """The hosts of each set of leaves, then those without, which reach each other by their own cables."""
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for host, leaves in enumerate(fabric.leaves):
+        groups[tuple(sorted(leaves))].append(host)
+    bare = groups.pop((), [])
+    ends = [
+        Subtree(level=int(fabric.level[list(leaves)].max()), switches=leaves, hosts=tuple(hosts))
+        for leaves, hosts in sorted(groups.items())
+    ]
+    return ends + [Subtree(level=0, switches=(), hosts=hosts) for hosts in _cabled_hosts(fabric, bare)]
+
+
+def _cabled_hosts(fabric: Fabric, bare: Sequence[int]) -> list[tuple[int, ...]]:
+    """Hosts without a switch, those together that their cables join."""
+    owner = np.flatnonzero(np.isin(fabric.host, bare))
+    # A vertex each for hosts and for subnets, which here are single cables.
+    label = components(
+        len(fabric.hosts) + len(fabric.names), fabric.host[owner], len(fabric.hosts) + fabric.subnet[owner]
+    )
+    together: dict[int, list[int]] = defaultdict(list)
+    for host in bare:
+        together[int(label[host])].append(host)
+    return [tuple(hosts) for hosts in together.values()]
+
+
+def _joined(fabric: Fabric, level: int, tops: dict[int, Subtree], label: Ints, *, equals: bool) -> dict[int, Subtree]:
+    """The tops of the tree after one more step: those that now hang together become one."""
+    together: dict[int, list[int]] = defaultdict(list)
+    for top in tops:
+        together[int(label[top])].append(top)
+    switches: dict[int, list[int]] = defaultdict(list)
+    for switch in np.flatnonzero(fabric.level == level).tolist():
+        switches[int(label[switch])].append(switch)
+    joined: dict[int, Subtree] = {}
+    for part, below in together.items():
+        own = () if equals else tuple(switches[part])
+        if own or len(below) > 1:
+            joined[below[0]] = Subtree(level=level, switches=own, below=tuple(tops[top] for top in below))
+        else:
+            joined |= {top: tops[top] for top in below}
+    return joined

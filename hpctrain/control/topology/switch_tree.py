@@ -1,0 +1,120 @@
+"""Makes a fabric from a tree of switch and host names, as Slurm has it."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hpctrain.common.errors import HpctrainError, counted, nearest, some
+from hpctrain.control.topology.cabling import Found
+from hpctrain.control.topology.components import components
+from hpctrain.control.topology.fabric import Fabric
+from hpctrain.control.topology.names import LeftOut, natural
+from hpctrain.control.topology.records import SwitchGroup
+
+# Joins the trees of a file that names nothing above them; Slurm's own names have no spaces.
+ABOVE_ALL = "(above all)"
+
+
+def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
+    """The fabric of the groups: one adapter per host, and a cable of bandwidth 1 for each name below another.
+
+    Blocks, and trees that stand side by side, are joined by one more switch: hosts of different ones reach each other
+    by a network of which the file says nothing.
+
+    Args:
+        found: groups alone.
+        leave_out: patterns of hosts that take no part.
+
+    Raises:
+        HpctrainError: a group names a switch that the file does not define, or there are no hosts.
+    """
+    left = LeftOut(leave_out)
+    apart = sorted({host for group in found.groups for host in group.hosts if left.matches(host)}, key=natural)
+    groups = {group.name: group for group in _without(found.groups, set(apart))}
+    hosts = sorted({host for group in groups.values() for host in group.hosts}, key=natural)
+    if not hosts:
+        raise HpctrainError(
+            f"{found.where}: no hosts in it{' but those left out' if apart else ''}", "its leaves need Nodes="
+        )
+    warnings = [*found.warnings, *left.unmatched()]
+    if apart:
+        warnings.append(counted("hosts that were to be left out", apart))
+    blocks = [group.name for group in groups.values() if group.block_sizes is not None]
+    # Larger blocks are of neighbours, so that the order of blocks counts.
+    switches = blocks + sorted(groups.keys() - set(blocks), key=natural)
+    below = {child for group in groups.values() for child in group.switches}
+    if unknown := sorted(below - groups.keys()):
+        raise HpctrainError(f"{found.where}: switch {unknown[0]!r} is not defined", nearest(unknown[0], groups))
+    level = _levels(groups)
+    tops = [name for name in switches if name not in below]
+    cables = [(child, group.name) for group in groups.values() for child in group.switches]
+    if len(tops) > 1:
+        warnings.append(f"nothing joins {some(tops)} in {found.where}: assumed to hang from one switch above them")
+        switches.append(ABOVE_ALL)
+        level[ABOVE_ALL] = 1 + max(level[top] for top in tops)
+        cables += [(top, ABOVE_ALL) for top in tops]
+    place = {name: number for number, name in enumerate(switches)}
+    host_place = {name: number for number, name in enumerate(hosts, start=len(switches))}
+    ends = [(place[child], place[parent]) for child, parent in cables]
+    ends += [(host_place[host], place[group.name]) for group in groups.values() for host in group.hosts]
+    low, high = np.array(sorted(set(ends)), np.int32).T
+    source, target = np.concatenate([low, high]), np.concatenate([high, low])
+    nodes = len(switches) + len(hosts)
+    return Fabric(
+        names=tuple(name if name not in host_place else f"switch {name}" for name in switches) + tuple(hosts),
+        level=np.array([*(level[name] for name in switches), *(0 for _ in hosts)], np.int32),
+        subnet=components(nodes, source, target),
+        lid=np.zeros(nodes, np.int32),
+        host=np.concatenate([np.full(len(switches), -1), np.arange(len(hosts))]).astype(np.int32),
+        hosts=tuple(hosts),
+        source=source,
+        target=target,
+        source_port=_ports(source),
+        bandwidth=np.ones(len(source)),
+        block_sizes=_block_sizes(found.groups, groups),
+        warnings=tuple(warnings),
+    )
+
+
+def _block_sizes(groups: Sequence[SwitchGroup], left: Mapping[str, SwitchGroup]) -> tuple[int, ...]:
+    """The block sizes in the file; none if a block lost its hosts here, which makes others neighbours.
+
+    Blocks that never had hosts are the file's placeholders, and keep the positions of the others.
+    """
+    blocks = [group for group in groups if group.block_sizes is not None]
+    complete = all(block.name in left for block in blocks if block.hosts)
+    sizes = (blocks[0].block_sizes or ()) if blocks and complete else ()
+    return sizes if all(sizes) else ()
+
+
+def _levels(groups: Mapping[str, SwitchGroup]) -> dict[str, int]:
+    """For each switch: 1 if only hosts are below it, else one more than the highest switch below it."""
+    level: dict[str, int] = {}
+    for name in graphlib.TopologicalSorter({name: group.switches for name, group in groups.items()}).static_order():
+        level[name] = 1 + max((level[below] for below in groups[name].switches), default=0)
+    return level
+
+
+def _without(groups: Sequence[SwitchGroup], hosts: Container[str]) -> Sequence[SwitchGroup]:
+    """The groups without hosts, and without the switches that have nothing below them."""
+    left = [replace(group, hosts=tuple(host for host in group.hosts if host not in hosts)) for group in groups]
+    while empty := {group.name for group in left if not (group.hosts or group.switches)}:
+        left = [
+            replace(group, switches=tuple(switch for switch in group.switches if switch not in empty))
+            for group in left
+            if group.name not in empty
+        ]
+    return left
+
+
+def _ports(source: np.typing.NDArray[np.int32]) -> np.typing.NDArray[np.int32]:
+    """Ports in the order of the links: each node's are numbered from 1."""
+    order = np.argsort(source, kind="stable")
+    _, first, count = np.unique(source[order], return_index=True, return_counts=True)
+    ports = np.empty(len(source), np.int32)
+    ports[order] = np.arange(len(source)) - np.repeat(first, count) + 1
+    return ports

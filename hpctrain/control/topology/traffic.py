@@ -1,0 +1,146 @@
+"""All-reduce as steps of simultaneous flows, and its time as limited by the most loaded links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpctrain.control.topology.fabric import Ints
+from hpctrain.control.topology.routes import Routes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Flows that run at the same time; the next phase begins when all have arrived.
+
+    Attributes:
+        source, target: adapters.
+        share: what each flow carries, as a fraction of the buffer that is reduced.
+        repeats: how many equal steps follow each other.
+    """
+
+    source: Ints
+    target: Ints
+    share: float
+    repeats: int = 1
+
+
+def ring(order: Ints) -> list[Phase]:
+    """A ring: reduce-scatter, then all-gather, each n - 1 steps of one n-th of the buffer (Patarasu and Yuan, 2009).
+
+    Args:
+        order: adapters, in the order of the ring.
+    """
+    return rail_rings(order[:, None])
+
+
+def rail_rings(adapters: Ints) -> list[Phase]:
+    """One ring a rail over the same order of hosts; each rail reduces an equal part of the buffer.
+
+    Args:
+        adapters: (hosts, rails).
+    """
+    hosts, rails = adapters.shape
+    if hosts < 2:
+        return []
+    following = np.roll(adapters, -1, axis=0)
+    return [Phase(source=adapters.ravel(), target=following.ravel(), share=1 / hosts / rails, repeats=2 * (hosts - 1))]
+
+
+def halving_doubling(order: Ints) -> list[Phase]:
+    """Recursive halving, then doubling (Rabenseifner, 2004).
+
+    Of n adapters the first 2 (n - p), with p the largest power of two up to n, are folded into pairs before and
+    unfolded after.
+    """
+    power = 1 << (len(order).bit_length() - 1)
+    folded = 2 * (len(order) - power)
+    even, odd = order[0:folded:2], order[1:folded:2]
+    core = np.concatenate([odd, order[folded:]])
+    distances = [1 << bit for bit in reversed(range(power.bit_length() - 1))]
+    halving = [
+        Phase(source=core, target=core[np.arange(power) ^ distance], share=distance / power) for distance in distances
+    ]
+    fold = [Phase(source=even, target=odd, share=1.0)] if folded else []
+    unfold = [Phase(source=odd, target=even, share=1.0)] if folded else []
+    return fold + halving + halving[::-1] + unfold
+
+
+def hierarchical(groups: Ints) -> list[Phase]:
+    """Reduce-scatter inside each group, a ring across groups for each part, all-gather inside each group.
+
+    Where the groups are hosts and what stays in a host takes no links, this is ``rail_rings``.
+
+    Args:
+        groups: adapters, (groups, members).
+    """
+    members = groups.shape[1]
+    inside = Phase(
+        source=groups.ravel(), target=np.roll(groups, -1, axis=1).ravel(), share=1 / members, repeats=members - 1
+    )
+    return [inside, *rail_rings(groups), inside] if members > 1 else rail_rings(groups)
+
+
+def double_tree(adapters: Ints) -> list[Phase]:
+    """Two binary trees a rail over the same order of hosts, each of which reduces one half up to its root and hands it
+    down again (Sanders, Speck and Traeff, 2009, https://doi.org/10.1016/j.parco.2009.09.001).
+
+    The halves pass in many pieces, so that all edges are busy in both directions at once: one phase has them all. A
+    host that has children in one tree has none in the other, or one (an odd number of hosts). The trees are those of
+    NCCL (ncclGetBtree and ncclGetDtree, https://github.com/NVIDIA/nccl/blob/master/src/graph/trees.cc).
+
+    Args:
+        adapters: (hosts, rails).
+    """
+    hosts, rails = adapters.shape
+    if hosts < 2:
+        return []
+    edges = [parents(hosts), second_parents(hosts)]
+    child = np.concatenate([adapters[parent >= 0] for parent in edges]).ravel()
+    above = np.concatenate([adapters[parent[parent >= 0]] for parent in edges]).ravel()
+    return [
+        Phase(source=np.concatenate([child, above]), target=np.concatenate([above, child]), share=1 / 2 / rails),
+    ]
+
+
+def parents(hosts: int) -> Ints:
+    """The parent of each host in an in-order binary tree whose leaves are the odd hosts; -1 for its root, host 0."""
+    host = np.arange(hosts, dtype=np.int32)
+    lowest = host & -host
+    over = (host ^ lowest) | (lowest << 1)
+    parent: Ints = np.where(over < hosts, over, host ^ lowest).astype(np.int32)
+    parent[0] = -1
+    return parent
+
+
+def second_parents(hosts: int) -> Ints:
+    """The same for the tree in which those have children that have none in the first: mirrored, or shifted by one."""
+    first = parents(hosts)
+    if hosts % 2 == 0:
+        mirrored: Ints = np.where(first[::-1] >= 0, hosts - 1 - first[::-1], -1).astype(np.int32)
+        return mirrored
+    shifted = np.roll(first, 1)
+    moved: Ints = np.where(shifted >= 0, (shifted + 1) % hosts, -1).astype(np.int32)
+    return moved
+
+
+def predict_allreduce(routes: Routes, steps: Sequence[Phase], size: float, latency: float = 0.0) -> float:
+    """Seconds of an all-reduce of ``size`` bytes: for each step the latency, and the bytes on its slowest link.
+
+    Exact where the flows of a step carry the same and share links fairly.
+
+    Args:
+        steps: of ``ring``, ``rail_rings``, ``halving_doubling``, ``hierarchical`` or ``double_tree``.
+        latency: seconds a step.
+
+    Raises:
+        HpctrainError: two adapters have no route.
+    """
+    seconds = 0.0
+    for step in steps:
+        loads = routes.loads(step.source, step.target)
+        slowest = float((loads / routes.fabric.bandwidth).max(initial=0.0))
+        seconds += step.repeats * (latency + size * step.share * slowest)
+    return seconds

@@ -1,0 +1,289 @@
+"""Compares measurements between hosts with the fabric, and finds the slow host, adapter or link."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpctrain.common.cluster.host_list import fold_hosts
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.fabric import Fabric, Floats, Ints
+from hpctrain.control.topology.faults import Direction, Fault, Suspect, explain
+from hpctrain.control.topology.routes import Routes
+from hpctrain.control.topology.summary import host_numbers
+
+# A flow is slow below this share of what flows usually reach, and late above this multiple of the usual latency.
+SLOW = 0.7
+LATE = 3.0
+# Well-behaved MPI carries nine tenths of the payload rate; half of it means another network, or another transport.
+_WRONG_NETWORK = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """An end of a flow: a host and its adapter, or the rank where there is no InfiniBand."""
+
+    host: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.device}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """One measurement. Flows of the same round ran at the same time.
+
+    Attributes:
+        bandwidth: bytes a second, the best of several measurements.
+        latency: seconds of one way, with nothing else on the way of this flow; the best as well.
+        spread: how far its usual measurement was below the best, a share of the best.
+    """
+
+    round: int
+    source: End
+    target: End
+    bandwidth: float
+    latency: float
+    spread: float = 0.0
+
+
+def rounds(stations: int, rails: int = 1) -> list[list[tuple[int, int]]]:
+    """The pairs of ranks that send at the same time: in one round a rank sends or receives, never both.
+
+    Stations 1, 2, 4, 8 … places apart are measured both ways: the ring's neighbours, and, because the order of a ring
+    keeps the hosts of a leaf together, ever more distant leaves. The number of rounds grows with the logarithm.
+
+    Args:
+        stations: how many, in the order of the ring; station s has ranks s * rails to (s + 1) * rails - 1.
+        rails: ranks a station; each meets those of the same rail, all rails at once.
+    """
+    found: list[list[tuple[int, int]]] = []
+    distance = 1
+    while distance <= stations // 2:
+        pairs = dict.fromkeys(tuple(sorted((one, (one + distance) % stations))) for one in range(stations))
+        for matching in _matchings((one, other) for one, other in pairs):
+            found += [matching, [(other, one) for one, other in matching]]
+        distance *= 2
+    return [[(a * rails + rail, b * rails + rail) for a, b in each for rail in range(rails)] for each in found]
+
+
+def _matchings(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """The pairs in groups in which nobody appears twice."""
+    groups: list[list[tuple[int, int]]] = []
+    busy: list[set[int]] = []
+    for one, other in pairs:
+        free = (number for number, taken in enumerate(busy) if not taken & {one, other})
+        number = next(free, len(groups))
+        if number == len(groups):
+            groups.append([])
+            busy.append(set())
+        groups[number].append((one, other))
+        busy[number] |= {one, other}
+    return groups
+
+
+def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float = SLOW) -> tuple[Fault, ...]:
+    """The faults that explain the slow flows, those of most flows first; empty if there is none.
+
+    A flow's bandwidth is judged by that of the narrowest link on its way, shared with the other flows of its round,
+    and by what is :func:`usual`; its latency by what is usual over as many links. Where the measurements of one flow
+    differ much, less is slow: no flow is accused of what all of them do now and then. How slow flows are explained is
+    told in :func:`hpctrain.control.topology.faults.explain`.
+
+    Two hosts have nothing else to be compared with: what is slow in both directions is then not found, unless the
+    fabric has speeds, and what is slow in one may be either of them.
+
+    Args:
+        flows: at least one.
+        fabric: None compares the flows with each other alone.
+        slow: a flow is slow below this share of the usual bandwidth, less the usual spread of one flow's measurements.
+
+    Raises:
+        HpctrainError: a host or adapter that the fabric does not have.
+    """
+    promised, hops, links = _promises(flows, fabric)
+    names = [f"{flow.source} -> {flow.target}" for flow in flows]
+    share = np.array([flow.bandwidth for flow in flows]) / promised
+    best_share = usual(share, flows)
+    steady = 1 - float(np.median([flow.spread for flow in flows]))
+    directed = _suspects(flows, links, directed=True)
+    faults = explain(share / best_share, slow * steady, directed, names, "bandwidth")
+    # What is sent is answered, so that a latency is of both directions.
+    undirected = _suspects(flows, links, directed=False)
+    faults += explain(_relative_speed(flows, hops), steady / LATE, undirected, names, "latency")
+    if fabric is not None and fabric.has_speeds and best_share < _WRONG_NETWORK:
+        whole = Fault(kind="fabric", name="as a whole", quantity="bandwidth", reached=best_share, flows=len(flows))
+        faults.insert(0, whole)
+    return tuple(faults)
+
+
+def incomparable(flows: Sequence[Flow], fabric: Fabric | None) -> bool:
+    """Whether nothing tells a slow link from a fast one: there are two hosts, and no speeds of links."""
+    hosts = {end.host for flow in flows for end in (flow.source, flow.target)}
+    return len(hosts) == 2 and (fabric is None or not fabric.has_speeds)
+
+
+def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Ints, list[tuple[str, ...]]]:
+    """For each flow: the bandwidth that its links leave it, their number, and the names of those between switches."""
+    if fabric is None:
+        return np.ones(len(flows)), np.zeros(len(flows), np.int32), [()] * len(flows)
+    ends = {end: adapter_of(fabric, end) for flow in flows for end in (flow.source, flow.target)}
+    source = np.array([ends[flow.source] for flow in flows], np.int32)
+    target = np.array([ends[flow.target] for flow in flows], np.int32)
+    routes = Routes(fabric)
+    paths = routes.paths(source, target)
+    hops = np.diff(paths.start)
+    together = np.repeat([flow.round for flow in flows], hops) * len(fabric.source) + paths.link
+    _, inverse, count = np.unique(together, return_inverse=True, return_counts=True)
+    # A tree of names alone, such as Slurm's, has one link where the fabric may have many.
+    share = fabric.bandwidth[paths.link] / (count[inverse] if fabric.has_speeds else 1)
+    between = (fabric.level[fabric.source] > 0) & (fabric.level[fabric.target] > 0)
+    parts = [paths.link[start:end] for start, end in zip(paths.start, paths.start[1:], strict=False)]
+    names = [tuple(_link(fabric, link) for link in part[between[part]].tolist()) for part in parts]
+    # Of a flow whose links nobody knows only the cable by which it leaves is sure to be on its way.
+    promised = fabric.bandwidth[routes.cable(source)]
+    known = np.flatnonzero(hops)
+    promised[known] = np.minimum.reduceat(share, paths.start[known]) if known.size else promised[known]
+    return promised, hops.astype(np.int32), names
+
+
+def adapter_of(fabric: Fabric, end: End) -> int:
+    """The adapter of an end: by name, or the only one of its host.
+
+    Raises:
+        HpctrainError: the fabric does not have it.
+    """
+    [host] = host_numbers(fabric, [end.host])
+    adapters = fabric.adapters(host).tolist()
+    named = [adapter for adapter in adapters if fabric.names[adapter] == str(end)]
+    if not named and len(adapters) > 1:
+        known = ", ".join(fabric.names[adapter] for adapter in adapters)
+        raise HpctrainError(f"adapter {str(end)!r} was measured, but the fabric does not have it", f"it has {known}")
+    return int((named or adapters)[0])
+
+
+def _link(fabric: Fabric, link: int) -> str:
+    return (
+        f"{fabric.names[fabric.source[link]]} -> {fabric.names[fabric.target[link]]} (port {fabric.source_port[link]})"
+    )
+
+
+def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]], *, directed: bool) -> list[set[Suspect]]:
+    """The parts that each flow used. An adapter stands for its cable too, a host with one measured adapter for both.
+
+    Args:
+        directed: whether what sends well may receive badly; else an end is one part.
+    """
+    devices: dict[str, set[str]] = defaultdict(set)
+    for flow in flows:
+        for end in (flow.source, flow.target):
+            devices[end.host].add(end.device)
+    directions: tuple[Direction, Direction] = ("sends", "receives") if directed else ("both", "both")
+    found = []
+    for flow, between in zip(flows, links, strict=True):
+        parts = {Suspect(kind="link", name=name) for name in between}
+        for end, direction in zip((flow.source, flow.target), directions, strict=True):
+            parts.add(Suspect(kind="host", name=end.host, direction=direction))
+            if len(devices[end.host]) > 1:
+                parts.add(Suspect(kind="adapter", name=str(end), direction=direction))
+        found.append(parts)
+    return found
+
+
+def usual(values: Floats, flows: Sequence[Flow]) -> float:
+    """What the better half of the ends reach with the partner that each of them does best with.
+
+    One slow end of three takes part in most flows, whose median would then be slow itself; but it is one end of three.
+
+    Args:
+        values: of each flow, the higher the better.
+        flows: at least one.
+    """
+    best: dict[End, float] = defaultdict(float)
+    for value, flow in zip(values.tolist(), flows, strict=True):
+        for end in (flow.source, flow.target):
+            best[end] = max(best[end], value)
+    return sorted(best.values(), reverse=True)[(len(best) - 1) // 2]
+
+
+def _relative_speed(flows: Sequence[Flow], hops: Ints) -> Floats:
+    """For each flow: the usual latency over as many links, divided by its own.
+
+    A message and its answer are of both directions, so that two flows measured it, of which the better one counts.
+    """
+    least: dict[frozenset[End], float] = {}
+    for flow in flows:
+        ends = frozenset((flow.source, flow.target))
+        least[ends] = min(flow.latency, least.get(ends, flow.latency))
+    speed = 1 / np.array([least[frozenset((flow.source, flow.target))] for flow in flows])
+    relative = np.empty(len(flows))
+    for hop in np.unique(hops):
+        alike = np.flatnonzero(hops == hop)
+        relative[alike] = speed[alike] / usual(speed[alike], [flows[flow] for flow in alike.tolist()])
+    return relative
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What a ring gains without its slow hosts. An all-reduce over a ring is as fast as the ring's slowest flow.
+
+    Attributes:
+        without: the slow hosts.
+        bandwidth: bytes a second of the slowest flow of the ring over all hosts.
+        bandwidth_without: the same of the ring over the others.
+    """
+
+    without: tuple[str, ...]
+    bandwidth: float
+    bandwidth_without: float
+
+    def __str__(self) -> str:
+        carries = f"the slowest link carries {rate(self.bandwidth_without)} instead of {rate(self.bandwidth)}"
+        return f"without {fold_hosts(self.without)} {carries}"
+
+
+def gain(flows: Sequence[Flow], faults: Sequence[Fault], ring: Sequence[str]) -> Gain | None:
+    """What the ring gains without the hosts of faulty bandwidth; None where that is nothing, or no ring is left.
+
+    Args:
+        flows: at least one.
+        faults: of these flows.
+        ring: the hosts in their order.
+    """
+    host_of = {str(end): end.host for flow in flows for end in (flow.source, flow.target)}
+    host_of |= {host: host for host in ring}
+    slow = {
+        host_of[fault.name] for fault in faults if fault.kind in ("host", "adapter") and fault.quantity == "bandwidth"
+    }
+    others = [host for host in ring if host not in slow]
+    if len(others) < 2:
+        return None
+    found = Gain(
+        without=tuple(host for host in ring if host in slow),
+        bandwidth=_slowest(flows, ring),
+        bandwidth_without=_slowest(flows, others),
+    )
+    return found if found.bandwidth_without > found.bandwidth else None
+
+
+def _slowest(flows: Sequence[Flow], ring: Sequence[str]) -> float:
+    """Of the flows from each host to the next; one that was not measured does as well as its ends do with others."""
+    sends: dict[str, float] = defaultdict(float)
+    receives: dict[str, float] = defaultdict(float)
+    between: dict[tuple[str, str], float] = {}
+    for flow in flows:
+        pair = (flow.source.host, flow.target.host)
+        sends[pair[0]] = max(sends[pair[0]], flow.bandwidth)
+        receives[pair[1]] = max(receives[pair[1]], flow.bandwidth)
+        between[pair] = min(between.get(pair, flow.bandwidth), flow.bandwidth)
+    pairs = zip(ring, [*ring[1:], *ring[:1]], strict=True)
+    return min(between.get(pair, min(sends[pair[0]], receives[pair[1]])) for pair in pairs)
+
+
+def rate(bandwidth: float) -> str:
+    """Bytes a second for people: ``117 MB/s``, ``48.3 GB/s``."""
+    return f"{bandwidth / 1e9:.1f} GB/s" if bandwidth >= 1e9 else f"{bandwidth / 1e6:.3g} MB/s"

@@ -1,1 +1,0 @@
-"""One reader per format: text in, plain records out (hpctrain.topology.records)."""

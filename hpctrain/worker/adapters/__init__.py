@@ -1,0 +1,152 @@
+"""Entry points for both frameworks: each finds out whose value it was given, and imports only that adapter."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.gathering import gather, mean
+from hpctrain.worker.adapters.recording import log
+from hpctrain.worker.comm import Communicator, current
+
+__all__ = [
+    "average_statistics",
+    "distribute",
+    "gather",
+    "join",
+    "log",
+    "mean",
+    "mean_loss",
+    "no_sync",
+    "shard",
+    "sum_loss",
+]
+
+_MODEL = "a torch.nn.Module or a keras.Model"
+
+
+def distribute(model: Any, optimizer: Any, **settings: Any) -> tuple[Any, Any]:
+    """Make a model and its optimizer use the run's communicator; returns both.
+
+    See :func:`hpctrain.worker.adapters.torch.distribute` and :func:`hpctrain.worker.adapters.keras.distribute` for the
+    settings.
+
+    Raises:
+        HpctrainError: the model is neither a PyTorch module nor a Keras model.
+    """
+    return _adapter(model, _MODEL).distribute(model, optimizer, **settings)  # type: ignore[no-any-return]
+
+
+def shard(data: Any, **settings: Any) -> Any:
+    """Give this rank its part of each batch.
+
+    See :func:`hpctrain.worker.adapters.torch.shard` (a DataLoader) and :func:`hpctrain.worker.adapters.keras.shard` (a
+    tf.data.Dataset or arrays) for the settings.
+    """
+    return _adapter(data, "a torch DataLoader, a tf.data.Dataset or NumPy arrays").shard(data, **settings)
+
+
+def join(model: Any, **settings: Any) -> AbstractContextManager[None]:
+    """A context manager for a PyTorch loop whose number of batches differs between ranks: ranks that finish early wait
+    for the others.
+
+    See :func:`hpctrain.worker.adapters.torch.join` for the settings.
+    """
+    from hpctrain.worker.adapters import torch as adapter
+
+    return adapter.join(model, **settings)
+
+
+def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
+    """A loss that is a mean over something other than samples: the sum of the ranks' ``total`` / that of ``count``.
+
+    For losses that are divided by a number of tokens, pixels or boxes, or by the sum of weights: with ``ignore_index``,
+    with the class weights of a cross entropy, or multiplied by a mask. Ranks have different numbers of them, so the
+    mean over the ranks of their own means is not the mean of the batch. Give the sum over this rank's samples, and what
+    this rank's part of that sum counts::
+
+        total = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        loss = ht.mean_loss(total, (labels != -100).sum())
+        loss.backward()
+
+    Where only the mean is at hand, as with the loss that a model returns, multiply it:
+    ``ht.mean_loss(loss * count, count)``. After ``backward()`` the gradients are those of the mean of the whole batch,
+    however its samples are divided over the ranks; the weights of uneven batches are not applied on top. Such losses
+    can be added to each other, and to losses that are means over samples.
+
+    Where gradients are accumulated, give each part the ``count`` of all parts of the update that this rank computes:
+    the values then add up to the mean. With one ``count`` a part each part is divided by its own, as in one process.
+
+    Collective: all ranks call it equally often, one without any tokens too (``count`` 0). Within ``ht.join`` only the
+    ranks that still have batches call it. In a pipeline, see ``count`` of :class:`hpctrain.Pipeline`.
+
+    Args:
+        total: a number with a gradient, in either framework: the sum over this rank's samples.
+        count: what this rank's part of the sum is divided by, at least 0. It may have a gradient.
+        settings: ``comm``, the ranks, by default those that :func:`hpctrain.init` joined; in Keras ``share`` too, see
+            :func:`hpctrain.worker.adapters.keras.mean_loss`.
+
+    Returns:
+        The mean over all ranks, the same number on each of them. 0 without a gradient where nothing was counted on any
+        rank.
+
+    Raises:
+        HpctrainError: a total that is not one number, a count below 0, or a batch that cannot be known.
+    """
+    return _adapter(total, "a tensor").mean_loss(total, count, **settings)
+
+
+def sum_loss(total: Any, **settings: Any) -> Any:
+    """A loss that is a sum over all samples of the batch (``reduction="sum"``), not divided by anything. Collective.
+
+    After ``backward()`` the gradients are those of the sum over all ranks, which is also the value that is returned;
+    without it they would be those of the mean over the ranks, too small by the number of ranks. See :func:`mean_loss`.
+
+    Args:
+        total: the sum over this rank's samples.
+        settings: as for :func:`mean_loss`.
+    """
+    return _adapter(total, "a tensor").sum_loss(total, **settings)
+
+
+def average_statistics(model: Any, *, comm: Communicator | None = None) -> None:
+    """Replace the running statistics of a model's batch normalisation by their mean over the ranks. Collective.
+
+    During training each rank normalises with its own samples, so its running mean and variance are its own, and an
+    evaluation or a saved model would reflect only rank 0's samples. All ranks call it at the same place, after an epoch
+    and before they evaluate or rank 0 saves::
+
+        ht.average_statistics(model)
+        model.eval()
+
+    Within ``fit`` the callbacks of ``ht.keras.callbacks()`` do this after each epoch and before each evaluation.
+
+    Args:
+        model: a PyTorch module or a Keras model.
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+
+    Raises:
+        HpctrainError: the model is neither a PyTorch module nor a Keras model.
+    """
+    _adapter(model, _MODEL).average_statistics(model, comm or current())
+
+
+def no_sync() -> AbstractContextManager[None]:
+    """A context manager in which PyTorch's ``backward()`` accumulates gradients on this rank and reduces nothing."""
+    from hpctrain.worker.adapters import torch as adapter
+
+    return adapter.no_sync()
+
+
+def _adapter(value: Any, wanted: str) -> Any:
+    """The adapter of the framework whose class ``value`` is an instance of."""
+    members = value if isinstance(value, tuple) else (value,)
+    packages = {kind.__module__.partition(".")[0] for member in members for kind in type(member).__mro__}
+    if "torch" in packages:
+        return importlib.import_module("hpctrain.worker.adapters.torch")
+    if packages & {"keras", "tensorflow"} or (packages & {"numpy"} and "keras" in sys.modules):
+        return importlib.import_module("hpctrain.worker.adapters.keras")
+    raise HpctrainError(f"{type(value).__module__}.{type(value).__name__} is not {wanted}")

@@ -1,0 +1,39 @@
+"""How the gradients of a distributed model travel between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeVar, get_args
+
+from hpctrain.common.cluster.backends import CAPABILITIES
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.worker.comm.base import Communicator, TopK, Wire
+
+T = TypeVar("T")
+Compression = Literal["none", "fp16", "bf16", "top_k"]
+
+
+def wire_of(compression: str, top_k: float, types: Mapping[str, T], comm: Communicator) -> Wire[T]:
+    """What an engine is told.
+
+    Args:
+        compression: one of :data:`Compression`.
+        top_k: of ``top_k``: the fraction of the elements that travel.
+        types: of a framework, by the compressions of that name.
+        comm: the ranks.
+
+    Raises:
+        HpctrainError: an unknown compression, no such fraction, or a backend that has no ``top_k``.
+    """
+    if compression not in get_args(Compression):
+        raise HpctrainError(f"unknown compression {compression!r}", nearest(compression, get_args(Compression)))
+    if compression != "top_k":
+        return types.get(compression)
+    if not 0 < top_k < 1:
+        raise HpctrainError(f"top_k={top_k:g} is not between 0 and 1", "0.01 sends a hundredth of each sum")
+    if not CAPABILITIES[comm.backend].sends_largest:
+        raise HpctrainError(
+            f"compression='top_k' needs backend mpi, but {comm.backend} reduces the gradients",
+            "choose --backend mpi, or compression 'fp16', 'bf16' or 'none'",
+        )
+    return TopK(fraction=top_k)

@@ -1,0 +1,287 @@
+"""``ht.gather`` and ``ht.mean``: values of all ranks' samples, joined or averaged, for metrics over all samples.
+
+The names are the field's: ``gather`` is Accelerate's (Lightning calls it ``all_gather``), ``mean`` the reduction that
+Accelerate's ``reduce`` and Lightning's ``sync_dist`` offer. Unlike with Accelerate's ``gather_for_metrics`` nothing has
+to be cut off at the end, since ``ht.shard(loader, evaluation=True)`` gives no sample to two ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.data_ranks import first_of_each
+from hpctrain.worker.comm import Communicator, current
+
+if TYPE_CHECKING:
+    import torch
+
+_UNEVEN = "give every rank a value of the same form; a rank without a sample gives None, an empty list or no rows"
+
+# A value of each rank that has one, with the rank.
+Parts = Sequence[tuple[int, Any]]
+
+
+def gather(value: Any, *, comm: Communicator | None = None) -> Any:
+    """Join the values of all ranks, in rank order, on every rank. Collective.
+
+    Tensors (PyTorch, TensorFlow) and NumPy arrays are joined along their first dimension, whose length may differ
+    between ranks; they keep their type, their dtype and their device, and carry no gradient. A tensor without
+    dimensions counts as one row. Lists are concatenated. Each member of a dictionary or tuple is gathered by itself.
+    Anything else, such as a number or a string, becomes a list with one value per rank. A rank without a sample gives
+    None, an empty list or a tensor without rows, and gets the same result as the others. Among ranks that compute the
+    same samples (along tp, cp and pp of a mesh), the first one that does not give None counts::
+
+        predictions, labels = [], []
+        for x, y in ht.shard(test_loader, evaluation=True):
+            predictions.append(model(x).argmax(1))
+            labels.append(y)
+        predictions, labels = map(torch.cat, ht.gather((predictions, labels)))  # of all samples, on every rank
+
+    Args:
+        value: this rank's.
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+
+    Raises:
+        HpctrainError: ranks gave values of different forms, which is raised on all of them; or a tensor that only
+            stands for one within a ``tf.function``.
+    """
+    comm = comm or current()
+    devices: dict[str, Any] = {}
+    everyone = comm.allgather_object(_travelling(value, devices))
+    counts = first_of_each(comm, [each is not None for each in everyone])
+    return _arrived(_joined([part for part in enumerate(everyone) if counts[part[0]]], "the value"), devices)
+
+
+def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> Any:
+    """The mean of the ranks' values on every rank, weighted if ranks have different numbers of samples. Collective.
+
+    Numbers become a float; tensors (PyTorch, TensorFlow) and NumPy arrays keep their type, their dtype if it is a
+    floating one, and their device, and carry no gradient; each member of a dictionary, list or tuple is averaged by
+    itself. The sum is computed in float64, in rank order, and is bit-identical on every rank. The value of a rank whose
+    weight is 0 does not count, even if it is NaN or None. Weighted with the number of samples, the result is that of
+    one process over all samples, up to the rounding of each rank's value::
+
+        right = seen = 0
+        for x, y in ht.shard(test_loader, evaluation=True):
+            right += (model(x).argmax(1) == y).sum().item()
+            seen += len(y)
+        accuracy = ht.mean(right / max(seen, 1), weight=seen)
+
+    A metric that is not a mean over samples (the area under a curve, a median) needs the samples: :func:`gather` them.
+
+    Args:
+        value: this rank's.
+        weight: of this rank's value, at least 0, such as its number of samples. By default every rank counts the same.
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+
+    Raises:
+        HpctrainError: no rank's value counts, or ranks gave values of different forms, which is raised on all of them;
+            a weight below 0, or a value that has no mean.
+    """
+    comm = comm or current()
+    devices: dict[str, Any] = {}
+    own = float(weight)
+    if not 0 <= own < math.inf:
+        raise HpctrainError(f"ht.mean: weight={own:g} is not a number of samples", "give a number of at least 0")
+    everyone = comm.allgather_object((own, _travelling(value, devices) if own else None))
+    counts = first_of_each(comm, [own > 0 for own, _ in everyone])
+    parts = [(rank, part) for rank, (_, part) in enumerate(everyone)]
+    weights = [own if counts[rank] else 0.0 for rank, (own, _) in enumerate(everyone)]
+    if not any(weights):
+        raise HpctrainError("ht.mean: every rank's weight is 0, so there is nothing to average")
+    return _arrived(_averaged([part for part in parts if weights[part[0]]], weights, "the value"), devices)
+
+
+@dataclass(frozen=True)
+class _Torch:
+    """A PyTorch tensor while it is sent: in main memory, with the kind of device that it came from."""
+
+    tensor: torch.Tensor
+    device: str
+
+
+def _travelling(value: Any, devices: dict[str, Any]) -> Any:
+    """Convert a value for sending; ``devices`` records where this rank keeps tensors of each kind of device."""
+    if isinstance(value, Mapping):
+        return {key: _travelling(member, devices) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return _like(value, [_travelling(member, devices) for member in value])
+    match _framework(value):
+        case "torch":
+            if value.layout != sys.modules["torch"].strided:
+                raise HpctrainError(f"a tensor with layout {value.layout} cannot be gathered", "use tensor.to_dense()")
+            devices.setdefault(value.device.type, value.device)
+            # A view would take all of its memory along.
+            return _Torch(value.detach().cpu().clone(), value.device.type)
+        case "tensorflow" | "keras":
+            return _eager(value)
+        case "numpy":
+            return np.asarray(value)
+    return value
+
+
+def _framework(value: Any) -> str:
+    """The framework whose tensor a value is, or ""."""
+    for kind in type(value).__mro__:
+        package = kind.__module__.partition(".")[0]
+        name = kind.__name__
+        if (package == "torch" and name == "Tensor") or (package == "numpy" and name in ("ndarray", "generic")):
+            return package
+        if package in ("tensorflow", "keras") and (name.endswith("Tensor") or name in ("Variable", "KerasVariable")):
+            return package
+    return ""
+
+
+def _eager(value: Any) -> Any:
+    """A TensorFlow tensor, or a variable's value, that can be sent."""
+    import tensorflow as tf
+
+    tensor = value.value if _framework(value) == "keras" and hasattr(value, "value") else value
+    if isinstance(tensor, tf.Variable):
+        tensor = tensor.value()
+    if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "numpy"):
+        raise HpctrainError(
+            f"{type(value).__name__} has no value that could be sent to other ranks",
+            "call ht.gather and ht.mean outside of tf.function, on dense tensors",
+        )
+    return tensor
+
+
+def _arrived(value: Any, devices: Mapping[str, Any]) -> Any:
+    """The joined values, with PyTorch's tensors back on this rank's devices."""
+    if isinstance(value, _Torch):
+        return value.tensor.to(devices.get(value.device, value.device))
+    if isinstance(value, dict):
+        return {key: _arrived(member, devices) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return _like(value, [_arrived(member, devices) for member in value])
+    return value
+
+
+def _like(given: Sequence[Any], members: list[Any]) -> Any:
+    """Put the members into a list, a tuple or a named tuple like the one that was given."""
+    if isinstance(given, list):
+        return members
+    return type(given)(*members) if hasattr(given, "_fields") else tuple(members)
+
+
+def _joined(parts: Parts, where: str) -> Any:
+    """Join the ranks' values; ``where`` names them in an error."""
+    parts = [part for part in parts if part[1] is not None]
+    if not parts:
+        return None
+    first = parts[0][1]
+    if isinstance(first, dict | tuple):
+        return _by_member(parts, where, _joined)
+    _require_one(parts, where, _kind)
+    match _kind(first):
+        case "list":
+            return [item for _, value in parts for item in value]
+        case "torch":
+            rows = _rows([(rank, value.tensor.reshape(value.tensor.shape or (1,))) for rank, value in parts], where)
+            return _Torch(sys.modules["torch"].cat(rows), first.device)
+        case "tensorflow":
+            import tensorflow as tf
+
+            return tf.concat(_rows([(rank, value if value.ndim else value[None]) for rank, value in parts], where), 0)
+        case "numpy":
+            return np.concatenate(_rows([(rank, np.atleast_1d(value)) for rank, value in parts], where))
+    return [value for _, value in parts]
+
+
+def _by_member(parts: Parts, where: str, each: Callable[[Parts, str], Any]) -> Any:
+    """Dictionaries or tuples, member by member."""
+    first = parts[0][1]
+    _require_one(parts, where, _members)
+    if isinstance(first, dict):
+        return {key: each([(rank, value[key]) for rank, value in parts], f"{where}[{key!r}]") for key in first}
+    members = [each([(rank, value[i]) for rank, value in parts], f"{where}[{i}]") for i in range(len(first))]
+    return _like(first, members)
+
+
+def _members(value: Any) -> str:
+    """The members of a value, as text for an error."""
+    if isinstance(value, dict):
+        return f"a dictionary of {', '.join(sorted(map(repr, value)))}"
+    return f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | tuple) else _kind(value)
+
+
+def _rows(parts: Parts, where: str) -> list[Any]:
+    """Tensors or arrays that can be joined along their first dimension; one without rows adds nothing to others."""
+    filled = [part for part in parts if part[1].shape[0]] or parts[:1]
+    _require_one(filled, where, lambda rows: f"{_dtype(rows)} with rows of shape {tuple(rows.shape[1:])}")
+    return [rows for _, rows in filled]
+
+
+def _dtype(array: Any) -> str:
+    return str(getattr(array.dtype, "name", array.dtype)).removeprefix("torch.")
+
+
+def _kind(value: Any) -> str:
+    """The kind of a value, which decides how it is joined; errors use the same words."""
+    if isinstance(value, _Torch):
+        return "torch"
+    if isinstance(value, list | tuple | dict):
+        return type(value).__name__
+    return _framework(value) or "object"
+
+
+def _require_one(parts: Parts, where: str, form: Callable[[Any], str]) -> None:
+    """Refuse values of different forms."""
+    forms = {rank: form(value) for rank, value in parts}
+    first = next(iter(forms))
+    if other := next((rank for rank in forms if forms[rank] != forms[first]), None):
+        raise HpctrainError(
+            f"{where} is {forms[first]} on rank {first} and {forms[other]} on rank {other}, which cannot be combined",
+            _UNEVEN,
+        )
+
+
+def _averaged(parts: Parts, weights: Sequence[float], where: str) -> Any:
+    """The weighted mean of values whose weights are above 0."""
+    first = parts[0][1]
+    if isinstance(first, dict | tuple | list):
+        return _by_member(parts, where, lambda members, inner: _averaged(members, weights, inner))
+    _require_one(parts, where, lambda value: f"{_kind(value)} of shape {_shape(value)}")
+    total = math.fsum(weights)
+    found = np.sum([weights[rank] * _numbers(value, where) for rank, value in parts], axis=0) / total
+    return _as_given(found, first)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    tensor = value.tensor if isinstance(value, _Torch) else value
+    return tuple(getattr(tensor, "shape", ()))
+
+
+def _numbers(value: Any, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    if isinstance(value, _Torch) and not value.tensor.is_complex():
+        return value.tensor.double().numpy()
+    array = np.asarray(value)
+    # bfloat16, which NumPy learns from others, is of kind V.
+    if array.dtype.kind not in "biufV" or array.dtype.name == "object":
+        raise HpctrainError(f"ht.mean: {where} is {reprlib.repr(value)}, which has no mean")
+    return array.astype(np.float64)
+
+
+def _as_given(found: np.ndarray[Any, Any], given: Any) -> Any:
+    """Convert the mean to the type of the values; the mean of integers stays a float."""
+    if isinstance(given, _Torch):
+        torch = sys.modules["torch"]
+        dtype = given.tensor.dtype if given.tensor.is_floating_point() else torch.get_default_dtype()
+        return _Torch(torch.from_numpy(np.asarray(found)).to(dtype), given.device)
+    if _kind(given) == "tensorflow":
+        import keras
+        import tensorflow as tf
+
+        return tf.constant(found, given.dtype if given.dtype.is_floating else keras.config.floatx())
+    if not found.shape:
+        return float(found)
+    return found.astype(given.dtype) if given.dtype.kind == "f" else found

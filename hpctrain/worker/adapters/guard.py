@@ -1,0 +1,278 @@
+"""The guard: ranks prove every few steps that they still hold the same parameters.
+
+Ranks that are reduced correctly hold bitwise equal parameters, so one differing bit means that the reduction, the
+broadcast at the start or the hardware failed. A run that goes on after that trains several different models.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from hpctrain.common.checkpoints.pieces import Box
+from hpctrain.common.errors import TransientError
+from hpctrain.worker.adapters.replicas import Checksums, Replicas, ReplicasOfPieces
+from hpctrain.worker.comm.base import Communicator
+
+Values = NDArray[Any]
+T = TypeVar("T")
+
+CAUSES = (
+    "likely causes: gradients that were never reduced (an optimizer that ht.distribute did not return, those of "
+    "torch.autograd.grad, Horovod's own DistributedOptimizer on Keras 3), a scheduler that looks at this rank's own "
+    "loss (give ReduceLROnPlateau ht.mean(loss)), parameters changed on some ranks only, ranks that started from "
+    "different weights, random numbers in updates that are not seeded alike on all ranks, a random layer seeded by "
+    "rank inside the parameters, or faulty memory on one host"
+)
+_SETTINGS_CAUSES = (
+    "likely causes: a scheduler that looks at this rank's own loss (give ReduceLROnPlateau ht.mean(loss)), or that "
+    "makes steps on some ranks only"
+)
+
+
+class Guard:
+    """Compares the parameters of all ranks after the first step, after every ``every`` steps, and at the end.
+
+    Args:
+        comm: the ranks.
+        names: one name a parameter, in the same order on every rank.
+        checksums: computes one 64-bit integer a parameter, in the order of ``names``; in any thread.
+        values: a parameter by its place in ``names``.
+        every: steps between two checks.
+        version: what is another one after somebody wrote to the parameters, as far as that can be known; costs little.
+        boxes: which of its elements each rank has of each of its ``names``, where parameters are divided over ranks;
+            names and boxes are then this rank's, and those are compared that several ranks have alike. Collective.
+
+    Attributes:
+        checksums: as given, for :meth:`compare`; of one rank they are of nothing.
+        steps: finished ones that were counted; whoever restores a training sets it.
+        apart: the ranks hold different parameters by intent, until :meth:`averaged`: nothing is compared.
+        settings: tells the optimizers' numbers (learning rate, momentum, ...), each by its name; they are compared too.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        names: Sequence[str],
+        checksums: Callable[[], Checksums],
+        values: Callable[[int], Values],
+        *,
+        every: int,
+        version: Callable[[], object] = lambda: None,
+        boxes: Sequence[Box] | None = None,
+    ) -> None:
+        self._comm = comm
+        self._names = list(names)
+        if boxes is None or comm.size == 1:
+            self._replicas = Replicas(names)
+        else:
+            self._replicas = ReplicasOfPieces(comm, names, boxes)
+        # One rank has nobody to differ from.
+        self.checksums, self._version = (checksums, version) if comm.size > 1 else (_nothing, lambda: None)
+        self._values = values
+        self._every = every
+        self._trained_version = self._version()
+        self._sealed = False
+        self.steps = 0
+        self.apart = False
+        self.settings: Callable[[], Mapping[str, object]] = dict
+        self._checked = 0
+        comm.distributed = True
+        if comm.size > 1:
+            comm.at_end(self.check_last)
+
+    def step_done(self, *, together: bool = True) -> None:
+        """Count one finished step, and check if it is time.
+
+        Args:
+            together: all ranks made it; else nothing is checked.
+
+        Raises:
+            TransientError: ranks differ; names the first parameter and its first element, the ranks and their hosts.
+                Exit code 1.
+        """
+        self.updated()
+        self.steps += 1
+        if together and not self.apart and (self.steps == 1 or self.steps % self._every == 0):
+            self.check()
+
+    def averaged(self) -> None:
+        """Accept parameters that ranks had apart and made equal, and check if it is time. Collective then.
+
+        Raises:
+            TransientError: as :meth:`step_done`.
+        """
+        self.apart = False
+        self.updated()
+        if not self._checked or self.steps - self._checked >= self._every:
+            # Ranks that train by themselves may do so by different settings.
+            self.compare(self.steps, self.checksums())
+
+    def updated(self) -> None:
+        """Accept the current parameters as the result of training, on all ranks alike."""
+        self._trained_version = self._version()
+
+    def check_last(self) -> None:
+        """Compare once more if steps were done since the last comparison: at the end of a run or of a part. Collective.
+
+        A difference is an error only if it is the training's. What a script wrote to the parameters after the last
+        step, as rank 0 may before it saves them, can hide whether they were equal: then that is said.
+
+        Raises:
+            TransientError: as :meth:`step_done`.
+        """
+        written = self._version() != self._trained_version
+        own = [self.steps, -self.steps, self.steps != self._checked, written, self._sealed]
+        steps, inverted_least, unchecked, written, sealed = self._comm.allreduce(np.array(own), "max")
+        if not steps or not unchecked:
+            return
+        error = self._find_difference(self.steps, self.checksums())
+        if error is None:
+            return
+        # The parameters of a model that was dropped may have been collected on some ranks before the last steps.
+        if not written and not (sealed and steps != -inverted_least):
+            raise error
+        self._comm.say(
+            f"not verified that the ranks held equal parameters after step {steps}: the script has since changed or "
+            "dropped them, not in the same way on all ranks"
+        )
+
+    def seal(self) -> None:
+        """Release the parameters, and keep the checksums that :meth:`check_last` compares."""
+        # Before the first step there is nothing to prove.
+        own = self.checksums() if self.steps else np.zeros(len(self._names), np.int64)
+        self.checksums = lambda: own
+        self._values = lambda index: np.empty(0)
+        settings = self.settings()
+        self.settings = lambda: settings
+        version, self._sealed = self._version(), True
+        self._version = lambda: version
+        self._comm.keep(self)
+
+    def restart(self) -> None:
+        """Count steps from 0 again, on all ranks: a step that failed may have been counted on only some of them."""
+        self.steps = self._checked = 0
+
+    def check(self) -> None:
+        """Compare now, the settings too.
+
+        Raises:
+            TransientError: as :meth:`step_done`.
+        """
+        text = repr(sorted(self.settings().items())) if self._comm.size > 1 else ""
+        if error := self._find_difference(
+            self.steps, self.checksums(), xxhash.xxh3_64_intdigest(text.encode()) - (1 << 63)
+        ):
+            raise error
+
+    def compare(self, step: int, own: Checksums) -> None:
+        """Compare checksums that were computed elsewhere after ``step`` steps. Reduces two integers for each."""
+        if error := self._find_difference(step, own):
+            raise error
+
+    def proofs(self, own: Checksums) -> dict[str, str]:
+        """What checksums that were computed elsewhere prove, without a message.
+
+        Returns:
+            A hash for each group of ranks that hold the same, by a name that the group alone has: equal on its ranks.
+        """
+        return self._replicas.proofs(own)
+
+    def _find_difference(self, step: int, own: Checksums, settings: int = 0) -> TransientError | None:
+        self._checked = step
+        if self._comm.size == 1:
+            return None
+        spread = np.column_stack([self._replicas.spread(own), [settings, ~settings]])
+        high, inverted_low = self._comm.allreduce(spread, "max")
+        differing = np.flatnonzero(high != ~inverted_low)
+        if not differing.size:
+            return None
+        if differing[0] < len(self._replicas.names):
+            return self._difference(step, differing[differing < len(self._replicas.names)], own)
+        return TransientError(
+            f"after step {step} the ranks' optimizers have different settings: {self._different_settings()}",
+            _SETTINGS_CAUSES,
+            exit_code=1,
+        )
+
+    def _different_settings(self) -> str:
+        """The first setting that differs between ranks; empty where none does. Collective."""
+        everyone = self._comm.allgather_object(dict(self.settings()))
+        for name in dict.fromkeys(name for each in everyone for name in each):
+            held: dict[str, list[str]] = {}
+            for rank, each in enumerate(everyone):
+                held.setdefault(repr(each.get(name)), []).append(str(rank))
+            if len(held) > 1:
+                return f"{name} is {', '.join(f'{value} on rank {_ranks(ranks)}' for value, ranks in held.items())}"
+        return ""
+
+    def _difference(self, step: int, differing: NDArray[np.int64], checksums: Checksums) -> TransientError:
+        """Describe which ranks differ in the first parameter that differs; the majority is taken to be right."""
+        names, place = self._replicas.names, int(differing[0])
+        index = self._replicas.index(place)
+        hosts = self._comm.allgather_object(self._comm.host)
+        sides: dict[int, list[str]] = {}
+        for rank, value in self._of_holders(None if index is None else int(checksums[index])):
+            sides.setdefault(value, []).append(f"{rank} ({hosts[rank]})")
+        *few, most = sorted(sides.values(), key=len)
+        differ = f"({len(differing)} of {len(names)} {self._replicas.what} differ)"
+        if len(few[-1]) == len(most):
+            between = " and ".join(f"rank {', '.join(side)}" for side in sides.values())
+            what = f"differs between {between} {differ}, with no majority to tell which is right"
+        else:
+            odd = ", ".join(rank for side in sides.values() if side is not most for rank in side)
+            what = f"differs on rank {odd} from the other ranks {differ}"
+        element, settings = self._first_element(place), self._different_settings()
+        return TransientError(
+            f"after step {step} the ranks hold different parameters: {names[place]!r} {what}; {element}"
+            f"{settings and '; of the optimizers, '}{settings}",
+            CAUSES,
+            exit_code=1,
+        )
+
+    def _of_holders(self, value: T | None) -> list[tuple[int, T]]:
+        """The values of the ranks that have one, with their numbers. Collective."""
+        return [(rank, each) for rank, each in enumerate(self._comm.allgather_object(value)) if each is not None]
+
+    def _first_element(self, place: int) -> str:
+        """Where a parameter first differs, and what the ranks have there. Collective, with few bytes."""
+        index = self._replicas.index(place)
+        values = None if index is None else np.ascontiguousarray(self._values(index))
+        shapes = [shape for _, shape in self._of_holders(None if values is None else values.shape)]
+        if not min(map(math.prod, shapes)):
+            return "the model no longer exists"
+        size = math.isqrt(math.prod(shapes[0])) + 1
+        flat = None if values is None else values.reshape(-1)
+        blocks = None if flat is None else [flat[start : start + size] for start in range(0, len(flat), size)]
+        sums = self._of_holders(None if blocks is None else [zlib.crc32(block.tobytes()) for block in blocks])
+        block = _first_odd(np.array([each for _, each in sums]))
+        ranks, rows = zip(*self._of_holders(None if blocks is None else blocks[block]), strict=True)
+        everyone = np.stack(rows)
+        words = everyone.view(f"u{everyone.itemsize}")
+        column = _first_odd(words)
+        held: dict[int, str] = {}
+        for rank, value, word in zip(ranks, everyone[:, column], words[:, column], strict=True):
+            held.setdefault(int(word), f"{value!s} (bits {word:0{2 * word.itemsize}x}) on rank {rank}")
+        found = np.array(np.unravel_index(block * size + column, shapes[0]), np.int64)
+        begin = self._replicas.offsets(place) or (0,) * len(found)
+        return f"its element {[int(each) for each in found + begin]} is {', '.join(held.values())}"
+
+
+def _ranks(ranks: Sequence[str]) -> str:
+    """The first few of many."""
+    return ", ".join(ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def _nothing() -> Checksums:
+    return np.empty(0, np.int64)
+
+
+def _first_odd(rows: NDArray[Any]) -> int:
+    """The first column in which a row differs from the first."""
+    return int(np.flatnonzero((rows != rows[0]).any(axis=0))[0])

@@ -1,0 +1,22 @@
+"""Keras 3 on TensorFlow: gradients reduced inside the optimizer, callbacks for ``fit``, sharded data."""
+
+from __future__ import annotations
+
+from hpctrain.worker.adapters.keras.callbacks import LearningRateSchedule, callbacks
+from hpctrain.worker.adapters.keras.mean_loss import mean_loss, sum_loss
+from hpctrain.worker.adapters.keras.optimizer import distribute
+from hpctrain.worker.adapters.keras.sharding import shard
+from hpctrain.worker.adapters.keras.strategy import coordinator, strategy
+from hpctrain.worker.models.keras_batch_norm import average_statistics
+
+__all__ = [
+    "LearningRateSchedule",
+    "average_statistics",
+    "callbacks",
+    "coordinator",
+    "distribute",
+    "mean_loss",
+    "shard",
+    "strategy",
+    "sum_loss",
+]

@@ -1,0 +1,216 @@
+"""Callbacks for ``fit``: equal weights at the start, metrics over all ranks, the guard, the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from hpctrain.worker.adapters.guard import Guard
+from hpctrain.worker.adapters.keras.distribution import distribution_of
+from hpctrain.worker.adapters.keras.metrics import join_logs, join_metrics
+from hpctrain.worker.adapters.keras.recording import RecordSteps
+from hpctrain.worker.adapters.keras.reducing import distributed_optimizers, reduction_of, scale_alike, synchronise
+from hpctrain.worker.adapters.keras.steps import end_of_data
+from hpctrain.worker.adapters.keras.variables import broadcast, guard_of
+from hpctrain.worker.comm import Communicator, current
+from hpctrain.worker.models.keras_batch_norm import average_statistics
+
+
+class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
+    """Broadcasts the weights and the optimizer state of rank 0 to every rank when training begins."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self._comm = comm
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        scale_alike(self.model.optimizer)
+        distributed = distributed_optimizers(self.model)
+        for optimizer in distributed:
+            synchronise(self.model, optimizer)
+        if not distributed:
+            # Not every wrapper of an optimizer can list its variables; the guard will judge what it does.
+            broadcast(self._comm, self.model)
+
+
+class Restored(Broadcast):
+    """Passes on to every rank what BackupAndRestore restored on one rank."""
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        self.model._initial_epoch = self._comm.broadcast_object(self.model._initial_epoch)
+
+
+class EndOfData(keras.callbacks.Callback):  # type: ignore[misc]
+    """Stops training on all ranks when one has fewer batches, for data that ``ht.shard`` did not divide."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self._comm = comm
+        self._over = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._over = False
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._end()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        distribution = distribution_of(self.model)
+        if distribution and distribution.fitting and distribution.own_data and not self._over:
+            self._over = True
+            end_of_data(self._comm)
+
+
+class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
+    """Writes the metrics over all ranks' samples into the logs of an epoch, validation included.
+
+    The moving statistics of batch normalisation become the mean over the ranks before validation and an epoch's end.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self._comm = comm
+        self._results: dict[str, Any] | None = None
+        self._training = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._training = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._training = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._results = None
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        # Validation starts from the same metric objects, so the epoch's own state has to be taken here.
+        average_statistics(self.model, self._comm)
+        if self._training:
+            self._results = join_metrics(self._comm, self.model)
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        results = join_metrics(self._comm, self.model)
+        if self._results is not None:
+            self._results |= {f"val_{name}": value for name, value in results.items()}
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # What is saved or evaluated from here on is the same on every rank.
+        average_statistics(self.model, self._comm)
+        results = join_metrics(self._comm, self.model) if self._results is None else self._results
+        if logs:
+            join_logs(self._comm, logs, results)
+
+
+class GuardParameters(keras.callbacks.Callback):  # type: ignore[misc]
+    """Stops the run if ranks hold different parameters, with any optimizer."""
+
+    def __init__(self, comm: Communicator, every: int) -> None:
+        super().__init__()
+        self._comm = comm
+        self._every = every
+        self._guard: Guard | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._guard = guard_of(self._comm, self.model, every=self._every)
+        self._take_over(True)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        assert self._guard is not None
+        self._guard.step_done()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        assert self._guard is not None
+        self._take_over(False)
+        # A short run may have parted since the first step.
+        self._guard.check()
+
+    def _take_over(self, guarded: bool) -> None:
+        """The optimizer has a guard for loops without ``fit``; one of the two is enough."""
+        for optimizer in distributed_optimizers(self.model):
+            reduction = reduction_of(optimizer)
+            assert reduction is not None
+            reduction.guarded = guarded
+
+
+class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
+    """Stops all ranks when a callback of one of them asks for it; otherwise they would wait for that rank.
+
+    Args:
+        comm: the ranks.
+        each_batch: callbacks may ask after any batch, as TerminateOnNaN does.
+    """
+
+    def __init__(self, comm: Communicator, *, each_batch: bool) -> None:
+        super().__init__()
+        self._comm = comm
+        self._each_batch = each_batch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._each_batch:
+            self._agree()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        stops = self._comm.allreduce(np.array([self.model.stop_training], dtype=np.int64), "max")
+        self.model.stop_training = bool(stops[0])
+
+
+class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate before each batch.
+
+    Args:
+        schedule: gives the rate of the step that follows ``n`` updates, such as
+            :class:`hpctrain.common.optim.schedule.LearningRate`.
+    """
+
+    def __init__(self, schedule: Callable[[int], float]) -> None:
+        super().__init__()
+        self._schedule = schedule
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        optimizer = self.model.optimizer
+        optimizer.learning_rate = self._schedule(int(optimizer.iterations))
+
+
+def callbacks(
+    *,
+    guard_every: int = 100,
+    schedule: Callable[[int], float] | None = None,
+    comm: Communicator | None = None,
+) -> list[keras.callbacks.Callback]:
+    """The callbacks that ``fit`` needs on several ranks. List them before your own, which then see joined metrics.
+
+    ``fit`` of a distributed model adds them by itself if none of them are among its callbacks. Callbacks that write
+    files (ModelCheckpoint, BackupAndRestore, CSVLogger and TensorBoard) and would write to the same path act on the
+    first rank only, and what BackupAndRestore reads there reaches every rank.
+
+    Parameters are the same on one rank and on several, to rounding. What a layer computes from the samples of a rank is
+    not: BatchNormalization normalises over a rank's part of a batch (over all ranks with ``synchronized=True``), and
+    Dropout draws its own mask on each rank. The moving statistics of batch normalisation become the mean over the ranks
+    at the end of an epoch and before validation, so that every rank evaluates and saves one model.
+
+    Args:
+        guard_every: batches between two checks that all ranks hold equal parameters; the first batch is always checked.
+        schedule: gives the learning rate of the step that follows ``n`` updates; none leaves the rate alone.
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+    """
+    comm = comm or current()
+    chosen: list[keras.callbacks.Callback] = [
+        Broadcast(comm),
+        EndOfData(comm),
+        JoinMetrics(comm),
+        RecordSteps(comm),
+        GuardParameters(comm, guard_every),
+    ]
+    if schedule:
+        chosen.append(LearningRateSchedule(schedule))
+    return chosen

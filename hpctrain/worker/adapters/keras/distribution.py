@@ -1,0 +1,74 @@
+"""The state of a distributed model during training that its optimizers and callbacks share."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import keras
+import tensorflow as tf
+
+from hpctrain.worker.comm import Communicator
+
+_MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+# Whose steps are being traced or computed.
+_computing: list[Distribution] = []
+
+
+class Distribution:
+    """The state of one distributed model. Its optimizers share it; a GAN has two.
+
+    Attributes:
+        share: samples of the part in work x ranks / samples of its global batch, within a step of ``fit``. None in
+            loops that weight their own loss.
+        optimizers: those that were distributed for this model.
+        fitting: ``fit`` is on its way.
+        own_data: it trains on data that ``ht.shard`` did not make.
+        told: a warning about it was printed.
+        gathers: how often the step in work gathered what its losses are computed from.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.share: tf.Tensor | None = None
+        self.optimizers: list[keras.optimizers.Optimizer] = []
+        self.fitting = False
+        self.own_data = False
+        self.told = False
+        self.gathers = 0
+
+    @contextmanager
+    def computing(self, share: tf.Tensor) -> Iterator[None]:
+        """A context manager in which gradients are those of a part with this share."""
+        self.share, self.gathers = share, 0
+        _computing.append(self)
+        try:
+            yield
+        finally:
+            _computing.pop()
+            self.share = None
+
+
+def share_in_work() -> tf.Tensor | None:
+    """The share of the part in work, within a step of ``fit``."""
+    return _computing[-1].share if _computing else None
+
+
+def distribution_of(model: keras.Model) -> Distribution | None:
+    """The distribution that ``ht.distribute`` made for this model."""
+    known: Distribution | None = getattr(model, "_distribution", None)
+    return known
+
+
+def new_distribution(model: keras.Model, comm: Communicator) -> Distribution:
+    """Register ``model`` as distributed for as long as it lives, since its optimizers refer to it."""
+    model._distribution = distribution = Distribution(comm)
+    _MODELS.add(model)
+    return distribution
+
+
+def distributed_models() -> list[keras.Model]:
+    """All distributed models that are alive."""
+    return list(_MODELS)

@@ -1,0 +1,84 @@
+"""Which epoch's order a sharded dataset yields next: that of the epoch with which ``fit`` begins."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpctrain.worker.adapters.recording import placed, say_unplaced
+from hpctrain.worker.comm import Communicator
+
+
+class Passes:
+    """The passes over a sharded dataset.
+
+    Args:
+        own: hpctrain makes the orders, those of arrays; else the dataset's own shuffle does.
+        next_epoch: of the first pass.
+
+    Attributes:
+        next_epoch: of the next pass over arrays.
+    """
+
+    def __init__(self, *, own: bool, next_epoch: int) -> None:
+        self._own = own
+        self.next_epoch = next_epoch
+        self._begun = False
+
+    def take(self) -> int:
+        """The number of a pass over arrays that begins now."""
+        epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
+        return epoch
+
+    def begin_at(self, epoch: int, dataset: tf.data.Dataset, *, iterators: int = 1) -> None:
+        """Pass over the orders of earlier epochs, for each of which so many ``iterators`` would have been made.
+
+        Once, because a script that goes on has had them.
+        """
+        if self._own:
+            self.next_epoch = max(self.next_epoch, epoch)
+        elif not self._begun:
+            # Each iterator draws the seeds of its order when it is made, before it reads anything.
+            for _ in range(epoch * iterators):
+                iter(dataset)
+        self._begun = True
+
+
+_passes: weakref.WeakKeyDictionary[tf.data.Dataset, Passes] = weakref.WeakKeyDictionary()
+
+
+def register(dataset: tf.data.Dataset, passes: Passes) -> tf.data.Dataset:
+    """Note whose passes a dataset that ``ht.shard`` returns has."""
+    _passes[dataset] = passes
+    return dataset
+
+
+class ContinueOrders(keras.callbacks.Callback):  # type: ignore[misc]
+    """Makes the first epoch of a ``fit`` see the orders of its number, whatever restored that."""
+
+    def __init__(self, comm: Communicator, dataset: tf.data.Dataset) -> None:
+        super().__init__()
+        self._comm = comm
+        self._found = list(_registered(dataset))
+        # At the end of an epoch whose length is known, Keras makes an iterator that it does not use.
+        self._iterators = 2 if int(dataset.cardinality()) > 0 else 1
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        found, self._found = self._found, []
+        for passes, dataset in found:
+            passes.begin_at(epoch, dataset, iterators=self._iterators)
+        if found:
+            placed() if epoch else say_unplaced(self._comm)
+
+
+def _registered(dataset: Any) -> Iterator[tuple[Passes, tf.data.Dataset]]:
+    """Those of a dataset, or of what it was made of."""
+    if passes := _passes.get(dataset):
+        yield passes, dataset
+    else:
+        for source in dataset._inputs():
+            yield from _registered(source)

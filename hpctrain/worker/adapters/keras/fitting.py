@@ -1,0 +1,178 @@
+"""``fit`` and ``evaluate`` of a distributed model, apart from their steps."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.keras.callbacks import JoinMetrics, Restored, StopTogether, callbacks
+from hpctrain.worker.adapters.keras.distribution import Distribution
+from hpctrain.worker.adapters.keras.epochs import ContinueOrders
+from hpctrain.worker.adapters.keras.metrics import flatten, join_logs, join_metrics
+from hpctrain.worker.adapters.keras.parts import Part, batch_of, is_sharded
+from hpctrain.worker.adapters.keras.variables import BUILD_HINT, is_built
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.models.keras_batch_norm import average_statistics
+
+# What writes files, and where each of them does.
+_WRITING = {
+    keras.callbacks.ModelCheckpoint: "filepath",
+    keras.callbacks.BackupAndRestore: "backup_dir",
+    keras.callbacks.CSVLogger: "filename",
+    keras.callbacks.TensorBoard: "log_dir",
+}
+
+
+def take_fits(model: keras.Model, distribution: Distribution) -> None:
+    """Replace ``fit`` and ``evaluate`` of ``model`` by versions that work on several ranks and are unchanged on one."""
+    fit, evaluate = model.fit, model.evaluate
+    comm = distribution.comm
+
+    def fit_on_ranks(*arguments: Any, **settings: Any) -> Any:
+        given = _bound(fit, arguments, settings)
+        distribution.own_data = not is_sharded(given.get("x"))
+        if distribution.own_data:
+            _tell_own_data(distribution)
+        elif given.get("class_weight"):
+            given["x"] = _class_weighted(given["x"], given.pop("class_weight"))
+        if comm.size > 1:
+            if not distribution.own_data and not is_built(model):
+                _build(model, given["x"].element_spec)
+            given["callbacks"] = _for_ranks(given.get("callbacks"), comm)
+        # With steps_per_epoch an epoch is no pass over the data.
+        passes = not distribution.own_data and not given.get("steps_per_epoch")
+        if passes and not isinstance(given.get("callbacks"), keras.callbacks.CallbackList):
+            given["callbacks"] = [*_listed(given.get("callbacks")), ContinueOrders(comm, given["x"])]
+        distribution.fitting = True
+        try:
+            return fit(**given)
+        finally:
+            distribution.fitting = False
+
+    def evaluate_on_ranks(*arguments: Any, **settings: Any) -> Any:
+        given = _bound(evaluate, arguments, settings)
+        # Of its own validation fit has the callbacks join the metrics; whoever calls evaluate meanwhile has none.
+        if comm.size == 1 or "_use_cached_eval_dataset" in given or not is_sharded(given.get("x")):
+            return evaluate(**given)
+        average_statistics(model, comm)
+        as_dict = given.pop("return_dict", False)
+        logs = evaluate(**given, return_dict=True)
+        joined = any(isinstance(each, JoinMetrics) for each in _listed(given.get("callbacks")))
+        join_logs(comm, logs, flatten(model.get_metrics_result()) if joined else join_metrics(comm, model))
+        return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+    model.fit, model.evaluate = fit_on_ranks, evaluate_on_ranks
+
+
+def _build(model: keras.Model, part: Any) -> None:
+    """Make the weights that all ranks are to start from; Keras would make them in the first step."""
+    try:
+        model._symbolic_build(data_batch=batch_of(part))
+    except Exception as error:
+        # Losses and metrics are built as well, and a train_step of the user's own may use them another way.
+        if not is_built(model):
+            raise HpctrainError(f"Keras cannot build {model.name} from the data: {error}", BUILD_HINT) from error
+
+
+def _bound(function: Any, arguments: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; those of ``*args`` as Keras names them, and those of ``**kwargs`` among them."""
+    signature = inspect.signature(function)
+    if any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
+        of_keras = inspect.signature(getattr(keras.Model, function.__name__))
+        given = dict(of_keras.bind_partial(None, *arguments).arguments)
+        del given["self"]
+        return dict(**given, **settings)
+    given = dict(signature.bind(*arguments, **settings).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given.update(given.pop(name, {}))
+    return given
+
+
+def _tell_own_data(distribution: Distribution) -> None:
+    if distribution.comm.size > 1 and distribution.comm.rank == 0 and not distribution.told:
+        print(
+            "hpctrain: fit trains on data that ht.shard did not make: every rank computes all that it is given, and an "
+            f"update is the mean over the batches of {distribution.comm.size} ranks",
+            file=sys.stderr,
+        )
+    distribution.told = True
+
+
+def _class_weighted(dataset: tf.data.Dataset, class_weight: dict[int, float]) -> tf.data.Dataset:
+    """Keras would look for the classes in a batch that has no share."""
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+
+    weighted = make_class_weight_map_fn(class_weight)
+
+    def part(*members: Any) -> Part:
+        # TensorFlow takes a plain tuple apart, and no other.
+        whole = members[0] if len(members) == 1 else members
+        x, y, weight = weighted(*batch_of(whole))
+        return Part(x, y, weight, whole[-1])
+
+    return dataset.map(part)
+
+
+def _listed(given: Any) -> list[keras.callbacks.Callback]:
+    if isinstance(given, keras.callbacks.CallbackList):
+        return list(given.callbacks)
+    return list(given) if isinstance(given, list | tuple) else [given] if given else []
+
+
+def _for_ranks(given: Any, comm: Communicator) -> Any:
+    """The callbacks that hpctrain needs, and of the user's own those that may act on this rank."""
+    if isinstance(given, keras.callbacks.CallbackList):
+        return given
+    chosen = _listed(given)
+    ranks = comm.allgather_object(([_written(each) for each in chosen], any(map(_acts_on_batches, chosen))))
+    everyone = [written for written, _ in ranks]
+    before = {written for rank in everyone[: comm.rank] for written in rank}
+    kept = [each for each in chosen if (written := _written(each)) is None or written not in before]
+    for each in kept:
+        _make_folder(each)
+    if not any(isinstance(each, JoinMetrics) for each in chosen):
+        kept = [*callbacks(comm=comm), *kept]
+    if any(written and written[0] == "BackupAndRestore" for rank in everyone for written in rank):
+        kept.append(Restored(comm))
+    return [*kept, StopTogether(comm, each_batch=any(acts for _, acts in ranks))]
+
+
+def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback may stop the training after any batch."""
+    if type(callback).__module__.startswith("hpctrain.") or isinstance(callback, tuple(_WRITING)):
+        return False
+    return any(
+        name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        for name in ("on_batch_end", "on_train_batch_end", "on_train_batch_begin")
+    )
+
+
+def _make_folder(callback: keras.callbacks.Callback) -> None:
+    """Keras makes a folder if it is not there yet, and fails where another rank, with a file of its own, is faster."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        path = str(callback.filepath)
+        folders = [*Path(path).parents]
+    elif isinstance(callback, keras.callbacks.BackupAndRestore):
+        path = str(callback.backup_dir)
+        folders = [Path(path), *Path(path).parents]
+    else:
+        return
+    if "://" not in path:  # an object store has no folders
+        # Names that depend on the epoch are not known yet.
+        next(folder for folder in folders if "{" not in str(folder)).mkdir(parents=True, exist_ok=True)
+
+
+def _written(callback: keras.callbacks.Callback) -> tuple[str, str] | None:
+    """The path that a callback writes, by which two that write the same are recognised; None if it writes nothing."""
+    for kind, place in _WRITING.items():
+        if isinstance(callback, kind):
+            return kind.__name__, str(Path(getattr(callback, place)).absolute())
+    return None

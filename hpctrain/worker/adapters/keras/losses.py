@@ -1,0 +1,190 @@
+"""Losses whose mean over the ranks is not the loss of the global batch, corrected so that it is.
+
+A loss that is the mean over samples needs nothing: a rank's loss times its share of the batch has the right mean over
+the ranks. Others are replaced by one of which that is true as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.keras.ranks import gathered, total
+
+if TYPE_CHECKING:
+    from hpctrain.worker.adapters.keras.distribution import Distribution
+
+# Those that are computing.
+_wrapped: list[_OfGlobalBatch] = []
+
+
+def take_losses(model: keras.Model, distribution: Distribution) -> None:
+    """Make every loss that ``compile`` got compute the loss of the global batch, from its next use on."""
+    compiled = model._compile_loss
+    if compiled is None:
+        return
+
+    def take() -> None:
+        compiled._flat_losses = [
+            each
+            if isinstance(each.loss, _OfGlobalBatch)
+            else each._replace(loss=_OfGlobalBatch(each.loss, distribution))
+            for each in compiled._flat_losses
+        ]
+
+    if compiled.built:
+        take()
+    elif "build" not in vars(compiled):
+        build = compiled.build
+
+        # Keras builds it as it is used for the first time; a train_step of the user's own may never do so.
+        def build_and_take(y_true: Any, y_pred: Any) -> None:
+            build(y_true, y_pred)
+            take()
+
+        compiled.build = build_and_take
+
+
+@contextmanager
+def whole_batch_losses(distribution: Distribution) -> Iterator[None]:
+    """Let the losses that a ``train_step`` of the user's own calls be those of the global batch too."""
+    kind = keras.losses.Loss
+    call = kind.__call__
+
+    def call_of_global_batch(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+        # One that the wrapper calls is reduced by Keras.
+        if _wrapped or getattr(loss, "reduction", None) in (None, "none"):
+            return call(loss, y_true, y_pred, sample_weight)
+        # With the loss, since an eager step may make one each time.
+        own = vars(loss).setdefault("_of_global_batch", {})
+        if distribution not in own:
+            own[distribution] = _OfGlobalBatch(loss, distribution)
+        return own[distribution](y_true, y_pred, sample_weight)
+
+    kind.__call__ = call_of_global_batch
+    try:
+        yield
+    finally:
+        kind.__call__ = call
+
+
+def _check_reduced(loss: keras.losses.Loss) -> None:
+    """Refuse a loss that returns one value per sample and so has no mean over a batch."""
+    if getattr(loss, "reduction", "mean") in (None, "none"):
+        raise HpctrainError(
+            f"{type(loss).__name__} has reduction={loss.reduction!r}: it gives a value for each sample, not one "
+            "for the batch",
+            'use reduction="sum_over_batch_size", which is the mean over the samples',
+        )
+
+
+class _OfGlobalBatch:
+    """A loss whose weighted mean over the ranks is the loss of the global batch.
+
+    Within a step of ``fit`` alone, where the share is known.
+    """
+
+    def __init__(self, loss: keras.losses.Loss, distribution: Distribution) -> None:
+        self._loss = loss
+        self._distribution = distribution
+        self._values: Any = None
+        self.name = loss.name
+        _note_values(loss, self._note)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+        share = self._distribution.share
+        if share is not None:
+            _check_reduced(self._loss)
+        self._values = None
+        own = self._of_keras(y_true, y_pred, sample_weight)
+        if share is None or self._values is None or self._distribution.comm.size == 1:
+            return own
+        values, mask = self._values, _mask_of(y_pred, self._values)
+        share = tf.cast(share, own.dtype)
+        if self._loss.reduction == "sum":
+            # A sum has more to say the more ranks there are.
+            if values.shape.rank:
+                return own * self._per_share(share)
+        elif values.shape.rank and self._loss.reduction != "mean_with_sample_weight":
+            return own if mask is None else own * self._part_of(mask, share)
+        return self._of_all(y_true, y_pred, sample_weight, share)
+
+    def _of_keras(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+        _wrapped.append(self)
+        try:
+            return self._loss(y_true, y_pred, sample_weight)
+        finally:
+            _wrapped.pop()
+
+    def _note(self, values: Any) -> None:
+        self._values = tf.convert_to_tensor(values)
+        mask = getattr(values, "_keras_mask", None)
+        if mask is not None:
+            self._values._keras_mask = mask
+
+    def _per_share(self, share: tf.Tensor) -> tf.Tensor:
+        """The factor of a rank's part of a sum; 0 for a rank without a sample."""
+        return tf.math.divide_no_nan(tf.cast(self._distribution.comm.size, share.dtype), share)
+
+    def _part_of(self, mask: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+        """The factor of the mean over a rank's unmasked entries: their share of those of all ranks."""
+        count = tf.cast(tf.math.count_nonzero(mask), tf.float64) * tf.cast(share > 0, tf.float64)
+        part = tf.math.divide_no_nan(count, total(self._distribution.comm, count))
+        return tf.cast(part, share.dtype) * self._per_share(share)
+
+    def _of_all(self, y_true: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> tf.Tensor:
+        """The loss of what all ranks have: nobody knows how a function of a batch follows from those of its parts."""
+        comm = self._distribution.comm
+        # The same on every rank, in each graph of a step; two losses of one step may bear the same name.
+        self._distribution.gathers += 1
+        name = f"hpctrain.loss.{self._distribution.gathers}"
+
+        def joined(tensor: Any, part: str) -> tf.Tensor:
+            tensor = tf.convert_to_tensor(tensor)
+            count = tf.where(share > 0, tf.shape(tensor)[0], 0)
+            together = gathered(comm, tensor, count, f"{name}.{part}")
+            together.set_shape([None, *tensor.shape[1:]])
+            mask = getattr(tensor, "_keras_mask", None)
+            if mask is not None:
+                together._keras_mask = gathered(comm, mask, count, f"{name}.{part}.mask")
+            return together
+
+        def each(value: Any, part: str) -> Any:
+            leaves = keras.tree.flatten(value)
+            return keras.tree.pack_sequence_as(value, [joined(leaf, f"{part}.{i}") for i, leaf in enumerate(leaves)])
+
+        weight = None if sample_weight is None else each(sample_weight, "weight")
+        loss = self._of_keras(each(y_true, "true"), each(y_pred, "predicted"), weight)
+        return _with_gradient_times(self._per_share(share), loss)
+
+
+def _note_values(loss: keras.losses.Loss, note: Callable[[Any], None]) -> None:
+    """Let ``note`` see what ``call`` gives before it is reduced."""
+    call = loss.call
+
+    @functools.wraps(call)
+    def noting(*arguments: Any, **settings: Any) -> Any:
+        values = call(*arguments, **settings)
+        note(values)
+        return values
+
+    loss.call = noting
+
+
+def _mask_of(y_pred: Any, values: tf.Tensor) -> tf.Tensor | None:
+    masks = [mask for mask in (getattr(each, "_keras_mask", None) for each in (y_pred, values)) if mask is not None]
+    return functools.reduce(tf.logical_and, masks) if masks else None
+
+
+def _with_gradient_times(factor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def same(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        return tensor, lambda upstream: upstream * factor
+
+    return same(value)

@@ -1,0 +1,69 @@
+"""Keras losses that are divided by something other than the number of samples, or by nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.keras.distribution import share_in_work
+from hpctrain.worker.adapters.keras.ranks import total as over_ranks
+from hpctrain.worker.adapters.keras.share import BatchShare, taken
+from hpctrain.worker.comm import Communicator, current
+
+
+def mean_loss(total: Any, count: Any, *, share: Any = None, comm: Communicator | None = None) -> tf.Tensor:
+    """The sum over the ranks of ``total``, divided by the sum over the ranks of ``count``. Collective.
+
+    For a ``train_step`` or ``compute_loss`` of your own, and for loops around ``GradientTape``, eagerly or in a graph.
+    See :func:`hpctrain.mean_loss`::
+
+        mask = tf.cast(labels != 0, each.dtype)
+        loss = ht.mean_loss(tf.reduce_sum(each * mask), tf.reduce_sum(mask))
+
+    Args:
+        total: the sum over this rank's samples.
+        count: what this rank's part of it is divided by.
+        share: in a loop without ``fit``, what ``ht.shard`` yielded with the samples; do not multiply by it then.
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+    """
+    return _of_all(total, count, share, comm or current())
+
+
+def sum_loss(total: Any, *, share: Any = None, comm: Communicator | None = None) -> tf.Tensor:
+    """The sum over the ranks of ``total``. Collective. See :func:`mean_loss` for the arguments."""
+    return _of_all(total, None, share, comm or current())
+
+
+def _of_all(total: Any, count: Any, share: Any, comm: Communicator) -> tf.Tensor:
+    total = tf.convert_to_tensor(total)
+    if total.shape.rank not in (0, None) and total.shape.num_elements() != 1:
+        raise HpctrainError(
+            f"ht.mean_loss: the total is of shape {tuple(total.shape)}, not one number",
+            "give the sum over this rank's samples: tf.reduce_sum(…)",
+        )
+    in_step = share_in_work()
+    given = taken(share) if isinstance(share, BatchShare) else share
+    own_share = tf.cast(1.0 if given is None and in_step is None else in_step if given is None else given, tf.float64)
+    # Of the factors that come later, fit applies the share.
+    later = own_share if in_step is not None else tf.ones([], tf.float64)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def mean(summed: tf.Tensor, counted: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        # A rank without a sample of its own computes another rank's. A mean over nothing is not a number.
+        counts = tf.logical_and(own_share > 0, counted > 0)
+        own = tf.where(counts, tf.stack([tf.reshape(summed, []), tf.reshape(counted, [])]), 0.0)
+        sums = over_ranks(comm, own) if comm.size > 1 else own
+        divisor = sums[1] if count is not None else tf.ones([], tf.float64)
+        value = tf.reshape(tf.math.divide_no_nan(sums[0], divisor), tf.shape(summed))
+        scale = tf.where(counts, tf.math.divide_no_nan(tf.cast(comm.size, tf.float64), divisor * later), 0.0)
+
+        def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            gradient = upstream * scale
+            return gradient, tf.reshape(-value * gradient, tf.shape(counted))
+
+        return value, backward
+
+    found = mean(tf.cast(total, tf.float64), tf.cast(1.0 if count is None else count, tf.float64))
+    return tf.cast(found, total.dtype)

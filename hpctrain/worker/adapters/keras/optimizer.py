@@ -1,0 +1,163 @@
+"""A Keras 3 optimizer that reduces its gradients over the ranks, once per update and before it clips them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.compression import Compression, wire_of
+from hpctrain.worker.adapters.keras.batch_norm import take_moments
+from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, new_distribution
+from hpctrain.worker.adapters.keras.fitting import take_fits
+from hpctrain.worker.adapters.keras.reducing import (
+    Reducing,
+    ScalingAlike,
+    check_scaling,
+    put_in_front,
+    reduction_of,
+    synchronise,
+)
+from hpctrain.worker.adapters.keras.reduction import Reduction
+from hpctrain.worker.adapters.keras.steps import take_shares, unwrap_errors
+from hpctrain.worker.adapters.keras.strategy import refuse_keras_distribution
+from hpctrain.worker.adapters.keras.variables import is_built
+from hpctrain.worker.adapters.keras.watch import watch_updates
+from hpctrain.worker.comm import Communicator, current
+
+_TYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}
+
+
+def distribute(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    comm: Communicator | None = None,
+    compression: Compression = "none",
+    top_k: float = 0.01,
+    guard_every: int = 100,
+) -> tuple[keras.Model, keras.optimizers.Optimizer]:
+    """Make ``optimizer`` update with the mean gradient over all ranks.
+
+    Give it every optimizer that updates the model: both of a GAN, and the new one of a second ``compile``. An update of
+    the model by any other optimizer is refused, and so is an update by this one of a copy of the model or of a model
+    around it.
+
+    On datasets from :func:`shard`, ``fit`` trains as one process does on the whole batches. On other data (arrays, a
+    generator, a rank's own dataset) every rank computes everything that it is given, and an update is the mean over the
+    samples of all ranks' batches, which may differ in size but not in number; an epoch of the same arrays on every rank
+    passes over them once per rank. Losses given to ``compile`` are those of the global batch, whatever they do with it:
+    masked entries count together, and for a function that gives one number for a batch, the predictions of all ranks
+    are gathered. So are losses of Keras that a ``train_step`` calls. What else it adds, or ``add_loss``, must be a mean
+    over samples, or come from :func:`hpctrain.mean_loss`.
+
+    The model and optimizer returned are the ones passed in. The optimizer stays an instance of its class, saves as that
+    class and keeps its state. A model that is already built gets rank 0's weights, and the optimizer rank 0's state, at
+    once; one that is built later gets them from ``callbacks()`` when ``fit`` begins.
+
+    Args:
+        model: the same on every rank.
+        optimizer: any optimizer of Keras 3, a LossScaleOptimizer included.
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+        compression: the gradients' type on the wire. fp16 overflows where the sum over the ranks is above 65504, so a
+            mean above 65504 / ranks can; bf16 rounds. The backend mpi compresses only between nodes, and sums in
+            float32 within a node; Horovod 0.28.1 carries bf16 as float32. With ``top_k`` (backend mpi) only the largest
+            of each node's sum travel to other nodes, and the others are added to the next step's gradients: the result
+            is not that of one process. A resumed run begins with none deferred.
+        top_k: the fraction that travels with ``compression="top_k"``.
+        guard_every: updates between two checks that all ranks hold equal parameters, in a loop without ``fit``.
+
+    Raises:
+        HpctrainError: a Keras backend other than TensorFlow, an optimizer that is not from Keras 3 or is already
+            distributed, an unknown compression, or ranks with different models.
+    """
+    _check(optimizer, guard_every)
+    refuse_keras_distribution()
+    comm = comm or current()
+    _check_scope(model, comm)
+    wire = wire_of(compression, top_k, _TYPES, comm)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        check_scaling(wire)
+    distribution = _distributed(model, comm)
+    comm = distribution.comm
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    reduction = Reduction(distribution, model, wire, guard_every, adds_rows=_is_linear(inner))
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        put_in_front(optimizer, ScalingAlike, reduction)
+    else:
+        reduction.scaled_alike = model.dtype_policy.name != "mixed_float16"
+    put_in_front(inner, Reducing, reduction)
+    take_moments(model, distribution)
+    distribution.optimizers.append(optimizer)
+    # What was traced before knows nothing of other ranks.
+    model.train_function = model.test_function = model.predict_function = None
+    if is_built(model):
+        synchronise(model, optimizer)
+    return model, optimizer
+
+
+def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
+    """The state that a model's optimizers share; the first of them creates it."""
+    known = distribution_of(model)
+    if known and known.comm is comm:
+        return known
+    distribution = new_distribution(model, comm)
+    take_shares(model, distribution)
+    take_fits(model, distribution)
+    unwrap_errors(model)
+    if not comm.has_xla_kernel:
+        _compile_without_xla(model, comm)
+    if comm.size > 1:
+        watch_updates()
+    return distribution
+
+
+def _check(optimizer: Any, guard_every: int) -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise HpctrainError(
+            f"Keras runs on {keras.backend.backend()}, and hpctrain reduces Keras gradients on TensorFlow only",
+            "set KERAS_BACKEND=tensorflow before keras is imported",
+        )
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise HpctrainError(f"{kind} is not an optimizer of Keras 3", "use one of keras.optimizers")
+    if reduction_of(optimizer):
+        raise HpctrainError(f"this {kind} was already given to ht.distribute", "make an optimizer for each model")
+    if guard_every < 1:
+        raise HpctrainError(f"guard_every={guard_every} must be above 0")
+
+
+def _check_scope(model: keras.Model, comm: Communicator) -> None:
+    """Refuse a model whose strategy adds its gradients up, which would happen twice."""
+    if comm.strategy is None:
+        return
+    # A backend whose scope is all there is says so.
+    comm.tensorflow()
+    if model.distribute_strategy is comm.strategy:
+        raise HpctrainError(
+            f"{model.name} was made in the scope of {type(comm.strategy).__name__}, where Keras adds the gradients up "
+            "by itself",
+            "make it outside the scope for ht.distribute; or leave ht.distribute out, and write the loop around "
+            "strategy.run",
+        )
+
+
+def _is_linear(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the update of a sum of gradients is that of the gradients one after the other."""
+    clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
+    return type(optimizer) is keras.optimizers.SGD and not clips
+
+
+def _compile_without_xla(model: keras.Model, comm: Communicator) -> None:
+    """A reduction over ranks has no XLA kernel; ``compile`` asks this attribute."""
+    model.supports_jit = False
+    if model.compiled:
+        model.jit_compile = False
+    if comm.rank == 0 and tf.config.list_physical_devices("GPU"):
+        print(
+            f"hpctrain: jit_compile is off: the reduction of backend {comm.backend!r} has no XLA kernel",
+            file=sys.stderr,
+        )

@@ -1,0 +1,95 @@
+"""One rank's part of a global batch, with its share of that batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.keras.share import BatchShare, taken
+
+# The weight of samples that are another rank's; no other weight has the sign of this zero.
+NO_SAMPLE = -0.0
+
+
+class Part(NamedTuple):
+    """A part of a dataset of ``(x, y, sample_weight)``."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    share: Any
+
+
+class UnweightedPart(NamedTuple):
+    """A part of a dataset of ``(x, y)``. Its weights are ones, and a ``train_step`` does not see them."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    share: Any
+
+
+class InputPart(NamedTuple):
+    """A part of a dataset of inputs alone."""
+
+    x: Any
+    share: Any
+
+
+_KINDS = (Part, UnweightedPart, InputPart)
+
+
+def is_part(data: Any) -> bool:
+    """Whether ``data`` is a part or the type of one, also after ``dataset.map`` made a plain tuple of it."""
+    if isinstance(data, _KINDS):
+        return True
+    return isinstance(data, tuple) and len(data) == 4 and isinstance(data[-1], BatchShare | BatchShare.Spec)
+
+
+def samples_of(batch: Any) -> tf.Tensor:
+    """The number of samples in ``(x, y, sample_weight)`` as float64; 0 if they are another rank's."""
+    inputs = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
+    samples = tf.cast(tf.shape(inputs)[0], tf.float64)
+    if not (isinstance(batch, tuple) and len(batch) == 3 and batch[2] is not None):
+        return samples
+    weight = tf.cast(tf.nest.flatten(batch[2])[0], tf.float64)
+    return tf.where(tf.reduce_all(tf.math.reciprocal(weight) == -math.inf), tf.zeros_like(samples), samples)
+
+
+def share_of(part: Any) -> tf.Tensor:
+    """The factor of a part's gradients."""
+    return taken(part[-1])
+
+
+def batch_of(part: Any) -> Any:
+    """The batch as the user's dataset held it: ``(x, y, sample_weight)``, ``(x, y)`` or ``x``."""
+    if isinstance(part, InputPart):
+        return part.x
+    return tuple(part[:2]) if isinstance(part, UnweightedPart) else tuple(part[:3])
+
+
+def is_sharded(data: Any) -> bool:
+    """Whether ``data`` is a dataset of parts.
+
+    Raises:
+        HpctrainError: the parts lie within something else, where neither ``fit`` nor a step finds their share.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        return False
+    spec = data.element_spec
+    if not is_part(spec) and _holds_part(spec):
+        raise HpctrainError(
+            f"the dataset yields {type(spec).__name__} with the parts of ht.shard inside",
+            "call ht.shard last: ht.shard(tf.data.Dataset.zip(…))",
+        )
+    return is_part(spec)
+
+
+def _holds_part(spec: Any) -> bool:
+    if isinstance(spec, _KINDS):
+        return True
+    members = spec.values() if isinstance(spec, dict) else spec if isinstance(spec, tuple | list) else ()
+    return any(_holds_part(member) for member in members)

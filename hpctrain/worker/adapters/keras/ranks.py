@@ -1,0 +1,58 @@
+"""Small messages between ranks within a step, eagerly or in a graph."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hpctrain.worker.comm.base import AnyArray, Communicator, Group
+from hpctrain.worker.comm.graph_errors import noting, unwrapped
+
+# All models of a run share one group, which belongs to as many ranks: those that are left of a run form another.
+_GROUPS: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.WeakKeyDictionary()
+
+
+def group_of(comm: Communicator) -> Group:
+    """All ranks as a group with connections of its own. Collective at its first call."""
+    ranks, group = _GROUPS.get(comm, (0, None))
+    if group is None or ranks != comm.size:
+        group = comm.group()
+        _GROUPS[comm] = comm.size, group
+    return group
+
+
+def in_step(function: Callable[[AnyArray], AnyArray], tensor: tf.Tensor) -> tf.Tensor:
+    """Wrap ``function`` of a NumPy array, whose result has the same type, as an operation of a step."""
+    # Stateful, as it is: TensorFlow then runs it in the order of the program, the same on every rank.
+    with unwrapped():
+        return tf.numpy_function(noting(function), [tensor], tensor.dtype, stateful=True)
+
+
+def total(comm: Communicator, tensor: tf.Tensor) -> tf.Tensor:
+    """The sum over the ranks, in float64."""
+    summed = in_step(lambda array: group_of(comm).allreduce(np.asarray(array)), tf.cast(tensor, tf.float64))
+    return tf.ensure_shape(summed, tensor.shape)
+
+
+def gathered(comm: Communicator, tensor: tf.Tensor, count: tf.Tensor, name: str) -> tf.Tensor:
+    """The first ``count`` rows of every rank's tensor, joined; each rank gets the gradient of its own rows."""
+    dtype = tensor.dtype
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def differentiable(own: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        counts = total(comm, tf.one_hot(comm.rank, comm.size, dtype=tf.float64) * tf.cast(count, tf.float64))
+        begin = tf.cast(tf.reduce_sum(counts[: comm.rank]), tf.int32)
+        joined = comm.tensorflow().allgather(own[:count], name)
+
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            rows = upstream[begin : begin + count]
+            return tf.pad(rows, [[0, tf.shape(own)[0] - count], *([[0, 0]] * (len(own.shape) - 1))])
+
+        return joined, backward
+
+    # Not every engine gathers booleans.
+    return tf.cast(differentiable(tf.cast(tensor, tf.int32) if dtype == tf.bool else tensor), dtype)

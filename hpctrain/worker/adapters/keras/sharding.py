@@ -1,0 +1,162 @@
+"""Each rank's part of global batches as a tf.data.Dataset, with the weight of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.keras.epochs import Passes, register
+from hpctrain.worker.adapters.keras.parts import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
+from hpctrain.worker.adapters.keras.same_data import compare_arrays, compare_datasets
+from hpctrain.worker.adapters.keras.share import BatchShare
+from hpctrain.worker.comm import Communicator, current
+from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches, share
+
+
+def shard(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+    comm: Communicator | None = None,
+) -> tf.data.Dataset:
+    """This rank's part of every global batch of ``data``, with its share. Collective.
+
+    The mean over the ranks of share x mean loss is the mean loss over the global batch, whatever its size: the share
+    is own samples x ranks / samples of the batch. A rank without a sample of a batch computes another rank's with
+    share 0, so every rank has the same number of batches. The share is part of the element, so it stays with its
+    samples whatever is done with the dataset: ``take``, ``repeat``, ``prefetch``, a list of it.
+
+    The ranks compare what they were given: of arrays the lengths, the settings and up to 64 samples; of a dataset its
+    steps with their settings and seeds, and samples of arrays in it. What a generator yields or a file contains is not
+    compared.
+
+    ``fit`` and ``evaluate`` of a distributed model take the dataset as it is, and your own ``train_step`` gets the
+    elements of ``data``. Without ``fit`` you get the share, and have to multiply the mean loss by it yourself::
+
+        for x, y, sample_weight, share in ht.shard(dataset):
+            with tf.GradientTape() as tape:
+                value = loss(y, model(x, training=True), sample_weight=sample_weight) * share
+
+    Args:
+        data: a tf.data.Dataset whose elements are global batches ``(x, y)``, ``(x, y, sample_weight)`` or ``x``, the
+            same on every rank (give its ``shuffle`` a seed); or a tuple of such arrays, or one array.
+        batch_size: samples of a global batch; for arrays only.
+        shuffle: for arrays only, true by default: a new order each epoch, which depends only on the seed and the epoch.
+            An epoch is one pass over the returned dataset.
+        seed: of the order.
+        epoch: whose order the first pass has, in a loop of your own that was resumed; of a tf.data.Dataset it is that
+            of its own ``shuffle``, if that has a seed. ``fit`` needs none: it has ``initial_epoch``.
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+
+    Returns:
+        A dataset of ``(x, y, sample_weight, share)``: weights as given, or ones, and a scalar. For ``x`` alone:
+        ``(x, share)``. Weights of a part with share 0 are 0. ``dataset.map`` sees one named tuple.
+
+    Raises:
+        HpctrainError: data of another form, or settings that do not belong to it; ranks that were given different data;
+            a dataset that is shuffled without a seed.
+    """
+    comm = comm or current()
+    if isinstance(data, tf.data.Dataset):
+        if batch_size is not None or shuffle is not None:
+            raise HpctrainError(
+                "batch_size and shuffle belong to arrays, and this is a tf.data.Dataset",
+                "use dataset.shuffle(buffer, seed=…).batch(GLOBAL_BATCH) before ht.shard",
+            )
+        sharded = _shard_dataset(data, comm)
+        passes = Passes(own=False, next_epoch=epoch)
+        if epoch:
+            passes.begin_at(epoch, sharded)
+        return register(sharded, passes)
+    if isinstance(data, np.ndarray | tf.Tensor):
+        data = (data,)
+    if not isinstance(data, tuple) or len(data) not in (1, 2, 3):
+        raise HpctrainError(
+            f"{type(data).__name__} cannot be sharded",
+            "give a tf.data.Dataset, a tuple (x, y[, sample_weight]) or an array x",
+        )
+    if batch_size is None or batch_size < 1:
+        raise HpctrainError(f"batch_size={batch_size}: arrays need the number of samples of a global batch")
+    passes = Passes(own=True, next_epoch=epoch)
+    sharded = _shard_arrays(data, comm, passes, batch_size=batch_size, shuffle=shuffle is not False, seed=seed)
+    return register(sharded, passes)
+
+
+def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
+    spec = dataset.element_spec
+    if is_sharded(dataset):
+        raise HpctrainError("this dataset is already sharded", "call ht.shard once")
+    if isinstance(spec, tuple) and len(spec) > 3:
+        raise HpctrainError(
+            f"the dataset yields {len(spec)} values", "it must yield batches (x, y), (x, y, sample_weight) or x"
+        )
+    if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
+        raise HpctrainError("the dataset yields single samples", "use dataset.batch(GLOBAL_BATCH) before ht.shard")
+    if comm.size > 1:
+        compare_datasets(comm, dataset)
+
+    def part(*batch: Any) -> Part | UnweightedPart | InputPart:
+        samples = tf.shape(tf.nest.flatten(batch)[0])[0]
+        base, longer = samples // comm.size, samples % comm.size
+        start = comm.rank * base + tf.minimum(comm.rank, longer)
+        count = base + tf.cast(comm.rank < longer, tf.int32)
+        # A rank without a sample takes the first, as hpctrain.worker.data.sampling.share does.
+        start, rows = tf.where(count > 0, start, 0), tf.maximum(count, 1)
+        own = tf.nest.map_structure(lambda tensor: tensor[start : start + rows], batch)
+        return _part(own, rows, tf.cast(count * comm.size / samples, keras.config.floatx()))
+
+    return dataset.map(part, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _shard_arrays(
+    arrays: tuple[Any, ...], comm: Communicator, passes: Passes, *, batch_size: int, shuffle: bool, seed: int
+) -> tf.data.Dataset:
+    arrays = tf.nest.map_structure(np.asarray, arrays)
+    lengths = {len(array) for array in tf.nest.flatten(arrays)}
+    if len(lengths) != 1:
+        raise HpctrainError(f"the arrays have different numbers of samples: {sorted(lengths)}")
+    samples = lengths.pop()
+    compare_arrays(comm, arrays, batch_size=batch_size, shuffle=shuffle, seed=seed)
+
+    def parts() -> Iterator[tuple[Any, float]]:
+        epoch = passes.take()
+        order = epoch_order(samples, seed=seed, epoch=epoch) if shuffle else np.arange(samples)
+        for batch in global_batches(order, batch_size, drop_last=False):
+            own = share(batch, comm.rank, comm.size)
+            yield tf.nest.map_structure(lambda array, rows=own.indices: array[rows], arrays), own.weight
+
+    def part(own: tuple[Any, ...], share: tf.Tensor) -> Part | UnweightedPart | InputPart:
+        return _part(own, tf.shape(tf.nest.flatten(own)[0])[0], share)
+
+    signature = (tf.nest.map_structure(_batch_spec, arrays), tf.TensorSpec((), keras.config.floatx()))
+    batches = batch_count(samples, batch_size, drop_last=False)
+    # Keras would draw a PyDataset's batches in an order of its own, another on each rank; a tf.data.Dataset it leaves.
+    drawn = tf.data.Dataset.from_generator(parts, output_signature=signature)
+    return drawn.map(part).apply(tf.data.experimental.assert_cardinality(batches))
+
+
+def _part(own: tuple[Any, ...], rows: tf.Tensor, share: tf.Tensor) -> Part | UnweightedPart | InputPart:
+    """The form in which ``own`` samples are handed out: (x,), (x, y) or (x, y, sample_weight)."""
+    floatx = keras.config.floatx()
+    if len(own) == 1:
+        return InputPart(own[0], BatchShare(share))
+
+    def marked(weight: tf.Tensor) -> tf.Tensor:
+        return tf.where(share > 0, tf.cast(weight, floatx), NO_SAMPLE)
+
+    x, y, *given = own
+    if not given:
+        return UnweightedPart(x, y, marked(tf.ones([rows], floatx)), BatchShare(share))
+    return Part(x, y, tf.nest.map_structure(marked, given[0]), BatchShare(share))
+
+
+def _batch_spec(array: np.ndarray[Any, Any]) -> tf.TensorSpec:
+    return tf.TensorSpec((None, *array.shape[1:]), array.dtype)

@@ -1,0 +1,152 @@
+"""The steps of ``fit`` and ``evaluate`` on each rank's part of a global batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.keras.batch_norm import take_moments
+from hpctrain.worker.adapters.keras.distribution import Distribution
+from hpctrain.worker.adapters.keras.losses import take_losses, whole_batch_losses
+from hpctrain.worker.adapters.keras.parts import batch_of, is_part, samples_of, share_of
+from hpctrain.worker.adapters.keras.ranks import group_of, in_step
+from hpctrain.worker.adapters.keras.watch import only_distributed
+from hpctrain.worker.comm.base import AnyArray, Communicator
+from hpctrain.worker.comm.graph_errors import unwrapped
+
+Step = Callable[[Any], Any]
+
+
+def take_shares(model: keras.Model, distribution: Distribution) -> None:
+    """Make ``fit`` and ``evaluate`` apply the shares of ``ht.shard``, and weight other batches by their samples.
+
+    A ``train_step`` of the user's own gets what the user's dataset held. The share weights the gradients where the
+    optimizers get them: loss and metrics are those of this rank's own samples, so that their sums over the ranks are
+    those of the global batch.
+    """
+    train, test, predict = model.train_step, model.test_step, model.predict_step
+
+    def train_step(data: Any) -> Any:
+        share = share_of(data) if is_part(data) else _share_of(data, distribution.comm)
+        with only_distributed(model):
+            return train(data) if share is None else _run(model, distribution, train, data, share)
+
+    def test_step(data: Any) -> Any:
+        return _run(model, distribution, test, data, share_of(data)) if is_part(data) else test(data)
+
+    def predict_step(data: Any) -> Any:
+        if is_part(data):
+            raise HpctrainError(
+                "predict of a sharded dataset would give this rank's samples alone",
+                "give predict the dataset that ht.shard was given",
+            )
+        return predict(data)
+
+    model.train_step, model.test_step, model.predict_step = train_step, test_step, predict_step
+
+
+def unwrap_errors(model: keras.Model) -> None:
+    """Make ``fit`` and ``evaluate`` raise the error that an exchange or the guard raised inside their graphs.
+
+    TensorFlow's error about it hides what it was.
+    """
+    for name in ("train_function", "test_function"):
+        setattr(model, f"make_{name}", _making(model, name))
+
+
+def _making(model: keras.Model, name: str) -> Callable[..., None]:
+    make = getattr(model, f"make_{name}")
+
+    def told(function: Step) -> Step:
+        def run(iterator: Any) -> Any:
+            try:
+                with unwrapped():
+                    return function(iterator)
+            except HpctrainError:
+                # TensorFlow keeps a graph whose making was broken off, and would run that.
+                setattr(model, name, None)
+                raise
+
+        return run
+
+    def make_and_tell(force: bool = False) -> None:
+        if getattr(model, name) is None or force:
+            make(force)
+            setattr(model, name, told(getattr(model, name)))
+
+    return make_and_tell
+
+
+def end_of_data(comm: Communicator) -> None:
+    """Say that this rank has no further batch. Collective with the last or next batch of the others.
+
+    Raises:
+        HpctrainError: another rank has.
+    """
+    _all_counts(comm, np.zeros(comm.size))
+
+
+def _share_of(data: Any, comm: Communicator) -> tf.Tensor | None:
+    """The share of a batch that every rank got by itself: own samples x ranks / samples of all."""
+    if comm.size == 1:
+        return None
+    samples = samples_of(data)
+    # One more than there are: nothing at all says that a rank has no batch.
+    own = tf.one_hot(comm.rank, comm.size, dtype=tf.float64) * (samples + 1)
+    counts = in_step(functools.partial(_all_counts, comm), own)
+    counts = tf.ensure_shape(counts, [comm.size])
+    return samples * comm.size / (tf.reduce_sum(counts) - comm.size)
+
+
+def _all_counts(comm: Communicator, own: AnyArray) -> AnyArray:
+    counts = group_of(comm).allreduce(np.asarray(own))
+    done = np.flatnonzero(counts == 0).tolist()
+    if done and len(done) < comm.size:
+        raise HpctrainError(
+            f"rank {', '.join(map(str, done))} has come to the end of its data, but other ranks have more batches",
+            "give fit a dataset from ht.shard, or steps_per_epoch=…, which every rank has",
+        )
+    return counts
+
+
+def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any, share: tf.Tensor) -> Any:
+    batch = batch_of(data) if is_part(data) else data
+    with distribution.computing(share), _one_mean_a_batch(share), whole_batch_losses(distribution):
+        take_losses(model, distribution)
+        take_moments(model, distribution)
+        before = {id(variable): tf.identity(variable.value) for variable in model.metrics_variables}
+        logs = step(batch)
+    # A rank without a sample of this batch computes another rank's, which must not count twice.
+    for variable in model.metrics_variables:
+        # Of a metric that its first update has just built, the state before that was what Keras resets it to.
+        old = before.get(id(variable), tf.zeros_like(variable.value))
+        variable.assign(tf.where(share > 0, variable.value, old))
+    return logs
+
+
+@contextmanager
+def _one_mean_a_batch(share: tf.Tensor) -> Iterator[None]:
+    """Let a batch count as one where a metric gets one value for all of it, on all ranks together.
+
+    Keras does that with the losses of several outputs, and users with their own trackers of a loss.
+    """
+    kind = keras.metrics.Mean
+    update = kind.update_state
+
+    def update_state(metric: Any, values: Any, sample_weight: Any = None) -> None:
+        if sample_weight is None and not keras.tree.is_nested(values) and np.ndim(values) == 0:
+            sample_weight = tf.cast(share, metric.dtype)
+        update(metric, values, sample_weight=sample_weight)
+
+    kind.update_state = update_state
+    try:
+        yield
+    finally:
+        kind.update_state = update

@@ -1,0 +1,112 @@
+"""The strategy of tf.distribute that a run was launched with, and what Keras 3 cannot do under one, refused by name."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm import Communicator, current
+
+
+def strategy(*, comm: Communicator | None = None) -> tf.distribute.Strategy:
+    """The strategy of ``--backend mirrored``, ``multi_worker`` or ``parameter_server``, in place of one of your own.
+
+    hpctrain starts its processes and tells each where the others are. Create model, optimizer and metrics in its
+    scope::
+
+        ht.init()
+        strategy = ht.keras.strategy()
+        with strategy.scope():
+            model = make_model()
+            model.compile(optimizer, loss)
+        model.fit(dataset)  # mirrored; a loop of your own around strategy.run under the others
+
+    Keras 3 takes batches that the replicas of ``mirrored`` divide evenly. Under ``parameter_server`` only rank 0 runs
+    the script, and ``ht.keras.coordinator()`` schedules its steps. In a single-process run without a strategy it is
+    TensorFlow's default one, whose scope changes nothing.
+
+    Args:
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+
+    Raises:
+        HpctrainError: several ranks with a backend other than these, or ``keras.distribution`` in use.
+    """
+    comm = comm or current()
+    refuse_keras_distribution()
+    if comm.strategy is None and comm.size > 1:
+        raise HpctrainError(
+            f"backend {comm.backend!r} has no strategy of tf.distribute, and under TensorFlow's default one each of "
+            f"{comm.size} ranks would train alone",
+            "choose --backend multi_worker or parameter_server; or leave the strategy out and use ht.distribute",
+        )
+    _watch_fit()
+    comm.distributed = True
+    return tf.distribute.get_strategy() if comm.strategy is None else comm.strategy
+
+
+def coordinator(*, comm: Communicator | None = None) -> tf.distribute.coordinator.ClusterCoordinator:
+    """The coordinator of ``--backend parameter_server``, in place of one of your own.
+
+    Args:
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+
+    Raises:
+        HpctrainError: another backend.
+    """
+    comm = comm or current()
+    found = getattr(comm, "coordinator", None)
+    if found is None:
+        raise HpctrainError(
+            f"backend {comm.backend!r} has no coordinator of workers", "choose --backend parameter_server"
+        )
+    return found
+
+
+def refuse_keras_distribution() -> None:
+    """Refuse ``keras.distribution``, which is for JAX: on TensorFlow it runs without an error and distributes nothing.
+
+    Source: keras/src/backend/tensorflow/distribution_lib.py of Keras 3.15 ("!!!DO NOT USE!!!").
+
+    Raises:
+        HpctrainError: a distribution is set.
+    """
+    found = keras.distribution.distribution()
+    if found is not None:
+        raise HpctrainError(
+            f"keras.distribution.{type(found).__name__} silently distributes nothing on TensorFlow: it is for JAX",
+            "leave keras.distribution.set_distribution out: ht.distribute, or ht.keras.strategy(), distributes",
+        )
+
+
+def _watch_fit() -> None:
+    """Refuse from now on ``fit`` of what was made in the scope of a strategy over several processes."""
+    for kind in keras.Model.__mro__:
+        if "fit" in vars(kind) and not hasattr(vars(kind)["fit"], "watches"):
+            kind.fit = _watched(vars(kind)["fit"])
+
+
+def _watched(fit: Any) -> Any:
+    @functools.wraps(fit)
+    def watched(model: keras.Model, *arguments: Any, **settings: Any) -> Any:
+        kind = type(model.distribute_strategy)
+        if issubclass(kind, tf.distribute.MultiWorkerMirroredStrategy):
+            raise HpctrainError(
+                "fit of a model in the scope of MultiWorkerMirroredStrategy is broken in Keras 3, which cannot convert "
+                "the values of several workers ('Attempt to convert a value (PerReplica')",
+                "make the model outside the scope and give it to ht.distribute, whose fit this backend reduces; or "
+                "write the loop around strategy.run",
+            )
+        if issubclass(kind, tf.distribute.ParameterServerStrategy):
+            raise HpctrainError(
+                "fit of a model in the scope of ParameterServerStrategy does not work in Keras 3: it lacks the "
+                "DatasetCreator with which workers made their data",
+                "write the loop: ht.keras.coordinator().schedule(step, args=batch); or choose --backend multi_worker",
+            )
+        return fit(model, *arguments, **settings)
+
+    watched.watches = True  # type: ignore[attr-defined]
+    return watched

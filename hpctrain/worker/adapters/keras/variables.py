@@ -1,0 +1,133 @@
+"""The variables of a model and its optimizer across ranks: equal at the start, and proven equal later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.guard import Guard, Values
+from hpctrain.worker.adapters.replicas import Checksums
+from hpctrain.worker.comm import Communicator
+
+if TYPE_CHECKING:
+    import keras
+
+BUILD_HINT = "build the model before ht.distribute: a keras.Input layer, model.build(input_shape) or model(batch)"
+
+_SETTINGS = (
+    *("learning_rate", "weight_decay", "momentum", "beta_1", "beta_2", "rho", "epsilon", "ema_momentum"),
+    *("clipnorm", "global_clipnorm", "clipvalue"),
+)
+
+# The word that a dtype's bits are read as, by its size in bytes.
+_WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32}
+
+
+def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> None:
+    """Broadcast rank 0's weights and optimizer state to every rank; builds the optimizer if needed.
+
+    Seed generators of layers get a seed of each rank's own, unless the ranks' seeds differ already: dropout draws
+    another mask on each rank.
+
+    Raises:
+        HpctrainError: the model is not built, or ranks hold different models or optimizers.
+    """
+    if not is_built(model):
+        raise HpctrainError("the model has no weights yet that every rank could start from", BUILD_HINT)
+    variables = model.weights + (_state(model, optimizer) if optimizer else [])
+    check_same(comm, "variable", [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in variables])
+    comm.tensorflow().broadcast([v.value for v in variables], name="hpctrain.broadcast")
+    _part_seeds(comm, model)
+
+
+def _part_seeds(comm: Communicator, model: keras.Model) -> None:
+    """Part the ranks' seeds of the model's layers. Rank 0 keeps its own."""
+    states = [variable for variable in model.variables if variable.path.endswith("seed_generator_state")]
+    if comm.size == 1 or not states:
+        return
+    everyone = comm.allgather_object([np.asarray(state.numpy()).tolist() for state in states])
+    for number, state in enumerate(states):
+        values = [tuple(own[number]) for own in everyone]
+        if comm.rank and len(set(values)) < comm.size:
+            _, *counter = values[0]
+            seed = np.random.SeedSequence([*values[0], number, comm.rank]).generate_state(1)[0] >> 1
+            state.assign(np.array([seed, *counter], state.dtype))
+
+
+def is_built(model: keras.Model) -> bool:
+    """Whether all weights are there.
+
+    A model that is trained by its parts, as a GAN is, is never built itself; and ``model.build`` says that a subclassed
+    model is, although its layers are not.
+    """
+    layers = list(model._flatten_layers(include_self=False))
+    if not (model.built or (layers and model.weights)):
+        return False
+    return all(layer.built or not _makes_weights(layer) for layer in layers)
+
+
+def _makes_weights(layer: keras.layers.Layer) -> bool:
+    import keras
+
+    return type(layer).build is not keras.layers.Layer.build
+
+
+def _state(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The optimizer's variables, except what a rank has added up of its own micro-batches."""
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    local = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
+    return [variable for variable in optimizer.variables if id(variable) not in local]
+
+
+def check_same(comm: Communicator, kind: str, names: Sequence[str]) -> None:
+    """Raise HpctrainError if a rank's list differs from rank 0's, since collectives would hang on it."""
+    lists = comm.allgather_object(list(names))
+    for rank, other in enumerate(lists):
+        if other != lists[0]:
+            position = next(i for i in range(len(other) + 1) if other[: i + 1] != lists[0][: i + 1])
+            first, here = (each[position] if position < len(each) else "nothing" for each in (lists[0], other))
+            raise HpctrainError(
+                f"{kind} {position} is {first} on rank 0 and {here} on rank {rank}",
+                "build the same model, optimizer and metrics on every rank",
+            )
+
+
+def checksums(variables: Sequence[keras.Variable]) -> tf.Tensor:
+    """One 64-bit integer per variable: the wrapping sum of its bits as words. One flipped bit changes it."""
+    return tf.stack([_checksum(tf.convert_to_tensor(variable.value)) for variable in variables])
+
+
+def guard_of(comm: Communicator, model: keras.Model, *, every: int) -> Guard:
+    """A guard over the trainable variables; batch normalisation's statistics differ between ranks by design."""
+    variables = model.trainable_variables
+
+    def numbers() -> Checksums:
+        return np.asarray(checksums(variables).numpy(), dtype=np.int64)
+
+    def values(index: int) -> Values:
+        return np.asarray(variables[index].value.numpy())
+
+    guard = Guard(comm, [variable.path for variable in variables], numbers, values, every=every)
+    guard.settings = lambda: _settings(getattr(model, "optimizer", None))
+    return guard
+
+
+def _settings(optimizer: keras.optimizers.Optimizer | None) -> dict[str, object]:
+    """The numbers of the optimizer that the model was compiled with."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    found = {name: getattr(inner, name, None) for name in _SETTINGS}
+    return {
+        f"{name} of {type(inner).__name__}": float(np.asarray(value))
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+def _checksum(value: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.cast(tf.bitcast(value, _WORDS[value.dtype.size]), tf.int64))

@@ -1,0 +1,238 @@
+"""Records a user's script as events of its run: its steps, counted automatically, and the values that it logs.
+
+Of the process, and of rank 0 alone: the other ranks record nothing, and nothing here is collective.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.common.cluster.launcher import detect
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.events import Event, EventsFile, EventWriter
+from hpctrain.common.run.events.kinds import LIMIT, EnergyEvent, LogEvent, RunEvent, StepEvent, StoppedEvent
+from hpctrain.worker.comm import Communicator, forks
+
+if TYPE_CHECKING:
+    from hpctrain.worker.energy import HostMeter
+
+# What is logged more often is printed no more often.
+_PRINT_SECONDS = 1.0
+# What a script that is killed may lose at most of the energy that it drew.
+_ENERGY_SECONDS = 300.0
+
+
+class Recording:
+    """Counts steps, records logged values, and prints the newest now and then.
+
+    Args:
+        path: the run's events; None for a script that was started without ``hpctrain run``.
+        steps: how many were done where it was stopped the last time.
+        resumed: steps were done by an earlier attempt.
+
+    Attributes:
+        steps: how many are done.
+        resumed: as given.
+    """
+
+    def __init__(self, path: Path | None = None, steps: int = 0, *, resumed: bool = False) -> None:
+        self.steps = steps
+        self.resumed = resumed
+        # Beside the launcher, and ranks that report a stall.
+        self._events = EventWriter(path, alone=False) if path else None
+        self._model: weakref.ref[object] | None = None
+        self._step_began = time.perf_counter()
+        self._printed_at = -_PRINT_SECONDS
+        self._unprinted = ""
+        self._host = ""
+        self._meter: HostMeter | None = None
+        self._measured_at = 0.0
+
+    def begin_run(
+        self, comm: Communicator, framework: str, model: object, parameters: int, bucket_mb: float | None = None
+    ) -> bool:
+        """Record what is trained. Returns whether its steps are counted, which holds for the first model."""
+        if self._model is not None:
+            return self._model() is model
+        self._model = weakref.ref(model)
+        if self._events:
+            # It reads a library that `import hpctrain` can do without.
+            from hpctrain.worker.energy import HostMeter
+
+            self._host, self._meter, self._measured_at = comm.host, HostMeter(), time.monotonic()
+        self._step_began = time.perf_counter()
+        self._emit(
+            RunEvent(
+                recipe=None,
+                framework=framework,
+                backend=comm.backend,
+                ranks=comm.size,
+                epochs=None,
+                iterations_per_epoch=None,
+                parameters=parameters,
+                bucket_mb=bucket_mb,
+            )
+        )
+        return True
+
+    def step_done(self, learning_rate: float | None) -> None:
+        """Count and record a step that ends now."""
+        now = time.perf_counter()
+        self.steps += 1
+        self._emit(
+            StepEvent(
+                iteration=self.steps,
+                epoch=None,
+                loss=None,
+                learning_rate=learning_rate,
+                samples=None,
+                seconds=now - self._step_began,
+                communication_seconds=None,
+            )
+        )
+        self._step_began = now
+        if time.monotonic() - self._measured_at >= _ENERGY_SECONDS:
+            self._measure()
+
+    def stopped(self, reason: str) -> None:
+        """Record that the script has saved its state and leaves, because it was asked to."""
+        self._emit(StoppedEvent(iteration=self.steps, reason=reason))
+
+    def end(self) -> None:
+        """Record what this host has drawn since the run began. Idempotent."""
+        self._measure()
+        if self._meter:
+            self._meter.close()
+            self._meter = None
+
+    def _measure(self) -> None:
+        if self._meter:
+            self._emit(EnergyEvent(iteration=self.steps, hosts={self._host: self._meter.reading()}))
+            self._measured_at = time.monotonic()
+
+    def log(self, values: Mapping[str, float], step: int | None = None, *, quiet: bool = False) -> None:
+        """Record values of a step, by default the last one that was counted; ``quiet`` prints nothing."""
+        step = self.steps if step is None else step
+        self._emit(LogEvent(iteration=step, values=dict(values)))
+        if not quiet:
+            self._print(f"step {step:,}  {'  '.join(f'{name} {value:.6g}' for name, value in values.items())}")
+
+    def _emit(self, event: Event) -> None:
+        if self._events:
+            self._events.emit(event)
+
+    def _print(self, line: str) -> None:
+        if not self._unprinted and self._printed_at < 0:
+            atexit.register(self.flush)
+        self._unprinted = line
+        if time.monotonic() - self._printed_at >= _PRINT_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the newest line unless it was printed."""
+        if self._unprinted:
+            print(self._unprinted, file=sys.stderr, flush=True)
+            self._printed_at, self._unprinted = time.monotonic(), ""
+
+
+_recording: Recording | None = None
+# The script has said where its data continue, or was told that it did not.
+_placed = False
+
+
+def begin(path: Path) -> None:
+    """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
+    global _recording
+    # Ranks that are started by hand may be the first to write it.
+    before = EventsFile(path)
+    stops = before.few(StoppedEvent)
+    _recording = Recording(path, steps=stops[-1].iteration if stops else 0, resumed=before.has_steps)
+
+
+def placed() -> None:
+    """The script has said where the order of its samples continues."""
+    global _placed
+    _placed = True
+
+
+def say_unplaced(comm: Communicator) -> None:
+    """Tell a resumed script whose data begin at the first epoch again, once."""
+    if _recording and _recording.resumed and not _placed:
+        placed()
+        comm.say(
+            "this run was resumed, but its data begin again: with the first batch of epoch 0, and its order. Call "
+            "loader.set_epoch(epoch) before each epoch, or save loader.state_dict() and load it "
+            "(docs/scripts.md, Resuming)"
+        )
+
+
+def end() -> None:
+    """Record what is known only when this process's script has ended, well or not. Called on every rank."""
+    if _recording:
+        _recording.end()
+
+
+def stopped(reason: str) -> None:
+    """Record that this process's script was stopped in good order. Called on every rank."""
+    if _recording:
+        _recording.stopped(reason)
+
+
+def recording() -> Recording | None:
+    """The recording of this process; None on ranks other than 0, and in forks of a rank."""
+    global _recording
+    if forks.is_fork():
+        return None
+    if _recording is None:
+        launcher = detect()
+        if launcher and launcher.rank:
+            return None
+        _recording = Recording()
+    return _recording
+
+
+def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
+    """Record numbers of the training by name: ``ht.log(loss=loss, accuracy=accuracy)``.
+
+    They become events of the run: curves in its report and in TensorBoard, rows of ``hpctrain status``, and the last of
+    each name a metric of ``summary.json``. The newest are printed on rank 0's stderr, at most once a second; a script
+    that was started by mpirun, torchrun or Python itself, without a run directory, only prints them.
+
+    Not collective: only rank 0's values are recorded; other ranks may call it or not, and their values are dropped.
+    Pass a loss or metric over all ranks' samples through :func:`hpctrain.mean` first, on every rank::
+
+        ht.log(loss=ht.mean(loss, weight=len(x)))
+
+    Args:
+        values: by name, for names that are not valid Python identifiers, such as ``{"test/loss": 0.3}``.
+        step: the step that they belong to. By default the last one counted: a step of the first optimizer that was
+            given to :func:`hpctrain.distribute`, in PyTorch and in Keras's ``fit``.
+        named: the same as ``values``.
+
+    Raises:
+        HpctrainError: no value, one that is not a single number, a name that is not a string, or a step that is not a
+            count.
+    """
+    given = {**(values or {}), **named}
+    if not given:
+        raise HpctrainError("ht.log: nothing to record", "ht.log(loss=loss)")
+    if step is not None and (type(step) is not int or not 0 <= step < LIMIT):
+        raise HpctrainError(f"ht.log: step={step!r} is not a step number", "give an int from 0 up to 2**53 - 1")
+    if others := [name for name in given if not isinstance(name, str)]:
+        raise HpctrainError(f"ht.log: the name {others[0]!r} is not text", "give names as str: ht.log({'0': loss})")
+    if own := recording():
+        own.log({name: _number(name, value) for name, value in given.items()}, step)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        # PyTorch warns where a loss that still has its graph becomes a number.
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise HpctrainError(f"ht.log: {name} is not a single number: {type(value).__name__}", "log its mean") from error

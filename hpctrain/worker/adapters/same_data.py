@@ -1,0 +1,220 @@
+"""Proves that all ranks were given the same data: what ``ht.shard`` divides has to lie whole on each of them.
+
+Ranks compare a few samples by what they look like, not by all their bytes: two hosts may decode an image to slightly
+different numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.base import Communicator
+
+WHOLE = (
+    "give ht.shard the whole data set on every rank: with the same files on every host, in the same order (sorted), "
+    "and with random choices that are seeded alike. A rank that has data of its own draws them from a plain loader, "
+    "without ht.shard"
+)
+# Samples are looked at until this time is over, of each data set at least two and at most _MOST.
+_SECONDS, _LEAST, _MOST = 0.05, 2, 64
+# A leaf with more numbers than this is described by its means.
+_SMALL = 64
+_SMALL_TOLERANCE, _MEAN_TOLERANCE = 1e-5, 1e-3
+_BY_MEANS = " by means"
+_DEPTH = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What one leaf of a sample looks like.
+
+    Attributes:
+        exact: what must be equal: the type and the shape, and the value unless it is given by ``numbers``.
+        numbers: what may differ by rounding: the values of a small array, else means over it.
+        tolerance: the largest difference of two such numbers.
+    """
+
+    exact: str
+    numbers: tuple[float, ...] = ()
+    tolerance: float = 0.0
+
+    def differs(self, other: Look) -> bool:
+        """Whether these are two different values."""
+        if self.exact != other.exact or len(self.numbers) != len(other.numbers):
+            return True
+        tolerance = max(self.tolerance, other.tolerance)
+        return any(abs(one - two) > tolerance for one, two in zip(self.numbers, other.numbers, strict=True))
+
+    def __str__(self) -> str:
+        shown = [f"{number:g}" for number in self.numbers[:4]]
+        if self.exact.endswith(_BY_MEANS):
+            return f"{self.exact.removesuffix(_BY_MEANS)} of mean {shown[0]}"
+        more = ", …" if len(self.numbers) > 4 else ""
+        return f"{self.exact} [{', '.join(shown)}{more}]" if shown else self.exact
+
+
+# By the place of each leaf in its sample; None for a sample that cannot be fetched, which the training will notice.
+Sample = Mapping[str, Look] | None
+
+
+def look_at(sample: Any) -> dict[str, Look]:
+    """What the leaves of a sample look like: numbers, texts and arrays in containers and dataclasses."""
+    return {name: _look(leaf) for name, leaf in _leaves(sample, "", _DEPTH)}
+
+
+def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        members: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple):
+        members = enumerate(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        members = vars(value).items()
+    else:
+        yield name, value
+        return
+    for key, member in members if depth else ():
+        yield from _leaves(member, f"{name}[{key!r}]", depth - 1)
+
+
+def _look(leaf: Any) -> Look:
+    kind = type(leaf).__name__
+    if leaf is None or isinstance(leaf, bool | int | np.bool_ | np.integer):
+        return Look(f"{leaf}")
+    if isinstance(leaf, str | bytes):
+        # Of a path only the end: a file may lie in another folder on each host.
+        last = leaf.split("/")[-1] if isinstance(leaf, str) else leaf.split(b"/")[-1]
+        shown = repr(last) if len(last) < _SMALL else xxhash.xxh3_64_hexdigest(last)  # type: ignore[arg-type]
+        return Look(f"{kind} {shown}")
+    array = _array(leaf)
+    return Look(kind) if array is None else _look_at_array(array, _type_name(leaf, array))
+
+
+def _array(leaf: Any) -> Any:
+    """A tensor, an array, a number or an image as an array; None for anything else."""
+    if not (isinstance(leaf, float) or hasattr(leaf, "__array__") or hasattr(leaf, "__array_interface__")):
+        return None
+    try:
+        if hasattr(leaf, "detach"):
+            leaf = leaf.detach().cpu()
+            # NumPy has no bfloat16.
+            leaf = leaf.double() if leaf.is_floating_point() else leaf
+        array = np.asarray(leaf)
+    except (TypeError, ValueError, RuntimeError):  # a sparse one
+        return None
+    return array if array.dtype.kind in "biufcSU" else None
+
+
+def _type_name(leaf: Any, array: np.ndarray[Any, Any]) -> str:
+    """The type of a leaf's elements: a tensor's own, as the array of it may be wider."""
+    own = str(getattr(leaf, "dtype", ""))
+    return own.removeprefix("torch.") if own.startswith("torch.") else array.dtype.name
+
+
+def _look_at_array(array: np.ndarray[Any, Any], kind: str) -> Look:
+    what = f"{kind} {array.shape}" if array.shape else kind
+    if array.dtype.kind == "c":
+        array = np.stack([array.real, array.imag])
+    flat = np.ascontiguousarray(array).ravel()
+    if array.dtype.kind in "SU" or (array.dtype.kind in "biu" and array.dtype != np.uint8):
+        shown = ", ".join(map(str, flat[:4].tolist()))
+        rest = f", … {xxhash.xxh3_64_hexdigest(flat.tobytes())[:8]}" if flat.size > 4 else ""
+        return Look(f"{what} [{shown}{rest}]")
+    numbers = np.nan_to_num(flat.astype(np.float64), posinf=1e300, neginf=-1e300)
+    size = float(np.abs(numbers).mean()) if flat.size else 0.0
+    if flat.size <= _SMALL:
+        return Look(what, tuple(numbers.tolist()), _SMALL_TOLERANCE * size)
+    means = [float((numbers * ramp).mean()) for ramp in _ramps(flat.size)]
+    return Look(f"{what}{_BY_MEANS}", tuple(means), _MEAN_TOLERANCE * size)
+
+
+def _ramps(size: int) -> tuple[Any, ...]:
+    """Weights of at most 1, over which two different arrays have different means."""
+    places = np.arange(size)
+    return 1.0, places / size, np.cos(places), np.cos(np.sqrt(2) * places)
+
+
+def places(samples: int) -> list[int]:
+    """Indices spread over a data set of ``samples``, the same on every rank."""
+    golden = (np.sqrt(5) - 1) / 2
+    return list(dict.fromkeys(int((0.5 + golden * number) % 1 * samples) for number in range(min(samples, _MOST))))
+
+
+def timely(looks: Iterable[tuple[int, Sample]]) -> dict[int, Sample]:
+    """The first of these looks, as many as the time allows."""
+    begun, found = time.perf_counter(), dict[int, Sample]()
+    for index, look in looks:
+        found[index] = look
+        if len(found) >= _LEAST and time.perf_counter() - begun > _SECONDS:
+            break
+    return found
+
+
+def compare(
+    comm: Communicator,
+    facts: Mapping[str, tuple[str, str]],
+    looks: Mapping[Any, Sample] | None = None,
+    again: Callable[[Any], Iterable[Sample]] = lambda _: (),
+    what: str = "sample",
+) -> None:
+    """Refuse data that differ between ranks. Collective.
+
+    Args:
+        comm: the ranks.
+        facts: what must be equal, by its name: its value as text, and what to do if it differs.
+        looks: samples of a data set by their indices, in one order on all ranks, as many as this rank has seen.
+        again: fetches a sample several times more: what differs between them is random, and not compared.
+        what: these are.
+
+    Raises:
+        HpctrainError: names what differs, with its value on rank 0 and on the other rank; raised on all ranks.
+    """
+    looks = looks or {}
+    everyone = comm.allgather_object((dict(facts), dict(looks)))
+    for rank, (others, _) in enumerate(everyone):
+        for name, (_, hint) in (everyone[0][0] | others).items():
+            (value, _), (other, _) = (each.get(name, ("missing", "")) for each in (everyone[0][0], others))
+            if other != value:
+                raise _refusal(name, value, rank, other, hint)
+    random = set[str]()
+    for index in everyone[0][1]:
+        if not all(index in seen for _, seen in everyone):
+            break
+        differences = _differences([seen[index] for _, seen in everyone])
+        if {name for name, *_ in differences} <= random:
+            continue
+        unsteady = {name for name, *_ in _differences([looks[index], *again(index)])}
+        random |= set[str]().union(*comm.allgather_object(unsteady))
+        for name, rank, first, other_look in differences:
+            if name not in random:
+                where = f"{what} {index}{f' at {name}' if name else ''}"
+                raise _refusal(where, str(first), rank, str(other_look), WHOLE)
+
+
+def _refusal(name: str, value: str, rank: int, other: str, hint: str) -> HpctrainError:
+    return HpctrainError(
+        f"the ranks gave ht.shard different data, {name}: {value} on rank 0, {other} on rank {rank}", hint
+    )
+
+
+def _differences(samples: Sequence[Sample]) -> list[tuple[str, int, Look, Look]]:
+    """The leaves in which a rank's sample differs from rank 0's: the name, the rank and both looks."""
+    first = samples[0]
+    found = []
+    for rank, sample in enumerate(samples):
+        if first is None or sample is None:
+            continue
+        for name in [*first, *(each for each in sample if each not in first)]:
+            one, two = first.get(name, _MISSING), sample.get(name, _MISSING)
+            if one.differs(two):
+                found.append((name, rank, one, two))
+    return found
+
+
+_MISSING = Look("missing")

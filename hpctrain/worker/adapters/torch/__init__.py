@@ -1,0 +1,21 @@
+"""The PyTorch adapter: gradients in, reduced gradients out."""
+
+from __future__ import annotations
+
+from hpctrain.worker.adapters.torch.distribute import distribute, statistics
+from hpctrain.worker.adapters.torch.join import join
+from hpctrain.worker.adapters.torch.loader import shard
+from hpctrain.worker.adapters.torch.mean_loss import mean_loss, sum_loss
+from hpctrain.worker.adapters.torch.own_statistics import average_statistics
+from hpctrain.worker.adapters.torch.reducer import no_sync
+
+__all__ = [
+    "average_statistics",
+    "distribute",
+    "join",
+    "mean_loss",
+    "no_sync",
+    "shard",
+    "statistics",
+    "sum_loss",
+]

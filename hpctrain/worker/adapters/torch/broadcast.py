@@ -1,0 +1,172 @@
+"""Broadcasts one rank's weights, buffers and optimizer state to the others: rank 0's at the start."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch.references import optimizers_in, parameters_of
+from hpctrain.worker.comm.base import Communicator, TorchEngine
+
+_CHUNK_BYTES = 64_000_000
+# Of a group, what each rank keeps.
+_NAMES = frozenset({"params", "param_names"})
+_numbers = itertools.count()
+
+
+def check_same_model(comm: Communicator, model: torch.nn.Module) -> None:
+    """Refuse ranks that built different models, which would otherwise wait for each other's tensors.
+
+    Raises:
+        HpctrainError: names the first tensor that differs from rank 0's, and the rank.
+    """
+    own = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in _named_tensors(model)]
+    everyone = comm.allgather_object(own)
+    for rank, theirs in enumerate(everyone):
+        for first, other in itertools.zip_longest(everyone[0], theirs):
+            if first != other:
+                raise HpctrainError(
+                    f"rank {rank} built a different model from rank 0: {other} where rank 0 has {first} (name, shape, "
+                    "dtype, requires_grad)",
+                    "build the same model on every rank",
+                )
+
+
+def broadcast_model(comm: Communicator, model: torch.nn.Module, root: int = 0) -> None:
+    """Overwrite parameters and buffers with those of rank ``root``."""
+    _broadcast(comm, [tensor.detach() for _, tensor in _named_tensors(model)], root)
+
+
+def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
+    """Overwrite the optimizer's settings and state with one rank's: only rank 0 may have loaded a checkpoint.
+
+    They are written into the groups and the state that are there, and into those of optimizers within it: its own
+    ``load_state_dict`` would put others in their place, to which nobody else who has the old ones would refer.
+    """
+    own = [_Settings(each) for each in optimizers_in(optimizer)]
+    values = pytree.tree_map_only(torch.Tensor, _dense, [each.values() for each in own])
+    # The nested dictionary goes ahead with a shape in place of each tensor, their values follow.
+    shapes = pytree.tree_map_only(torch.Tensor, _Shape.of, values)
+    shapes = comm.broadcast_object(shapes) if root == 0 else comm.allgather_object(shapes)[root]
+    if comm.rank != root:
+        values = pytree.tree_map_only(_Shape, _Shape.empty, shapes)
+    _broadcast(comm, [leaf.detach() for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)], root)
+    for settings, value in zip(own, values, strict=True):
+        settings.write(value)
+
+
+class _Settings:
+    """What an optimizer has in groups, state and attributes, with numbers in place of parameters."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._attributes = vars(optimizer)
+        self._groups: list[dict[str, Any]] = self._attributes.get("param_groups", [])
+        self._state: dict[Any, Any] = self._attributes.get("state", {})
+        self._parameters = list(parameters_of(optimizer))
+        self._numbers = {id(each): number for number, each in enumerate(self._parameters)}
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "groups": [{key: group[key] for key in group if key not in _NAMES} for group in self._groups],
+            "state": {self._key(key): _plain(value) for key, value in self._state.items() if self._is_known(key)},
+            "attributes": {
+                key: value
+                for key, value in self._attributes.items()
+                # Not integers, one of which may be the rank.
+                if isinstance(value, float | torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+            },
+        }
+
+    def _is_known(self, key: Any) -> bool:
+        return not isinstance(key, torch.Tensor) or id(key) in self._numbers
+
+    def _key(self, key: Any) -> Any:
+        """A parameter's number, in a tuple, since others may be numbers."""
+        return (self._numbers[id(key)],) if id(key) in self._numbers else key
+
+    def write(self, values: dict[str, Any]) -> None:
+        for group, value in zip(self._groups, values["groups"], strict=True):
+            _write(group, value, keep=_NAMES.__contains__)
+        state = {self._parameters[key[0]] if isinstance(key, tuple) else key: v for key, v in values["state"].items()}
+        _write(self._state, state, keep=lambda key: not self._is_known(key))
+        self._attributes.update({k: _written(self._attributes.get(k), v) for k, v in values["attributes"].items()})
+
+
+def _plain(value: Any) -> Any:
+    """A dictionary of any class as a plain one, so that its factory need not travel."""
+    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _write(own: dict[Any, Any], values: dict[Any, Any], keep: Callable[[Any], bool] = lambda _: False) -> None:
+    """Make a dictionary equal to another one, within what it holds, except for keys to keep."""
+    for key in [key for key in own if key not in values and not keep(key)]:
+        del own[key]
+    for key, value in values.items():
+        own[key] = _written(own.get(key), value)
+
+
+def _written(own: Any, value: Any) -> Any:
+    if isinstance(own, dict) and isinstance(value, dict):
+        _write(own, value)
+        return own
+    if isinstance(own, list) and isinstance(value, list) and len(own) == len(value):
+        own[:] = map(_written, own, value)  # such as further lists of parameters
+        return own
+    if not isinstance(own, torch.Tensor) or not isinstance(value, torch.Tensor) or own is value:
+        return value
+    if (own.shape, own.dtype, own.layout) != (value.shape, value.dtype, value.layout):
+        return value
+    own.detach().copy_(value)
+    return own
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """SGD's momentum of sparse gradients is sparse; ranks that add to it in different layouts round differently."""
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+class _Shape:
+    """Stands for a tensor whose values are sent separately."""
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.dtype, self.device = tuple(shape), dtype, device.type
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Shape:
+        return cls(tensor.shape, tensor.dtype, tensor.device)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+
+def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _broadcast(comm: Communicator, tensors: Iterable[torch.Tensor], root: int) -> None:
+    """Many tensors in few messages: their bytes joined, whatever their types."""
+    engine = comm.torch()
+    chunk: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if chunk and (size + tensor.nbytes > _CHUNK_BYTES or tensor.device != chunk[0].device):
+            _broadcast_chunk(engine, chunk, root)
+            chunk, size = [], 0
+        chunk.append(tensor)
+        size += tensor.nbytes
+    if chunk:
+        _broadcast_chunk(engine, chunk, root)
+
+
+def _broadcast_chunk(engine: TorchEngine, tensors: list[torch.Tensor], root: int) -> None:
+    joined = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    engine.broadcast(joined, f"broadcast.{next(_numbers)}", root)
+    for tensor, part in zip(tensors, joined.split([tensor.nbytes for tensor in tensors]), strict=True):
+        # a part starts at any byte, but a view as a wider type must be aligned: clone
+        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

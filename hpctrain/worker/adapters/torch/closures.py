@@ -1,0 +1,49 @@
+"""The closures that ``optimizer.step(closure)`` gets, with the loss of the whole batch: some rules look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpctrain.worker.adapters.torch.denominators import denominators_of
+from hpctrain.worker.adapters.torch.weights import batch_weights
+from hpctrain.worker.comm import Communicator
+
+Closure = Callable[[], Any]
+
+
+def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a step with these arguments, the optimizer first, makes its gradients within it."""
+    return any(callable(value) for value in (*args[1:], *kwargs.values()))
+
+
+def with_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], evaluate: Callable[[Closure], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a step, the optimizer first, with closures that ``evaluate`` calls; None without a closure."""
+    if not has_closure(args, kwargs):
+        return None
+
+    def instead(value: Any) -> Any:
+        return (lambda: evaluate(value)) if callable(value) else value
+
+    return (args[0], *map(instead, args[1:])), {name: instead(value) for name, value in kwargs.items()}
+
+
+def mean_loss(comm: Communicator, closure: Closure) -> Any:
+    """What a closure returns, as the mean over the samples of all ranks, whose losses are means over their own.
+
+    LBFGS ends by it, and chooses the length of its steps; ranks that differ in that wait for each other. Collective.
+    """
+    loss = closure()
+    denominators_of(comm).step_begins(loss.device if isinstance(loss, torch.Tensor) else torch.device("cpu"))
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss.detach().new_full(loss.shape, _mean(comm, loss.item()))
+    return _mean(comm, loss) if isinstance(loss, float) else loss
+
+
+def _mean(comm: Communicator, loss: float) -> float:
+    return float(comm.allreduce(np.array([loss * batch_weights(comm).of_last_draw()]))[0])

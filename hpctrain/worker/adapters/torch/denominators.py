@@ -1,0 +1,280 @@
+"""Refuses losses whose mean over the ranks is not that of the batch, because ranks divide by different counts.
+
+Before each backward pass the graph of its loss is read (:mod:`hpctrain.worker.adapters.torch.divisors`). What it is
+divided by may differ between ranks as their numbers of samples do, and no other way. As long as nothing changes on any
+rank, what the ranks compared once is still right; a change is told to the others by a number that travels with the
+gradients, and compared before the optimizer's step. Losses on a GPU are read at the first steps and every so many only,
+because reading waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.data_ranks import data_place
+from hpctrain.worker.adapters.torch.backward_passes import watch_backward
+from hpctrain.worker.adapters.torch.divisors import ROUNDING, Divided, divisors
+from hpctrain.worker.adapters.torch.sums import NotOwn, not_own
+from hpctrain.worker.adapters.torch.turns import turns_of
+from hpctrain.worker.adapters.torch.weights import batch_weights
+from hpctrain.worker.comm import Communicator
+
+_FIRST_STEPS = 3
+# Steps with the same losses after which a number that stays in them is a constant.
+_REPEATED = 2
+_EVERY = 100
+# Backward passes without a step, as of a script that updates its parameters by hand.
+_MOST_PASSES = 10_000
+
+_SUMMED = "let the loss be ht.sum_loss(total); or divide the sum by the number of this rank's samples: total / len(x)"
+_COUNTED = (
+    "give the sum and what it is divided by: loss = ht.mean_loss(total, count), such as "
+    'F.cross_entropy(logits, y, reduction="sum") and (y != -100).sum(); a mean that a model returns: '
+    "ht.mean_loss(loss * count, count). Where every rank's own mean is meant to count alike: ht.mean_loss(loss, 1)"
+)
+
+_all: weakref.WeakKeyDictionary[Communicator, Denominators] = weakref.WeakKeyDictionary()
+
+
+class Part(NamedTuple):
+    """A part of a loss.
+
+    Attributes:
+        weight: of its gradients on this rank; not a number where that is not known.
+        samples: of the global batches that are drawn, the one that was drawn last before its backward pass first.
+    """
+
+    weight: float
+    divided: Divided
+    samples: tuple[int, ...]
+
+
+Pass = tuple[Part, ...]
+"""The parts of a loss of which a backward pass begins."""
+
+
+def denominators_of(comm: Communicator) -> Denominators:
+    """What the losses of these ranks are divided by; from now on their backward passes are watched."""
+    if comm not in _all:
+        _all[comm] = Denominators(comm)
+        watch_backward(_all[comm])
+    return _all[comm]
+
+
+class Denominators:
+    """What the losses of one communicator's ranks are divided by.
+
+    Attributes:
+        changed: this rank's losses since the last step are divided by other counts than those that were compared.
+        in_pipeline: each backward pass that begins is one of a pipeline, of whose gradients nothing is heard here.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = weakref.ref(comm)
+        self._passes: list[Pass] = []
+        self._agreed: list[Pass] | None = None
+        self._told = False
+        self._asked = False
+        self._steps = 0
+        self._training: object = None
+        self._trains = True
+        self._reduced = False
+        self._doubt: Difference | None = None
+        self._said = False
+        self._repeated = 0
+        self.changed = self.in_pipeline = False
+
+    def backward_begins(self, roots: Sequence[torch.Tensor], *, trains: bool, within: bool) -> None:
+        """Read the losses of a backward pass that trains."""
+        comm = self._comm()
+        if not trains or comm is None or comm.size == 1:
+            return
+        weights = batch_weights(comm)
+        losses = [(each, each.grad_fn) for each in roots if each.grad_fn is not None and each.numel() == 1]
+        if not weights.in_use or not losses or not (losses[0][0].device.type == "cpu" or self._is_time):
+            return
+        found = [each for _, node in losses if node is not None for each in divisors(node)]
+        if len(self._passes) >= _MOST_PASSES or self._training != (weights, weights.epochs_forgotten):
+            self._passes.clear()  # as of a backward pass that was refused
+            self._training = (weights, weights.epochs_forgotten)
+        self._leave_out()
+        self._passes.append(tuple(Part(weights.behind(node), divided, weights.totals) for divided, node in found))
+        self._trains = self.in_pipeline
+        self._compare_with_agreed()
+
+    def reaches_model(self) -> None:
+        """The backward pass that began last makes gradients of a distributed model, reduced now or later."""
+        self._trains = True
+
+    def reduces(self) -> None:
+        """The gradients since the last step are reduced. Where they are not, each rank makes a step of its own."""
+        self._reduced = True
+
+    def _leave_out(self) -> None:
+        """Leave out the last backward pass if it made no gradient that is reduced: it was of a rank's own model."""
+        if self._passes and not self._trains:
+            self._passes.pop()
+            self._compare_with_agreed()
+        self._trains = True
+
+    def _compare_with_agreed(self) -> None:
+        known = self._agreed or []
+        self.changed = self._passes != known[: len(self._passes)]
+
+    def travels(self, flag: torch.Tensor) -> None:
+        """Put this rank's change into a number that travels with the gradients, before they leave."""
+        if flag.device.type == "cpu":
+            # Its bucket's gradients count their changes, and this is none.
+            flag.data.fill_(float(self.changed))
+
+    def arrived(self, flag: torch.Tensor) -> None:
+        """Take the mean of that number over the ranks."""
+        if flag.device.type == "cpu":
+            self._told = True
+            self._asked |= bool(flag > 0)
+
+    @property
+    def _is_time(self) -> bool:
+        return self._steps < _FIRST_STEPS or self._steps % _EVERY == 0
+
+    def step_begins(self, device: torch.device) -> None:
+        """Compare with the other ranks, if one of them has something new. Collective.
+
+        Args:
+            device: of what the step updates.
+
+        Raises:
+            HpctrainError: the ranks' losses are divided by different counts.
+        """
+        comm = self._comm()
+        if comm is None or comm.size == 1:
+            return
+        self._leave_out()
+        reduced, self._reduced = self._reduced, False
+        if not reduced or turns_of(comm).joined:  # ranks without batches make no steps
+            self._passes.clear()
+            self._told = self._asked = False
+            return
+        # Nothing travels with the gradients of FSDP2, and what does on a GPU is not read.
+        if not self._told and (self._is_time or device.type == "cpu"):
+            self._asked = bool(comm.allreduce(np.array([float(self.changed)]), "max")[0])
+        self._steps += 1
+        passes, asked = self._passes, self._asked
+        self._passes, self._told, self._asked, self.changed = [], False, False, False
+        if asked:
+            self._repeated = 0
+            self._compare(comm, passes)
+        elif passes:
+            self._repeated += 1
+            self._say_doubt(comm)
+
+    def _say_doubt(self, comm: Communicator) -> None:
+        """Say once what is doubtful about a number that stays: counts of what is in a batch change with it."""
+        if self._doubt is not None and self._repeated == _REPEATED and not self._said:
+            self._said = True
+            comm.say(f"{self._doubt.text}. If so, {self._doubt.hint}")
+
+    def _compare(self, comm: Communicator, passes: list[Pass]) -> None:
+        everyone = comm.allgather_object(passes)
+        self._agreed = passes
+        ranks = data_place(comm).ranks
+        self._doubt = found = difference(everyone, ranks) if ranks > 1 else None
+        if found is not None and found.certain:
+            raise HpctrainError(found.text, found.hint, exit_code=1)
+
+
+class Difference(NamedTuple):
+    """What is wrong with the losses of all ranks, and what to write instead.
+
+    Attributes:
+        certain: it is wrong, and not only where a number is something other than a count of the rank's samples.
+    """
+
+    text: str
+    hint: str
+    certain: bool = True
+
+
+def difference(everyone: Sequence[Sequence[Pass]], ranks: int) -> Difference | None:
+    """What is wrong with the losses of all ranks; None where their mean is right.
+
+    Args:
+        everyone: each rank's backward passes of one update.
+        ranks: that compute different samples.
+    """
+    if len({len(each) for each in everyone}) > 1:
+        return None
+    doubt = None
+    for passes in zip(*everyone, strict=True):
+        if len({tuple(part.divided.kind for part in each) for each in passes}) > 1:
+            continue
+        scaled = any(_scaled_apart(parts) for parts in zip(*passes, strict=True))
+        for parts in zip(*passes, strict=True):
+            # A rank without a sample of its own computes another rank's.
+            counted = {rank: each for rank, each in enumerate(parts) if each.weight > 0}
+            if all(each.divided.is_off for each in counted.values()):
+                continue
+            alone = len(passes[0]) == 1
+            summed = _not_own(counted, ranks, alone=alone, accumulated=len(everyone[0]))
+            if summed is not None and summed.certain:
+                return _too_small(summed, ranks)
+            if uneven := _uneven(counted, scaled=scaled):
+                return uneven
+            doubt = doubt or (None if summed is None else _too_small(summed, ranks))
+    return doubt
+
+
+def _too_small(summed: NotOwn, ranks: int) -> Difference:
+    unless = "" if summed.certain else " unless that number counts them too,"
+    text = (
+        f"the loss is a sum over this rank's samples and {summed.how}:{unless} the mean over {ranks} ranks is too small"
+    )
+    return Difference(f"{text} by a factor of {ranks}", _SUMMED, summed.certain)
+
+
+def _scaled_apart(parts: Sequence[Part]) -> bool:
+    """Whether ranks multiply their losses by different numbers that are not counts: each draws its own for mixup."""
+    own = [each.divided for each in parts]
+    alike = all(_close(own[0].divisor * each.bare, each.divisor * own[0].bare) for each in own)
+    return not alike and any(each.is_scaled_by_chance for each in own)
+
+
+def _not_own(parts: dict[int, Part], ranks: int, *, alone: bool, accumulated: int) -> NotOwn | None:
+    """What is wrong with the divisor of a sum."""
+    _, divided, samples = next(each for each in parts.values() if not each.divided.is_off)
+    if not divided.is_sum or not (divided.exact or alone):
+        return None
+    return not_own(divided, samples=samples, ranks=ranks, accumulated=accumulated)
+
+
+def _uneven(parts: dict[int, Part], *, scaled: bool) -> Difference | None:
+    ranks = list(parts)
+    for other in ranks[1:]:
+        pair = parts[ranks[0]], parts[other]
+        own, theirs = (each.divided for each in pair)
+        if _fit(*pair, own.divisor, theirs.divisor) or (scaled and _fit(*pair, own.bare, theirs.bare)):
+            continue
+        return Difference(
+            f"the ranks divide their losses by different counts, not as their samples are divided: {own.kind} is "
+            f"{own.divisor:g} on rank {ranks[0]} and {theirs.divisor:g} on rank {other}, so that the mean over the "
+            "ranks is not the mean of the batch",
+            _COUNTED,
+        )
+    return None
+
+
+def _fit(one: Part, other: Part, own: float, theirs: float) -> bool:
+    """Whether two ranks' divisors are those of a mean over the samples of both, or the same constant."""
+    alike = _close(own, theirs) and (not one.divided.exact or one.weight == other.weight)
+    return alike or _close(own * other.weight, theirs * one.weight)
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=ROUNDING)

@@ -1,0 +1,195 @@
+"""Make a PyTorch model and its optimizer use a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.compression import Compression, wire_of
+from hpctrain.worker.adapters.data_ranks import mesh_of
+from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
+from hpctrain.worker.adapters.torch.changes import watch_changes
+from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
+from hpctrain.worker.adapters.torch.liveness import watch_first_steps
+from hpctrain.worker.adapters.torch.own_statistics import warn_of_own_statistics
+from hpctrain.worker.adapters.torch.random_streams import ready
+from hpctrain.worker.adapters.torch.recording import step_recorder
+from hpctrain.worker.adapters.torch.reducer import GradientReducer, keep, reducers, reducers_of
+from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
+from hpctrain.worker.adapters.torch.sparse import sparse_parameters
+from hpctrain.worker.adapters.torch.steps import Trained, trained, watch_steps
+from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms
+from hpctrain.worker.comm import Communicator, current
+from hpctrain.worker.comm.base import Wire
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from hpctrain.worker.adapters.torch.parallel.distribute import Division
+    from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
+
+Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
+ModelT = TypeVar("ModelT", bound=torch.nn.Module)
+_OWN_STATISTICS = (
+    "warning: the running statistics of batch normalisation are those of rank 0's samples alone; call "
+    "ht.average_statistics(model) on all ranks after each epoch, before the model evaluates or is saved"
+)
+_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def distribute(
+    model: ModelT,
+    optimizer: Optimizers,
+    *,
+    comm: Communicator | None = None,
+    bucket_mb: float | None = None,
+    compression: Compression = "none",
+    top_k: float = 0.01,
+    guard_every: int = 100,
+    mesh: DeviceMesh | None = None,
+    plan: ParallelPlan | None = None,
+) -> tuple[ModelT, Optimizers]:
+    """Make ``backward()`` leave the mean gradient over all ranks in ``parameter.grad``.
+
+    The model and optimizer returned are the ones passed in, with their classes and arguments unchanged; every rank
+    starts from rank 0's parameters, buffers and optimizer state. Parameters are reduced if they require a gradient at
+    this moment; an optimizer that updates others, even one made later, stops with an error at its first step. After
+    replacing layers, or converting or moving the model, call it again. As in DistributedDataParallel with
+    ``gradient_as_bucket_view``, ``parameter.grad`` can lie in a buffer that the next backward pass writes again: clone
+    a gradient that you keep. With the backend mpi that buffer is gone after :func:`hpctrain.shutdown`: parameters then
+    get copies of their gradients, and a tensor taken from ``parameter.grad`` earlier must not be used. Synchronised
+    batch norms (``nn.SyncBatchNorm.convert_sync_batchnorm``) normalise over all ranks, on each engine.
+
+    Args:
+        model: the same on every rank.
+        optimizer: one, or a list of several.
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+        bucket_mb: gradients are reduced in groups of about this many MB (10^6 bytes); by default 25, and 4 or more
+            between hosts over hpctrain's own engine, ``mpi``, without RDMA. With ``top_k`` each bucket sends the
+            largest of its own gradients.
+        compression: the gradients' type on the wire. In fp16 their sum over the ranks must stay below 65504, with the
+            backend mpi only their mean, and the share of each node in it: it adds up in float32. With ``top_k``
+            (backend mpi) only the largest of each node's sum travel to other nodes, and the others are added to the
+            next step's gradients: the result is not that of one process. Cannot be combined with a GradScaler, since
+            deferred gradients have the scale of their step; a resumed run begins with none deferred.
+        top_k: the fraction that travels with ``compression="top_k"``.
+        guard_every: steps between two checks that ranks hold equal parameters.
+        mesh: what :func:`hpctrain.mesh` returned; by default the mesh of the run.
+        plan: how the model is divided over the mesh.
+
+    Where the mesh divides the model, its parameters and the optimizer's become DTensors, and PyTorch's FSDP2 reduces
+    gradients; ``bucket_mb`` then has no effect, and the guard compares what several ranks hold in common.
+
+    Raises:
+        HpctrainError: no model or no optimizer, one that something else already parallelises, a layer without weights
+            yet, ranks with different models, or a wrong setting.
+    """
+    optimizers = _optimizers(model, optimizer)
+    check_model(model)
+    for each in optimizers:
+        check_optimizer(each)
+    if guard_every < 1:
+        raise HpctrainError(f"guard_every={guard_every} must be above 0")
+    if not (bucket_mb is None or bucket_mb > 0):
+        raise HpctrainError(f"bucket_mb={bucket_mb:g} must be above 0")
+    comm = comm or current()
+    bucket_bytes = comm.bucket_bytes if bucket_mb is None else bucket_mb * 1e6
+    wire = wire_of(compression, top_k, _TYPES, comm)
+    division = _division(comm, model, optimizers, mesh, plan, wire, guard_every)
+    check_same_model(comm, model)
+    broadcast_model(comm, model)
+    for each in optimizers:
+        broadcast_optimizer(comm, each)
+    synchronise_batch_norms(comm, model)
+    if division is None or not division.divides_model:
+        _take_care(comm, model, optimizers, bucket_bytes=bucket_bytes, wire=wire, guard_every=guard_every)
+    if division is not None:
+        division.apply()
+    watch_first_steps(comm, optimizers)
+    ready(comm, "model")
+    return model, optimizer
+
+
+def _division(
+    comm: Communicator,
+    model: torch.nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    mesh: DeviceMesh | None,
+    plan: ParallelPlan | None,
+    wire: Wire[torch.dtype],
+    guard_every: int,
+) -> Division | None:
+    """How the mesh divides the model; None where nothing but replicas was asked for."""
+    if mesh is None and plan is None and mesh_of(comm).replicates_only:
+        return None
+    from hpctrain.worker.adapters.torch.parallel.distribute import Division
+
+    division = Division(comm, model, optimizers, mesh, plan, guard_every=guard_every)
+    if division.divides_model and wire is not None:
+        raise HpctrainError(
+            "compression is for ranks that replicate the whole model, and this mesh divides it",
+            'choose compression="none"; precision=torch.bfloat16 in the plan sends parameters in 16 bits',
+        )
+    return division
+
+
+def _take_care(
+    comm: Communicator,
+    model: torch.nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    *,
+    bucket_bytes: float,
+    wire: Wire[torch.dtype],
+    guard_every: int,
+) -> None:
+    """Reduce what no call before this one did, and look at the steps."""
+    for reducer in reducers_of(model):
+        if reducer.comm is not comm:
+            raise HpctrainError(
+                f"{type(model).__name__}, or a part of it, was given to ht.distribute before ht.shutdown(), or with "
+                "another comm",
+                "make a new model, load this one's state_dict() into it, and distribute that",
+                exit_code=1,
+            )
+        if reducer.changed:
+            reducer.rebuild()
+    known = set[int]().union(*(reducer.managed for reducer in reducers()))
+    fresh = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
+    record = trained.setdefault(model, Trained(comm))
+    record.add(optimizers)
+    if fresh:
+        sparse, title = sparse_parameters(model), type(model).__name__
+        reducer = GradientReducer(comm, title, fresh, sparse=sparse, bucket_bytes=bucket_bytes, wire=wire)
+        keep(reducer, model)
+        record.keep(reducer)
+        record.lead(optimizers[0], model)
+        guard = guards[optimizers[0]] = guard_over(comm, model.named_parameters(), every=guard_every)
+        guard.settings = settings_of(optimizers)
+        record.prove(guard)
+        record.note = step_recorder(comm, model, bucket_bytes / 1e6)
+        if comm.size > 1:
+            warn_of_own_statistics(model, lambda: comm.say(_OWN_STATISTICS))
+    watch_changes(model)
+    watch_steps()
+
+
+def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]:
+    if not isinstance(model, torch.nn.Module):
+        raise HpctrainError(f"{type(model).__name__} is not a torch.nn.Module", "ht.distribute(model, optimizer)")
+    given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
+    if not optimizers or len(optimizers) < len(given):
+        raise HpctrainError(
+            f"{optimizer!r} is not a torch.optim.Optimizer or a list of them", "ht.distribute(model, optimizer)"
+        )
+    return optimizers
+
+
+def statistics(model: torch.nn.Module) -> GradientReducer:
+    """The reducer of a model, for its ``timeline`` and ``communication_seconds``."""
+    for reducer in reducers_of(model):
+        return reducer
+    raise HpctrainError("this model was not given to ht.distribute")

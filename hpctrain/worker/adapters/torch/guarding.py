@@ -1,0 +1,118 @@
+"""The guard over PyTorch parameters, whole ones and those that are divided over ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+import xxhash
+
+from hpctrain.common.checkpoints.pieces import Box
+from hpctrain.worker.adapters.guard import Guard, Values
+from hpctrain.worker.adapters.replicas import Checksums
+from hpctrain.worker.adapters.torch.pieces import local_pieces, local_tensor
+from hpctrain.worker.comm import Communicator
+
+guards: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()
+"""By the first optimizer of each model."""
+
+
+def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
+    """The guard that compares the parameters of ``distribute``'s first optimizer.
+
+    Raises:
+        KeyError: it was not given to ``distribute``, or without parameters of its own.
+    """
+    return guards[optimizer]
+
+
+def guard_over(
+    comm: Communicator, parameters: Iterable[tuple[str, torch.Tensor]], *, every: int, divided: bool = False
+) -> Guard:
+    """A guard over all parameters: one that is unfrozen later, and then not reduced, is caught by it.
+
+    Args:
+        comm: the ranks.
+        parameters: with their names; the same on all ranks unless they are divided.
+        every: steps between two checks.
+        divided: over the ranks, as DTensors or as stages of a pipeline; on all ranks alike. What several ranks hold
+            alike is compared among these. Collective then.
+    """
+    whole: tuple[slice, ...] = ()
+    if divided:
+        held = [(name, each, slices, box) for name, each in parameters for slices, box in local_pieces(each)]
+    else:
+        held = [(name, each, whole, Box.whole(each.shape)) for name, each in parameters]
+    parts = [(tensor, slices) for _, tensor, slices, _ in held]
+
+    def part(tensor: torch.Tensor, slices: tuple[slice, ...]) -> torch.Tensor:
+        # A tensor may get other memory.
+        local = local_tensor(tensor).detach()
+        return local[slices] if slices else local
+
+    def values(index: int) -> Values:
+        own = part(*parts[index]).cpu()
+        # NumPy has no bfloat16; every one is a float32.
+        values: Values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
+        return values
+
+    return Guard(
+        comm,
+        [name for name, _, _, _ in held],
+        lambda: checksums(part(*each) for each in parts),
+        values,
+        every=every,
+        version=lambda: _version(local_tensor(tensor) for tensor, _ in parts),
+        boxes=[box for _, _, _, box in held] if divided else None,
+    )
+
+
+# Chosen for the parameters that a rank's own stages have; they compute the same.
+_KERNELS = ("foreach", "fused")
+
+
+def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[], dict[str, object]]:
+    """Tells the numbers in the groups of optimizers, as long as they live: learning rates, momenta, ..."""
+    references = [weakref.ref(each) for each in optimizers]
+
+    def settings() -> dict[str, object]:
+        living = [each for reference in references if (each := reference()) is not None]
+        return {
+            f"{key} of {type(each).__name__} {place} (group {number})": setting
+            for place, each in enumerate(living)
+            for number, group in enumerate(each.param_groups)
+            for key, value in group.items()
+            if key not in _KERNELS and (setting := _setting(value)) is not None
+        }
+
+    return settings
+
+
+def _setting(value: object) -> object:
+    """A number, or several in a tuple; not an integer, which may be the rank or count something of its own."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else None
+    if isinstance(value, tuple) and value:
+        return value if all(isinstance(each, int | float) for each in value) else None
+    return value if isinstance(value, float | bool) else None
+
+
+def checksums(tensors: Iterable[torch.Tensor]) -> Checksums:
+    """One integer per tensor: its hash (XXH3), on a GPU the sum of its bits. One flipped bit changes either."""
+    return np.array([_checksum(tensor.detach().contiguous().view(-1)) for tensor in tensors], dtype=np.int64)
+
+
+def _checksum(flat: torch.Tensor) -> int:
+    if flat.device.type == "cpu":
+        # As fast as the memory is read, four times as fast as a sum of 32-bit words. 64-bit words would not do for a
+        # sum: two flipped top bits cancel in it.
+        return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data) - (1 << 63)
+    words = flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
+    return int(words.sum(dtype=torch.int64))
+
+
+def _version(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """Another one after each write to the tensors, but for those through ``tensor.data`` or of another library."""
+    return [(tensor._version, tensor.data_ptr()) for tensor in tensors]

@@ -1,0 +1,102 @@
+"""Losses that are divided by something other than the number of samples: by tokens, by weights, or by nothing.
+
+The mean over the ranks of their own means is then not the mean of the batch. Sum and count are added up over the ranks
+instead, and each rank's sum gets the gradient that makes the mean over the ranks that of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data, mesh_of
+from hpctrain.worker.adapters.torch.turns import turns_of
+from hpctrain.worker.adapters.torch.weights import batch_weights
+from hpctrain.worker.comm import Communicator, current
+
+OVER_RANKS = "_OverRanksBackward"
+"""The name of these losses' nodes in autograd's graph."""
+
+
+def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communicator | None = None) -> torch.Tensor:
+    """The sum over the ranks of ``total``, divided by the sum over the ranks of ``count``. Collective.
+
+    See :func:`hpctrain.mean_loss`.
+    """
+    comm = comm or current()
+    own = _number(count)
+    if not 0 <= own < math.inf:
+        raise HpctrainError(
+            f"ht.mean_loss: count={own:g} is not a number of at least 0",
+            "give what this rank's part of the sum is divided by, such as its number of tokens",
+        )
+    return _over_ranks(comm, "ht.mean_loss", total, count)
+
+
+def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.Tensor:
+    """The sum over the ranks of ``total``. Collective.
+
+    See :func:`hpctrain.sum_loss`.
+    """
+    return _over_ranks(comm or current(), "ht.sum_loss", total, None)
+
+
+def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor | float | None) -> torch.Tensor:
+    if not isinstance(total, torch.Tensor) or total.numel() != 1:
+        form = f"shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else f"type {type(total).__name__}"
+        raise HpctrainError(f"{name}: the total is of {form}, not one number", "give the sum over this rank's samples")
+    if mesh_of(comm).sizes["pp"] > 1:
+        raise HpctrainError(
+            f"{name}: the ranks of a pipeline's other stages do not compute the loss",
+            "let the pipeline's loss return the sum, and give ht.Pipeline count=, a function of the targets",
+        )
+    weights = batch_weights(comm)
+    weight, known = weights.of_loss(total)
+    turns = turns_of(comm)
+    # A rank without a sample of its own computes another rank's, and ranks of one tp group the same ones.
+    # Where nothing is counted, a mean that the script multiplied by it is not a number.
+    number = 1.0 if count is None else _number(count)
+    counts = weight > 0 and number > 0
+    sums = np.array([_number(total), number] if counts else [0.0, 0.0])
+    sums *= is_first_of_data(comm)
+    if comm.size > 1:
+        sums = turns.add_up(sums) if turns.joined else comm.allreduce(sums, "sum")
+    divisor = float(sums[1]) if count is not None else 1.0
+    mean = float(sums[0]) / divisor if divisor else 0.0
+    # What is left of the weights and means that the gradients are multiplied by later.
+    later = weight * turns.factor / data_place(comm).ranks
+    scale = 1 / (divisor * later) if divisor and counts else 0.0
+
+    def check() -> None:
+        if not known:
+            weights.check_assumed(weight)
+
+    divisor_tensor = count if isinstance(count, torch.Tensor) else None
+    result: torch.Tensor = _OverRanks.apply(total, divisor_tensor, mean, scale, check)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _number(value: torch.Tensor | float) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+class _OverRanks(torch.autograd.Function):
+    """A number that is known, with the gradients of a sum and of what it is divided by."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, total: torch.Tensor, count: torch.Tensor | None, mean: float, scale: float, check: Callable[[], None]
+    ) -> torch.Tensor:
+        ctx.mean, ctx.scale, ctx.check = mean, scale, check
+        return torch.full_like(total, mean)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        ctx.check()
+        gradient = gradients[0] * ctx.scale
+        return gradient, -ctx.mean * gradient if ctx.needs_input_grad[1] else None, None, None, None

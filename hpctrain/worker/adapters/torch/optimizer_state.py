@@ -1,0 +1,71 @@
+"""What an optimizer keeps, by the names of parameters: the same on every mesh, and in every stage of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from hpctrain.common.checkpoints.read import shape_of
+from hpctrain.worker.adapters.torch.parts import whole_of
+from hpctrain.worker.adapters.torch.pieces import fill, is_dtensor, tensor_of
+
+Named = Iterable[tuple[str, torch.nn.Parameter]]
+
+# Which PyTorch's own optimizers, too, take apart from what has a number for each of the parameter's (load_state_dict).
+_STEP = "step"
+
+
+def optimizer_tensors(parameters: Named, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """What an optimizer keeps, as ``PARAMETER.SLOT``."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{name}.{slot}": value
+        for index, (name, _) in _updated(parameters, optimizer).items()
+        for slot, value in state.get(index, {}).items()
+        if torch.is_tensor(value)
+    }
+
+
+def load_optimizer(
+    parameters: Named, optimizer: torch.optim.Optimizer, state: Mapping[str, NDArray[Any]], prefix: str
+) -> None:
+    """Replace what an optimizer keeps by what was saved of one for the parameters that this rank has a part of.
+
+    Args:
+        parameters: of this rank, with their names; the state may have more, of other stages of a pipeline.
+        optimizer: of these.
+        state: as it was saved on any mesh.
+        prefix: of the optimizer's names in it.
+    """
+    updated = _updated(parameters, optimizer)
+    indices = {name: index for index, (name, _) in updated.items()}
+    values: dict[int, dict[str, torch.Tensor]] = {}
+    for key in state:
+        name, _, slot = key.removeprefix(prefix).rpartition(".")
+        if key.startswith(prefix) and name in indices:
+            index = indices[name]
+            values.setdefault(index, {})[slot] = _like(updated[index][1], state, key, slot)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": values})
+
+
+def _like(parameter: torch.Tensor, state: Mapping[str, NDArray[Any]], key: str, slot: str) -> torch.Tensor:
+    """A saved tensor, laid out as its parameter."""
+    if slot == _STEP or not is_dtensor(parameter) or shape_of(state, key) != tuple(parameter.shape):
+        return tensor_of(state[key])
+    tensor = torch.empty_like(parameter, requires_grad=False)
+    fill(tensor, state, key)
+    return tensor
+
+
+def _updated(parameters: Named, optimizer: torch.optim.Optimizer) -> dict[int, tuple[str, torch.Tensor]]:
+    """What an optimizer updates, by its number in the ``state_dict``: parameters, or their parts, with their names."""
+    names = {id(parameter): name for name, parameter in parameters}
+    packed = optimizer.state_dict()["param_groups"]
+    return {
+        index: (names[id(whole_of(each))], each)
+        for group, numbers in zip(optimizer.param_groups, packed, strict=True)
+        for each, index in zip(group["params"], numbers["params"], strict=True)
+    }

@@ -1,0 +1,183 @@
+"""Divides a user's model and its optimizer over a mesh."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
+from hpctrain.worker.adapters.guard import Guard
+from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
+from hpctrain.worker.adapters.torch.denominators import denominators_of
+from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
+from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
+from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
+from hpctrain.worker.adapters.torch.parallel.misuse import explain_copies, explain_divided_tensors
+from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
+from hpctrain.worker.adapters.torch.parallel.passes import Passes, watch_gradients
+from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
+from hpctrain.worker.adapters.torch.parallel.sharding import divide, is_sharded, recompute
+from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
+from hpctrain.worker.adapters.torch.recording import step_recorder
+from hpctrain.worker.adapters.torch.reducer import syncing
+from hpctrain.worker.adapters.torch.references import optimizers_in
+from hpctrain.worker.adapters.torch.steps import reduced_elsewhere
+from hpctrain.worker.adapters.torch.weights import batch_weights
+from hpctrain.worker.comm import Communicator
+
+Optimizers = Sequence[torch.optim.Optimizer]
+
+
+class Division:
+    """How a mesh and a plan divide a model and its optimizers.
+
+    Args:
+        comm: the ranks.
+        mesh: by default that of the run; else it becomes it.
+        plan: by default the whole model is one unit.
+        guard_every: steps between two comparisons of what several ranks have alike.
+
+    Attributes:
+        divides_model: not every rank has the whole model, or it computes in another precision: FSDP2 reduces its
+            gradients.
+
+    Raises:
+        HpctrainError: the plan does not fit the model or the mesh.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        model: nn.Module,
+        optimizers: Optimizers,
+        mesh: DeviceMesh | None,
+        plan: ParallelPlan | None,
+        *,
+        guard_every: int,
+    ) -> None:
+        if mesh is not None:
+            set_mesh(comm, Mesh(**sizes_of(mesh)))
+        sizes = mesh_of(comm).sizes
+        plan = plan or ParallelPlan()
+        if sizes["pp"] > 1:
+            raise HpctrainError(
+                f"the mesh has pp {sizes['pp']}, but ht.distribute does not cut a model into stages",
+                "pipeline = ht.Pipeline(model, optimizer, loss, mesh=mesh, plan=plan), and pipeline.step(x, y)",
+            )
+        only_data = sizes["tp"] == 1 and plan.precision is None
+        self._shares_state = plan.zero == 1 and sizes["dp_shard"] > 1
+        check_plan(model, sizes, plan)
+        self.divides_model = not (only_data and (self._shares_state or sizes["dp_shard"] == 1))
+        if self.divides_model and self._shares_state:
+            raise HpctrainError(
+                "zero=1 divides the state of an optimizer of the whole model, but tp or the plan's precision divides "
+                "the model",
+                "choose zero=2 or zero=3, which keep less",
+            )
+        self._comm, self._model, self._optimizers, self._plan = comm, model, optimizers, plan
+        self._guard_every = guard_every
+        self._rewiring = Rewiring(model, optimizers) if self.divides_model or self._shares_state else None
+
+    def apply(self) -> None:
+        """Divide the model, which is equal on all ranks, or the optimizers' state alone. Collective."""
+        if not self.divides_model:
+            recompute(self._model, self._plan)
+            if self._shares_state:
+                share_state(self._comm, self._optimizers, device_mesh(self._comm, mesh_of(self._comm))["dp_shard"])
+            return
+        assert self._rewiring is not None
+        divide(self._model, device_mesh(self._comm, mesh_of(self._comm)), self._plan, keep=False)
+        self._rewiring.apply([self._model])
+        self._rewiring = None
+        explain_divided_tensors()
+        explain_copies(self._model)
+        if is_sharded(self._model):
+            syncing.add(self._model)
+            gathered = Gathered(self._model, batch_weights(self._comm), denominators_of(self._comm))
+            check = gathered.check_step
+            for each in self._optimizers:
+                each.register_step_post_hook(lambda *_: gathered.divide_again())
+        else:
+            check = _watch_passes(self._model)
+        for each in self._optimizers:
+            each.register_step_pre_hook(lambda *_: check())
+        guard = guard_over(self._comm, self._model.named_parameters(), every=self._guard_every, divided=True)
+        watch_steps(guard, self._comm, self._optimizers, step_recorder(self._comm, self._model))
+
+
+def _watch_passes(model: nn.Module) -> Callable[[], None]:
+    """Returns what refuses to go on after a backward pass that an error ended."""
+    passes = Passes(lambda: None, lambda: None)
+
+    def made() -> None:
+        passes.check_ended()
+        passes.reached()
+
+    watch_gradients(model.parameters(), made)
+    return passes.check_ended
+
+
+def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> None:
+    """Refuse a plan that does not fit the model or the mesh.
+
+    Raises:
+        HpctrainError: says what does not fit.
+    """
+    if sizes["cp"] > 1:
+        raise HpctrainError(
+            f"the mesh has cp {sizes['cp']}: PyTorch's context_parallel computes attention only with the flash, "
+            "efficient or cuDNN kernels of NVIDIA GPUs, and is not built in here",
+            "leave cp out, or divide long sequences over tp with SequenceParallel in the plan",
+        )
+    if sizes["tp"] > 1 and not plan.tensor:
+        raise HpctrainError(
+            f"the mesh has tp {sizes['tp']}, but the plan divides no layer",
+            'plan=ht.ParallelPlan(tensor={"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()})',
+        )
+    plan.check(model, sizes["tp"])
+
+
+def _with_mean_loss(comm: Communicator) -> Callable[..., Any]:
+    return lambda _, args, kwargs: with_closure(args, kwargs, functools.partial(mean_loss, comm))
+
+
+def watch_steps(
+    guard: Guard, comm: Communicator, optimizers: Optimizers, note: Callable[[torch.optim.Optimizer], None] | None
+) -> None:
+    """Record and guard the first optimizer's steps as those of the model; PyTorch reduces the gradients of all."""
+    comm.distributed = True
+    for each in optimizers:
+        reduced_elsewhere.update(optimizers_in(each))
+        each.register_step_pre_hook(_with_mean_loss(comm))
+    guard.settings = settings_of(optimizers)
+    first, *others = optimizers
+    guards[first] = guard
+    # What is dropped before the end leaves what proves that ranks were equal.
+    weakref.finalize(first, guard.seal).atexit = False
+
+    def step_done(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if note is not None:
+            note(optimizer)
+        guard.step_done()
+
+    # Not that of a parameter, of which a pipeline's frozen stage gives the optimizer none.
+    denominators, device = denominators_of(comm), torch.device(device_mesh(comm, mesh_of(comm)).device_type)
+
+    def step_begins(*_: object) -> None:
+        comm.passes += 1
+        denominators.step_begins(device)
+
+    first.register_step_pre_hook(step_begins)
+    first.register_step_post_hook(step_done)
+    for each in others:
+        each.register_step_post_hook(lambda *_: guard.updated())

@@ -1,0 +1,227 @@
+"""Weighs and reduces the gradients of a model that FSDP2 divides, whichever of its parts a script calls.
+
+FSDP2 gathers the parameters of a module when that module is called, and reduces their gradients when its inputs have
+theirs, or at the end of a backward pass that went through one of its outputs. A script may call parts of a module, and
+a module may return an object that FSDP2 does not look into, or be called several times. So here
+
+* each parameter's gradient is weighed where autograd makes it, once in a backward pass, as replicas do it;
+* a part that is called by itself gathers the parameters that it needs;
+* the end of a backward pass reduces what is left, and divides what is still gathered; a pass within it, as of a
+  reentrant checkpoint, does not, because the pass around it goes on with the same parameters;
+* what a pass within ``ht.no_sync`` made goes where ``zero_grad`` comes before the next one;
+* outside of passes, the model has its divided parameters, which an optimizer updates: a gathered one would be a stale
+  copy after the next step.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch.buckets import refuse_graph
+from hpctrain.worker.adapters.torch.denominators import Denominators
+from hpctrain.worker.adapters.torch.forwards import in_backward
+from hpctrain.worker.adapters.torch.parallel.passes import Passes
+from hpctrain.worker.adapters.torch.weights import BatchWeights, unfrozen
+
+_Groups = list[FSDPParamGroup]
+
+
+class Gathered:
+    """The parameters of a divided model, by the groups that are gathered together.
+
+    Args:
+        model: what ``fully_shard`` got as the whole, after all its parts.
+        weights: of the gradients.
+        denominators: of the losses.
+    """
+
+    def __init__(self, model: nn.Module, weights: BatchWeights, denominators: Denominators) -> None:
+        self._weights, self._denominators = weights, denominators
+        self._root: Any = model._get_fsdp_state()  # type: ignore[operator]
+        # Else the first part that is called becomes a whole of its own, and the model cannot be called any more.
+        self._root._lazy_init()
+        self._groups: _Groups = [
+            each for state in self._root._state_ctx.all_states for each in state._fsdp_param_groups
+        ]
+        self._passes = Passes(self._begins, self._passed)
+        # Of parameters whose gradients are not reduced yet: how often their divided gradient had been written to.
+        self._unreduced: dict[FSDPParam, int] = {}
+        self._changed = False
+        self._gatherers: dict[FSDPParamGroup, nn.Module] = {}
+        self._kept: set[FSDPParamGroup] = set()
+        for group in self._groups:
+            self._patch(group)
+            for parameter in group.fsdp_params:
+                self._watch(parameter)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.register_forward_hook(self._unit_done)
+            elif own := self._used_by(module):
+                module.register_forward_pre_hook(functools.partial(self._gather, own), prepend=True)
+                module.register_forward_hook(functools.partial(self._part_done, own), always_call=True)
+
+    def divide_again(self) -> None:
+        """Let go of what is gathered."""
+        self._kept.clear()
+        for group in self._groups:
+            group.reshard()
+
+    def check_step(self) -> None:
+        """Refuse a step with other gradients than those of its backward passes.
+
+        Raises:
+            HpctrainError: an error ended the last one, or it was within ``ht.no_sync``.
+        """
+        self._passes.check_ended()
+        if self._unreduced and any(each.sharded_param.grad is not None for each in self._unreduced):
+            raise HpctrainError(
+                "optimizer.step() after a backward pass within ht.no_sync(), whose gradients are not reduced",
+                "let the last backward pass before each step be outside of ht.no_sync()",
+                exit_code=1,
+            )
+
+    def _patch(self, group: FSDPParamGroup) -> None:
+        """Keep parameters gathered after ``torch.autograd.grad(…, create_graph=True)``, whose graph has them.
+
+        And let them be gathered within ``torch.inference_mode()``: what is made in it could not be trained later.
+        """
+        begin, reshard, unshard, wait = group.pre_backward, group.reshard, group.unshard, group.wait_for_unshard
+
+        def pre_backward(default_prefetch: bool, *unused: Any) -> None:
+            (self._kept.add if torch.is_grad_enabled() else self._kept.discard)(group)
+            begin(default_prefetch, *unused)
+
+        def reshard_unless_kept() -> None:
+            if group not in self._kept:
+                reshard()
+
+        def gather(async_op: bool = False) -> None:
+            with torch.inference_mode(False):
+                unshard(async_op)
+
+        def wait_for_gather() -> None:
+            with torch.inference_mode(False):
+                wait()
+
+        group.pre_backward, group.reshard = pre_backward, reshard_unless_kept  # type: ignore[method-assign]
+        group.unshard, group.wait_for_unshard = gather, wait_for_gather  # type: ignore[method-assign]
+
+    def _watch(self, parameter: FSDPParam) -> None:
+        """FSDP2 makes the gathered parameter when it gathers for the first time, and keeps it."""
+        make = parameter.init_unsharded_param
+        own = weakref.proxy(self)
+
+        def arrived(gathered: torch.Tensor) -> None:
+            # The parameter owns its hook; if that owned the model, neither would ever go.
+            own._arrived(gathered)
+
+        def made() -> None:
+            fresh = not hasattr(parameter, "_unsharded_param")
+            make()  # type: ignore[no-untyped-call]
+            if fresh and parameter._unsharded_param.is_floating_point():
+                self._weights.weigh(parameter._unsharded_param)
+                with unfrozen(parameter._unsharded_param) as gathered:
+                    gathered.register_post_accumulate_grad_hook(arrived)
+            self._weights.identify(parameter._unsharded_param, parameter.sharded_param)
+
+        parameter.init_unsharded_param = made  # type: ignore[method-assign]
+
+    def _used_by(self, module: nn.Module) -> _Groups:
+        """The groups with parameters of a module and of the parts in it that are not gathered by themselves."""
+        inner = {
+            id(each)
+            for part in module.modules()
+            if isinstance(part, FSDPModule)
+            for group in part._get_fsdp_state()._fsdp_param_groups
+            for each in group.fsdp_params
+        }
+        own = {id(each) for each in module.parameters()}
+        return [
+            group
+            for group in self._groups
+            if any(id(each.sharded_param) in own and id(each) not in inner for each in group.fsdp_params)
+        ]
+
+    def _gather(self, groups: _Groups, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        for group in groups:
+            if not group.is_unsharded:
+                group.unshard()
+                group.wait_for_unshard()
+                self._gatherers[group] = module
+
+    def _part_done(self, groups: _Groups, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return
+        for group in groups:
+            if self._gatherers.get(group) is module:
+                group.reshard()
+
+    def _unit_done(self, module: nn.Module, *_: Any) -> None:
+        # A checkpoint repeats it for the gradients that it makes next.
+        if torch.compiler.is_compiling() or in_backward():
+            return
+        for group in module._get_fsdp_state()._fsdp_param_groups:  # type: ignore[operator]
+            if group.is_unsharded and (not torch.is_grad_enabled() or _has_gradients(group)):
+                group.reshard()
+
+    def _arrived(self, parameter: torch.Tensor) -> None:
+        self._denominators.reaches_model()
+        self._denominators.reduces()
+        if parameter.grad is not None and parameter.grad.requires_grad:
+            refuse_graph(f"a parameter of shape {tuple(parameter.shape)}")
+        self._passes.check_ended()
+        if self._changed:
+            raise HpctrainError(
+                "gradients were changed between backward passes within ht.no_sync(), where they are not reduced yet",
+                "clip after the last pass, outside of ht.no_sync(); zero_grad(), with set_to_none=True, drops them",
+                exit_code=1,
+            )
+        if self._passes.reached():
+            self._kept.clear()
+
+    def _begins(self) -> None:
+        """Before a backward pass, of this model or another: let go of what the script threw away."""
+        for parameter, version in list(self._unreduced.items()):
+            gradient = parameter.sharded_param.grad
+            if gradient is None:
+                parameter.unsharded_accumulated_grad = parameter._unsharded_param.grad = None
+                del self._unreduced[parameter]
+            elif gradient._version != version:
+                self._changed = True
+
+    def _passed(self) -> None:
+        # FSDP2's own callback leaves out groups that were reduced before a checkpointed part made more gradients.
+        for _ in range(2):
+            if any(group.is_unsharded or (group.reduce_grads and _late(group)) for group in self._groups):
+                self._root._root_post_backward_final_callback()
+        self._unreduced.clear()
+        for parameter in (each for group in self._groups for each in _late(group)):
+            divided = parameter.sharded_param
+            if divided.grad is None:
+                divided.grad = torch.zeros_like(divided, requires_grad=False)
+            self._unreduced[parameter] = divided.grad._version
+
+
+def _has_gradients(group: FSDPParamGroup) -> bool:
+    return any(each.sharded_param.grad is not None for each in group.fsdp_params)
+
+
+def _late(group: FSDPParamGroup) -> list[FSDPParam]:
+    """The parameters with a gradient that FSDP2 has not reduced."""
+    return [
+        each
+        for each in group.fsdp_params
+        if hasattr(each, "_unsharded_param")
+        and (each.unsharded_accumulated_grad is not None or each._unsharded_param.grad is not None)
+    ]

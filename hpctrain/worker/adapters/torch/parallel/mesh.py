@@ -1,0 +1,106 @@
+"""torch's DeviceMesh over the ranks of a run."""
+
+from __future__ import annotations
+
+import weakref
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Backend
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.limits import timeout_seconds
+from hpctrain.common.recipes.mesh import AXES, Axis, Mesh, parse_mesh
+from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
+from hpctrain.worker.adapters.torch.parallel.saving import say_when_pickled
+from hpctrain.worker.comm import Communicator, current
+from hpctrain.worker.comm.process_group import require_default_group
+
+_made: weakref.WeakKeyDictionary[Communicator, dict[tuple[int, ...], DeviceMesh]] = weakref.WeakKeyDictionary()
+
+
+def mesh(**sizes: int) -> DeviceMesh:
+    """The mesh of the run's ranks as torch's DeviceMesh, with dimensions named dp_replicate, dp_shard, pp, cp and tp.
+
+    ``ht.shard`` and ``ht.distribute`` use it from then on. Collective at the first call with these sizes::
+
+        mesh = ht.mesh(dp_shard=2, tp=2)
+        tp_group = mesh["tp"].get_group()
+
+    Args:
+        sizes: ranks along each axis; -1 takes the ranks that the others leave, and without it dp_replicate does. By
+            default those of ``hpctrain run --mesh``, or else all ranks replicate.
+
+    Raises:
+        HpctrainError: an unknown axis, sizes that do not fit the number of ranks, or a backend that
+            torch.distributed cannot use.
+    """
+    comm = current()
+    if sizes:
+        given = parse_mesh(",".join(f"{axis}={size}" for axis, size in sizes.items()), "ht.mesh")
+        given.at(comm.size)
+        set_mesh(comm, given)
+    return device_mesh(comm, mesh_of(comm))
+
+
+def device_mesh(comm: Communicator, mesh: Mesh) -> DeviceMesh:
+    """The DeviceMesh of a mesh over a communicator's ranks. Collective at the first call with these sizes.
+
+    Raises:
+        HpctrainError: the sizes do not fit the number of ranks, or the backend is one that torch.distributed cannot
+            use.
+    """
+    sizes = tuple(mesh.at(comm.size).sizes.values())
+    made = _made.setdefault(comm, {})
+    if sizes not in made:
+        require_default_group(comm)
+        say_when_pickled(comm)
+        options = _options(comm)
+        with comm.making_groups():
+            whole = init_device_mesh(
+                "cuda" if comm.backend == "nccl" else "cpu",
+                sizes,
+                mesh_dim_names=tuple(AXES),
+                backend_override=dict.fromkeys(AXES, options) if options else None,
+            )
+            meshes = [whole]
+            if whole["tp"].size() > 1:
+                # For sums over both, such as the norm of gradients: DTensor finds it, and warns where it is missing.
+                meshes.append(whole["dp_shard", "tp"]._flatten(backend_override=options))
+        if comm.backend == "nccl":
+            for each in meshes:
+                _limit_waits(each)
+        made[sizes] = whole
+    return made[sizes]
+
+
+def sizes_of(mesh: DeviceMesh) -> dict[Axis, int]:
+    """The ranks along each axis of a mesh that :func:`device_mesh` made.
+
+    Raises:
+        HpctrainError: it has other dimensions.
+    """
+    if not isinstance(mesh, DeviceMesh) or mesh.mesh_dim_names != tuple(AXES):
+        names = getattr(mesh, "mesh_dim_names", type(mesh).__name__)
+        raise HpctrainError(
+            f"this mesh has the dimensions {names}, not {', '.join(AXES)}", "mesh = ht.mesh(dp_shard=2, tp=2)"
+        )
+    return dict(zip(AXES, mesh.shape, strict=True))
+
+
+def _options(comm: Communicator) -> tuple[str, Backend.Options] | None:
+    """PyTorch gives the groups of a mesh the limit of its own, half an hour.
+
+    Gloo's sends and receives keep the one that their group was made with.
+    """
+    return ("gloo", Backend.Options("gloo", _limit())) if comm.backend == "gloo" else None
+
+
+def _limit_waits(mesh: DeviceMesh) -> None:
+    for group in mesh.get_all_groups():
+        _set_pg_timeout(_limit(), group)
+
+
+def _limit() -> timedelta:
+    return timedelta(seconds=timeout_seconds())

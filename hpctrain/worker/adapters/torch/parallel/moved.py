@@ -1,0 +1,40 @@
+"""Divides what an optimizer keeps for a parameter as the parameter that takes its place is divided."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch.pieces import local_pieces, local_tensor
+
+
+def check_fits(name: str, value: torch.Tensor, old: torch.Tensor) -> None:
+    """Refuse what an optimizer keeps for a parameter, if it is neither a number nor has an element for each of its.
+
+    Raises:
+        HpctrainError: names it.
+    """
+    if value.numel() != 1 and value.shape != old.shape:
+        raise HpctrainError(
+            f"the optimizer keeps {name!r} of shape {tuple(value.shape)} for a parameter of shape {tuple(old.shape)}, "
+            "which cannot be divided with it",
+            "give ht.distribute a new optimizer, and load a checkpoint after it",
+        )
+
+
+@torch.no_grad()
+def divided(name: str, value: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """This rank's part of what every rank keeps whole; numbers stay as they are.
+
+    Raises:
+        HpctrainError: as :func:`check_fits`.
+    """
+    if not isinstance(new, DTensor) or (value.numel() == 1 and (name == "step" or new.numel() > 1)):
+        return value
+    check_fits(name, value, old)
+    part = torch.empty_like(new, dtype=value.dtype, requires_grad=False)
+    whole, local = value.view(new.shape), local_tensor(part)
+    for slices, box in local_pieces(part):
+        local[slices].copy_(whole[tuple(slice(b, e) for b, e in zip(box.offsets, box.ends, strict=True))])
+    return part

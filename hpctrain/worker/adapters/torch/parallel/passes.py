@@ -1,0 +1,68 @@
+"""What is due at the end of each backward pass that makes gradients of a divided model, and whether it came to that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from hpctrain.worker.adapters.torch.backward_passes import refuse_ended, watch_backward
+from hpctrain.worker.adapters.torch.forwards import in_backward
+
+
+class Passes:
+    """The backward passes through some parameters. One within another, as of a reentrant checkpoint, is part of it.
+
+    Args:
+        at_begin: called before a pass that is not within another one.
+        at_end: called once when all gradients of a pass are made.
+    """
+
+    def __init__(self, at_begin: Callable[[], None], at_end: Callable[[], None]) -> None:
+        self._at_begin, self._at_end = at_begin, at_end
+        # Not 0: a backward function that was imported before hpctrain tells nobody of its passes.
+        self._begun = 1
+        # The number of the pass that reached the parameters and has not ended.
+        self._running = 0
+        watch_backward(self)
+
+    def backward_begins(self, _: Sequence[torch.Tensor], *, trains: bool, within: bool) -> None:
+        """Take part in the pass around one that begins within it, at whose end parameters are still needed."""
+        if within:
+            self.reached()
+        else:
+            self._begun += 1
+            self._at_begin()
+
+    def reached(self) -> bool:
+        """A gradient was made: ask autograd, once in a pass, to call back at its end; returns whether it was now."""
+        if self._running == self._begun or not in_backward():
+            return False
+        self._running = self._begun
+        torch.autograd.Variable._execution_engine.queue_callback(self._ended)
+        return True
+
+    def _ended(self) -> None:
+        self._at_end()
+        self._running = 0
+
+    def check_ended(self) -> None:
+        """Refuse to go on after a pass that an error ended: what it made is neither reduced nor gone.
+
+        Raises:
+            HpctrainError: an error did.
+        """
+        if self._running and not (in_backward() and self._running == self._begun):
+            refuse_ended()
+
+
+def watch_gradients(parameters: Iterable[torch.nn.Parameter], at_gradient: Callable[[], Any]) -> None:
+    """Call back at each gradient that is made of a parameter."""
+
+    def made(_: torch.Tensor) -> None:
+        at_gradient()
+
+    for each in parameters:
+        if each.requires_grad:
+            each.register_post_accumulate_grad_hook(made)

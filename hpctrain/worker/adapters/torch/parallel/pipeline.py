@@ -1,0 +1,404 @@
+"""Pipelines of stages, over torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
+from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
+from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
+from hpctrain.worker.adapters.torch.denominators import denominators_of
+from hpctrain.worker.adapters.torch.guarding import guard_over
+from hpctrain.worker.adapters.torch.liveness import watch_first_steps
+from hpctrain.worker.adapters.torch.parallel.distribute import check_plan, watch_steps
+from hpctrain.worker.adapters.torch.parallel.forward_only import run_forward
+from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
+from hpctrain.worker.adapters.torch.parallel.micro_losses import MicroLosses, require_means
+from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
+from hpctrain.worker.adapters.torch.parallel.overflow import count_as_checked
+from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
+from hpctrain.worker.adapters.torch.parallel.schedules import Schedules, own_stages, rank_of, stages_per_rank
+from hpctrain.worker.adapters.torch.parallel.sharding import divide
+from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, ties_of
+from hpctrain.worker.adapters.torch.parallel.tensor import refuse_tie, tied_names
+from hpctrain.worker.adapters.torch.parallel.tied import TiedGradients
+from hpctrain.worker.adapters.torch.random_streams import ready
+from hpctrain.worker.adapters.torch.recording import step_recorder
+from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
+from hpctrain.worker.adapters.torch.weights import batch_weights
+from hpctrain.worker.comm import Communicator, current
+
+# Numbers of each gradient that tell whether it was changed.
+_SAMPLED = 16
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Pipeline:
+    """A model cut into stages over the ranks of pp, each divided further by the mesh's other axes. Collective.
+
+    The model's ``forward`` takes a tensor and runs its children in their order: what comes before the blocks is in the
+    first stage, what comes after them in the last, and every part that a stage lacks is None, to be skipped. The model
+    becomes this rank's first stage. Ranks start from rank 0's weights, and the optimizer gets this rank's parameters::
+
+        pipeline = ht.Pipeline(model, optimizer, loss_of, mesh=ht.mesh(pp=2), plan=plan)
+        for x, y in ht.shard(loader):
+            loss = pipeline.step(x, y)
+            pipeline.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Args:
+        model: the same on every rank.
+        optimizer: one or several, of the model's parameters.
+        loss: of outputs and targets, the mean over their samples; with ``count`` the sum over them.
+        mesh: what ``ht.mesh`` returned; by default the mesh of the run.
+        plan: how the model is divided; its parameters are gathered once a step, whatever its stage of ZeRO.
+        schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble or zbv.
+        micro_batches: number of pieces into which this rank's part of a batch is cut; by default as many as pp has
+            ranks.
+        guard_every: steps between two comparisons of what several ranks hold in common.
+        count: of targets, what the loss is divided by where that is not the number of samples: tokens, or the sum of
+            weights. The loss of a step is the sum over all micro-batches and ranks, divided by the sum of the counts::
+
+                def total(output, target):
+                    return F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
+
+                pipeline = ht.Pipeline(model, optimizer, total, count=lambda target: (target != -100).sum())
+
+    Attributes:
+        stages: this rank's, modules of the model's class with the model's names.
+
+    Raises:
+        HpctrainError: the plan, the mesh or the schedule does not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        loss: Loss,
+        *,
+        mesh: DeviceMesh | None = None,
+        plan: ParallelPlan | None = None,
+        schedule: str = "1f1b",
+        micro_batches: int | None = None,
+        guard_every: int = 100,
+        count: Callable[[torch.Tensor], torch.Tensor | float] | None = None,
+        comm: Communicator | None = None,
+    ) -> None:
+        if guard_every < 1:
+            raise HpctrainError(f"guard_every={guard_every} must be above 0")
+        self._comm = comm or current()
+        if mesh is not None:
+            set_mesh(self._comm, Mesh(**sizes_of(mesh)))
+        sizes = mesh_of(self._comm).sizes
+        per_rank = stages_per_rank(schedule, sizes["pp"])
+        self._micro_batches = micro_batches or sizes["pp"]
+        self._pp = sizes["pp"]
+        self._loss_of, self._count_of, self._plan = loss, count, plan or ParallelPlan()
+        self._micro_losses = MicroLosses()
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        _check(model, optimizers)
+        check_plan(model, sizes, self._plan)
+        cut = Cut.of(model, self._plan.blocks, self._pp * per_rank)
+        ties, rewiring = ties_of(model, cut), Rewiring(model, optimizers, alone=self._pp > 1)
+        # A parameter that two stages have goes by one name, as it does in the whole model.
+        self._first_names = {name: first for first, *others in tied_names(model) for name in others}
+        check_same_model(self._comm, model)
+        broadcast_model(self._comm, model)
+        for each in optimizers:
+            broadcast_optimizer(self._comm, each)
+        note = step_recorder(self._comm, model)
+        self._mesh = device_mesh(self._comm, mesh_of(self._comm))
+        own = own_stages(schedule, self._mesh.get_local_rank("pp"), self._pp)
+        self.stages = cut.take(model, own)
+        for stage in self.stages:
+            divide(stage, self._mesh, self._plan, keep=True)
+        rewiring.apply(self.stages)
+        guard = guard_over(self._comm, self.named_parameters(), every=guard_every, divided=True)
+        watch_steps(guard, self._comm, optimizers, note)
+        watch_first_steps(self._comm, optimizers)
+        self._check_ties(ties)
+        self._by_number = dict(zip(own, self.stages, strict=True))
+        self._count = self._pp * per_rank
+        self._rank_of = functools.partial(rank_of, schedule, pp=self._pp)
+        self._tied = TiedGradients(ties, self._by_number, self._rank_of, self._mesh["pp"].get_group())
+        for each in optimizers:
+            each.register_step_pre_hook(self._before_step)
+        self._taken: torch.Tensor | None = None
+        self._size = 0
+        # False where an error came out of a step, however far it had come.
+        self._ended = True
+        self._schedules = Schedules(schedule, self._by_number, self._micro_batches, self._loss, self._mesh)
+        ready(self._comm, "model")
+
+    def _check_ties(self, ties: Sequence[Tie]) -> None:
+        """What two stages share is divided over tp alike."""
+        own = {name: str(getattr(each, "placements", "")) for part in self.stages for name, each in _named(part)}
+        everyone = {name: form for each in self._comm.allgather_object(own) for name, form in each.items()}
+        for tie in ties:
+            one, other = tie.names
+            if everyone[one] != everyone[other]:
+                refuse_tie(one, other)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank has the first stage, which takes the inputs."""
+        return 0 in self._by_number
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank has the last stage, which computes the loss."""
+        return self._count - 1 in self._by_number
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters, each once, with their names in the model."""
+        own = {id(each): (name, each) for stage in reversed(self.stages) for name, each in stage.named_parameters()}
+        for name, each in own.values():
+            yield self._first_names.get(name, name), each
+
+    def step(
+        self,
+        inputs: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        scale: float = 1.0,
+        scaler: torch.amp.GradScaler | None = None,
+        count: torch.Tensor | float | None = None,
+    ) -> float:
+        """Forward and backward passes of this rank's part of a batch; adds the mean gradient over the whole batch to
+        the parameters'. Collective.
+
+        Ranks of one pp group give the same tensors, as ``ht.shard`` does.
+
+        Args:
+            inputs: samples along the first dimension.
+            target: the same.
+            scale: a factor of the loss, such as 1 / steps when gradients are accumulated.
+            scaler: the GradScaler, for 16-bit training; an overflow in one stage counts as an overflow in all.
+            count: when gradients are accumulated, what this rank's parts of all steps of the update are divided by, by
+                default what the pipeline's ``count`` finds in this target.
+
+        Returns:
+            The mean loss over the whole batch, on every rank, without the factors.
+        """
+        # A GradScaler keeps its scale where its first tensor is. On the CPU, its update would not wait for a GPU to
+        # report an overflow.
+        one = torch.ones((), device=self._mesh.device_type)
+        factor = scale if scaler is None else scale * float(scaler.scale(one))
+        self._check_ended()
+        self._tied.restart()
+        found = self._run(inputs, target, factor, count)
+        self._tied.add_up()
+        self._ended = True
+        self.accept_gradients()
+        if scaler is not None and scaler.is_enabled():
+            self._spread_overflow(scaler)
+            self._taken = None  # It will change them.
+        return found / factor
+
+    def evaluate(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
+        """The mean loss of a batch, as :meth:`step` returns it, without a backward pass. Collective."""
+        size = math.ceil(len(inputs) / self._micro_batches)
+        parts = self._cut_up(inputs, target, size, 1.0, None)
+        group = self._mesh["pp"].get_group()
+        outputs = run_forward(self._by_number, self._count, parts.split(size), self._rank_of, group)
+        targets = self._batch.target.split(size)
+        with torch.no_grad():
+            return self._everyone([self._loss(*pair) for pair in zip(outputs, targets, strict=bool(outputs))])
+
+    def _run(
+        self, inputs: torch.Tensor, target: torch.Tensor, factor: float, count: torch.Tensor | float | None
+    ) -> float:
+        """The mean loss over the whole batch, times a factor."""
+        # A smaller batch is padded, so that it needs no schedule of its own.
+        self._size = max(self._size, math.ceil(len(inputs) / self._micro_batches))
+        whole = self._cut_up(inputs, target, self._size, factor, count)
+        schedule = self._schedules.of(self._size, inputs, target)
+        losses: list[torch.Tensor] = []
+        self._micro_losses = MicroLosses()
+        given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if self.is_last else {}
+        denominators = denominators_of(self._comm)
+        self._ended = False
+        try:
+            denominators.in_pipeline = True
+            denominators.reduces()
+            schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
+        except RuntimeError as error:
+            if own := _own_error(error):
+                raise own from None
+            raise
+        finally:
+            denominators.in_pipeline = False
+        return self._everyone(losses, judged=self._count_of is None)
+
+    def _cut_up(
+        self, inputs: torch.Tensor, target: torch.Tensor, size: int, factor: float, count: torch.Tensor | float | None
+    ) -> torch.Tensor:
+        """Divide a batch into micro-batches of one size, the last ones padded; returns the padded inputs."""
+        samples = len(inputs)
+        if not samples or len(target) != samples:
+            raise HpctrainError(
+                f"a pipeline got {samples} inputs and {len(target)} targets, which it cuts into micro-batches together",
+                "give one target per sample, along the first dimension; flatten them in the loss",
+                exit_code=1,
+            )
+        weight = batch_weights(self._comm).of_inputs((inputs, target))()
+        rows = size * self._micro_batches
+        counts = [min(max(samples - start, 0), size) for start in range(0, rows, size)]
+        # Of the padding, what the loss gets is cut off again.
+        factors = [(own if weight else 0, factor * weight * own / samples) for own in counts]
+        if self._count_of is not None:
+            divisor = self._counted(self._count_of(target) if count is None else count, weight)
+            factors = [(own if weight else 0, factor / divisor if divisor else 0.0) for own in counts]
+        self._batch = _Batch(size, _padded(target, rows), factors)
+        return _padded(inputs, rows)
+
+    def _counted(self, count: torch.Tensor | float, weight: float) -> float:
+        """What the mean over the ranks of their sums is divided by. Collective."""
+        own = float(count) if weight else 0.0
+        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / self._comm.size
+
+    def _everyone(self, losses: Sequence[torch.Tensor], *, judged: bool = False) -> float:
+        """The mean over the ranks that compute different samples, on every rank."""
+        own = float(torch.stack([each.detach().double() for each in losses]).sum()) if losses else 0.0
+        total, *numbers = self._comm.allreduce(np.array([own, *self._micro_losses.numbers()]), "sum")
+        if judged:
+            require_means(np.array(numbers))
+        return float(total) / (self._comm.size // self._pp)
+
+    def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss of a micro-batch, with its share of the whole batch's mean."""
+        # Torch gives the loss no number of the micro-batch; its target lies in the batch's memory.
+        batch = self._batch
+        offset = target.data_ptr() - batch.target.data_ptr()
+        count, factor = batch.factors[offset // (batch.size * batch.target.stride(0) * target.itemsize)]
+        if count == 0:
+            return output[:0].sum()
+        found = self._loss_of(output[:count], target[:count])
+        if not isinstance(found, torch.Tensor):
+            raise HpctrainError(
+                f"the loss of a pipeline returned a {type(found).__name__}, not a tensor",
+                "let it return the mean over samples; or the sum, and give ht.Pipeline count=, a function of the "
+                "targets, for what the sum is divided by",
+            )
+        if found.device.type == "cpu":  # Reading waits for a GPU.
+            self._micro_losses.add(found, count)
+        return found * factor
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale the gradients of all stages so that the norm over all of them is at most ``max_norm``. Collective.
+
+        ``torch.nn.utils.clip_grad_norm_`` knows only this rank's stages.
+
+        Returns:
+            The norm before clipping, the same on every rank.
+        """
+        total = self.grad_norm()
+        parameters = [each for _, each in self.named_parameters() if each.grad is not None]
+        if parameters:  # The stages of a rank may be frozen.
+            norm = torch.tensor(total, dtype=parameters[0].dtype, device=parameters[0].device)
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        if self._taken is not None:
+            self.accept_gradients()
+        return total
+
+    def grad_norm(self) -> float:
+        """The norm over the gradients of all stages, the same on every rank. Collective."""
+        parameters = [each for _, each in self.named_parameters() if each.grad is not None]
+        counted = [cast(torch.Tensor, each.grad) for each in parameters if not self._tied.is_copy(each)]
+        own = torch.nn.utils.get_total_norm(counted)
+        own = own.full_tensor() if hasattr(own, "full_tensor") else own
+        everyone = self._comm.allreduce(np.array([float(own) ** 2]), "sum")[0]
+        return math.sqrt(everyone / (self._comm.size // self._pp))
+
+    def accept_gradients(self) -> None:
+        """Take the gradients as they are, after the script changed them element by element (``clip_grad_value_``)."""
+        self._taken = self._sample()
+
+    def _sample(self) -> torch.Tensor | None:
+        """A few numbers of each gradient, which a norm that clips would change; PyTorch counts no versions here."""
+        numbers = [each.detach().flatten()[:_SAMPLED].double() for each in self._gradients()]
+        return torch.cat(numbers).nan_to_num() if numbers else None
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """This rank's parts of its gradients."""
+        found = [getattr(each.grad, "_local_tensor", each.grad) for _, each in self.named_parameters()]
+        return [each for each in found if each is not None]
+
+    def _check_ended(self) -> None:
+        if not self._ended:
+            refuse_ended()
+
+    def _before_step(self, *_: Any) -> None:
+        self._check_ended()
+        # Without gradients, as after zero_grad(), nothing was clipped.
+        now = self._sample()
+        if self._taken is not None and now is not None and not torch.equal(now, self._taken):
+            raise HpctrainError(
+                "the gradients were changed after pipeline.step(): torch.nn.utils.clip_grad_norm_ takes the norm of "
+                "this rank's stages alone",
+                "pipeline.clip_grad_norm_(max_norm); after a change element by element, call "
+                "pipeline.accept_gradients()",
+                exit_code=1,
+            )
+
+    def _spread_overflow(self, scaler: torch.amp.GradScaler) -> None:
+        """A GradScaler looks at its own rank's gradients."""
+        own = self._gradients()
+        overflow = not all(bool(each.isfinite().all()) for each in own)
+        overflow = bool(self._comm.allreduce(np.array([float(overflow)]), "max")[0])
+        if not own:
+            count_as_checked(scaler, overflow)
+        elif overflow:
+            own[0].fill_(math.inf)
+
+
+def _named(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return part.named_parameters(remove_duplicate=False)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch in micro-batches: their size, the padded targets, and of each the samples that count and their factor."""
+
+    size: int
+    target: torch.Tensor
+    factors: list[tuple[int, float]]
+
+
+def _own_error(error: BaseException | None) -> HpctrainError | None:
+    """What PyTorch's schedules wrap when a stage raises it."""
+    while error is not None and not isinstance(error, HpctrainError):
+        error = error.__cause__
+    return error
+
+
+def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    check_model(model)
+    for each in optimizers:
+        check_optimizer(each)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise HpctrainError(
+                f"{name!r} normalises over all ranks, and the ranks of other stages do not have it",
+                "use nn.LayerNorm or nn.GroupNorm in a pipeline",
+            )
+
+
+def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """With the last row repeated until there are so many, in memory of one piece."""
+    missing = rows - len(tensor)
+    padded = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing else tensor
+    return padded.contiguous()

@@ -1,0 +1,154 @@
+"""What a user says about how a model is divided over the ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+
+from hpctrain.common.errors import HpctrainError, nearest
+
+Modules = Sequence[type[nn.Module] | str]
+# How models call the width of a head, and their number. A rank computes whole heads.
+_HEAD_SIZES = ("head_size", "head_dim", "head_width", "_head_size", "_head_dim")
+_HEADS = ("heads", "n_heads", "n_head", "num_heads", "num_attention_heads", "_heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelPlan:
+    """How ``ht.distribute`` divides a model over the mesh.
+
+    Modules are given by their class, the name of their class, or their name in the model, in which ``*`` stands for
+    any part (``"blocks.*"``).
+
+    Attributes:
+        shard: modules whose parameters are gathered and freed together (FSDP2's ``fully_shard``), usually the blocks;
+            parameters in none of them are gathered with the whole model.
+        tensor: how modules are divided over tp, by name: objects of torch.distributed.tensor.parallel. Parameters that
+            it does not name are whole on every rank.
+        recompute: modules whose activations are recomputed in the backward pass instead of being kept.
+        precision: the type of parameters and activations while the model computes, such as torch.bfloat16; gradients
+            are then reduced in float32, and the optimizer's parameters keep their own type.
+        zero: along dp_shard, 3 divides parameters, gradients and the optimizer's state, 2 keeps the whole parameters
+            from the forward to the backward pass, 1 divides the optimizer's state only (arXiv 1910.02054).
+        blocks: the name of the ``nn.ModuleDict`` that is cut into pipeline stages.
+    """
+
+    shard: Modules = ()
+    tensor: Mapping[str, ParallelStyle] = field(default_factory=dict)
+    recompute: Modules = ()
+    precision: torch.dtype | None = None
+    zero: Literal[1, 2, 3] = 3
+    blocks: str = "blocks"
+
+    def __post_init__(self) -> None:
+        if self.zero not in (1, 2, 3):
+            raise HpctrainError(f"zero={self.zero!r} is not a stage of ZeRO", "valid: 1, 2, 3")
+        for name, value in (("shard", self.shard), ("recompute", self.recompute)):
+            if isinstance(value, str | type):
+                raise HpctrainError(f"{name} of a plan is a list of modules, not {value!r}", f"{name}=[{_text(value)}]")
+        for name, style in self.tensor.items():
+            if not isinstance(style, ParallelStyle):
+                raise HpctrainError(
+                    f"the plan for {name!r} is {style!r}",
+                    "give an object of torch.distributed.tensor.parallel, such as ColwiseParallel()",
+                )
+
+    def check(self, model: nn.Module, tp: int) -> None:
+        """Refuse what does not fit a model.
+
+        Raises:
+            HpctrainError: a module that it does not have, or widths that tp does not divide.
+        """
+        names_of(model, self.shard, "shard")
+        names_of(model, self.recompute, "recompute")
+        for pattern, style in self.tensor.items():
+            for name in names_of(model, [pattern], "tensor"):
+                _check_width(model, name, style, tp)
+
+
+def names_of(model: nn.Module, wanted: Modules, key: str) -> list[str]:
+    """The names of the modules that a key of a plan means, each once, in the model's order.
+
+    Raises:
+        HpctrainError: one that the model does not have; says which are there.
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    found: set[str] = set()
+    for item in wanted:
+        if not (own := present(modules, [item])):
+            # Of layers of a number, one stands for all.
+            known = {re.sub(r"\b[0-9]+\b", "*", name) for name in modules}
+            known |= {type(module).__name__ for module in modules.values()}
+            raise HpctrainError(
+                f"{key} of the plan names {_text(item)}, which {type(model).__name__} does not have",
+                nearest(_text(item), known),
+            )
+        found.update(own)
+    return [name for name in modules if name in found]
+
+
+def present(modules: Mapping[str, nn.Module], wanted: Modules) -> set[str]:
+    """Those of some modules that are meant, by name; a stage of a pipeline need not have all."""
+    return {name for name, module in modules.items() for item in wanted if _is_meant(name, module, item)}
+
+
+def _is_meant(name: str, module: nn.Module, item: type[nn.Module] | str) -> bool:
+    if isinstance(item, type):
+        return isinstance(module, item)
+    return item == type(module).__name__ or _matches(name.split("."), item.split("."))
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+
+
+def _text(item: type | str) -> str:
+    return item if isinstance(item, str) else item.__name__
+
+
+def _check_width(model: nn.Module, name: str, style: ParallelStyle, tp: int) -> None:
+    """A rank has whole columns, rows and heads."""
+    module = model.get_submodule(name)
+    divided = _divided(module, style)
+    if divided is None:
+        return
+    what, width = divided
+    if width % tp:
+        raise HpctrainError(
+            f"tp {tp} does not divide {name!r}: {what} = {width}", f"choose tp among {_divisors(width)}"
+        )
+    parent_name = name.rpartition(".")[0]
+    if isinstance(module, nn.Linear) and parent_name:
+        parent = model.get_submodule(parent_name)
+        heads = _first(parent, _HEADS) or (width // size if (size := _first(parent, _HEAD_SIZES)) else None)
+        if heads and heads % tp:
+            raise HpctrainError(
+                f"tp {tp} does not divide the {heads} heads of {parent_name!r}",
+                f"choose tp among {_divisors(heads)}",
+            )
+
+
+def _divided(module: nn.Module, style: ParallelStyle) -> tuple[str, int] | None:
+    """Which of a layer's widths is divided over tp."""
+    columns, rows = isinstance(style, ColwiseParallel), isinstance(style, RowwiseParallel)
+    if isinstance(module, nn.Linear) and (columns or rows):
+        return ("out_features", module.out_features) if columns else ("in_features", module.in_features)
+    if isinstance(module, nn.Embedding) and (columns or rows):
+        return ("embedding_dim", module.embedding_dim) if columns else ("num_embeddings", module.num_embeddings)
+    return None
+
+
+def _first(module: nn.Module, names: Iterable[str]) -> int | None:
+    found = (getattr(module, name, None) for name in names)
+    return next((value for value in found if isinstance(value, int) and value > 0), None)
+
+
+def _divisors(width: int) -> str:
+    return ", ".join(str(size) for size in range(1, min(width, 64) + 1) if width % size == 0)

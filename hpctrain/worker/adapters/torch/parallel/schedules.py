@@ -1,0 +1,213 @@
+"""Schedules of a pipeline: one for each kind of batch, since the memory that a stage receives into has a fixed shape.
+
+PyTorch's stages learn the shapes of their messages from the first batch, and keep them. Here a batch of another kind
+gets a schedule of its own, and each step begins with one small message over the ranks of pp: whether all of them got
+the same batch, and whether layers were frozen or unfrozen on any of them, which changes what is sent back.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.tensor import DTensor
+
+from hpctrain.common.errors import HpctrainError, nearest
+
+# The schedule, and how many stages each rank has.
+SCHEDULES: dict[str, tuple[type, int]] = {
+    "gpipe": (ScheduleGPipe, 1),
+    "1f1b": (Schedule1F1B, 1),
+    "interleaved_1f1b": (ScheduleInterleaved1F1B, 2),
+    "looped_bfs": (ScheduleLoopedBFS, 2),
+    "interleaved_zero_bubble": (ScheduleInterleavedZeroBubble, 2),
+    "zbv": (ScheduleZBVZeroBubble, 2),
+}
+# Each keeps one activation and one gradient per micro-batch and neighbouring stage.
+_KEPT = 8
+
+
+def stages_per_rank(schedule: str, pp: int) -> int:
+    """How many stages a schedule gives to each rank.
+
+    Raises:
+        HpctrainError: there is no such schedule, or only one rank along pp.
+    """
+    if schedule not in SCHEDULES:
+        raise HpctrainError(f"unknown pipeline schedule {schedule!r}", nearest(schedule, SCHEDULES))
+    if pp == 1:
+        raise HpctrainError("the mesh has pp 1: there is one stage", "ht.distribute(model, optimizer, mesh=mesh)")
+    return SCHEDULES[schedule][1]
+
+
+def own_stages(schedule: str, rank: int, pp: int) -> list[int]:
+    """The numbers of the stages of a rank within pp."""
+    if schedule == "zbv":
+        return [rank, 2 * pp - 1 - rank]
+    return [rank + pp * turn for turn in range(SCHEDULES[schedule][1])]
+
+
+def rank_of(schedule: str, stage: int, pp: int) -> int:
+    """The rank within pp that has a stage."""
+    return min(stage, 2 * pp - 1 - stage) if schedule == "zbv" else stage % pp
+
+
+class Schedules:
+    """What runs the micro-batches of one pipeline.
+
+    Args:
+        name: of the schedule.
+        stages: this rank's, by number.
+        micro_batches: how many a batch is cut into.
+        loss: of an output and its target.
+        mesh: of the run.
+    """
+
+    def __init__(
+        self, name: str, stages: Mapping[int, nn.Module], micro_batches: int, loss: Any, mesh: DeviceMesh
+    ) -> None:
+        self._name, self._stages, self._micro_batches, self._loss = name, stages, micro_batches, loss
+        self._device, self._group = torch.device(mesh.device_type), mesh["pp"].get_group()
+        self._made: OrderedDict[Any, Any] = OrderedDict()
+        self._trained: tuple[bool, ...] = ()
+
+    def of(self, size: int, inputs: torch.Tensor, target: torch.Tensor) -> Any:
+        """The schedule for micro-batches of ``size`` samples of a batch. Collective over the ranks of pp.
+
+        Raises:
+            HpctrainError: the ranks of pp got batches of different shapes or types, or the schedule refuses the number
+                of micro-batches.
+        """
+        self._agree(size, inputs, target)
+        kind = (size, inputs.shape[1:], inputs.dtype, *_autocast(self._device.type))
+        schedule = self._made.pop(kind, None)
+        self._made[kind] = schedule = self._make() if schedule is None else schedule
+        if len(self._made) > _KEPT:
+            self._made.popitem(last=False)
+        return schedule
+
+    def _agree(self, size: int, inputs: torch.Tensor, target: torch.Tensor) -> None:
+        trained = tuple(each.requires_grad for stage in self._stages.values() for each in stage.parameters())
+        batch = " and ".join(f"{tuple(each.shape)} of {each.dtype}" for each in (inputs, target))
+        code = zlib.crc32(f"{size} {batch} {_autocast(self._device.type)}".encode())
+        values = torch.tensor([code, -code, trained != self._trained], dtype=torch.int64, device=self._device)
+        dist.all_reduce(values, dist.ReduceOp.MAX, self._group)
+        highest, lowest, changed = values.tolist()
+        if highest != -lowest:
+            everyone: list[Any] = [None] * dist.get_world_size(self._group)
+            dist.all_gather_object(everyone, batch, self._group)
+            raise HpctrainError(
+                "the ranks of one pipeline got different batches, or their batches before this one differed: "
+                + ", ".join(f"inputs and targets of {each} on its rank {rank}" for rank, each in enumerate(everyone)),
+                "give the ranks of pp the same tensors, as loader = ht.shard(loader) does, within or without autocast",
+                exit_code=1,
+            )
+        self._trained = trained
+        if changed:
+            self._made.clear()
+
+    def _make(self) -> Any:
+        kind, per_rank = SCHEDULES[self._name]
+        pp = dist.get_world_size(self._group)
+        parts = [
+            _Stage(stage, number, pp * per_rank, self._device, group=self._group)
+            for number, stage in self._stages.items()
+        ]
+        stages: Any = parts[0] if per_rank == 1 else parts
+        try:
+            return kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
+        except ValueError as error:
+            raise HpctrainError(
+                f"{self._name} refuses {self._micro_batches} micro-batches: {error}",
+                f"choose a multiple of pp: micro_batches={2 * pp}",
+            ) from error
+
+
+class _Stage(PipelineStage):
+    """A stage that learns the shapes of its messages without a trace in the model.
+
+    PyTorch's runs a forward and a backward pass for it, in part of numbers that were never set: batch norms would count
+    them, FSDP2 would lose gradients that accumulate, and gather and reduce more often than on ranks whose batches stay
+    the same.
+    """
+
+    def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
+        before = {name: each.clone() for name, each in module.named_buffers()}
+        outputs = super()._compute_outputs(*args, module=module, **kwargs)
+        with torch.no_grad():
+            for name, each in module.named_buffers():
+                each.copy_(before.get(name, each))
+        return outputs
+
+    def _backward_metadata_inference(self, loss_fn: Any = None, *args: Any, **kwargs: Any) -> Any:
+        # Not the script's loss, which may count its calls.
+        return super()._backward_metadata_inference(loss_fn and (lambda output, *_: output.sum()), *args, **kwargs)
+
+    def _compute_input_grads(self, outputs: Any, all_fwd_inputs: Any, grad_outputs: Any = None) -> Any:
+        if any(isinstance(each, DTensor) for each in all_fwd_inputs):
+            # How its gradient is divided, only a backward pass tells.
+            return super()._compute_input_grads(outputs, all_fwd_inputs, grad_outputs)
+        return tuple(torch.empty_like(each) if each.requires_grad else None for each in all_fwd_inputs)
+
+    def _post_metadata_inference_cleanup(self) -> None:
+        self._fwd_outputs_for_bwd_meta = self._fwd_inputs_for_bwd_meta = self._fwd_kwargs_tensors_for_bwd_meta = None
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if not self.is_last:
+            self._check(output)
+        return output
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> tuple[Any, Any]:
+        """Where all layers below are frozen, the gradients of the weights come with the first of the two passes.
+
+        PyTorch's second pass starts from what the first found on the way to the inputs (zero bubble schedules), and
+        finds nothing where these need no gradient: the weights would keep their values.
+        """
+        if backward_type != "input" or any(_is_trained(each) for each in bwd_kwargs["input_values"]):
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        output = bwd_kwargs["stage_output"]
+        if bwd_kwargs["output_grads"] is None:  # a loss
+            bwd_kwargs = {**bwd_kwargs, "stage_output": output[0]}
+        gradients, _ = super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
+        return gradients, []
+
+    def _check(self, output: Any) -> None:
+        """The next stage waits for what the first micro-batch of this kind had."""
+        outputs = output if isinstance(output, tuple) else (output,)
+        found = [(tuple(each.shape), each.dtype, each.requires_grad) for each in outputs]
+        first = [(tuple(each.shape), each.dtype, each.requires_grad) for each in self._stage_meta.outputs or ()]
+        if found != first:
+            raise HpctrainError(
+                f"stage {self.stage_index} of the pipeline returned {found} (shape, type, whether it has a gradient) "
+                f"for inputs that gave {first} before",
+                "let what a block returns depend on its input's shape and type alone, and freeze layers by "
+                "requires_grad_(False) rather than by detach()",
+                exit_code=1,
+            )
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _autocast(device: str) -> tuple[bool, torch.dtype]:
+    """It decides the type of what stages send."""
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)

@@ -1,0 +1,128 @@
+"""Cuts a model into the stages of a pipeline."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.worker.adapters.torch.parallel.tensor import tied_names
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which part of a model is in which stage, by the names of its children and of its blocks.
+
+    Attributes:
+        blocks: the name of the ``nn.ModuleDict`` that is cut.
+        keys: of its blocks in each stage.
+        first: children that come before it, which are in the first stage.
+        last: children that come after it, which are in the last one.
+    """
+
+    blocks: str
+    keys: tuple[tuple[str, ...], ...]
+    first: frozenset[str]
+    last: frozenset[str]
+
+    @classmethod
+    def of(cls, model: nn.Module, blocks: str, stages: int) -> Cut:
+        """The cut into stages of equally many blocks; the first ones have one more where they do not divide evenly.
+
+        Raises:
+            HpctrainError: the model has no such blocks or fewer than stages, or parameters outside of its children.
+        """
+        children = [name for name, _ in model.named_children()]
+        if blocks not in children or not isinstance(model.get_submodule(blocks), nn.ModuleDict):
+            dicts = [name for name, child in model.named_children() if isinstance(child, nn.ModuleDict)]
+            raise HpctrainError(
+                f"{type(model).__name__} has no nn.ModuleDict {blocks!r} to cut into pipeline stages",
+                nearest(blocks, dicts)
+                if dicts
+                else "put the layers into self.blocks = nn.ModuleDict({'0': …}), which "
+                "keeps their names where a stage lacks some; forward() skips parts that are None",
+            )
+        if bare := next((name for name, _ in model.named_parameters(recurse=False)), None):
+            raise HpctrainError(
+                f"{type(model).__name__} has a parameter {bare!r} of its own, which belongs to no stage",
+                "put it into a module, before or after the blocks",
+            )
+        keys = list(model.get_submodule(blocks))  # type: ignore[call-overload]
+        if len(keys) < stages:
+            raise HpctrainError(
+                f"{stages} pipeline stages need at least as many layers, but {type(model).__name__}.{blocks} has "
+                f"{len(keys)}",
+                "choose fewer ranks along pp, or a schedule with one stage per rank: gpipe or 1f1b",
+            )
+        size, more = divmod(len(keys), stages)
+        starts = [stage * size + min(stage, more) for stage in range(stages + 1)]
+        parts = tuple(tuple(keys[start:end]) for start, end in itertools.pairwise(starts))
+        place = children.index(blocks)
+        return cls(blocks, parts, frozenset(children[:place]), frozenset(children[place + 1 :]))
+
+    def stage_of(self, name: str) -> int:
+        """The stage that a parameter is in."""
+        child, _, rest = name.partition(".")
+        if child in self.first:
+            return 0
+        if child in self.last:
+            return len(self.keys) - 1
+        key = rest.partition(".")[0]
+        return next(stage for stage, own in enumerate(self.keys) if key in own)
+
+    def take(self, model: nn.Module, stages: Sequence[int]) -> list[nn.Module]:
+        """These stages. The model itself becomes the first of them, and lets go of all parts that are in none."""
+        copies = [_shallow(model) for _ in stages[1:]]
+        parts = [model, *copies]
+        for part, stage in zip(parts, stages, strict=True):
+            self._prune(part, stage)
+        return parts
+
+    def _prune(self, part: nn.Module, stage: int) -> None:
+        blocks = part.get_submodule(self.blocks)
+        own = nn.ModuleDict({key: blocks[key] for key in self.keys[stage]})  # type: ignore[index]
+        gone = set() if stage == 0 else set(self.first)
+        gone |= set() if stage == len(self.keys) - 1 else set(self.last)
+        for name in gone:
+            setattr(part, name, None)
+        setattr(part, self.blocks, own.train(part.training))
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A parameter that two stages have, such as the embedding that is the output layer's weight too."""
+
+    names: tuple[str, str]
+    stages: tuple[int, int]
+
+
+def ties_of(model: nn.Module, cut: Cut) -> list[Tie]:
+    """The parameters that different stages share.
+
+    Raises:
+        HpctrainError: more than two do.
+    """
+    found = []
+    for names in tied_names(model):
+        by_stage = {cut.stage_of(name): name for name in reversed(names)}
+        if len(by_stage) > 2:
+            raise HpctrainError(
+                f"{', '.join(map(repr, names))} are one parameter, in {len(by_stage)} pipeline stages",
+                "give each stage a parameter of its own; two stages can share one",
+            )
+        if len(by_stage) == 2:
+            (one, first), (other, second) = sorted(by_stage.items())
+            found.append(Tie((first, second), (one, other)))
+    return found
+
+
+def _shallow(model: nn.Module) -> nn.Module:
+    """The same modules and parameters in a module of its own."""
+    copied = copy.copy(model)
+    # Its hooks and its tables of children would be the model's.
+    copied.__dict__.update({key: copy.copy(value) for key, value in model.__dict__.items() if isinstance(value, dict)})
+    return copied

@@ -1,0 +1,97 @@
+"""What this rank holds of tensors, whole or divided over ranks, for checkpoints and for the guard."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from numpy.typing import NDArray
+
+from hpctrain.common.checkpoints.pieces import Box, Piece
+from hpctrain.common.checkpoints.read import piece_of, shape_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def pieces_of(tensor: torch.Tensor) -> list[Piece]:
+    """What this rank holds of a tensor, for a checkpoint: none, one, or with some placements several pieces.
+
+    A plain tensor is one piece with all of it.
+
+    Raises:
+        HpctrainError: the tensor holds sums that are not added up yet, or other elements than its placements say.
+    """
+    local = local_tensor(tensor).detach()
+    return [
+        Piece(
+            shape=tuple(tensor.shape),
+            box=box,
+            nbytes=box.size * tensor.element_size(),
+            array=lambda part=local[slices]: array_of(part),  # type: ignore[misc]
+        )
+        for slices, box in local_pieces(tensor)
+    ]
+
+
+@torch.no_grad()
+def fill(tensor: torch.Tensor, state: Mapping[str, NDArray[Any]], name: str) -> None:
+    """Overwrite what this rank holds of a tensor, plain or a DTensor of any layout, by what a state has as ``name``.
+
+    Raises:
+        KeyError, ValueError: it has nothing, or an array of another shape.
+        HpctrainError: as :func:`pieces_of`, or the files cannot be read.
+    """
+    if (shape := shape_of(state, name)) != tuple(tensor.shape):
+        raise ValueError(f"{name!r} has shape {list(shape)} there, and {list(tensor.shape)} here")
+    local = local_tensor(tensor)
+    for slices, box in local_pieces(tensor):
+        local[slices].copy_(tensor_of(piece_of(state, name, box)))
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor; a plain one is its own."""
+    if not is_dtensor(tensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def local_pieces(tensor: torch.Tensor) -> list[tuple[tuple[slice, ...], Box]]:
+    """Where in this rank's part of a tensor which elements of the whole are.
+
+    Raises:
+        HpctrainError: as :func:`pieces_of`.
+    """
+    if is_dtensor(tensor):
+        from hpctrain.worker.adapters.torch.dtensor_layout import dtensor_pieces
+
+        return dtensor_pieces(tensor)
+    return [(tuple(slice(0, size) for size in tensor.shape), Box.whole(tensor.shape))]
+
+
+def is_dtensor(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+    """Whether it is one; without importing them, which takes a second, since where nobody did there is none."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+def array_of(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor as an array, which on a CPU has the same memory."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        halves: NDArray[Any] = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return halves
+    array: NDArray[Any] = tensor.numpy()
+    return array
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """An array as a tensor, which has the same memory."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(array)

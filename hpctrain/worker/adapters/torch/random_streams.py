@@ -1,0 +1,61 @@
+"""Gives each rank that computes samples of its own a stream of PyTorch's random numbers of its own.
+
+Not before a model was distributed and a training loader was sharded: until then a script draws what has to be equal on
+all ranks, such as a split of its data or weights that nobody broadcasts. What ``ht.shard`` itself draws depends on its
+seed alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from typing import Literal
+
+import torch
+
+from hpctrain.worker.adapters.data_ranks import stream_of
+from hpctrain.worker.comm import Communicator
+
+_done: weakref.WeakKeyDictionary[Communicator, set[str]] = weakref.WeakKeyDictionary()
+
+
+def ready(comm: Communicator, what: Literal["model", "data"]) -> None:
+    """Part the streams as soon as there are a distributed model and sharded data. Collective."""
+    done = _done.setdefault(comm, set())
+    done.add(what)
+    if len(done) == 2:
+        part_streams(comm)
+
+
+def part_streams(comm: Communicator) -> None:
+    """Part the ranks' random numbers, so that dropout draws another mask on each. Collective.
+
+    Rank 0's generators stay as they are. The others' are seeded by its state and their stream, which ranks of one tp
+    group share, because they compute the same samples with the same activations. Ranks whose streams are apart already,
+    because the script seeded each by its rank or restored its state, keep theirs.
+    """
+    if comm.size == 1:
+        return
+    own = stream_of(comm)
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    everyone = comm.allgather_object((own, [hashlib.sha256(state.numpy().tobytes()).digest() for state in states]))
+    # CUDA may be in use on some ranks only.
+    kinds = min(len(hashes) for _, hashes in everyone)
+    if all(_apart([(stream, hashes[kind]) for stream, hashes in everyone]) for kind in range(kinds)):
+        return
+    first = comm.broadcast_object([state.numpy() for state in states])
+    if own:
+        base = first[0].tobytes() + own.to_bytes(8, "big")
+        torch.manual_seed(int.from_bytes(hashlib.sha256(base).digest()[:7], "big"))
+    elif comm.rank:
+        torch.set_rng_state(torch.from_numpy(first[0]))
+        if len(first) > 1 and len(states) > 1:
+            torch.cuda.set_rng_state(torch.from_numpy(first[1]))
+
+
+def _apart(states: list[tuple[int, bytes]]) -> bool:
+    """Whether ranks have equal states if and only if they have the same stream."""
+    pairs = set(states)
+    return len(pairs) == len({stream for stream, _ in pairs}) == len({state for _, state in pairs})

@@ -1,0 +1,358 @@
+"""Reduces gradients during the backward pass, so that ``backward()`` returns with the mean over the ranks.
+
+The method is that of PyTorch's DistributedDataParallel (Li et al. 2020, arXiv 2006.15704): gradients fill flat buckets
+in about the order in which the backward pass makes them, a full bucket's reduction starts at once, and a callback at
+the end of the backward pass waits for all of them. Clipping, GradScaler and schedulers then see reduced gradients and
+need no special calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch.buckets import BucketSlot, differs, make_buckets
+from hpctrain.worker.adapters.torch.denominators import denominators_of
+from hpctrain.worker.adapters.torch.finite import all_finite
+from hpctrain.worker.adapters.torch.sparse import reduce_sparse
+from hpctrain.worker.adapters.torch.turns import turns_of
+from hpctrain.worker.adapters.torch.weights import batch_weights
+from hpctrain.worker.comm.base import Communicator, TopK, Wire
+
+Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
+
+# By the modules that own the parameters: hooks hold a reducer weakly, so that it goes when they go. A module has
+# several where its parameters were unfrozen one after the other.
+_reducers: weakref.WeakKeyDictionary[torch.nn.Module, set[GradientReducer]] = weakref.WeakKeyDictionary()
+_numbers = itertools.count()
+_paused = False
+# What reduces its gradients by itself (FSDP2), and is told when not to.
+syncing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    """A context manager in which ``backward()`` accumulates this rank's gradients and reduces nothing.
+
+    The first ``backward()`` after it reduces the whole sum.
+    """
+    global _paused
+    before, _paused = _paused, True
+    _sync_others(False)
+    try:
+        yield
+    finally:
+        _paused = before
+        _sync_others(not before)
+
+
+def _sync_others(sync: bool) -> None:
+    for module in syncing:
+        module.set_requires_gradient_sync(sync)  # type: ignore[operator]
+
+
+def reducers() -> set[GradientReducer]:
+    """The reducers whose parameters are in use."""
+    return set[GradientReducer]().union(*_reducers.values())
+
+
+def reducers_of(model: torch.nn.Module) -> list[GradientReducer]:
+    """The reducers of a model's parameters, in the order in which they were made."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return sorted((each for each in reducers() if each.managed & own), key=lambda each: each.number)
+
+
+def keep(reducer: GradientReducer, model: torch.nn.Module) -> None:
+    """Keep a reducer alive as long as the modules whose parameters it handles."""
+    for module in model.modules():
+        own = {id(parameter) for parameter in module.parameters(recurse=False)}
+        if own & reducer.managed:
+            # One whose parameters were all replaced has nothing left to do here.
+            before = {each for each in _reducers.get(module, ()) if each.managed & own}
+            _reducers[module] = before | {reducer}
+
+
+class GradientReducer:
+    """The gradients of some parameters, reduced during each backward pass.
+
+    Args:
+        comm: the ranks, an attribute too.
+        title: the model in a word, for messages.
+        parameters: names and parameters that require a gradient, in the same order on every rank.
+        sparse: names of those whose gradient is sparse (``nn.Embedding(sparse=True)``) and stays so.
+        bucket_bytes: a bucket is closed when it holds this much.
+        wire: as of :meth:`hpctrain.worker.comm.base.TorchEngine.allreduce`.
+
+    Attributes:
+        timeline: of the last backward pass: seconds since its first gradient, what happened, in which bucket.
+        communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
+        managed: the ids of the parameters.
+        number: its place among the reducers of these ranks.
+        title: the model in a word.
+        defers: what a step does not send comes with a later one, see :class:`hpctrain.worker.comm.base.TopK`.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        title: str,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        *,
+        sparse: frozenset[str],
+        bucket_bytes: float,
+        wire: Wire[torch.dtype],
+    ) -> None:
+        self.comm = comm
+        self._engine = comm.torch()
+        self._name = f"gradients.{next(_numbers)}"
+        self._turns = turns_of(comm)
+        self._denominators = denominators_of(comm)
+        self.title = title
+        self.number = self._turns.enter(comm, self)
+        self.defers = isinstance(wire, TopK)
+        self._sparse = [(name, parameter) for name, parameter in parameters if name in sparse]
+        dense = [(name, parameter) for name, parameter in parameters if name not in sparse]
+        self._make_buckets = functools.partial(
+            make_buckets, dense, self._engine, name=self._name, bucket_bytes=bucket_bytes, wire=wire
+        )
+        self._take_buckets()
+        self._launched = 0
+        self._running = False
+        self._left = False
+        self._start = 0.0
+        self.managed = {id(parameter) for _, parameter in parameters}
+        self.timeline: list[Moment] = []
+        self.communication_seconds = 0.0
+        self._register()
+        comm.before_shutdown(self._leave_buffers)
+
+    @property
+    def interrupted(self) -> bool:
+        """Between two backward passes: whether the last one raised an error."""
+        return self._running
+
+    def finite(self) -> bool:
+        """Whether the gradients of the last backward pass are finite; the same on every rank.
+
+        Where the engine did not look at their means (see :meth:`hpctrain.worker.comm.base.Communicator.watch_numbers`),
+        they are read for it.
+        """
+        unknown = (slot.parameter for bucket in self._buckets if bucket.finite is None for slot in bucket.slots)
+        sparse = (parameter for _, parameter in self._sparse)
+        gradients = [each.grad for each in itertools.chain(unknown, sparse) if each.grad is not None]
+        return all(bucket.finite is not False for bucket in self._buckets) and all_finite(gradients)
+
+    def rebuild(self) -> None:
+        """After :meth:`Communicator.recover`: discard a backward pass that failed, and allocate new buffers.
+
+        No parameter has a gradient then. Collective over the ranks that are left.
+        """
+        for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
+            parameter.grad = None
+        self._turns.renew(self.comm)
+        self._take_buckets()
+        self._launched = 0
+        self._running = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether a parameter's type, shape or device differs from that of its gradient's slot."""
+        return any(differs(slot) for slot in self._slots)
+
+    def _take_buckets(self) -> None:
+        self._buckets, flags = self._make_buckets()
+        self._used, self._news = flags[:-1], flags[-1:]
+        self._used.fill_(1)
+        self._news.zero_()
+        self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
+        # How often the gradients of each had been changed when the last backward pass ended.
+        self._versions = [-2] * len(self._buckets)
+        self._place = {slot.name: index for index, slot in enumerate(self._slots)}
+
+    def _leave_buffers(self) -> None:
+        """Gradients that lie in the engine's buffers move out of them."""
+        for slot in self._slots:
+            gradient = slot.parameter.grad
+            if gradient is not None and gradient.data_ptr() == slot.gradient.data_ptr():
+                slot.parameter.grad = gradient.clone()
+        self._buckets, self._slots = [], []
+        self._used = self._news = torch.empty(0, device="cpu")
+        self._left = True
+
+    def _register(self) -> None:
+        # A parameter owns its hooks; if they owned the reducer, which owns the parameter, neither would ever go.
+        own = weakref.proxy(self)
+        weights = batch_weights(self.comm)
+        for slot in self._slots:
+            slot.parameter.register_post_accumulate_grad_hook(lambda _, name=slot.name: own._arrived(name))
+            weights.weigh(slot.parameter)
+        for _, parameter in self._sparse:
+            parameter.register_post_accumulate_grad_hook(lambda _: own._sparse_arrived())
+            weights.weigh(parameter)
+
+    def _begin(self) -> None:
+        """At the first gradient of a backward pass, ask autograd to call back at its end."""
+        if self._running or _paused:
+            return
+        if self._left:
+            raise HpctrainError("backward() of a model that ht.distribute got, after ht.shutdown()", exit_code=1)
+        self._running = True
+        self.comm.passes += 1
+        self._start = time.perf_counter()
+        self.timeline = []
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._denominators.reduces()
+        if len(self._news):
+            self._denominators.travels(self._news)
+        self._turns.begin(self)
+
+    def _sparse_arrived(self) -> None:
+        with self._turns.lock:
+            self._denominators.reaches_model()
+            self._begin()
+
+    def _arrived(self, name: str) -> None:
+        # Autograd has a thread for each device.
+        with self._turns.lock:
+            self._take(name)
+
+    def _take(self, name: str) -> None:
+        self._denominators.reaches_model()
+        if _paused:
+            return
+        self._begin()
+        slot = self._slots[self._place[name]]
+        if slot.ready:
+            if slot.bucket.index >= self._launched:
+                return
+            raise HpctrainError(
+                f"parameter {slot.name!r} got a second gradient in one backward pass, after its first was sent",
+                "reentrant activation checkpointing does this: use checkpoint(…, use_reentrant=False)",
+            )
+        if self._turns.joined:
+            self._refuse_repeated(slot)
+        slot.bucket.fill(slot)
+        slot.ready = True
+        slot.bucket.missing -= 1
+        self._note("gradient", slot.bucket.index)
+        if self._turns.has(self):
+            self.launch_ready()
+
+    def _refuse_repeated(self, slot: BucketSlot) -> None:
+        """A rank without further batches cannot know what the others' gradients are added to."""
+        gradient, version = slot.parameter.grad, self._versions[slot.bucket.index]
+        first = slot.bucket.missing == len(slot.bucket.slots)
+        # The gradients of a bucket count their changes together: zero_grad() is one, or more.
+        if first and gradient is not None and gradient.data_ptr() == slot.address and gradient._version == version + 1:
+            raise HpctrainError(
+                f"in ht.join, backward() adds to the mean that {slot.name!r} already has from the one before",
+                "call zero_grad() before each backward(), or accumulate within ht.no_sync() and reduce with the last",
+                exit_code=1,
+            )
+
+    def launch_ready(self) -> None:
+        # Strictly in order, because ranks may fill their buckets in different orders.
+        while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
+            self._launch()
+        if self._launched == len(self._buckets) and not self._passes_at_end:
+            self._turns.done(self)
+
+    @property
+    def _passes_at_end(self) -> bool:
+        """Whether it is another model's turn only when all of this one's is done, on every rank.
+
+        What is sparse is reduced last. And a rank that shadows the others waits for a model before it hears of the
+        next one.
+        """
+        return bool(self._sparse) or self._turns.joined
+
+    def _launch(self) -> None:
+        bucket = self._buckets[self._launched]
+        self._launched += 1
+        bucket.launch()
+        self._note("launched", bucket.index)
+
+    def _finish(self) -> None:
+        """At the end of the backward pass: send what is left, wait for all."""
+        begin = time.perf_counter()
+        unused = self._fill_rest()
+        self._reduce_rest()
+        for index in unused:
+            # What was deferred for a parameter can come in a step in which no rank uses it.
+            if self._used[index] > 0 or (self.defers and self._slots[index].gradient.any()):
+                self._slots[index].parameter.grad = self._slots[index].gradient
+        if len(self._news):
+            self._denominators.arrived(self._news)
+        self._end()
+        self.communication_seconds = time.perf_counter() - begin
+
+    def shadow(self) -> None:
+        """Take part in a backward pass of the other ranks with zeros, without a batch."""
+        for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
+            parameter.grad = None
+        self.timeline = []
+        self._fill_rest()
+        self._reduce_rest()
+        for _, parameter in self._sparse:
+            parameter.grad = None
+        self._end()
+
+    def _reduce_rest(self) -> None:
+        """Start what is left, and wait for all."""
+        while self._launched < len(self._buckets):
+            self._launch()
+        if not self._passes_at_end:
+            self._turns.done(self)
+        for bucket in self._buckets:
+            bucket.finish()
+            self._note("finished", bucket.index)
+        for name, parameter in self._sparse:
+            reduce_sparse(self.comm, self._engine, name, parameter, f"{self._name}.{name}")
+        if (factor := self._turns.factor) != 1:
+            self._multiply(factor)
+
+    def _multiply(self, factor: float) -> None:
+        for slot in self._slots:
+            slot.gradient.mul_(factor)
+        for _, parameter in self._sparse:
+            if parameter.grad is not None:
+                parameter.grad *= factor
+
+    def _end(self) -> None:
+        self._used.fill_(1)
+        self._news.zero_()
+        self._versions = [bucket.slots[0].gradient._version for bucket in self._buckets]
+        for bucket in self._buckets:
+            bucket.reset()
+        self._launched = 0
+        self._running = False
+        if self._passes_at_end:
+            self._turns.done(self)
+
+    def _fill_rest(self) -> list[int]:
+        """Fill the slots whose gradient did not come in this backward pass; returns those of unused parameters.
+
+        A parameter that this rank did not use may have been used by another: then it gets a gradient here too, and
+        otherwise none, as in one process. One flag a parameter, 1 where a rank has a gradient, tells which: the mean
+        of the flags comes with the last bucket, without a message of its own.
+        """
+        unused = []
+        for index, slot in enumerate(self._slots):
+            if not slot.ready:
+                if slot.parameter.grad is None:
+                    unused.append(index)
+                slot.bucket.fill(slot)
+        if unused:
+            self._used[unused] = 0
+        return unused
+
+    def _note(self, what: Literal["gradient", "launched", "finished"], bucket: int) -> None:
+        self.timeline.append((time.perf_counter() - self._start, what, bucket))

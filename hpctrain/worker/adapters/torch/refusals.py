@@ -1,0 +1,97 @@
+"""Refuses models and optimizers that cannot use a communicator, before they train wrongly."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from hpctrain.common.errors import HpctrainError
+
+# By name, because none of them is imported for it: what averages or divides gradients by itself.
+_MODELS = {
+    "DistributedDataParallel": "DDP",
+    "DataParallel": "DataParallel",
+    "FullyShardedDataParallel": "FSDP",
+    "FSDPModule": "FSDP",
+    "DeepSpeedEngine": "DeepSpeed",
+}
+_OPTIMIZERS = {
+    "horovod": "Horovod's DistributedOptimizer",
+    "deepspeed": "an optimizer of DeepSpeed",
+    "torch.distributed.optim": "a distributed optimizer of PyTorch",
+}
+
+
+_divided: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def set_divided(model: torch.nn.Module) -> None:
+    """Record that this model was divided over the ranks, with all its parts."""
+    _divided.update(model.modules())
+
+
+def wrapper(module: torch.nn.Module) -> str | None:
+    """The name of what makes a module parallel; None for a plain module."""
+    return next((_MODELS[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _MODELS), None)
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Refuse a model that is already parallel, or whose parameters do not exist yet.
+
+    Raises:
+        HpctrainError: names the part of the model, and what to do.
+    """
+    for name, module in model.named_modules():
+        if module in _divided:
+            raise HpctrainError(
+                f"{f'the part {name!r} of the model' if name else 'the model'} is divided over the ranks already, and "
+                "cannot be divided again or get other optimizers",
+                "give ht.distribute all its optimizers at once, in a list; else make a new model, load this one's "
+                "parameters into it, and distribute that",
+                exit_code=1,
+            )
+        if kind := wrapper(module):
+            refuse_wrapped(f"{f'its part {name!r}' if name else 'the model'} is wrapped in {kind}")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise HpctrainError(
+                f"{name!r} has no shape yet: its layer is lazy and has seen no batch",
+                "call the model on one batch before ht.distribute, and make the optimizer after that",
+            )
+        if type(tensor).__name__ == "DTensor" or type(tensor.data).__name__ == "DTensor":
+            refuse_wrapped(f"{name!r} is a DTensor, of which this rank holds a part")
+        if tensor.layout != torch.strided:
+            raise HpctrainError(
+                f"{name!r} is a sparse tensor ({tensor.layout}), which ht.distribute cannot make equal on all ranks",
+                "keep it dense, or outside of the model's parameters and buffers, as a plain attribute",
+            )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that reduces gradients by itself, or does not wait until they are reduced.
+
+    Raises:
+        HpctrainError: says which one it is.
+    """
+    if hasattr(optimizer, "fused_backward"):
+        raise HpctrainError(
+            f"{type(optimizer).__name__} updates parameters during its fused_backward(), by this rank's gradients, "
+            "which are not reduced yet",
+            "choose an optimizer that updates them in step()",
+        )
+    for kind in type(optimizer).__mro__:
+        for package, words in _OPTIMIZERS.items():
+            if f"{kind.__module__}.".startswith(f"{package}."):
+                refuse_wrapped(f"the optimizer is {words}")
+
+
+def refuse_wrapped(what: str) -> None:
+    """Raise HpctrainError for something that reduces gradients a second time."""
+    raise HpctrainError(
+        f"gradients would be reduced twice: {what}, and ht.distribute reduces them too",
+        "give ht.distribute the plain model and optimizer, and leave the wrapper out; or leave ht.distribute out, if "
+        "Lightning, Accelerate or the Trainer of Transformers wraps the model",
+        exit_code=1,
+    )

@@ -1,0 +1,278 @@
+"""Compares what the ranks give ``ht.shard``: the loader's settings, the data set's length, and a few of its samples."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+import multiprocessing
+import random
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, default_collate
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, look_at, places, timely
+from hpctrain.worker.adapters.torch.batches import tensors_in
+from hpctrain.worker.comm import Communicator
+
+_SEEDED = (
+    "random_split(data, lengths, generator=torch.Generator().manual_seed(0)), or one seed on all ranks before the "
+    "indices are drawn"
+)
+_ALIKE = "give DataLoader and ht.shard the same settings on every rank"
+# How often a sample that differs between ranks is fetched again: a coin of its own could fall alike twice.
+_AGAIN = 8
+# Numbers of samples, and of different ones, with which it is found out where a collate_fn's batches count them.
+_COUNTS, _TRIED = (2, 5), 8
+# Where generators of random numbers are looked for: how deep in a data set, in lists of how many, in how many objects.
+_DEPTH, _FEW, _HELD = 5, 100, 10_000
+# Data sets that were compared, by their id: a loader that is made for each epoch costs one small message.
+_compared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+class SampleAxes(NamedTuple):
+    """Where the batches of a loader count their samples, as far as that is known.
+
+    Attributes:
+        tensors: how many there are in a batch.
+        axes: the number of a tensor and its dimension.
+    """
+
+    tensors: int = 0
+    axes: frozenset[tuple[int, int]] = frozenset()
+
+    def check(self, batch: Any, count: int, rank: int) -> None:
+        """Refuse a batch of fewer samples than the ``count`` that its gradient would be weighted by.
+
+        Raises:
+            HpctrainError: the collate_fn left some out.
+        """
+        if not self.axes:
+            return
+        shapes = [tensor.shape for tensor in tensors_in(batch)]
+        if len(shapes) != self.tensors:
+            return
+        sizes = [shapes[number][axis] for number, axis in self.axes if axis < len(shapes[number])]
+        if sizes and max(sizes) < count:
+            raise HpctrainError(
+                f"a batch of rank {rank} has {max(sizes)} samples, but the data set gave {count}: the loader's "
+                "collate_fn left some out, and gradients are weighted by the number of samples",
+                "leave them out of the data set before ht.shard: "
+                "Subset(data, [i for i in range(len(data)) if data[i] is not None])",
+            )
+
+    def of_both(self, other: SampleAxes) -> SampleAxes:
+        """What holds for two samples."""
+        return SampleAxes(self.tensors, self.axes & other.axes if self.tensors == other.tensors else frozenset())
+
+
+def compare_loaders(comm: Communicator, loader: DataLoader[Any], *, evaluation: bool, seed: int) -> SampleAxes:
+    """Refuse loaders that differ between ranks. Collective.
+
+    Raises:
+        HpctrainError: names what differs, with the values of two ranks; raised on all ranks.
+    """
+    if comm.size == 1:
+        return SampleAxes()
+    data: Any = loader.dataset
+    facts = {"the number of samples": (str(len(data)), WHOLE)}
+    facts |= {f"the indices of {name}": (text, _SEEDED) for name, text in _indices(data)}
+    settings = {
+        "batch_size": loader.batch_size,
+        "the sampler": type(loader.sampler).__name__,
+        "drop_last": loader.drop_last,
+        "evaluation": evaluation,
+        "seed": seed,
+    }
+    facts |= {name: (str(value), _ALIKE) for name, value in settings.items()}
+    counts = not evaluation and loader.collate_fn is not default_collate
+    probe = _Probe(loader, _Visit(loader.collate_fn if counts else None))
+    wanted = places(len(data))
+    with _generators_kept(data):
+        if _compared.get(id(data)) is data:
+            compare(comm, facts)
+            if counts:
+                list(itertools.islice(probe.looks(wanted), 2))
+        else:
+            compare(comm, facts, timely(probe.looks(wanted)), lambda i: [look for _, look in probe.looks([i] * _AGAIN)])
+            with contextlib.suppress(TypeError):  # a list has no weak references
+                _compared[id(data)] = data
+    return probe.axes or SampleAxes()
+
+
+def _indices(data: Any, name: str = "Subset") -> Iterator[tuple[str, str]]:
+    """The indices of a Subset, and of the one that it is a part of, as texts."""
+    if isinstance(data, Subset):
+        indices = np.asarray(data.indices)
+        shown = ", ".join(map(str, indices[:6].tolist())) + (", …" if len(indices) > 6 else "")
+        yield name, f"[{shown}], hash {xxhash.xxh3_64_hexdigest(indices.tobytes())[:8]}"
+        yield from _indices(data.dataset, f"{name}.dataset")
+
+
+def _is_plain(data: Any) -> bool:
+    """Whether samples are read from memory, which needs no worker process."""
+    if isinstance(data, ConcatDataset):
+        return all(map(_is_plain, data.datasets))
+    return _is_plain(data.dataset) if isinstance(data, Subset) else type(data) in (TensorDataset, list, tuple)
+
+
+@dataclass
+class _Visit:
+    """The collate_fn of a loader of single samples: what each looks like, and where ``collate`` counts it."""
+
+    collate: Callable[[list[Any]], Any] | None
+    left: int = _TRIED
+
+    def __call__(self, samples: list[Any]) -> tuple[Sample, SampleAxes | None]:
+        (sample,) = samples
+        look, axes = look_at(sample), None
+        if self.collate and self.left:
+            self.left -= 1
+            with contextlib.suppress(Exception):  # a sample that it leaves out
+                axes = _axes(self.collate, sample)
+        _seed()
+        return look, axes
+
+
+def _axes(collate: Callable[[list[Any]], Any], sample: Any) -> SampleAxes | None:
+    """Where batches of copies of a sample count them; None for a sample that is left out."""
+    found: list[SampleAxes] = []
+    for count in _COUNTS:
+        # It may change the samples that it is given.
+        batch = collate([copy.deepcopy(sample) for _ in range(count)])
+        shapes = [tensor.shape for tensor in tensors_in(batch)]
+        if not any(map(math.prod, shapes)):
+            return None
+        axes = frozenset((i, axis) for i, shape in enumerate(shapes) for axis, n in enumerate(shape) if n == count)
+        found.append(SampleAxes(len(shapes), axes))
+    return found[0].of_both(found[1])
+
+
+class _Probe:
+    """Fetches single samples as the loader does, and leaves no trace in this process's random numbers.
+
+    Where the loader has worker processes, so has this: a data set may open files in the process that reads them first.
+    """
+
+    def __init__(self, loader: DataLoader[Any], visit: _Visit) -> None:
+        self._loader, self._visit = loader, visit
+        self._workers = 0 if _is_plain(loader.dataset) or not loader.num_workers else 1
+        self.axes: SampleAxes | None = None
+
+    def looks(self, indices: Iterable[int]) -> Iterator[tuple[int, Sample]]:
+        """What samples look like; None for one that cannot be fetched, which is left to the training."""
+        # Another kind of worker imports PyTorch again, for seconds.
+        if self._workers and _start_method(self._loader) != "fork":
+            return
+        chosen = list(indices)
+        with _random_numbers_kept():
+            batches = iter(self._single(chosen))
+        for index in chosen:
+            look, axes = None, None
+            with _random_numbers_kept(), contextlib.suppress(Exception):
+                _seed()
+                look, axes = next(batches)
+            if axes is not None:
+                self.axes = axes if self.axes is None else self.axes.of_both(axes)
+            yield index, look
+
+    def _single(self, indices: list[int]) -> DataLoader[Any]:
+        loader = self._loader
+        settings: dict[str, Any] = {}
+        if self._workers:
+            settings = {"worker_init_fn": _seeding(loader.worker_init_fn), "timeout": loader.timeout}
+        return DataLoader(
+            loader.dataset,
+            batch_sampler=[[index] for index in indices],
+            num_workers=self._workers,
+            collate_fn=self._visit,
+            generator=torch.Generator(),
+            **settings,
+        )
+
+
+def _start_method(loader: DataLoader[Any]) -> str:
+    context: Any = loader.multiprocessing_context or multiprocessing
+    return str(context.get_start_method())
+
+
+def _seeding(first: Callable[[int], None] | None) -> Callable[[int], None]:
+    def begin(worker: int) -> None:
+        if first is not None:
+            first(worker)
+        _seed()
+
+    return begin
+
+
+def _seed() -> None:
+    """Let random transforms choose alike on all ranks."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.default_generator.manual_seed(0)
+
+
+Generator = random.Random | np.random.RandomState | np.random.Generator | torch.Generator
+
+
+def _generators(value: Any, seen: dict[int, Any], depth: int = _DEPTH) -> Iterator[Generator]:
+    """The generators of random numbers in an object, and in what it holds."""
+    if id(value) in seen or len(seen) > _HELD:
+        return
+    seen[id(value)] = value
+    if isinstance(value, Generator):
+        yield value
+    elif depth:
+        few = isinstance(value, list | tuple | dict) and len(value) <= _FEW
+        held = list(value.values() if isinstance(value, dict) else value) if few else []
+        if not isinstance(value, type | ModuleType):
+            held += getattr(value, "__dict__", {}).values()
+        for each in held:
+            yield from _generators(each, seen, depth - 1)
+
+
+@contextlib.contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    kept = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.default_generator.set_state(kept[2])
+
+
+@contextlib.contextmanager
+def _generators_kept(data: Any) -> Iterator[None]:
+    """Leave no trace in generators that a data set or its transforms have: the time decides how often they draw."""
+    generators = [] if _is_plain(data) else list(_generators(data, {}))
+    states = [_state(each) for each in generators]
+    try:
+        yield
+    finally:
+        for each, state in zip(generators, states, strict=True):
+            _restore(each, state)
+
+
+def _state(generator: Generator) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _restore(generator: Generator, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

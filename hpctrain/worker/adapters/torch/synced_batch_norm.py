@@ -1,0 +1,147 @@
+"""``nn.SyncBatchNorm`` over the ranks of a communicator, with any engine.
+
+PyTorch's own needs torch.distributed and a GPU, and normalises over this rank's samples alone without the former.
+Statistics are those of all ranks' samples together, each counted once. So is their gradient: a rank's part in it has
+the weight of its batch, as the gradients of parameters have.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch.weights import batch_weights
+from hpctrain.worker.comm.base import Communicator, Group
+
+# With the number of ranks that there were: a group ends where ranks die.
+_groups: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.WeakKeyDictionary()
+_said: list[bool] = []
+_ranks: weakref.WeakKeyDictionary[nn.Module, Communicator] = weakref.WeakKeyDictionary()
+
+
+def synchronise_batch_norms(comm: Communicator, model: nn.Module) -> None:
+    """Make the synchronised batch norms of a model use these ranks. Collective.
+
+    Those with a process group of the user's own are left to PyTorch.
+    """
+    norms = [each for each in model.modules() if isinstance(each, nn.SyncBatchNorm) and each.process_group is None]
+    if comm.size == 1 or not norms:
+        return
+    _group(comm)
+    for norm in norms:
+        norm.__class__ = BatchNormOverRanks
+        _ranks[norm] = comm
+
+
+def _group(comm: Communicator) -> Group:
+    """All ranks. Collective where it is formed: at the beginning, and where ranks died since."""
+    size, group = _groups.get(comm, (0, None))
+    if group is None or size != comm.size:
+        group = comm.group(what="normalising a batch over the ranks")
+        _groups[comm] = comm.size, group
+    return group
+
+
+class BatchNormOverRanks(nn.SyncBatchNorm):
+    """Batch normalisation (Ioffe and Szegedy 2015, arXiv 1502.03167) over the samples of all ranks."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # What is saved is the user's own module, which loads without hpctrain. Protocol 2 allows no other class.
+        reduced: Any = super().__reduce_ex__(1)
+        make, (_, *rest), *state = reduced
+        return make, (nn.SyncBatchNorm, *rest), *state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BatchNormOverRanks:
+        memo[id(self)] = own = BatchNormOverRanks.__new__(BatchNormOverRanks)
+        own.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(x)
+        comm = _ranks.get(self)
+        if comm is None:
+            _check_copy()
+            return nn.modules.batchnorm._BatchNorm.forward(self, x)
+        self._check_input_dim(x)
+        mean, variance, count = self._statistics(x, comm)
+        self._keep(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = (variance + self.eps).rsqrt().to(wide.dtype)
+        normalised = (wide - self._of_channels(mean.to(wide.dtype), x)) * self._of_channels(scale, x)
+        if self.affine:
+            normalised = normalised * self._of_channels(self.weight, x) + self._of_channels(self.bias, x)
+        return normalised.to(x.dtype)
+
+    def _statistics(self, x: torch.Tensor, comm: Communicator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mean, biased variance and number of the values of each channel, over all ranks, in float64."""
+        axes = [0, *range(2, x.dim())]
+        # Squares less the square of the mean: only float64 has the digits for that.
+        values = x.double()
+        count = values.new_tensor([x.numel() // max(x.size(1), 1)])
+        own = torch.cat([values.sum(axes), values.square().sum(axes), count])
+        total: torch.Tensor = _Sum.apply(own, comm, None if self.weight is None else id(self.weight))  # type: ignore[no-untyped-call]
+        count = total[-1].detach()
+        mean, square = (total[:-1] / count).view(2, -1)
+        return mean, (square - mean.square()).clamp(min=0), count
+
+    @torch.no_grad()
+    def _keep(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if self.running_mean is None or self.running_var is None:
+            return
+        share = 1 / float(self.num_batches_tracked or 1) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean), share)
+        self.running_var.lerp_(variance.to(self.running_var), share)
+
+    @staticmethod
+    def _of_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return values.view(1, -1, *[1] * (x.dim() - 2))
+
+
+def _check_copy() -> None:
+    """A copy may only take statistics, as ``torch.optim.swa_utils.update_bn`` lets it, whoever calls that."""
+    if torch.is_grad_enabled():
+        raise HpctrainError(
+            "a copy of a synchronised batch norm is trained, which ht.distribute did not get",
+            "give the copy to ht.distribute, or call eval() on it",
+            exit_code=1,
+        )
+    if not _said:
+        _said.append(True)
+        for comm in list(_groups):
+            comm.say(
+                "warning: a copy of a synchronised batch norm takes its statistics from each rank's own samples; call "
+                "ht.average_statistics(copy) on all ranks before it evaluates or is saved"
+            )
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over the ranks, whose gradient is the sum of all ranks' gradients, each with the weight of its batch."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, comm: Communicator, parameter: int | None) -> torch.Tensor:
+        ctx.comm, ctx.parameter = comm, parameter
+        return _group(comm).allreduce_torch(own)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        own = gradients[0]
+        weight = batch_weights(ctx.comm).of_backward(ctx.parameter)
+        sent = torch.cat([own * weight, own.new_tensor([float(weight == 0)])])
+        total = _group(ctx.comm).allreduce_torch(sent)
+        if total[-1] > 0:
+            raise HpctrainError(
+                "a batch has fewer samples than there are ranks, and batch normalisation over the ranks would count "
+                "what a rank without a sample computes",
+                "make the batch larger, or give the loader drop_last=True",
+                exit_code=1,
+            )
+        # The gradients of the parameters get this rank's weight afterwards.
+        return total[:-1] / weight, None, None

@@ -1,0 +1,196 @@
+"""Keeps the order in which several models' gradients are reduced the same on every rank.
+
+Engines reduce what ranks submit in the order in which they submit it. Within one model that order is fixed; between
+models it is the script's. So where a process has several, the ranks agree at the first gradient of each model's
+backward pass on which model it is: one small all-reduce, on connections of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.base import Communicator, Group
+
+# In place of a model's number: the ranks add up the numbers of a loss.
+_SUM = 1 << 40
+
+_all: weakref.WeakKeyDictionary[Communicator, Turns] = weakref.WeakKeyDictionary()
+
+
+class TakesTurns(Protocol):
+    """The reducer of a model.
+
+    Attributes:
+        number: its place among those of a communicator, from 0 on.
+        title: the model in a word.
+    """
+
+    number: int
+    title: str
+
+    def launch_ready(self) -> None:
+        """Start the reductions of the full buckets: it is this reducer's turn."""
+
+
+class Turns:
+    """The order in which the models of one communicator are reduced.
+
+    Attributes:
+        joined: ranks that are through with their batches shadow the others' reductions (see ``ht.join``).
+        of_active: means are over the ranks that still have batches.
+        active: how many ranks had a batch of their own in the last backward pass.
+        last_active: the lowest of them.
+        lock: held while a gradient is taken.
+        uneven: some rank was through before another, since :meth:`begin_join`.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._rank, self.size = comm.rank, comm.size
+        self.lock = threading.RLock()
+        self._entered = 0
+        # A script can distribute any number of models one after another.
+        self._living: weakref.WeakValueDictionary[int, TakesTurns] = weakref.WeakValueDictionary()
+        self.joined = False
+        self.of_active = False
+        self.active = comm.size
+        self.last_active = 0
+        self.uneven = False
+        self._group: Group | None = None
+        # Those that this backward pass has reached and that have not started all their reductions, in that order.
+        # One whose backward pass failed stays here as long as its model.
+        self._begun: list[weakref.ref[TakesTurns]] = []
+
+    @property
+    def factor(self) -> float:
+        """The factor that turns the mean over all ranks into the one over active ranks."""
+        return self.size / self.active if self.of_active else 1.0
+
+    @property
+    def _agrees(self) -> bool:
+        """Whether there is something to agree on."""
+        return self._group is not None and (self.joined or self._entered > 1)
+
+    def enter(self, comm: Communicator, reducer: TakesTurns) -> int:
+        """Add a reducer to the order; returns its number. Collective."""
+        number = self._entered
+        self._entered += 1
+        self._living[number] = reducer
+        if self._entered > 1:
+            self.speak(comm)
+        return number
+
+    def model(self, number: int) -> str:
+        """The name of a model for messages, by its place in the order of the calls of ``ht.distribute``."""
+        if number == _SUM:
+            return "ht.mean_loss"
+        # Another rank may still have one that is gone here.
+        reducer = self._living.get(number)
+        return f"model {number + 1}" + (f" ({reducer.title})" if reducer else "")
+
+    def speak(self, comm: Communicator) -> None:
+        """Open connections for agreements. Collective."""
+        if self._group is None and self.size > 1:
+            self._group = comm.group(what="agreeing on the model of a backward pass")
+
+    def renew(self, comm: Communicator) -> None:
+        """Start over with the remaining ranks after :meth:`Communicator.recover`. Collective."""
+        died = comm.size != self.size
+        self._rank, self.size = comm.rank, comm.size
+        self.active = comm.size
+        self._begun.clear()
+        if self._group is not None and died:
+            self._group = None
+            self.speak(comm)
+
+    def begin(self, reducer: TakesTurns) -> None:
+        """Record that a backward pass has reached a model."""
+        if not self._agrees:
+            return
+        self._begun = [each for each in self._begun if each() is not None]
+        self._begun.append(weakref.ref(reducer))
+        if len(self._begun) == 1:
+            self._agree(reducer)
+
+    def has(self, reducer: TakesTurns) -> bool:
+        """Whether it is this reducer's turn to start reductions."""
+        return not self._agrees or (bool(self._begun) and self._begun[0]() is reducer)
+
+    def done(self, reducer: TakesTurns) -> None:
+        """Record that a reducer has started all its reductions, and let the next one start."""
+        if not self._agrees or not self.has(reducer):
+            return
+        del self._begun[0]
+        following = self._begun[0]() if self._begun else None
+        if following is not None:
+            self._agree(following)
+            following.launch_ready()
+
+    def who(self, own: int | None) -> NDArray[np.int64]:
+        """The number of the model whose turn it is on each rank; -1 on ranks without further batches. Collective."""
+        assert self._group is not None
+        numbers = np.zeros(self.size, dtype=np.int64)
+        numbers[self._rank] = 0 if own is None else own + 1
+        everyone: NDArray[np.int64] = self._group.allreduce(numbers) - 1
+        named = everyone[everyone >= 0]
+        if named.size and (named != named[0]).any():
+            raise self._differ(everyone)
+        if named.size:
+            self.active, self.last_active = int(named.size), int(np.argmax(everyone >= 0))
+            self.uneven |= self.active < self.size
+        return everyone
+
+    def begin_join(self, *, of_active: bool) -> None:
+        """From now on ranks may run out of batches: the others divide by all ranks, or by the active ones."""
+        self.joined, self.of_active, self.uneven = True, of_active, False
+
+    def end_join(self) -> None:
+        """All ranks are out of batches."""
+        self.joined = self.of_active = False
+        self.active = self.size
+
+    def next_of_others(self) -> int | None:
+        """The model that the other ranks reduce next, for a rank without further batches; None when all are done.
+        Collective.
+        """
+        while (number := int(self.who(None).max())) == _SUM:
+            assert self._group is not None
+            self._group.allreduce(np.zeros(2))
+        return number if number >= 0 else None
+
+    def add_up(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of two numbers over the ranks that still have batches, in a loop that ranks leave one by one."""
+        self.who(_SUM)
+        assert self._group is not None
+        return self._group.allreduce(own)
+
+    def _agree(self, reducer: TakesTurns) -> None:
+        try:
+            self.who(reducer.number)
+        except BaseException:
+            self._begun.clear()
+            raise
+
+    def _differ(self, everyone: NDArray[np.int64]) -> HpctrainError:
+        sides = [
+            f"{self.model(number)} on rank {', '.join(map(str, np.flatnonzero(everyone == number)[:8]))}"
+            for number in np.unique(everyone[everyone >= 0])
+        ]
+        return HpctrainError(
+            f"the ranks' backward passes reach different models at the same time: {' but '.join(sides)}",
+            "call backward() for the models in the same order, and as often, on every rank; a branch that only some "
+            "ranks take must not decide which model is trained",
+            exit_code=1,
+        )
+
+
+def turns_of(comm: Communicator) -> Turns:
+    """The order of the models of a communicator."""
+    if comm not in _all:
+        _all[comm] = Turns(comm)
+    return _all[comm]

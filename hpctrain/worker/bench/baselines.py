@@ -1,0 +1,66 @@
+"""The baselines of the benchmarks: Horovod, DeepSpeed and PyTorch's own group, started beside hpctrain's ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from mpi4py import MPI
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.deepspeed_checks import watch_deepspeed
+from hpctrain.worker.comm.horovod import HorovodCommunicator
+from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
+
+LeftOut = dict[str, str]
+
+
+def load_horovod(world: MPI.Intracomm, left_out: LeftOut) -> HorovodCommunicator | None:
+    """A communicator over a Horovod that is not running yet (see :func:`horovod_running`); or None, and the reason."""
+    communicator = HorovodCommunicator(world, "measured")
+    try:
+        communicator.torch()
+    except HpctrainError as error:
+        left_out["horovod"] = error.message
+        return None
+    import horovod.torch as hvd
+
+    world.Barrier()
+    hvd.shutdown()
+    return communicator
+
+
+@contextmanager
+def horovod_running(world: MPI.Intracomm) -> Iterator[None]:
+    """A context manager with Horovod's background thread, which polls for work every millisecond.
+
+    That slows what else the process does: MPI_Allreduce of 4 MB takes three to six times as long beside it (two ranks
+    on two cores). So it runs only while it is measured; starting and ending it takes 1 ms.
+    """
+    import horovod.torch as hvd
+
+    hvd.init()
+    yield
+    # It ends on all ranks as soon as one asks for it.
+    world.Barrier()
+    hvd.shutdown()
+
+
+def load_deepspeed(left_out: LeftOut, *, on_gpus: bool) -> bool:
+    """Whether DeepSpeed is there, made ready for torch.distributed's default group; else why it is left out."""
+    os.environ["DS_ACCELERATOR"] = "cuda" if on_gpus else "cpu"
+    try:
+        watch_deepspeed()
+    except HpctrainError as error:
+        left_out["deepspeed"] = error.message
+        return False
+    return True
+
+
+def join_process_group(world: MPI.Intracomm) -> TorchDistributedCommunicator:
+    """Make the ranks PyTorch's default process group: over Gloo, and also over NCCL where each has a GPU."""
+    local_ranks = world.Split_type(MPI.COMM_TYPE_SHARED)
+    gpus = world.allreduce(torch.cuda.device_count() >= local_ranks.size, MPI.LAND)
+    return TorchDistributedCommunicator("nccl" if gpus else "gloo", "measured", world)

@@ -1,0 +1,128 @@
+"""Times collectives of torch.distributed over Gloo and over hpctrain's own process group, and what is built on them.
+
+``python collectives.py OUT.json SIZES ROUNDS BATCH`` on every rank; SIZES in bytes of the whole tensor, joined by
+commas. Both groups live in one process and take turns. Each one's results are compared with the closed form before
+they are measured. Beside the collectives a step of the small transformer under FSDP2, every block sharded.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+import hpctrain as ht
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.bench.allreduce import repeats_of, rounds_of
+from hpctrain.worker.bench.baselines import join_process_group
+from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
+from hpctrain.worker.bench.workloads import Workload, workload
+from hpctrain.worker.comm.mpi_engine import MpiCommunicator
+
+_FLOAT_BYTES = 4
+# Starts a collective on a group, of a tensor of that many elements; returns its result and what that should be.
+_Start = Callable[[Any, int], tuple[Call, torch.Tensor, float]]
+STEP = "FSDP2 step"
+
+
+def _all_gather(group: Any, numel: int) -> tuple[Call, torch.Tensor, float]:
+    own, out = torch.ones(numel // group.size()), torch.zeros(numel // group.size() * group.size())
+    return lambda: dist.all_gather_single(out, own, group), out, 1.0
+
+
+def _reduce_scatter(group: Any, numel: int) -> tuple[Call, torch.Tensor, float]:
+    source, out = torch.ones(numel // group.size() * group.size()), torch.zeros(numel // group.size())
+    return lambda: dist.reduce_scatter_single(out, source, group=group), out, group.size()
+
+
+def _all_reduce(group: Any, numel: int) -> tuple[Call, torch.Tensor, float]:
+    # A mean of ones stays what it is, however often it is taken.
+    buffer = torch.ones(numel)
+    return lambda: dist.all_reduce(buffer, dist.ReduceOp.AVG, group), buffer, 1.0
+
+
+def _all_to_all(group: Any, numel: int) -> tuple[Call, torch.Tensor, float]:
+    source = torch.ones(numel // group.size() * group.size())
+    out = torch.zeros_like(source)
+    return lambda: dist.all_to_all_single(out, source, group=group), out, 1.0
+
+
+COLLECTIVES: dict[str, _Start] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+}
+
+
+def calls_of(start: _Start, name: str, groups: dict[str, Any], nbytes: int) -> dict[str, Call]:
+    """A collective over each group, each proven once.
+
+    Raises:
+        HpctrainError: a group gave a wrong result.
+    """
+    calls = {}
+    for group_name, group in groups.items():
+        call, result, wanted = start(group, nbytes // _FLOAT_BYTES)
+        call()
+        if not bool((result == wanted).all()):
+            raise HpctrainError(f"{name} of {nbytes} bytes over {group_name} gave a wrong result", exit_code=1)
+        calls[group_name] = call
+    return calls
+
+
+def fsdp_step(work: Workload, group: Any) -> Call:
+    """One step of a network whose blocks, and then the rest of it, are sharded over a group."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    model = work.build()
+    for layer in model.layers:  # type: ignore[union-attr]
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        work.loss(model).backward()
+        optimizer.step()
+
+    return step
+
+
+def main(out: str, sizes: str, rounds: str, batch: str) -> None:
+    comm = ht.init("mpi")
+    assert isinstance(comm, MpiCommunicator)
+    world = MPI.COMM_WORLD.Dup()
+    join_process_group(world)
+    comm.process_groups()
+    # No word at the end that each rank trained by itself.
+    comm.distributed = True
+    groups = {"gloo": dist.group.WORLD, "hpctrain": dist.new_group(backend="hpctrain")}
+    seconds: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for name, start in COLLECTIVES.items():
+        seconds[name] = {
+            nbytes: time_in_turn(
+                world,
+                [TimedGroup(calls=calls_of(start, name, groups, nbytes))],
+                rounds=rounds_of(nbytes, int(rounds)),
+                repeats=repeats_of(nbytes),
+            )
+            for nbytes in map(int, sizes.split(","))
+        }
+    work = workload("transformer", batch=int(batch), image_size=0, rank=comm.rank)
+    steps = {name: fsdp_step(work, group) for name, group in groups.items()}
+    numel = sum(parameter.numel() for parameter in work.build().parameters())
+    seconds[STEP] = {numel * _FLOAT_BYTES: time_in_turn(world, [TimedGroup(calls=steps)], rounds=int(rounds))}
+    if comm.rank == 0:
+        Path(out).write_text(json.dumps({"seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

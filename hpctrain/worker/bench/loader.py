@@ -1,0 +1,122 @@
+"""Images per second of several loaders, each with the same number of processes, over the same photographs.
+
+``python loader.py OUT.json ROUNDS IMAGE_SIZE DATA WORKERS...``; DATA is a folder of shards, or empty for photographs
+that are made for it. One loader after the other has its turn with the cores in each round; the others wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.shards.read import open_shards
+from hpctrain.worker.bench import other_loaders
+from hpctrain.worker.bench.other_loaders import Epoch, Files
+from hpctrain.worker.bench.photographs import Photograph, photographs, write_folders, write_shards
+from hpctrain.worker.data.loader import ImageNet
+
+_MADE = 384
+# Of a folder that is given: what fits into memory and a round.
+_MOST = 768
+_BATCH = 64
+# webdataset divides shards among its processes, so that each needs as many.
+_SHARD_SAMPLES = 32
+
+
+def ours(folder: Path, images: int, size: int, workers: int, stack: ExitStack) -> Epoch:
+    """hpctrain's loader with the augmentation of published recipes, in one order."""
+    source = stack.enter_context(contextlib.closing(ImageNet(folder, "train", _recipe(size, workers))))
+    order = np.arange(images)
+
+    def epoch(number: int) -> None:
+        stream = source.stream(np.array_split(order, -(-images // _BATCH)), number)
+        with contextlib.closing(stream):
+            other_loaders.require_all(images, (len(samples) for samples in stream))
+
+    return epoch
+
+
+def _recipe(size: int, workers: int) -> Recipe:
+    """The digits' recipe made one of photographs; nothing is trained."""
+    recipe = load_recipe("digits")
+    images = recipe.images.model_copy(update={"size": size})
+    data = recipe.data.model_copy(update={"name": "imagenet", "workers": workers})
+    return recipe.model_copy(update={"images": images, "data": data})
+
+
+def measure(
+    shards: Path, files: Files, size: int, workers: list[int], rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """The seconds per image of each variant in each round, by number of workers and variant.
+
+    Args:
+        shards: a folder of shards whose training images are those of the files.
+    """
+    count = len(files)
+    seconds: dict[str, dict[str, list[float]]] = {}
+    with ExitStack() as stack:
+        tars = sorted(shards.glob("train-*.tar"))
+        variants: dict[tuple[int, str], Epoch] = {}
+        for number in workers:
+            variants[number, "hpctrain"] = ours(shards, count, size, number, stack)
+            variants[number, "torch, Pillow"] = other_loaders.torch_folder(files, size, number, _BATCH)
+            variants[number, "webdataset, Pillow"] = other_loaders.webdataset(tars, count, size, number, _BATCH)
+            variants[number, "decoding alone"] = other_loaders.raw_decode(files, number, stack)
+        for (number, variant), epoch in variants.items():
+            # The first one starts processes.
+            epoch(0)
+            seconds.setdefault(str(number), {})[variant] = []
+        for turn in range(1, rounds + 1):
+            for number, variant in _rotated(list(variants), turn):
+                begin = time.perf_counter()
+                variants[number, variant](turn)
+                seconds[str(number)][variant].append((time.perf_counter() - begin) / count)
+    return seconds
+
+
+def _photographs(data: str) -> Iterator[Photograph]:
+    """The images of the folder that every decoder can read, or generated ones without a folder."""
+    if not data:
+        yield from photographs(_MADE)
+        return
+    shards = open_shards(Path(data), "train")
+    for index in range(len(shards)):
+        content = shards.read(index)
+        with contextlib.suppress(ValueError):
+            simplejpeg.decode_jpeg(content)
+            yield f"{index:08}", content, int(shards.labels[index])
+    shards.close()
+
+
+def _rotated(items: list[tuple[int, str]], by: int) -> Iterator[tuple[int, str]]:
+    start = by % len(items)
+    return itertools.chain(items[start:], items[:start])
+
+
+def main(out: str, rounds: str, size: str, data: str, *workers: str) -> None:
+    chosen = list(itertools.islice(_photographs(data), _MOST))
+    if not chosen:
+        raise HpctrainError(f"{data}: none of its training images can be decoded", "leave --data out, or name others")
+    with tempfile.TemporaryDirectory(prefix="hpctrain-photographs-") as name:
+        files = write_folders(Path(name) / "files", chosen)
+        write_shards(Path(name) / "shards", Path(name) / "files", _SHARD_SAMPLES)
+        seconds = measure(Path(name) / "shards", files, int(size), [int(number) for number in workers], int(rounds))
+    bytes_each = sum(len(content) for _, content, _ in chosen) / len(chosen)
+    Path(out).write_text(json.dumps({"seconds": seconds, "images": len(chosen), "bytes_each": round(bytes_each)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,177 @@
+"""Measures what a rank keeps of a training, as replicas, by the stages of ZeRO, with recomputation and with tp.
+
+``python memory.py OUT.json MODEL BATCH`` on every rank: one variant after the other, each trained by a few steps of
+AdamW. A step has BATCH samples for each rank in all of them. On GPUs where every rank has one, over NCCL; else over
+Gloo, which keeps nothing in memory that several ranks share, and so would count for each of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import nn
+
+import hpctrain as ht
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.worker.adapters.torch.pieces import local_tensor
+from hpctrain.worker.bench.meshes import plan_of, shared_workload
+from hpctrain.worker.bench.workloads import GPT_SIZE, Workload
+from hpctrain.worker.comm.base import Communicator
+
+# The optimizer's state is there from the second on.
+_STEPS = 3
+_KIB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A way of dividing a training; stage 0 of ZeRO divides nothing."""
+
+    mesh: Mesh
+    zero: int = 0
+    recompute: bool = False
+
+
+def variants(model: str, ranks: int) -> dict[str, Variant]:
+    """Those that so many ranks can have, by name."""
+    replicas, shards = Mesh().at(ranks), Mesh(dp_shard=ranks).at(ranks)
+    found = {"replicas": Variant(mesh=replicas), "replicas, recompute": Variant(mesh=replicas, recompute=True)}
+    if ranks == 1:
+        return found
+    found |= {f"ZeRO {stage}": Variant(mesh=shards, zero=stage) for stage in (1, 2, 3)}
+    found["ZeRO 3, recompute"] = Variant(mesh=shards, zero=3, recompute=True)
+    if model == "gpt" and GPT_SIZE.heads % ranks == 0:
+        found[f"tp {ranks}"] = Variant(mesh=Mesh(tp=ranks).at(ranks))
+    if model == "gpt" and ranks % 2 == 0 and ranks > 2:
+        found["tp 2, ZeRO 3"] = Variant(mesh=Mesh(dp_shard=-1, tp=2).at(ranks), zero=3)
+    return found
+
+
+class Process:
+    """The memory of this process: resident, or of its GPU what PyTorch has given out."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def settled(self) -> int:
+        """Bytes at this moment, without what is no longer used."""
+        gc.collect()
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device)
+        ctypes.CDLL(None).malloc_trim(0)
+        return self._status("VmRSS")
+
+    def begin(self) -> None:
+        """Forget the peak of before."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            # https://man7.org/linux/man-pages/man5/proc_pid_clear_refs.5.html
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def peak(self) -> int:
+        """The most bytes since."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return self._status("VmHWM")
+
+    def _status(self, key: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith(f"{key}:"))) * _KIB
+
+
+def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes of what this rank has at this moment.
+
+    While FSDP2 has gathered a module's parameters, these are the module's, and the optimizer's are this rank's part.
+    """
+    parameters = [*model.parameters(), *(each for group in optimizer.param_groups for each in group["params"])]
+    kept = (each for slots in optimizer.state.values() for each in slots.values() if isinstance(each, torch.Tensor))
+    return {
+        "parameters": _nbytes(parameters),
+        "gradients": _nbytes(each.grad for each in parameters if each.grad is not None),
+        "optimizer": _nbytes(kept),
+    }
+
+
+def _nbytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of their storages, each once."""
+    storages = [local_tensor(each).untyped_storage() for each in tensors]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+def measure(comm: Communicator, variant: Variant, model: str, batch: int, device: torch.device) -> dict[str, Any]:
+    """What this rank keeps: each kind's most, their most at one moment (``state``), and the peak of the process.
+
+    Moments are the ends of forward pass, backward pass and update.
+    """
+    work = shared_workload(comm, variant.mesh, model, batch=batch, image_size=0)
+    work = replace(work, x=work.x.to(device), y=work.y.to(device))
+    process = Process(device)
+    before = process.settled()
+    network = work.build().to(device)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
+    plan = plan_of(model, zero=variant.zero or 3, recompute=variant.recompute)  # type: ignore[arg-type]
+    network, optimizer = ht.distribute(network, optimizer, comm=comm, plan=plan)
+    moments: list[dict[str, int]] = []
+    for _ in range(_STEPS):
+        moments = train(work, network, optimizer)
+        process.begin()
+    train(work, network, optimizer)
+    peak = process.peak() - before
+    found = {kind: max(each[kind] for each in moments) for kind in moments[0]}
+    return {**found, "state": max(sum(each.values()) for each in moments), "peak": peak}
+
+
+def train(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, int]]:
+    """One step; what there was at its moments."""
+    optimizer.zero_grad()
+    loss = work.loss(model)
+    forward = state(model, optimizer)
+    loss.backward()
+    backward = state(model, optimizer)
+    optimizer.step()
+    return [forward, backward, state(model, optimizer)]
+
+
+def own_parameters(work: Workload, mesh: Mesh) -> float:
+    """Of how many a rank has a part: tp divides the linear layers of a GPT's blocks, 12 width^2 in each."""
+    whole = sum(each.numel() for each in work.build().parameters())
+    divided = 12 * GPT_SIZE.width**2 * GPT_SIZE.layers if mesh.tp > 1 else 0
+    return whole - divided + divided / mesh.tp
+
+
+def main(out: str, model: str, batch: str) -> None:
+    local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    on_gpus = MPI.COMM_WORLD.allreduce(torch.cuda.device_count() >= local.size, MPI.LAND)
+    comm = ht.init("nccl" if on_gpus else "gloo")
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
+    chosen = variants(model, comm.size)
+    # What libraries take at their first use is no variant's.
+    measure(comm, chosen["replicas"], model, int(batch), device)
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, variant in chosen.items():
+        measured = comm.allgather_object(measure(comm, variant, model, int(batch), device))
+        work = shared_workload(comm, variant.mesh, model, batch=1, image_size=0)
+        found[name] = {
+            **{kind: max(each[kind] for each in measured) for kind in measured[0]},
+            "zero": variant.zero,
+            "shards": variant.mesh.dp_shard,
+            "own_parameters": own_parameters(work, variant.mesh),
+        }
+    if comm.rank == 0:
+        gpu = torch.cuda.get_device_name(device) if on_gpus else None
+        Path(out).write_text(json.dumps({"variants": found, "gpu": gpu}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,146 @@
+"""Times one training step of a network with each way of reducing its gradients, and with none as the limit.
+
+Beside them what hpctrain's training loop adds to a step in order to watch over it.
+
+``python step.py OUT.json MODEL ROUNDS BATCH IMAGE_SIZE`` on every rank. All variants train the same network from the
+same weights in one process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import nn
+
+import hpctrain as ht
+from hpctrain.worker.bench.baselines import LeftOut, horovod_running, join_process_group, load_deepspeed, load_horovod
+from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
+from hpctrain.worker.bench.loop_overhead import loop_overhead, with_guard
+from hpctrain.worker.bench.workloads import Workload, workload
+from hpctrain.worker.comm.base import Communicator
+
+
+def alone(work: Workload) -> Call:
+    """The limit: no communication between ranks."""
+    model = work.build()
+    return _step(work, model, sgd(model))
+
+
+def horovod_by_hand(work: Workload) -> Call:
+    """Horovod as its documentation shows it."""
+    import horovod.torch as hvd
+
+    model = work.build()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return _step(work, model, hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters()))
+
+
+def ddp(work: Workload) -> Call:
+    """PyTorch's own DistributedDataParallel on the default process group, with its defaults."""
+    model = nn.parallel.DistributedDataParallel(work.build())
+    return _step(work, model, sgd(model))
+
+
+def deepspeed_zero(work: Workload, stage: int) -> Call:
+    """DeepSpeed's engine with this stage of ZeRO and its defaults, but for clipping, which no other variant does."""
+    import deepspeed
+
+    model = work.build()
+    configuration = {
+        "train_micro_batch_size_per_gpu": len(work.x),
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
+    engine, *_ = deepspeed.initialize(model=model, optimizer=sgd(model), config=configuration)
+
+    def step() -> None:
+        engine.backward(work.loss(engine))
+        engine.step()
+
+    return step
+
+
+def adapted(work: Workload, comm: Communicator, **settings: Any) -> Call:
+    """``ht.distribute``, by default with its defaults."""
+    model = work.build()
+    return _step(work, *ht.distribute(model, sgd(model), comm=comm, **settings))
+
+
+def watched(work: Workload, comm: Communicator, folder: Path) -> dict[str, Call]:
+    """The calls that the training loop adds, for a network that has done a step."""
+    model = work.build()
+    model, optimizer = ht.distribute(model, sgd(model), comm=comm)
+    _step(work, model, optimizer)()
+    return loop_overhead(model, optimizer, comm, folder)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of all steps."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def _step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
+    def step() -> None:
+        # no arguments: Horovod's optimizer knows none of PyTorch's newer ones
+        optimizer.zero_grad()
+        work.loss(model).backward()
+        optimizer.step()
+
+    return step
+
+
+def _compressed(work: Workload, comm: Communicator) -> dict[str, Call]:
+    """What changes the numbers, and only what travels between hosts."""
+    return {
+        "hpctrain over mpi, fp16 sent": adapted(work, comm, compression="fp16"),
+        "hpctrain over mpi, largest 1 % sent": adapted(work, comm, compression="top_k", top_k=0.01),
+    }
+
+
+def variants(
+    work: Workload, comm: Communicator, world: MPI.Intracomm, left_out: LeftOut, folder: Path
+) -> list[TimedGroup]:
+    """All variants that work on this machine; ``left_out`` gets why others do not. ``folder`` is for output."""
+    group = join_process_group(world)
+    calls = {
+        "no communication": alone(work),
+        "ddp over gloo": ddp(work),
+        "hpctrain over gloo": adapted(work, group),
+        "hpctrain over mpi": adapted(work, comm),
+        **(_compressed(work, comm) if len(set(comm.allgather_object(comm.host))) > 1 else {}),
+        **watched(work, comm, folder),
+    }
+    if load_deepspeed(left_out, on_gpus=group.on_gpus):
+        calls |= {f"deepspeed ZeRO {stage}": deepspeed_zero(work, stage) for stage in (1, 2, 3)}
+    groups = [TimedGroup(calls=calls)]
+    if not group.on_gpus:
+        left_out["nccl"] = "not every rank has a GPU of its own"
+    horovod = load_horovod(world, left_out)
+    if horovod:
+        running = partial(horovod_running, world)
+        with running():
+            calls = {"horovod by hand": horovod_by_hand(work), "hpctrain over horovod": adapted(work, horovod)}
+        groups.append(TimedGroup(calls=calls, running=running))
+    return groups
+
+
+def main(out: str, model: str, rounds: str, batch: str, image_size: str) -> None:
+    comm = ht.init("mpi")
+    world = MPI.COMM_WORLD.Dup()
+    left_out: LeftOut = {}
+    work = workload(model, batch=int(batch), image_size=int(image_size), rank=comm.rank)
+    groups = variants(work, comm, world, left_out, Path(out).parent)
+    seconds = time_in_turn(world, groups, rounds=int(rounds))
+    if comm.rank == 0:
+        Path(out).write_text(json.dumps({"seconds": with_guard(seconds), "left_out": left_out}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,407 @@
+"""Communicators: who takes part in a run, and how gradients and small facts travel between the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+
+from hpctrain.common.cluster.backends import BACKENDS
+from hpctrain.common.cluster.gpus import fitting_backend, usable_gpus
+from hpctrain.common.cluster.launcher import TORCHRUN, LauncherClaim, detect
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.extras import missing_extra
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.limits import timeout_seconds
+from hpctrain.common.run import stopping
+from hpctrain.worker.comm import forks
+from hpctrain.worker.comm.base import Communicator, RanksLostError
+from hpctrain.worker.comm.forgotten import forgotten
+from hpctrain.worker.comm.graph_errors import original
+from hpctrain.worker.comm.leaving import leave_at_exit
+from hpctrain.worker.comm.single import SingleCommunicator
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
+
+# For the end of MPI in a fault-tolerant run, and for the exit handlers of what was loaded before.
+_FINALIZE_SECONDS = 20
+# Longer than a launcher of hpctrain waits for the ranks to meet, so that it speaks first: it can start them again.
+_MARGIN_SECONDS = 10
+
+_current: Communicator | None = None
+# A run was joined, if only for a while, and a model was distributed in one.
+_joined = _distributed = False
+# What shows an exception that nobody caught, from before init().
+_show: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
+
+
+def init(backend: str | None = None) -> Communicator:
+    """Join the run that the launcher started, and print on rank 0 which backend was chosen and why.
+
+    Args:
+        backend: one of :data:`hpctrain.common.cluster.backends.BACKENDS`. By default the one that ``hpctrain run``
+            chose, through the variable ``HPCTRAIN_BACKEND``, or else ``auto``: ``single`` for one process; where each
+            rank has a GPU, ``nccl`` if the script has imported PyTorch and not TensorFlow, otherwise ``horovod``;
+            ``mpi`` in all other cases. Among ranks of torchrun, ``nccl`` or ``gloo``.
+
+    Returns:
+        The communicator; a second call returns the same one. ``rank``, ``size``, ``local_rank``, ``local_size`` and
+        ``host`` say which process this is. All ranks call these methods at the same place, and all get the same result:
+        ``barrier()``; ``broadcast_object(value)``, rank 0's value; ``allgather_object(value)``, a list with one value
+        from each rank; ``allreduce(array, "mean")`` of a small NumPy array, or ``"sum"``, ``"min"``, ``"max"``. For
+        samples and metrics use :func:`hpctrain.gather` and :func:`hpctrain.mean`::
+
+            comm = ht.init()
+            seed = comm.broadcast_object(random.randrange(2**32))
+            seen = comm.allreduce(np.array([own_samples]), "sum")[0]
+            if comm.rank == 0:
+                save(model)  # not collective: nothing that all ranks have to call
+            comm.barrier()
+
+    Raises:
+        SystemExit: at the end of training, on the ranks of ``parameter_server`` that serve rank 0.
+        HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
+            MPI that do not match.
+    """
+    global _current, _joined
+    if _current is None:
+        wanted = backend or os.environ.get("HPCTRAIN_BACKEND", "auto")
+        if wanted not in BACKENDS:
+            raise HpctrainError(f"unknown backend {wanted!r}", nearest(wanted, BACKENDS))
+        forks.require_rank("ht.init()")
+        launcher = detect()
+        if launcher and launcher.size > 1:
+            _require_own_place(launcher)
+            forks.watch()
+        # Before the others are met, who would wait for this rank: MPI that survives its ranks ends none of them.
+        if launcher and launcher.size > 1:
+            _abort_on_exception()
+        _current = _connect(wanted, launcher)
+        _joined = True
+        leave_at_exit(_leave)
+        if _current.rank == 0:
+            ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
+            print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason})", file=sys.stderr)
+    return _current
+
+
+def current() -> Communicator:
+    """The communicator of this process; joins the run if that has not happened yet."""
+    return _current or init()
+
+
+def should_stop() -> bool:
+    """Whether the run should stop because a signal or ``RUN_DIR/stop`` asked any of the ranks to.
+
+    Collective, with the cost of a small reduction: all ranks call it at the same place, once a step or an epoch, and
+    all get the same answer. A script that gets True saves its state and ends with ``sys.exit(ht.RESUMABLE)`` on all
+    ranks, after which ``hpctrain run --resume`` starts it again. An elastic run asks for a stop when its hosts change,
+    and starts the script again by itself. From the first call on, SIGTERM asks for a stop too, and so does any signal
+    to ``hpctrain run`` that would end it.
+    """
+    comm = current()
+    stopping.listen("TERM")
+    own = stopping.asked(look=comm.rank == 0) is not None
+    stop = bool(comm.allreduce(np.array([float(own)]), "max")[0])
+    if stop:
+        stopping.agree()
+    return stop
+
+
+def shutdown() -> None:
+    """Leave the run, after a last proof that the ranks hold equal parameters. Runs by itself at interpreter exit.
+
+    Idempotent; does nothing in a fork of a rank.
+
+    Raises:
+        HpctrainError: the ranks do not hold equal parameters.
+    """
+    global _current
+    if forks.is_fork():
+        return
+    try:
+        make_last_checks()
+    finally:
+        leaving, _current = _current, None
+        try:
+            if leaving is not None:
+                leaving.shutdown()
+        finally:
+            _show_again()
+
+
+def make_last_checks() -> None:
+    """Make the last checks while an error can still be reported. Collective; idempotent.
+
+    Raises:
+        HpctrainError: a check failed.
+    """
+    global _distributed
+    if _current is not None:
+        _distributed |= _current.distributed
+        # Where ranks died there is nothing to compare any more, and the work of the others is done.
+        with contextlib.suppress(RanksLostError):
+            _current.make_last_checks()
+
+
+def mention_forgotten(rank: int, ranks: int) -> None:
+    """At the end of a user's script, say on rank 0 if each of its ranks trained alone. Once."""
+    global _distributed
+    # It looks at objects of every kind, in any state: a hint is no reason for a run to fail.
+    with contextlib.suppress(Exception):
+        text = forgotten(ranks, joined=_joined, distributed=_distributed)
+        if text and rank == 0:
+            print(f"hpctrain: {text}", file=sys.stderr, flush=True)
+    _distributed = True
+
+
+def _show_again() -> None:
+    global _show
+    if _show is not None:
+        sys.excepthook, _show = _show, None
+
+
+def _leave() -> None:
+    """Leave the run at the interpreter's exit, which after a rank's death may not end by itself.
+
+    Open MPI 5.0's MPI_Finalize may wait for the dead for ever (https://github.com/open-mpi/ompi/issues/11404). Python
+    runs no threads and no handlers any more by then, so a signal's default action ends the process.
+    """
+    fault_tolerant = _current is not None and _current.fault_tolerant
+    try:
+        make_last_checks()
+    except BaseException as raised:
+        # What exit handlers raise does not become the exit status, and the other ranks would wait for this one.
+        error = original(raised)
+        if isinstance(error, HpctrainError):
+            print(f"hpctrain: {error}", file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+        try:
+            _abort(_exit_code(error))
+        finally:
+            os._exit(_exit_code(error))
+    if _current is not None:
+        mention_forgotten(_current.rank, _current.size)
+    shutdown()
+    if fault_tolerant:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_FINALIZE_SECONDS)
+
+
+def _require_own_place(claim: LauncherClaim) -> None:
+    """Refuse a process that multiprocessing started from a rank, and that has that rank's place in its environment.
+
+    Raises:
+        HpctrainError: it is one.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    parent = process and process.parent_process()
+    with contextlib.suppress(psutil.Error):
+        if parent and detect(psutil.Process(parent.pid).environ()) == claim:
+            raise HpctrainError(
+                f"ht.init() was called in process {os.getpid()}, which multiprocessing has started from rank "
+                f"{claim.rank} and is none itself",
+                'such a process imports the script anew: keep what ranks do under `if __name__ == "__main__":`',
+            )
+
+
+def _abort_on_exception() -> None:
+    """Make an uncaught exception end every rank: the others would wait for this one forever."""
+    global _show
+    if _show is not None:
+        return
+    show = _show = sys.excepthook
+
+    def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        if not forks.is_fork():
+            _abort(_exit_code(original(error)))
+
+    sys.excepthook = report_and_abort
+
+
+def _exit_code(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, HpctrainError) else 1
+
+
+def _abort(exit_code: int) -> None:
+    # An end without exit handlers drops what is still in buffers.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if _current is not None:
+        _current.abort(exit_code)
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Abort(exit_code)
+    # torchrun's ranks, or such that have not reached MPI: their launcher sees the exit status.
+
+
+def _connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
+    ranks = launcher.size if launcher else 1
+    if wanted in ("single", "mirrored") or (wanted == "auto" and ranks == 1):
+        if launcher and ranks > 1:
+            raise HpctrainError(
+                f"backend {wanted!r} is for one process, but {launcher.name} started {ranks} "
+                f"({launcher.variable}={ranks})",
+                "choose --backend auto, or start one process",
+            )
+        if wanted == "mirrored":
+            from hpctrain.worker.comm.mirrored import MirroredCommunicator
+
+            return MirroredCommunicator(_reason(wanted))
+        return SingleCommunicator(_reason(wanted) if wanted == "single" else "no launcher started further ranks")
+    if launcher and launcher.name == TORCHRUN:
+        return _connect_torchrun(wanted, launcher)
+    return _connect_mpi(wanted, launcher)
+
+
+def _reason(wanted: str) -> str:
+    """Why a backend that was not chosen here was chosen: the launcher says so where it was not simply asked for."""
+    launched = os.environ.get("HPCTRAIN_BACKEND") == wanted
+    return (os.environ.get("HPCTRAIN_BACKEND_REASON") if launched else None) or "asked for"
+
+
+def _connect_torchrun(wanted: str, launcher: LauncherClaim) -> Communicator:
+    if wanted not in ("auto", "gloo", "nccl"):
+        again = f"hpctrain run {shell_word(sys.argv[0])} -np {launcher.size} --backend {wanted}"
+        raise HpctrainError(
+            f"backend {wanted!r} needs ranks started by MPI, but torchrun started these {launcher.size}",
+            f"choose gloo or nccl, or start it with: {again}",
+        )
+    reason = _reason(wanted)
+    if wanted == "auto":
+        # Every host has to come to the same, before they can talk: torchrun's are taken to be alike.
+        wanted, why = _fitting("torch", int(os.environ["LOCAL_WORLD_SIZE"]))
+        wanted, reason = {"mpi": "gloo"}.get(wanted, wanted), f"torchrun, {why}"
+    return _torch_distributed(wanted, reason, None)
+
+
+def _torch_distributed(backend: str, reason: str, world: MPI.Intracomm | None) -> Communicator:
+    try:
+        from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
+    except ImportError as error:
+        raise HpctrainError(
+            f"backend {backend!r} needs PyTorch, which cannot be loaded: {error}", "pip install 'hpctrain[torch]'"
+        ) from error
+    return TorchDistributedCommunicator("nccl" if backend == "nccl" else "gloo", reason, world)
+
+
+def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
+    world = _mpi_world(launcher)
+    backend, reason = _automatic(world) if wanted == "auto" else (wanted, _reason(wanted))
+    if backend == "mpi":
+        from hpctrain.worker.comm.mpi_engine import MpiCommunicator
+
+        return MpiCommunicator(world, reason)
+    if backend == "horovod":
+        from hpctrain.worker.comm.horovod import HorovodCommunicator
+
+        return HorovodCommunicator(world, reason)
+    if backend == "deepspeed":
+        from hpctrain.worker.comm.deepspeed import DeepSpeedCommunicator
+
+        return DeepSpeedCommunicator(world, reason)
+    if backend in ("multi_worker", "parameter_server"):
+        return _connect_tensorflow(backend, reason, world, launcher)
+    return _torch_distributed(backend, reason, world)
+
+
+def _connect_tensorflow(
+    backend: str, reason: str, world: MPI.Intracomm, launcher: LauncherClaim | None
+) -> Communicator:
+    # Like MPI, TensorFlow's servers wait for each other in C++.
+    with _limited_start(launcher):
+        if backend == "multi_worker":
+            from hpctrain.worker.comm.multi_worker import MultiWorkerCommunicator
+
+            return MultiWorkerCommunicator(world, reason)
+        from hpctrain.worker.comm.tf_parameter_server import ParameterServerCommunicator
+
+        comm = ParameterServerCommunicator(world, reason)
+    if comm.rank > 0:
+        comm.serve()
+        sys.exit()
+    return comm
+
+
+def _mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:
+    try:
+        with _limited_start(launcher):
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
+            raise missing from error
+        raise HpctrainError(
+            f"MPI cannot be loaded: {error}",
+            "put a cluster's MPI on the PATH and LD_LIBRARY_PATH, or: pip install 'hpctrain[mpi]'",
+        ) from error
+    world = MPI.COMM_WORLD
+    if launcher and world.Get_size() != launcher.size:
+        vendor, version = MPI.get_vendor()
+        raise HpctrainError(
+            f"{launcher.name} started {launcher.size} ranks ({launcher.variable}={launcher.size}), but the MPI in "
+            f"this process, {vendor} {'.'.join(map(str, version))}, sees {world.Get_size()}: the launcher and the "
+            "MPI library do not match, so every rank would train alone",
+            "start with the mpirun of that MPI, or `srun --mpi=pmix`; `hpctrain horovod check` names both",
+        )
+    return world
+
+
+@contextlib.contextmanager
+def _limited_start(launcher: LauncherClaim | None) -> Iterator[None]:
+    """End this process if MPI does not start in time.
+
+    It waits in C, without Python's lock, for ranks of a host that is cut off, or that this one is cut off from.
+    """
+    if launcher is None or launcher.size == 1:
+        yield
+        return
+    faulthandler.dump_traceback_later(timeout_seconds() + _MARGIN_SECONDS, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _automatic(world: MPI.Intracomm) -> tuple[str, str]:
+    """The backend for ranks that were started by hand, and why; the same on all ranks."""
+    from mpi4py import MPI
+
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    # Which frameworks a script uses is known by what it has imported so far.
+    torch = "torch" in sys.modules and "tensorflow" not in sys.modules
+    own = _fitting("torch" if torch else None, node.size)
+    node.Free()
+    # One host without enough GPUs decides for all; else all say the same but for the name of their host.
+    found: list[tuple[str, str]] = world.allgather(own)
+    return next((choice for choice in found if choice[0] == "mpi"), found[0])
+
+
+def _fitting(framework: str | None, local_ranks: int) -> tuple[str, str]:
+    """The backend for the ranks of this host. PyTorch itself knows which GPUs it can use, and which not."""
+    if framework is None:
+        gpus = usable_gpus()
+    else:
+        try:
+            import torch
+
+            gpus = torch.cuda.device_count()
+        except ImportError:
+            gpus = 0
+    return fitting_backend(framework, gpus, local_ranks, socket.gethostname())

@@ -1,0 +1,382 @@
+"""The interface of all communicators.
+
+The control plane (rank, size, objects, small arrays, barrier) is the same for all. The data plane, which
+reduces the gradients, is an engine of its own for each framework, reached through :meth:`Communicator.torch`
+and :meth:`Communicator.tensorflow`.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.bucket_groups import BUCKET_BYTES
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.stopping import RESUMABLE
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import torch
+
+    from hpctrain.worker.comm.parameter_server import ParameterServer
+
+T = TypeVar("T")
+Reduction = Literal["mean", "sum", "min", "max"]
+FloatArray = NDArray[np.float64]
+AnyArray = NDArray[Any]
+
+
+class RanksLostError(HpctrainError):
+    """Ranks of the run died. The others can go on after :meth:`Communicator.recover`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "hpctrain run --resume continues from the last checkpoint", exit_code=RESUMABLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostRank:
+    """A rank that died: its number in the run before, its number at the start of the run, and its host."""
+
+    rank: int
+    first_rank: int
+    host: str
+
+
+class Work(Protocol):
+    """A reduction in progress."""
+
+    @property
+    def finite(self) -> bool | None:
+        """After :meth:`wait`: whether the whole result is finite, the same on every rank; None if not checked."""
+
+    def wait(self) -> None:
+        """Block until the buffer holds the result; raises HpctrainError if a rank failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK:
+    """Of each sum of a node's ranks only the largest elements travel to other nodes; the others wait for the next one.
+
+    Attributes:
+        fraction: of the elements that travel.
+        exact: how many at the end of the buffer always do.
+    """
+
+    fraction: float
+    exact: int = 0
+
+    def of(self, part: slice, length: int) -> TopK:
+        """The same for a part of a buffer of ``length`` elements."""
+        return replace(self, exact=max(0, part.stop - max(part.start, length - self.exact)))
+
+
+Wire: TypeAlias = T | TopK | None
+"""A type in which values travel, or how few of them do; None for all of them as they are."""
+
+
+def whole(wire: Wire[T]) -> T | None:
+    """The type in which all values travel, for an engine that sends all.
+
+    Raises:
+        HpctrainError: they are to be few.
+    """
+    if isinstance(wire, TopK):
+        raise HpctrainError(
+            "compression: top_k needs backend mpi, but another backend reduces the gradients",
+            "choose --backend mpi, or compression fp16, bf16 or none",
+        )
+    return wire
+
+
+class TorchEngine(Protocol):
+    """Reduces flat PyTorch buffers. Every rank submits the same buffers under the same names.
+
+    Attributes:
+        in_place: a buffer that the engine did not allocate is reduced as fast as one that it did.
+    """
+
+    in_place: bool
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A zeroed flat tensor in memory that suits this engine."""
+
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
+        """Start replacing ``buffer`` (float16, bfloat16, float32 or float64) by its mean over all ranks, in place.
+
+        ``wire`` is a narrower type in which values travel where travelling is what takes the time, or, for an
+        engine that can send a part of them, how few do; what is added up within a node's memory keeps its own.
+        """
+
+    def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """All ranks' tensors joined along dimension 0, whose length may differ between ranks."""
+
+    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
+        """Overwrite ``tensor`` by that of rank ``root``, in place."""
+
+
+class TensorFlowEngine(Protocol):
+    """Reduces TensorFlow tensors, in graph mode and eagerly."""
+
+    def allreduce(
+        self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | TopK | None = None
+    ) -> list[tf.Tensor]:
+        """The mean of each tensor over all ranks; one call per step, each dtype in a fused reduction.
+
+        ``wire`` as of :meth:`TorchEngine.allreduce`.
+        """
+
+    def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """All ranks' tensors joined along dimension 0, whose length may differ between ranks."""
+
+    def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """The element-wise minimum over all ranks."""
+
+    def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None:
+        """Overwrite each variable by rank 0's."""
+
+
+class Group(ABC):
+    """A group of neighbouring ranks that add arrays up in the middle of a step.
+
+    Its messages are never taken for those of the gradients' reduction, which may go on meanwhile. Every rank of the
+    group calls it in the same order, from one thread at a time; a wait has the limit of every wait.
+    """
+
+    @abstractmethod
+    def allreduce(self, array: AnyArray) -> AnyArray:
+        """The sum of a small array over the ranks of this rank's group."""
+
+    def allreduce_torch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of a PyTorch tensor over the ranks of this rank's group, on its device."""
+        import torch
+
+        return torch.from_numpy(self.allreduce(tensor.cpu().numpy())).to(tensor.device)
+
+
+class Communicator(ABC):
+    """The ranks of one run, and the place of this process among them.
+
+    Attributes:
+        rank: this process's number, from 0.
+        size: how many processes there are.
+        local_rank: this process's number among those of this host.
+        local_size: how many of them there are.
+        host: the name of this host.
+        backend: what reduces the gradients, a name of hpctrain.common.cluster.backends.CAPABILITIES.
+        reason: one sentence on why this backend was chosen.
+        distributed: a model was given to ``ht.distribute``, whose parameters are proven equal, or process groups were
+            asked for.
+        passes: how many backward passes this rank has begun, for messages; the adapter counts.
+        in_host_memory: gradients are reduced there alone, so that models that hpctrain builds stay on the CPU.
+        has_xla_kernel: XLA can compile the reduction of TensorFlow gradients.
+        strategy: of tf.distribute, where the backend is one.
+        store_address: host and port of the store that torch.distributed's default group met at; None where none did,
+            or where torchrun knows it.
+    """
+
+    in_host_memory = False
+    has_xla_kernel = False
+    strategy: tf.distribute.Strategy | None = None
+    store_address: tuple[str, int] | None = None
+    backend: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.passes = 0
+        self.distributed = False
+        self.host = socket.gethostname()
+        self._leaving: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._last_checks: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._kept: list[object] = []
+
+    @property
+    def bucket_bytes(self) -> float:
+        """The size of the groups in which gradients are reduced, where nobody asks for another."""
+        return BUCKET_BYTES
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} rank {self.rank} of {self.size} on {self.host}>"
+
+    def making_groups(self) -> AbstractContextManager[None]:
+        """A context in which new groups of torch.distributed listen where the other ranks reach this one."""
+        return nullcontext()
+
+    # The control plane. Every method is collective: all ranks call it, in the same order.
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until every rank has called this."""
+
+    @abstractmethod
+    def broadcast_object(self, value: T) -> T:
+        """Rank 0's ``value``, on every rank."""
+
+    @abstractmethod
+    def allgather_object(self, value: T) -> list[T]:
+        """The values of all ranks, in rank order, on every rank."""
+
+    @abstractmethod
+    def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
+        """Reduce a small array element by element over all ranks, with the same bits on each."""
+
+    def group(self, size: int | None = None, what: str = "summing over a group of ranks") -> Group:
+        """This rank's group of ``size`` neighbouring ranks, which divides the ranks. Collective over all ranks.
+
+        Without ``size`` it is all ranks. It ends with :meth:`recover`. ``what`` says in messages what it is for.
+
+        Raises:
+            HpctrainError: ranks that do not make groups of this size.
+        """
+        if size is not None and self.size % size:
+            raise HpctrainError(
+                f"{self.size} ranks cannot be divided into groups of {size}",
+                f"start a multiple of {size} ranks",
+            )
+        return self._group(size, what)
+
+    @abstractmethod
+    def _group(self, size: int | None, what: str) -> Group: ...
+
+    # The data plane.
+
+    @abstractmethod
+    def torch(self) -> TorchEngine:
+        """The engine that reduces PyTorch gradients. Collective at its first call."""
+
+    @abstractmethod
+    def tensorflow(self) -> TensorFlowEngine:
+        """The engine that reduces TensorFlow gradients."""
+
+    def process_group(self) -> None:
+        """Make torch.distributed's default group of these ranks, if it is not there. Collective; idempotent.
+
+        Raises:
+            HpctrainError: this backend has none, or there is one of other ranks.
+        """
+        raise HpctrainError(
+            f"backend {self.backend!r} has no process groups of torch.distributed, which sharded, tensor and pipeline "
+            "parallelism need",
+            "choose --backend mpi, gloo or nccl",
+        )
+
+    def parameter_server(self, length: int) -> ParameterServer:
+        """A vector of float32 that every rank reads and adds to without the others' help. Collective.
+
+        Raises:
+            HpctrainError: the backend has none.
+        """
+        raise HpctrainError(f"backend {self.backend!r} has no parameter server", "choose --backend mpi")
+
+    def before_shutdown(self, leave: Callable[[], None]) -> None:
+        """Call a method, if its object is alive, before an engine's memory is freed; nothing may use it after that."""
+        self._leaving.append(weakref.WeakMethod(leave))
+
+    def _leave_memory(self) -> None:
+        for reference in self._leaving:
+            if leave := reference():
+                leave()
+        self._leaving.clear()
+
+    # The end of the work.
+
+    def at_end(self, check: Callable[[], None]) -> None:
+        """Call a method at the end of the run, if its object is alive on every rank. Call this on all ranks alike."""
+        self._last_checks.append(weakref.WeakMethod(check))
+
+    def keep(self, checked: object) -> None:
+        """Keep an object of :meth:`at_end` alive until then."""
+        self._kept.append(checked)
+
+    def make_last_checks(self) -> None:
+        """Make the last checks. Collective, before :meth:`shutdown`; idempotent.
+
+        Raises:
+            HpctrainError: a check failed.
+        """
+        self._leave_training()
+        checks, self._last_checks = [reference() for reference in self._last_checks], []
+        kept, self._kept = self._kept, []
+        if self.size > 1 and checks:
+            # What is dropped need not be gone on every rank yet.
+            alive = self.allgather_object({number for number, check in enumerate(checks) if check is not None})
+            for number in sorted(set[int].intersection(*alive)):
+                if check := checks[number]:
+                    check()
+        kept.clear()
+
+    def _leave_training(self) -> None:  # noqa: B027  # one process waits for nobody
+        """From now on this rank only waits for the others to end."""
+
+    def say(self, text: str) -> None:
+        """Print a message for the user, once for all ranks."""
+        if self.rank == 0:
+            print(f"hpctrain: {text}", file=sys.stderr, flush=True)
+
+    def watch_numbers(self) -> None:  # noqa: B027  # most engines cannot
+        """From now on, make reductions report whether their means are finite, where an engine can do so.
+
+        On all ranks, before the first reduction.
+        """
+
+    # Ranks that die.
+
+    @property
+    def fault_tolerant(self) -> bool:
+        """Whether the other ranks can go on when one dies: collectives then raise RanksLostError."""
+        return False
+
+    def lacks_for_fault_tolerance(self) -> str:
+        """Why it is not :attr:`fault_tolerant`."""
+        return f"backend {self.backend!r} cannot"
+
+    @property
+    def lost(self) -> bool:
+        """Whether ranks are known to have died since the run was formed or re-formed."""
+        return False
+
+    def agree(self) -> None:
+        """A barrier that every rank passes; if :attr:`fault_tolerant`, all live ranks pass it, or none does.
+
+        Raises:
+            RanksLostError: ranks died before all had come; every rank that is left gets it.
+        """
+        self.barrier()
+
+    def broadcast_bytes(self, buffer: NDArray[np.uint8], root: int = 0) -> None:
+        """Overwrite ``buffer`` with that of rank ``root``, in place. For fault-tolerant backends."""
+        raise NotImplementedError
+
+    def recover(self) -> tuple[LostRank, ...]:
+        """After RanksLostError, on every remaining rank: form the run again without the dead.
+
+        ``rank``, ``size`` and the local ones then are the new ones, in the same order as before; buffers of an engine
+        are of no use any more.
+
+        Returns:
+            Who died, the same on every rank.
+
+        Raises:
+            HpctrainError: it cannot be done.
+        """
+        raise HpctrainError(f"backend {self.backend!r} cannot continue without a rank that died", exit_code=RESUMABLE)
+
+    @abstractmethod
+    def abort(self, exit_code: int) -> None:
+        """End every rank of the run at once. Does not return if there is more than one rank."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Release threads and communicators; the object must not be used after that. Idempotent."""

@@ -1,0 +1,166 @@
+"""The control plane of ranks that send messages: before a rank uses another's value, all know that they call the same.
+
+Collectives are paired by their order alone (MPI-4.1, 6.14). Where one rank calls ``allgather_object`` and another
+``broadcast_object``, or one is at the end of its script, each would compute with what the other meant for something
+else. So every call begins with one and the same message: the maximum over the ranks of :data:`_WORDS` integers. They
+hold a number of the operation and its complement, whose maxima are complements of each other only where all numbers are
+equal, and the value itself where it is small: every rank has a slot, and where a rank has nothing it writes the least
+integer. So a small value needs no second message.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle  # objects of the ranks of one run
+import sys
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm import forks
+from hpctrain.worker.comm.base import AnyArray, Communicator, Reduction
+from hpctrain.worker.comm.crossed import paired
+from hpctrain.worker.comm.places import OWN, script_place
+
+T = TypeVar("T")
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.int64]
+
+_WORDS, _HEADER = 64, 3
+_LEAST = np.iinfo(np.int64).min
+_NOTHING = np.empty(0, np.uint8)
+_DESCRIPTION_BYTES = 512
+_COMBINE: dict[Reduction, np.ufunc] = {"mean": np.add, "sum": np.add, "min": np.minimum, "max": np.maximum}
+
+
+class CheckedControl(Communicator):
+    """A communicator whose ranks prove, at the begin of each call, that they make the same one."""
+
+    def barrier(self) -> None:
+        self._meet("barrier", "barrier")
+
+    def broadcast_object(self, value: T) -> T:
+        own = np.frombuffer(pickle.dumps(value), np.uint8) if self.rank == 0 else None
+        length, slots = self._meet("broadcast_object", "broadcast", own, slots=1)
+        if own is not None:
+            if slots is None:
+                self._overwrite(own, 0, "broadcast")
+            return value
+        received = np.empty(length, np.uint8) if slots is None else slots[0]
+        if slots is None:
+            self._overwrite(received, 0, "broadcast")
+        return pickle.loads(received.data)  # type: ignore[no-any-return]  # noqa: S301 - rank 0 of this very run
+
+    def broadcast_bytes(self, buffer: Bytes, root: int = 0) -> None:
+        own = buffer if self.rank == root else None
+        _, slots = self._meet(f"broadcast_bytes of {len(buffer)} from rank {root}", "broadcast", own, slots=1)
+        if slots is None:
+            self._overwrite(buffer, root, "broadcast")
+        elif own is None:
+            buffer[:] = slots[0, : len(buffer)]
+
+    def allgather_object(self, value: T) -> list[T]:
+        own = np.frombuffer(pickle.dumps(value), np.uint8)
+        longest, slots = self._meet("allgather_object", "allgather", own, slots=self.size)
+        everyone = self._gather(own, longest, "allgather") if slots is None else slots
+        # A pickle ends where it says so, whatever is behind it.
+        return [pickle.loads(each.data) for each in everyone]  # noqa: S301 - of this very run
+
+    def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
+        sent = np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension
+        operation, what = _reducing(reduction, sent.dtype, sent.shape)
+        _, slots = self._meet(operation, what, sent.reshape(-1).view(np.uint8), slots=self.size)
+        if slots is None:
+            received = self._reduce(sent, reduction, what)
+        else:
+            everyone = np.ascontiguousarray(slots[:, : sent.nbytes]).view(sent.dtype).reshape(self.size, *sent.shape)
+            received = np.asarray(_COMBINE[reduction].reduce(everyone, axis=0, dtype=sent.dtype))
+        return received / self.size if reduction == "mean" else received
+
+    def _meet(
+        self, operation: str, what: str, own: Bytes | None = _NOTHING, *, slots: int = 0
+    ) -> tuple[int, Bytes | None]:
+        """Prove that all ranks call the same, and exchange what they send if it fits into the same message.
+
+        Args:
+            operation: is called, with all that has to be the same on every rank.
+            what: is waited for, in words.
+            own: what this rank sends; None if only another rank sends something.
+            slots: 1 if one rank sends something, :attr:`size` if all do.
+
+        Returns:
+            How many bytes the longest has; and a row for each slot, longer than what was sent, or None if it is not
+            there because a rank's does not fit.
+
+        Raises:
+            HpctrainError: the ranks call different things.
+        """
+        forks.require_rank(what)
+        purpose = _purpose()
+        words: Words = np.full(_WORDS, _LEAST)
+        number = _number(operation, purpose)
+        room = (_WORDS - _HEADER) // slots if slots else 0
+        words[:_HEADER] = number, ~number, 0 if own is None else own.size
+        if own is not None and own.size <= 8 * room:
+            begin = _HEADER + (self.rank * room if slots > 1 else 0)
+            words[begin : begin + room].view(np.uint8)[: own.size] = own
+        self._maximum(words, what)
+        if words[0] != ~words[1]:
+            raise self._differ(operation)
+        longest = int(words[2])
+        if longest > 8 * room:
+            return longest, None
+        return longest, words[_HEADER : _HEADER + slots * room].view(np.uint8).reshape(slots, 8 * room)
+
+    def _differ(self, operation: str) -> HpctrainError:
+        """The error, the same on all ranks, which have all found that they call different things."""
+        own = f"{self.host}\n{script_place(operation)}, after backward pass {self.passes}".encode()
+        everyone = self._gather(np.frombuffer(own[:_DESCRIPTION_BYTES], np.uint8), _DESCRIPTION_BYTES, "a comparison")
+        told = [bytes(each).rstrip(b"\0").decode(errors="replace").partition("\n") for each in everyone]
+        return paired({f"rank {rank} on {host}": place for rank, (host, _, place) in enumerate(told)})
+
+    # What the subclass sends them with. All ranks call these alike.
+
+    @abstractmethod
+    def _maximum(self, words: Words, what: str) -> None:
+        """Replace each word by its maximum over the ranks, in place."""
+
+    @abstractmethod
+    def _overwrite(self, buffer: Bytes, root: int, what: str) -> None:
+        """Overwrite ``buffer``, equally long on all ranks, by that of rank ``root``, in place."""
+
+    @abstractmethod
+    def _gather(self, own: Bytes, longest: int, what: str) -> Sequence[Bytes]:
+        """What all ranks have, of which none has more than ``longest`` bytes; zeros may follow each."""
+
+    @abstractmethod
+    def _reduce(self, array: AnyArray, reduction: Reduction, what: str) -> AnyArray:
+        """An array reduced over all ranks; for "mean", their sum."""
+
+
+def _purpose() -> str:
+    """What in hpctrain makes the call, or "" for the script: they are never meant for each other."""
+    frame: Any = sys._getframe(1)
+    while frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    module: str = frame.f_globals.get("__name__") or ""
+    return f"{module}.{frame.f_code.co_qualname}" if module.startswith(OWN) else ""
+
+
+# One is made in each step of a training, and the name of a type takes NumPy as long as all else in it.
+@functools.lru_cache(maxsize=1024)
+def _reducing(reduction: Reduction, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, str]:
+    """An allreduce, with all that has to be the same on every rank, and in words."""
+    what = f"allreduce ({reduction})"
+    return f"{what} of {dtype}{list(shape)}", what
+
+
+@functools.lru_cache(maxsize=1024)
+def _number(operation: str, purpose: str) -> int:
+    digest = hashlib.blake2b(f"{operation}\n{purpose}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -1,0 +1,72 @@
+"""TensorFlow tensors that travel on the control plane, in a graph or eagerly."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hpctrain.worker.comm.graph_errors import noting, unwrapped
+
+if TYPE_CHECKING:
+    from hpctrain.worker.comm.mpi import MpiControl
+
+Array = NDArray[Any]
+Arrays = Sequence[Array]
+
+
+class ControlTensorFlowEngine:
+    """The reductions and broadcasts that need no data plane. The subclass adds that of gradients."""
+
+    def __init__(self, control: MpiControl) -> None:
+        self._control = control
+        self._compiled: dict[Any, Any] = {}
+
+    def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        (joined,) = self._in_turn(self._join, [tensor], name)
+        joined.set_shape([None, *tensor.shape[1:]])
+        return joined
+
+    def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        (least,) = self._in_turn(self._least, [tensor], name)
+        least.set_shape(tensor.shape)
+        return least
+
+    def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None:
+        for variable in variables:
+            value = np.array(variable.numpy())
+            self._control.broadcast_bytes(value.reshape(-1).view(np.uint8))
+            variable.assign(value)
+
+    def _in_turn(
+        self, function: Callable[[Arrays], list[Array]], tensors: list[tf.Tensor], key: object
+    ) -> list[tf.Tensor]:
+        """``function`` of NumPy arrays for tensors, in a graph or eagerly; ``key`` tells it from other functions."""
+        if not tf.executing_eagerly():
+            return self._operation(function, tensors)
+        if key not in self._compiled:
+            # A graph here too: outside one, numpy_function copies all that it gives and gets.
+            operation = functools.partial(self._operation, function)
+            self._compiled[key] = tf.function(operation, autograph=False, reduce_retracing=True)
+        with unwrapped():
+            return list(self._compiled[key](tensors))
+
+    def _operation(self, function: Callable[[Arrays], list[Array]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        @noting
+        def call(*arrays: Any) -> list[Array]:
+            # TensorFlow makes a NumPy scalar of a tensor without dimensions.
+            return function([np.asarray(array) for array in arrays])
+
+        # Stateful, as it is: TensorFlow then runs it in the order of the program, the same on every rank, also beside
+        # what it does not depend on.
+        return list(tf.numpy_function(call, tensors, [tensor.dtype for tensor in tensors], stateful=True))
+
+    def _least(self, arrays: Arrays) -> list[Array]:
+        return [self._control.allreduce(array, "min") for array in arrays]
+
+    def _join(self, arrays: Arrays) -> list[Array]:
+        return [np.concatenate(self._control.allgather_object(array)) for array in arrays]

@@ -1,0 +1,276 @@
+"""Horovod's data plane beside MPI's control plane, for PyTorch and for TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.common.cluster.mpi import BUILD_HINT
+from hpctrain.common.errors import HpctrainError, TransientError
+from hpctrain.common.limits import timeout_seconds
+from hpctrain.worker.comm import forks
+from hpctrain.worker.comm.base import Wire, Work, whole
+from hpctrain.worker.comm.leaving import leave_first
+from hpctrain.worker.comm.mpi import MpiControl
+from hpctrain.worker.comm.narrowed import Narrowing
+from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import torch
+    from mpi4py import MPI
+
+
+_WAITED_IN = "Horovod's reduction"
+# Waits for a handle and returns the result.
+_WaitedFor = Callable[[int], Any]
+
+
+class HorovodCommunicator(MpiControl):
+    """Ranks started by MPI whose gradients Horovod reduces."""
+
+    backend = "horovod"
+
+    def __init__(self, world: MPI.Intracomm, reason: str) -> None:
+        super().__init__(world, reason)
+        self._modules: dict[str, Any] = {}
+
+    def torch(self) -> HorovodTorchEngine:
+        return HorovodTorchEngine(self._load("torch"), self.timeout)
+
+    def tensorflow(self) -> HorovodTensorFlowEngine:
+        return HorovodTensorFlowEngine(self._load("tensorflow"), self.timeout)
+
+    def shutdown(self) -> None:
+        # Horovod ends on all ranks as soon as one asks for it, so a rank must not ask while others still reduce.
+        if self._modules:
+            self.barrier()
+        for module in self._modules.values():
+            module.shutdown()
+        self._modules.clear()
+        super().shutdown()
+
+    def _load(self, framework: str) -> Any:
+        """Import and start Horovod for one framework, and make sure that it sees the same ranks as MPI."""
+        if framework not in self._modules:
+            module = _import_horovod(framework)
+            # Horovod's own guard against a rank that never submits its tensor: without a limit it only warns.
+            # It takes whole seconds, and no limit that is not above the time of its first warning.
+            limit = max(2, round(timeout_seconds()))
+            os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(min(60, limit // 2)))
+            os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(limit))
+            if framework == "torch":
+                # Which buckets are ready at once, and so in what order more than two ranks' numbers are added, would
+                # be another in each run. Buckets are large enough by themselves.
+                os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+            module.init()
+            # Horovod's own exit handler would end it for ranks that are not through, whose error says nothing of that.
+            leave_first()
+            if (module.rank(), module.size()) != (self.rank, self.size):
+                raise HpctrainError(
+                    f"Horovod sees rank {module.rank()} of {module.size()}, MPI sees rank {self.rank} of {self.size}: "
+                    "Horovod was built for a different MPI from the one that started this run",
+                    BUILD_HINT,
+                )
+            self._modules[framework] = module
+        return self._modules[framework]
+
+
+def _import_horovod(framework: str) -> Any:
+    # Horovod's extension registers with TensorFlow as it loads, and TensorFlow logs a page at that moment.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        module = importlib.import_module(f"horovod.{framework}")
+        # importing succeeds with a build that lacks this framework; the first use fails with less to go by
+        module.mpi_built()
+    except ImportError as error:
+        raise HpctrainError(f"Horovod for {framework} cannot be loaded: {error}", BUILD_HINT) from error
+    if not module.mpi_built():
+        raise HpctrainError("this Horovod was built without MPI", BUILD_HINT)
+    return module
+
+
+class _TorchWork:
+    finite = None
+
+    def __init__(self, waited_for: _WaitedFor, handle: int) -> None:
+        self._waited_for = waited_for
+        self._handle = handle
+
+    def wait(self) -> None:
+        self._waited_for(self._handle)
+
+
+class _Bfloat16Work:
+    """The mean of bfloat16 buffers, a type that Horovod 0.28.1 does not reduce but can move as bytes.
+
+    Each rank receives everyone's part of one slice, adds it up in float32 and hands the mean to all: the two halves of
+    a ring all-reduce, with as many bytes on the wire, and rounded to bfloat16 once instead of at every hop.
+    """
+
+    finite = None
+
+    def __init__(self, horovod: Any, waited_for: _WaitedFor, buffer: torch.Tensor, name: str) -> None:
+        import torch
+
+        self._horovod = horovod
+        self._waited_for = waited_for
+        self._buffer = buffer
+        self._name = name
+        ranks = horovod.size()
+        whole, rest = divmod(len(buffer), ranks)
+        splits = [2 * (whole + (rank < rest)) for rank in range(ranks)]
+        self._handle = horovod.alltoall_async(buffer.view(torch.uint8), splits, name=f"{name}.slices")
+
+    def wait(self) -> None:
+        import torch
+
+        received, _ = self._waited_for(self._handle)
+        parts = received.view(torch.bfloat16).view(self._horovod.size(), -1)
+        mean = parts.float().mean(dim=0).to(torch.bfloat16)
+        handle = self._horovod.allgather_async(mean.view(torch.uint8), name=f"{self._name}.mean")
+        self._buffer.copy_(self._waited_for(handle).view(torch.bfloat16))
+
+
+class HorovodTorchEngine:
+    """Reduces flat PyTorch buffers with Horovod's asynchronous collectives."""
+
+    in_place = True
+
+    def __init__(self, horovod: Any, timeout: Timeout) -> None:
+        self._horovod = horovod
+        self._waited_for = functools.partial(_waited_for, horovod, timeout)
+        self._narrowing = Narrowing()
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        import torch
+
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
+        import torch
+
+        # Its queue has a lock, which a thread of the rank's may have held at the fork.
+        forks.require_rank("a reduction")
+        if narrow_type := whole(wire):
+            return self._narrowing.allreduce(buffer, name, narrow_type, lambda narrow: self.allreduce(narrow, name))
+        if buffer.dtype == torch.bfloat16:
+            return _Bfloat16Work(self._horovod, self._waited_for, buffer, name)
+        if buffer.is_cuda and not self._horovod.nccl_built():
+            raise HpctrainError("this Horovod was built without NCCL and cannot reduce gradients on GPUs", BUILD_HINT)
+        handle = self._horovod.allreduce_async_(buffer, name=name, op=self._horovod.Average)
+        return _TorchWork(self._waited_for, handle)
+
+    def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        import torch
+
+        forks.require_rank("a reduction")
+        # float32 holds every bfloat16 exactly
+        wire = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+        handle = self._horovod.allgather_async(tensor.to(wire).contiguous(), name=name)
+        joined: torch.Tensor = self._waited_for(handle)
+        return joined.to(tensor.dtype)
+
+    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
+        forks.require_rank("a reduction")
+        handle = self._horovod.broadcast_async_(tensor, root_rank=root, name=name)
+        self._waited_for(handle)
+
+
+class HorovodTensorFlowEngine:
+    """Reduces TensorFlow tensors with Horovod's low-level operations, the only ones sound on Keras 3."""
+
+    def __init__(self, horovod: Any, timeout: Timeout) -> None:
+        self._horovod = horovod
+        self._wait = timeout.blocking(_WAITED_IN, REDUCTION)
+
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
+        import tensorflow as tf
+
+        narrow = whole(wire)
+        sent = [_tensorflow_wire(tf.cast(each, narrow) if _narrows(narrow, each) else each) for each in tensors]
+        # A rank is known to wait from the moment when it has all tensors until it has all means.
+        with tf.control_dependencies(sent), tf.control_dependencies([_called(self._wait.__enter__)]):
+            means = self._means(sent, name)
+        left = functools.partial(self._wait.__exit__, None, None, None)
+        with tf.control_dependencies(means), tf.control_dependencies([_called(left)]):
+            # A cast to the same type would be no operation, and wait for nothing.
+            passed = [tf.identity(mean) for mean in means]
+        return [tf.cast(mean, tensor.dtype) for mean, tensor in zip(passed, tensors, strict=True)]
+
+    def _means(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """One reduction for each type."""
+        means = list(tensors)
+        for dtype in sorted({tensor.dtype.name for tensor in tensors}):
+            indices = [index for index, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
+            group = self._horovod.grouped_allreduce(
+                [tensors[index] for index in indices],
+                op=self._horovod.Average,
+                name=f"{name}.{dtype}",
+                ignore_name_scope=True,
+            )
+            for index, mean in zip(indices, group, strict=True):
+                means[index] = mean
+        return means
+
+    def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        import tensorflow as tf
+
+        joined = self._horovod.allgather(_tensorflow_wire(tensor), name=name, ignore_name_scope=True)
+        return tf.cast(joined, tensor.dtype)
+
+    def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return self._horovod.allreduce(tensor, op=self._horovod.Min, name=name, ignore_name_scope=True)
+
+    def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None:
+        import tensorflow as tf
+
+        for index, variable in enumerate(variables):
+            # Bytes travel the same for every dtype, those that Horovod does not know included.
+            as_bytes = variable.dtype != tf.bool
+            value = tf.bitcast(variable, tf.uint8) if as_bytes else tf.convert_to_tensor(variable)
+            value = self._horovod.broadcast(value, root_rank=0, name=f"{name}.{index}", ignore_name_scope=True)
+            variable.assign(tf.bitcast(value, variable.dtype) if as_bytes else value)
+
+
+def _called(function: Callable[[], None]) -> tf.Tensor:
+    """An operation that calls a function."""
+    import tensorflow as tf
+
+    def call() -> bool:
+        function()
+        return True
+
+    return tf.py_function(call, [], tf.bool)
+
+
+def _narrows(wire: tf.DType | None, tensor: tf.Tensor) -> bool:
+    """Whether to narrow a tensor: integers would lose digits, and a float gains nothing from a wider type."""
+    return wire is not None and tensor.dtype.is_floating and wire.size < tensor.dtype.size
+
+
+def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
+    """Horovod 0.28.1 knows no bfloat16; float32 holds every bfloat16 exactly."""
+    import tensorflow as tf
+
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+
+
+def _waited_for(horovod: Any, timeout: Timeout, handle: int) -> Any:
+    """The result of a reduction. Horovod's own limits do not apply to a rank whose whole process is stopped."""
+    try:
+        with timeout.blocking(_WAITED_IN, REDUCTION):
+            return horovod.synchronize(handle)
+    except RuntimeError as error:
+        raise _failed(error) from error
+
+
+def _failed(error: Exception) -> HpctrainError:
+    return TransientError(
+        f"Horovod's reduction failed: {error}",
+        "another rank failed or stopped earlier: its own log in logs/ says why",
+        exit_code=1,
+    )

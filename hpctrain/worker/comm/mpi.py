@@ -1,0 +1,212 @@
+"""The control plane over MPI: objects and small arrays between ranks, with a limit on each wait.
+
+Every collective is MPI's non-blocking one, polled, so that a rank which died or took another path is
+reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.worker.comm.base import AnyArray, LostRank, RanksLostError, Reduction
+from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
+from hpctrain.worker.comm.mpi_group import MpiGroup
+from hpctrain.worker.comm.polled import allgather_bytes, broadcast, duplicate
+from hpctrain.worker.comm.stacks import StackFile
+from hpctrain.worker.comm.stalls import FailureDetector, Peer
+from hpctrain.worker.comm.survival import Survival, is_majority, missing_mitigation
+from hpctrain.worker.comm.timeout import Timeout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class MpiControl(CheckedControl):
+    """A communicator whose control plane is MPI. The subclass adds the data plane.
+
+    Attributes:
+        renewable: the data plane can be formed anew without ranks that died, by :meth:`_renew`.
+    """
+
+    renewable = False
+
+    def __init__(self, world: MPI.Intracomm, reason: str) -> None:
+        from mpi4py import MPI
+
+        super().__init__(reason)
+        self._mpi = MPI
+        self.rank, self.size = world.Get_rank(), world.Get_size()
+        who = f"rank {self.rank} on {self.host}"
+        self.timeout = Timeout(who)
+        # A copy of our own: messages can then never be taken for those of the user or of Horovod.
+        self._comm: MPI.Intracomm | None = duplicate(world, self.timeout, "joining the run")
+        self._survival: Survival | None = None
+        if self.renewable and missing_mitigation() is None:
+            hosts = self.allgather_object(self.host)
+            self._survival = Survival(self._comm, list(enumerate(hosts)))
+            self.timeout = Timeout(who, self._survival.check, self._survival.explain)
+        self._groups: list[MpiGroup] = []
+        self._stack_file = StackFile()
+        self._failure_detector: FailureDetector | None = None
+        try:
+            self._take_place(self._comm)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _take_place(self, comm: MPI.Intracomm) -> None:
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        first_ranks = [rank for rank, _ in self._survival.members] if self._survival else list(range(self.size))
+        before = self._failure_detector
+        member = Peer(first_rank=first_ranks[self.rank], host=self.host, process=self._stack_file.process)
+        self._failure_detector = (
+            FailureDetector(comm, self.timeout, member, lambda: self.passes) if self.size > 1 else None
+        )
+        # Only now: until then the one before has watched.
+        if before:
+            before.abandon()
+        with self.timeout.blocking("finding the ranks of this host"):
+            node = comm.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
+        self.local_rank = node.Get_rank()
+        self.local_size = node.Get_size()
+        node.Free()
+
+    def _maximum(self, words: Words, what: str) -> None:
+        self._wait(lambda: self._world.Iallreduce(self._mpi.IN_PLACE, words, op=self._mpi.MAX), what)
+
+    def _overwrite(self, buffer: Bytes, root: int, what: str) -> None:
+        broadcast(self._world, self.timeout, buffer, root, what)
+
+    def _gather(self, own: Bytes, longest: int, what: str) -> Sequence[Bytes]:
+        return allgather_bytes(self._world, self.timeout, own, longest, what)
+
+    def _reduce(self, array: AnyArray, reduction: Reduction, what: str) -> AnyArray:
+        received = np.empty_like(array)
+        operation = {"min": self._mpi.MIN, "max": self._mpi.MAX}.get(reduction, self._mpi.SUM)
+        self._wait(lambda: self._world.Iallreduce(array, received, op=operation), what)
+        return received
+
+    def _group(self, size: int | None, what: str) -> MpiGroup:
+        self._meet(f"groups of {size or self.size} ranks", "forming groups of ranks")
+        self._groups.append(MpiGroup(self._world, self.timeout, size or self.size, what))
+        return self._groups[-1]
+
+    # Ranks that die.
+
+    @property
+    def fault_tolerant(self) -> bool:
+        return self._survival is not None
+
+    @property
+    def lost(self) -> bool:
+        return self._survival is not None and self._survival.lost
+
+    def agree(self) -> None:
+        if self._survival:
+            self._survival.agree(self.timeout)
+        else:
+            self.barrier()
+
+    def recover(self) -> tuple[LostRank, ...]:
+        if self._survival is None:
+            return super().recover()
+        lost: list[LostRank] = []
+        hosts = [host for _, host in self._survival.members]
+        self._survival.begin()
+        try:
+            # Each turn has cost a rank its life.
+            for _ in range(self.size):
+                try:
+                    self._form_anew(self._survival, lost)
+                    self._require_majority(hosts, self._survival)
+                    return tuple(lost)
+                except RanksLostError:
+                    continue
+        finally:
+            self._survival.end()
+        raise HpctrainError(
+            f"rank {self._survival.first_rank} on {self.host}: the remaining ranks could not re-form the run",
+            "hpctrain run --resume continues from the last checkpoint",
+            exit_code=RESUMABLE,
+        )
+
+    def _require_majority(self, before: Sequence[str], survival: Survival) -> None:
+        hosts = [host for _, host in survival.members]
+        if is_majority(before, hosts):
+            return
+        gone = sorted(set(before) - set(hosts))
+        raise HpctrainError(
+            f"rank {survival.first_rank} on {self.host}: {', '.join(gone)} fell silent, and {len(set(hosts))} of "
+            f"{len(set(before))} hosts is not a majority: the others may still be training",
+            "hpctrain run --resume continues from the last checkpoint, on the hosts that answer",
+            exit_code=RESUMABLE,
+        )
+
+    def _form_anew(self, survival: Survival, lost: list[LostRank]) -> None:
+        self._cut_loose()
+        survival.give_up(self.timeout)
+        with self.timeout.blocking("re-forming the run without the ranks that died"):
+            lost += survival.shrink()
+        self._comm = survival.comm
+        # Without the dead they cannot be given back.
+        self._groups.clear()
+        try:
+            self._take_place(survival.comm)
+            survival.agree(self.timeout)
+            self._renew(survival.comm)
+            survival.agree(self.timeout)
+        except self._mpi.Exception as error:
+            survival.explain(error)
+            raise
+
+    def _cut_loose(self) -> None:
+        """End what ranks that live wait for from each other in the data plane, because one of them may have left."""
+
+    def _renew(self, comm: MPI.Intracomm) -> None:
+        """Form the data plane anew. Collective over ``comm``."""
+
+    def _leave_training(self) -> None:
+        self.timeout.leaving = True
+
+    def abort(self, exit_code: int) -> None:
+        self._mpi.COMM_WORLD.Abort(exit_code)
+
+    def shutdown(self) -> None:
+        try:
+            self._free()
+        except RanksLostError:
+            # The work is done: what cannot be freed without the dead is left to the end of the process.
+            return
+        finally:
+            self._leave()
+
+    def _free(self) -> None:
+        """Give back what all ranks have to give back together."""
+        if self._failure_detector is not None:
+            self._failure_detector.close()
+        while self._groups:
+            self._groups.pop().free()
+        if self._comm is not None:
+            self._comm.Free()
+
+    def _leave(self) -> None:
+        """Forget the run, without the others. Idempotent."""
+        if self._failure_detector is not None:
+            self._failure_detector.abandon()
+            self._failure_detector = None
+        self._stack_file.close()
+        self._comm = None
+
+    @property
+    def _world(self) -> MPI.Intracomm:
+        if self._comm is None:
+            raise HpctrainError("the communicator was used after shutdown()")
+        return self._comm
+
+    def _wait(self, start: Callable[[], MPI.Request], what: str) -> None:
+        self.timeout.finish(start, what)

@@ -1,0 +1,126 @@
+"""The communicator of the backend ``mpi``: gradients also travel by MPI, and through shared memory within a node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hpctrain.common.bucket_groups import mpi_bucket_bytes
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.worker.comm.mpi import MpiControl
+from hpctrain.worker.comm.parameter_server import ParameterServer
+from hpctrain.worker.comm.shared.reducer import Reducer
+from hpctrain.worker.comm.survival import missing_mitigation
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpctrain.worker.comm.base import LostRank
+    from hpctrain.worker.comm.process_group.backend import Groups
+    from hpctrain.worker.comm.shared.tensorflow_engine import MpiTensorFlowEngine
+    from hpctrain.worker.comm.shared.torch_engine import MpiTorchEngine
+
+
+class MpiCommunicator(MpiControl):
+    """Ranks started by MPI whose gradients hpctrain's own engine reduces.
+
+    Args:
+        world: the ranks.
+        reason: why this backend was chosen.
+        node_of: as of :class:`hpctrain.worker.comm.shared.nodes.Node`.
+    """
+
+    backend = "mpi"
+    renewable = True
+    in_host_memory = True
+
+    def __init__(self, world: MPI.Intracomm, reason: str, node_of: Callable[[int], int] | None = None) -> None:
+        super().__init__(world, reason)
+        self._node_of = node_of
+        self._reducer = Reducer(self._world, self.timeout, threads=_threads(), node_of=node_of)
+        # One each for all models and optimizers: what an engine knows of buffers lasts as long as the reducer.
+        self._torch: MpiTorchEngine | None = None
+        self._tensorflow: MpiTensorFlowEngine | None = None
+        self._process_groups: Groups | None = None
+        self._servers: list[ParameterServer] = []
+
+    @property
+    def bucket_bytes(self) -> float:
+        node = self._reducer.node
+        return mpi_bucket_bytes(hosts=node.count, local=node.lanes, rdma=node.rdma)
+
+    def lacks_for_fault_tolerance(self) -> str:
+        return missing_mitigation() or ""
+
+    def torch(self) -> MpiTorchEngine:
+        from hpctrain.worker.comm.shared.torch_engine import MpiTorchEngine
+
+        if self._torch is None:
+            self._torch = MpiTorchEngine(self, self._reducer)
+        return self._torch
+
+    def tensorflow(self) -> MpiTensorFlowEngine:
+        from hpctrain.worker.comm.shared.tensorflow_engine import MpiTensorFlowEngine
+
+        if self._tensorflow is None:
+            self._tensorflow = MpiTensorFlowEngine(self, self._reducer)
+        return self._tensorflow
+
+    def process_group(self) -> None:
+        self.store_address = self.process_groups().join() or self.store_address
+
+    def process_groups(self) -> Groups:
+        """Those of torch.distributed's backend ``hpctrain``, which from now on can make some. Collective."""
+        from hpctrain.worker.comm.process_group.backend import Groups
+
+        if self._process_groups is None:
+            self._meet("process groups", "forming a process group")
+            self._process_groups = Groups(
+                self._world, self.timeout, self.host, crowded=self._reducer.node.crowded, node_of=self._node_of
+            )
+        return self._process_groups
+
+    def parameter_server(self, length: int) -> ParameterServer:
+        self._meet(f"a parameter server of {length}", "opening the parameter server")
+        self._servers.append(ParameterServer(self._world, self.timeout, length))
+        return self._servers[-1]
+
+    def watch_numbers(self) -> None:
+        self._reducer.looks = True
+
+    def recover(self) -> tuple[LostRank, ...]:
+        if self._process_groups is not None:
+            raise HpctrainError(
+                f"rank {self.rank} on {self.host}: a rank died, and its part of what process groups divide is lost",
+                "hpctrain run --resume continues from the last checkpoint",
+                exit_code=RESUMABLE,
+            )
+        return super().recover()
+
+    def _cut_loose(self) -> None:
+        self._reducer.revoke()
+
+    def _renew(self, comm: MPI.Intracomm) -> None:
+        self._reducer.rebuild(comm)
+
+    def _free(self) -> None:
+        if self._comm is not None:
+            self._leave_memory()
+            if self._process_groups is not None:
+                self._process_groups.free()
+                self._process_groups = None
+            # Where this fails, nothing can be freed without the others; the end of the process does that.
+            self._reducer.close()
+            self.barrier()
+            self._reducer.free()
+            while self._servers:
+                self._servers.pop().free()
+        super()._free()
+
+
+def _threads() -> int:
+    """How many threads this rank was given; of a list for nested loops, the first number."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(first) if first.isdigit() and int(first) > 0 else 1

@@ -1,0 +1,160 @@
+"""A parameter server without a server process: a vector in MPI windows of all ranks, a part in each.
+
+Every rank reads and adds to it by one-sided calls, whether or not the others are in MPI at the time (within a node;
+between nodes as far as the network and MPI's component for it go). All access is by accumulating calls, which MPI makes
+atomic element by element, so no addition is lost and no torn number is read; a whole vector that is read while others
+add to it may have an addition in some of its elements and not yet in others, as in Dean et al. 2012.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.worker.comm.timeout import Timeout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Vector = NDArray[np.float32]
+_Words = NDArray[np.int64]
+
+# Above any number of steps: no more are given out, and what a rank that has none computes.
+_CLOSED = 2**40
+_IDLE = 2**60
+# Rank 0's words: the number of the next step, and then what each rank computes.
+_NEXT, _FIRST_RANK = 0, 1
+_KIND = "the parameter server"
+
+
+class ParameterServer:
+    """A vector of float32, and the numbers of the steps that are computed with it. Creating it is collective.
+
+    Args:
+        comm: the ranks, whose windows it lies in.
+        timeout: of waits.
+        length: of the vector.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, timeout: Timeout, length: int) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = comm
+        self._timeout = timeout
+        ends = [length * rank // comm.size for rank in range(comm.size + 1)]
+        self._length = length
+        self._parts = [slice(begin, end) for begin, end in itertools.pairwise(ends)]
+        own = self._parts[comm.rank]
+        # The calls that make windows cannot be polled: the ranks have come to them together.
+        with timeout.blocking("opening the parameter server"):
+            self._vector = MPI.Win.Allocate((own.stop - own.start) * 4, 4, comm=comm)
+            self._words = MPI.Win.Allocate((_FIRST_RANK + comm.size) * 8 if comm.rank == 0 else 0, 8, comm=comm)
+            self._vector.Lock_all()
+            self._words.Lock_all()
+
+    def begin(self, vector: Vector, *, staleness: int) -> None:
+        """Set the vector, equal on all ranks, and begin to number steps from 0. Collective.
+
+        Args:
+            vector: of the length.
+            staleness: a step waits while another rank computes one that is more than so many before it.
+        """
+        self._staleness = staleness
+        self._wait(self._comm.Ibarrier, "beginning with the parameter server")
+        np.frombuffer(cast(memoryview, self._vector.tomemory()), np.float32)[:] = vector[self._parts[self._comm.rank]]
+        if self._comm.rank == 0:
+            np.frombuffer(cast(memoryview, self._words.tomemory()), np.int64)[:] = 0
+        self._vector.Sync()
+        self._words.Sync()
+        self._wait(self._comm.Ibarrier, "beginning with the parameter server")
+
+    def add(self, change: Vector) -> Vector:
+        """Add to the vector; returns what it was just before."""
+        return self._accumulate(np.ascontiguousarray(change, np.float32), self._mpi.SUM)
+
+    def push(self, change: Vector) -> None:
+        """Add to the vector; what this rank reads later has it."""
+        change = np.ascontiguousarray(change, np.float32)
+        self._wait_all(
+            [
+                self._vector.Raccumulate(change[part], rank, op=self._mpi.SUM)
+                for rank, part in enumerate(self._parts)
+                if part.stop > part.start
+            ]
+        )
+
+    def read(self) -> Vector:
+        """The vector."""
+        return self._accumulate(np.zeros(self._length, np.float32), self._mpi.NO_OP)
+
+    def take_step(self) -> int | None:
+        """The number of a step that no other rank has; None after :meth:`close`."""
+        number = int(self._word(_NEXT, 1, self._mpi.SUM)[0])
+        return number if number < _CLOSED else None
+
+    def close(self) -> None:
+        """Give out no more steps, to any rank."""
+        self._word(_NEXT, _CLOSED, self._mpi.SUM)
+
+    def begin_step(self, number: int) -> None:
+        """Say that this rank computes a step, and wait until none is computed that is too far behind it.
+
+        Raises:
+            HpctrainError: it took too long; names the ranks that were waited for.
+        """
+        self._word(_FIRST_RANK + self._comm.rank, number, self._mpi.REPLACE)
+        self._timeout.wait(
+            lambda: not self._behind(number),
+            f"step {number + 1} of the epoch, which waits for steps that are more than {self._staleness} before it",
+            lambda: self._behind(number),
+            kind=_KIND,
+        )
+
+    def end(self) -> None:
+        """Say that this rank computes no more steps; what it has added is there for all."""
+        with self._timeout.blocking(f"adding the last changes to {_KIND}"):
+            self._vector.Flush_all()
+        self._word(_FIRST_RANK + self._comm.rank, _IDLE, self._mpi.REPLACE)
+
+    def free(self) -> None:
+        """Give the windows back. Collective."""
+        for window in (self._vector, self._words):
+            window.Unlock_all()
+            window.Free()
+
+    def _behind(self, number: int) -> list[int]:
+        """The ranks that compute what is too far behind a step."""
+        words = np.empty(self._comm.size, np.int64)
+        nothing = np.zeros_like(words)
+        request = self._words.Rget_accumulate(nothing, words, 0, target=(_FIRST_RANK,), op=self._mpi.NO_OP)
+        self._timeout.wait(request.Test, _KIND, kind=_KIND)
+        return [int(rank) for rank in np.flatnonzero(words < number - self._staleness)]
+
+    def _accumulate(self, values: Vector, operation: MPI.Op) -> Vector:
+        before = np.empty_like(values)
+        requests = [
+            self._vector.Rget_accumulate(values[part], before[part], rank, op=operation)
+            for rank, part in enumerate(self._parts)
+            if part.stop > part.start
+        ]
+        self._wait_all(requests)
+        return before
+
+    def _word(self, place: int, value: int, operation: MPI.Op) -> _Words:
+        given, before = np.array([value], np.int64), np.empty(1, np.int64)
+        self._wait_all([self._words.Rget_accumulate(given, before, 0, target=(place,), op=operation)])
+        return before
+
+    def _wait_all(self, requests: list[MPI.Request]) -> None:
+        try:
+            self._timeout.wait(lambda: self._mpi.Request.Testall(requests), _KIND, kind=_KIND)
+        except BaseException:
+            self._timeout.abandon(requests)
+            raise
+
+    def _wait(self, start: Any, what: str) -> None:
+        self._timeout.finish(start, what)

@@ -1,0 +1,98 @@
+"""Where a rank is in its script, in words: for messages about ranks that are in different places."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+
+OWN = "hpctrain."
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+_left = ""
+
+# What hpctrain does by itself, in words, by the function that does it.
+PURPOSES = {
+    "hpctrain.worker.adapters.guard.Guard.check_last": "the last comparison of parameters, at the end of its script",
+    "hpctrain.worker.adapters.guard.Guard.compare": "the comparison of the parameters",
+    "hpctrain.worker.comm.base.Communicator.make_last_checks": "hpctrain's last checks, at the end of its script",
+    "hpctrain.worker.comm.shutdown": "the end of the run, at the end of its script",
+}
+
+
+def script_place(operation: str = "") -> str:
+    """Where this process is: in a call of the script's own, or in something that hpctrain does at some place of it.
+
+    Args:
+        operation: of the control plane, that it is in.
+    """
+    own, line = _divide(sys._getframe(1))
+    at = f" at {line}" if line else left_at()
+    # The control plane itself is the innermost.
+    callers = [name for name in own if not name.startswith("hpctrain.worker.comm.control.")]
+    if not callers:
+        return f"in comm.{operation}{at}"
+    purpose = next((PURPOSES[name] for name in callers if name in PURPOSES), None) or _public(callers, operation)
+    return f"in {purpose}{at}"
+
+
+def note_exit(trace: TracebackType | None) -> None:
+    """The script has ended by ``sys.exit`` or an exception, at the innermost of its lines in this traceback."""
+    global _left
+    for frame, line in traceback.walk_tb(trace):
+        file = frame.f_code.co_filename
+        if not file.startswith((_PACKAGE, *_LIBRARIES, "<frozen")):
+            _left = f"{_short(file)}:{line}"
+
+
+def left_at() -> str:
+    """Where the script ended, as the end of a sentence; "" where it came to its last line, or has not ended."""
+    return f", which it left at {_left}" if _left else ""
+
+
+def script_line() -> str:
+    """The file and line of the script that its main thread executes, "" where there is none."""
+    return _divide(sys._current_frames().get(threading.main_thread().ident or 0))[1]
+
+
+def _public(callers: list[str], operation: str) -> str:
+    """The function of hpctrain that the script called, for an operation on its way."""
+    module, _, name = callers[-1].rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    offered = found is not None and getattr(sys.modules["hpctrain"], name, None) is found
+    return f"ht.{name} ({operation})" if offered else f"{operation} of {callers[0].removeprefix(OWN)}"
+
+
+def _divide(frame: FrameType | None) -> tuple[list[str], str]:
+    """The functions of hpctrain above the script's innermost frame, and that frame's file and line."""
+    own: list[str] = []
+    for each in _frames(frame):
+        file = each.f_code.co_filename
+        if file.startswith(_PACKAGE):
+            own.append(f"{each.f_globals.get('__name__')}.{each.f_code.co_qualname}")
+        elif not file.startswith((*_LIBRARIES, "<frozen")):
+            return own, f"{_short(file)}:{each.f_lineno}"
+    return own, ""
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames of a thread from the innermost, and behind those of another thread, those of the main one."""
+    while frame:
+        yield frame
+        frame = frame.f_back
+    if threading.current_thread() is not threading.main_thread():
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame:
+            yield frame
+            frame = frame.f_back
+
+
+def _short(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

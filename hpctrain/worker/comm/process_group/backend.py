@@ -1,0 +1,138 @@
+"""Registers the backend ``hpctrain`` with torch.distributed, and makes its groups out of the ranks of a run."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.process_group.engine import GroupEngine
+from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
+from hpctrain.worker.comm.rendezvous import rendezvous
+from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# MPI has tags from 0 to at least this one.
+_LARGEST_TAG = 32767
+# Longer than hpctrain waits, so that hpctrain speaks first: it knows what was waited for.
+_MARGIN_SECONDS = 30
+# Whose ranks torch.distributed's groups are made of.
+_groups: Groups | None = None
+
+
+class Groups:
+    """The process groups of a run: from now on ``torch.distributed`` makes those of the backend ``hpctrain`` here.
+
+    Args:
+        world: all ranks, in the order of torch.distributed's default group, of which this takes a communicator.
+        timeout: how they wait for each other.
+        host: of this rank.
+        crowded: there are more ranks than cores for them.
+        node_of: as of :class:`~hpctrain.worker.comm.shared.nodes.Node`.
+    """
+
+    def __init__(
+        self,
+        world: MPI.Intracomm,
+        timeout: Timeout,
+        host: str,
+        *,
+        crowded: bool,
+        node_of: Callable[[int], int] | None = None,
+    ) -> None:
+        global _groups
+        self._timeout = timeout
+        self._host = host
+        self._crowded = crowded
+        self._node_of = node_of
+        with timeout.blocking("forming a process group", COLLECTIVE):
+            self._world = world.Dup()
+        self._made: list[HpctrainGroup] = []
+        if NAME.upper() not in dist.Backend._plugins:
+            dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        _groups = self
+
+    def join(self) -> tuple[str, int] | None:
+        """Make all ranks torch.distributed's default group, if it has none. Collective.
+
+        Returns:
+            Host and port of the group's store; None where there was a group.
+
+        Raises:
+            HpctrainError: there is a default group of other ranks.
+        """
+        if dist.is_initialized():
+            require_ranks(self._world.rank, self._world.size)
+            return None
+        limit = timedelta(seconds=self._timeout.seconds + _MARGIN_SECONDS)
+        # For what else is made of these ranks: a group over Gloo meets there.
+        met = rendezvous(self._world, self._host, limit)
+        show = sys.excepthook
+        dist.init_process_group(
+            NAME, store=met.store, rank=self._world.rank, world_size=self._world.size, timeout=limit
+        )
+        # PyTorch's own would hold back what it shows until the process has ended.
+        sys.excepthook = show
+        return met.store_address
+
+    def make(self, ranks: list[int], name: str) -> HpctrainGroup:
+        """A group of some ranks. Collective over them."""
+        own = self._world.Get_group()
+        members = own.Incl(ranks)
+        with self._timeout.blocking("forming a process group", COLLECTIVE):
+            comm = self._world.Create_group(members, zlib.crc32(name.encode()) % _LARGEST_TAG)
+        members.Free()
+        own.Free()
+        node_of = self._node_of
+        engine = GroupEngine(
+            comm,
+            self._timeout,
+            None if node_of is None else lambda rank: node_of(ranks[rank]),
+            number=self._world.rank,
+            crowded=self._crowded,
+        )
+        group = HpctrainGroup(engine)
+        self._made.append(group)
+        return group
+
+    def free(self) -> None:
+        """Destroy what is left of the groups. Collective over all ranks."""
+        global _groups
+        if dist.is_initialized() and dist.get_backend() == NAME:
+            dist.destroy_process_group()
+        for group in self._made:
+            group.shutdown()
+        self._made.clear()
+        with self._timeout.blocking("destroying a process group", COLLECTIVE):
+            self._world.Free()
+        _groups = None
+
+
+def require_ranks(rank: int, size: int) -> None:
+    """
+    Raises:
+        HpctrainError: torch.distributed's default group is of other ranks than the run.
+    """
+    if (dist.get_rank(), dist.get_world_size()) != (rank, size):
+        raise HpctrainError(
+            f"torch.distributed has a default group, in which this is rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}, but in the run it is rank {rank} of {size}",
+            "leave init_process_group out: hpctrain makes the group",
+        )
+
+
+def _create(options: Any, _: Any) -> HpctrainGroup:
+    """What torch.distributed calls on each rank of a new group."""
+    if _groups is None:
+        raise HpctrainError(
+            f"the process group {NAME} consists of the ranks of backend mpi, but there are none",
+            "hpctrain run SCRIPT --backend mpi starts them; call ht.init() first",
+        )
+    return _groups.make(list(options.global_ranks_in_group) or list(range(options.group_size)), options.group_id)

@@ -1,0 +1,99 @@
+"""What one process group stands on: its communicators, its shared memory, its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.process_group.collectives import Collectives
+from hpctrain.worker.comm.process_group.messages import Messages
+from hpctrain.worker.comm.process_group.places import Places
+from hpctrain.worker.comm.process_group.staging import Staging
+from hpctrain.worker.comm.process_group.work import Body, CollectiveTask, CollectiveWork
+from hpctrain.worker.comm.shared.nodes import Node
+from hpctrain.worker.comm.shared.worker import Worker, no_pause, sleep, threads_may_call_mpi
+from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_FORMING, _LEAVING = "forming a process group", "destroying a process group"
+
+
+class GroupEngine:
+    """The collectives and messages of one group. Making and freeing it is collective over the group.
+
+    Each group has a queue and a thread of its own, so that a rank which waits in one holds up no other.
+
+    Args:
+        comm: the ranks of the group, which this takes over.
+        timeout: how they wait for each other.
+        node_of: the number of a rank's node, by rank in the group; as of
+            :class:`~hpctrain.worker.comm.shared.nodes.Node`.
+        number: this rank's in the run, for messages.
+        crowded: there are more ranks than cores for them, so that who waits has to leave its core to others.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        timeout: Timeout,
+        node_of: Callable[[int], int] | None,
+        *,
+        number: int,
+        crowded: bool,
+    ) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self._timeout = timeout
+        self._comm = comm
+        with timeout.blocking(_FORMING, COLLECTIVE):
+            self._message_comm = comm.Dup()
+            self._node = Node(comm, node_of, number)
+        self._beside = threads_may_call_mpi()
+        pause = sleep if crowded else no_pause
+        self._staging = Staging(self._node, timeout)
+        numbers = self._node.numbers
+        self._collectives = Collectives(comm, Places.of(comm.rank, self._node.homes), numbers, self._staging, timeout)
+        self.messages = Messages(self._message_comm, numbers, timeout, pause, beside=self._beside)
+        self._worker = Worker(beside=self._beside, closed=_after_the_end)
+        self._worker.pause = pause
+        self._freed = False
+
+    def submit(self, what: str, body: Body, outputs: Sequence[torch.Tensor], *, asynchronous: bool) -> CollectiveWork:
+        """Run a collective after those before it: at once, or beside what the caller does next.
+
+        Args:
+            what: it is, with its sizes; the same on all ranks.
+            body: does it.
+            outputs: what it writes to.
+            asynchronous: the caller does not wait for it next.
+        """
+        small = not (asynchronous and self._beside)
+        task = CollectiveTask(self._worker, self._collectives, what, body, outputs, small=small)
+        self._worker.submit(task)
+        return CollectiveWork(task)
+
+    def free(self) -> None:
+        """Run what is queued, end the threads and give memory and communicators back. Idempotent."""
+        if self._freed:
+            return
+        self._freed = True
+        self._worker.close()
+        self.messages.close()
+        self._timeout.finish(self._comm.Ibarrier, _LEAVING, kind=COLLECTIVE)
+        with self._timeout.blocking(_LEAVING, COLLECTIVE):
+            self._staging.free()
+            self._node.free()
+            self._message_comm.Free()
+            self._comm.Free()
+
+
+def _after_the_end() -> HpctrainError:
+    return HpctrainError(
+        "a collective was called in a process group that was destroyed",
+        "call destroy_process_group() and ht.shutdown() after the last collective",
+        exit_code=1,
+    )

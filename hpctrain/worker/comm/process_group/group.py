@@ -1,0 +1,355 @@
+"""The process group itself: torch.distributed's hooks, each of which checks its tensors and starts a collective.
+
+Names and order of the parameters are torch's (torch/csrc/distributed/c10d/ProcessGroup.hpp of 2.13): functional
+collectives, and with them DTensor, come from C++, the others from ``torch.distributed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.process_group.collectives import Collectives
+from hpctrain.worker.comm.process_group.dense import as_bytes, flat, give_back
+from hpctrain.worker.comm.process_group.engine import GroupEngine
+from hpctrain.worker.comm.process_group.messages import MessageWork
+from hpctrain.worker.comm.process_group.reductions import Reduction
+from hpctrain.worker.comm.process_group.work import Body, CollectiveWork
+
+NAME = "hpctrain"
+_HAS = (
+    "all_reduce, all_gather, all_gather_single, reduce_scatter, reduce_scatter_single, their coalesced forms, "
+    "all_to_all, all_to_all_single, broadcast, reduce, gather, scatter, send, recv and barrier"
+)
+_Lists = Sequence[Sequence[torch.Tensor]]
+_Tensors = Sequence[torch.Tensor]
+_Parts = Sequence[torch.Tensor | None]
+
+
+class HpctrainGroup(dist.ProcessGroup):
+    """A process group of torch.distributed over MPI and each node's shared memory, for tensors in the CPU's memory.
+
+    Collectives of a group run in the order in which they are called, which has to be the same on all of its ranks;
+    different groups, and messages, do not wait for each other. A collective that its caller waits for runs in the
+    caller's thread. Results are the same bits on all ranks and from run to run.
+
+    Args:
+        engine: of the group.
+    """
+
+    def __init__(self, engine: GroupEngine) -> None:
+        super().__init__(engine.rank, engine.size)  # type: ignore[call-arg]
+        self._engine = engine
+        self._size = engine.size
+        self._name = self._description = ""
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's
+        return NAME
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    # torch gives a group its name when it is made; its own class hands that to backends, of which there are none here.
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self._name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    # Everyone gets what each has.
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> CollectiveWork:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> CollectiveWork:
+        _check("all_gather_single", *outputs, *inputs)
+        for output, source in zip(outputs, inputs, strict=True):
+            _require_size("all_gather_single", output, self._size * source.numel())
+
+        def body(collectives: Collectives) -> None:
+            for output, source in zip(outputs, inputs, strict=True):
+                whole = as_bytes(output)
+                # Of no bytes there are no parts either.
+                parts = whole.chunk(self._size) if len(whole) else [whole] * self._size
+                collectives.gather(as_bytes(source), parts, [len(part) for part in parts])
+                give_back(output, whole)
+
+        return self._submit(f"all_gather_single of {_sizes(inputs)}", body, outputs, opts)
+
+    def allgather(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> CollectiveWork:  # type: ignore[override]
+        _check("all_gather", *inputs, *(output for each in outputs for output in each))
+        for each, source in zip(outputs, inputs, strict=True):
+            _require_size("all_gather", each[self.rank()], source.numel())
+
+        def body(collectives: Collectives) -> None:
+            for each, source in zip(outputs, inputs, strict=True):
+                parts = [as_bytes(output) for output in each]
+                collectives.gather(as_bytes(source), parts, [len(part) for part in parts])
+                for output, part in zip(each, parts, strict=True):
+                    give_back(output, part)
+
+        written = [output for each in outputs for output in each]
+        return self._submit(f"all_gather of {_sizes(written)}", body, written, opts)
+
+    def allgather_coalesced(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> CollectiveWork:
+        # torch's lists are one a rank here, and one an input above.
+        return self.allgather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
+
+    def broadcast(self, tensors: _Tensors, opts: Any) -> CollectiveWork:  # type: ignore[override]
+        _check("broadcast", *tensors)
+        root = opts.rootRank
+
+        def body(collectives: Collectives) -> None:
+            for tensor in tensors:
+                whole = as_bytes(tensor)
+                sizes = [len(whole) if rank == root else 0 for rank in range(self._size)]
+                collectives.gather(whole, [whole if rank == root else None for rank in range(self._size)], sizes)
+                give_back(tensor, whole)
+
+        return self._submit(f"broadcast of {_sizes(tensors)} from rank {root}", body, tensors, opts)
+
+    # Each gets another part from everyone.
+
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> CollectiveWork:
+        _check("all_to_all", *outputs, *inputs)
+        _require_size("all_to_all", outputs[self.rank()], inputs[self.rank()].numel())
+
+        def body(collectives: Collectives) -> None:
+            incoming = [as_bytes(output) for output in outputs]
+            outgoing = [as_bytes(source) for source in inputs]
+            collectives.exchange(outgoing, incoming, collectives.longest(max(map(len, outgoing))))
+            for output, part in zip(outputs, incoming, strict=True):
+                give_back(output, part)
+
+        return self._submit(f"all_to_all of {inputs[0].dtype}", body, outputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> CollectiveWork:
+        _check("all_to_all_single", output, input)
+        taken = _splits("output", output, output_splits, self._size)
+        given = _splits("input", input, input_splits, self._size)
+        _require_equal("all_to_all_single", taken[self.rank()], given[self.rank()])
+        even = not output_splits and not input_splits
+
+        def body(collectives: Collectives) -> None:
+            whole = as_bytes(output)
+            outgoing = as_bytes(input).split(given)
+            # Where parts differ, those of others may be longer than this rank's.
+            longest = given[0] if even else collectives.longest(max(given))
+            collectives.exchange(outgoing, whole.split(taken), longest)
+            give_back(output, whole)
+
+        sizes = _sizes([input]) if even else str(input.dtype)
+        return self._submit(f"all_to_all_single of {sizes}", body, [output], opts)
+
+    def gather(self, outputs: _Lists, inputs: _Tensors, opts: Any) -> CollectiveWork:  # type: ignore[override]
+        _check("gather", *inputs, *(output for each in outputs for output in each))
+        root, source = opts.rootRank, inputs[0]
+        mine = list(outputs[0]) if self.rank() == root else []
+        for output in mine:
+            _require_size("gather", output, source.numel())
+
+        def body(collectives: Collectives) -> None:
+            whole = as_bytes(source)
+            parts = [as_bytes(output) for output in mine]
+            outgoing = [whole if rank == root else None for rank in range(self._size)]
+            collectives.exchange(outgoing, parts or [None] * self._size, len(whole))
+            for output, part in zip(mine, parts, strict=True):
+                give_back(output, part)
+
+        return self._submit(f"gather of {_sizes(inputs)} to rank {root}", body, mine, opts)
+
+    def scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any) -> CollectiveWork:  # type: ignore[override]
+        _check("scatter", *outputs, *(source for each in inputs for source in each))
+        root, output = opts.rootRank, outputs[0]
+        sources = list(inputs[0]) if self.rank() == root else []
+        for source in sources:
+            _require_size("scatter", source, output.numel())
+
+        def body(collectives: Collectives) -> None:
+            whole = as_bytes(output)
+            outgoing: _Parts = [as_bytes(source) for source in sources] or [None] * self._size
+            collectives.exchange(outgoing, [whole if rank == root else None for rank in range(self._size)], len(whole))
+            give_back(output, whole)
+
+        return self._submit(f"scatter of {_sizes(outputs)} from rank {root}", body, outputs, opts)
+
+    # Each gets the sum of everyone's.
+
+    def allreduce(self, tensors: _Tensors, opts: Any = None) -> CollectiveWork:  # type: ignore[override]
+        _check("all_reduce", *tensors)
+        reduction = self._reduction(tensors, opts)
+
+        def body(collectives: Collectives) -> None:
+            for tensor in tensors:
+                whole = flat(tensor)
+                collectives.reduce_everywhere(whole, reduction)
+                give_back(tensor, whole)
+
+        return self._submit(f"all_reduce ({reduction.name}) of {_sizes(tensors)}", body, tensors, opts)
+
+    def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> CollectiveWork:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: _Tensors, opts: Any) -> CollectiveWork:  # type: ignore[override]
+        _check("reduce", *tensors)
+        root = opts.rootRank
+        reduction = self._reduction(tensors, opts)
+
+        def body(collectives: Collectives) -> None:
+            for tensor in tensors:
+                whole = flat(tensor)
+                collectives.reduce_to(root, whole, reduction)
+                if self.rank() == root:
+                    give_back(tensor, whole)
+
+        return self._submit(f"reduce ({reduction.name}) of {_sizes(tensors)} to rank {root}", body, tensors, opts)
+
+    def reduce_scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any = None) -> CollectiveWork:  # type: ignore[override]
+        _check("reduce_scatter", *outputs, *(source for each in inputs for source in each))
+        reduction = self._reduction(outputs, opts)
+        for output, each in zip(outputs, inputs, strict=True):
+            _require_size("reduce_scatter", output, each[self.rank()].numel())
+
+        def body(collectives: Collectives) -> None:
+            for output, each in zip(outputs, inputs, strict=True):
+                whole = flat(output)
+                collectives.reduce([flat(source) for source in each], whole, reduction)
+                give_back(output, whole)
+
+        sizes = _sizes([source for each in inputs for source in each])
+        return self._submit(f"reduce_scatter ({reduction.name}) of {sizes}", body, outputs, opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> CollectiveWork:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> CollectiveWork:
+        _check("reduce_scatter_single", *outputs, *inputs)
+        reduction = self._reduction(outputs, opts)
+        for output, source in zip(outputs, inputs, strict=True):
+            _require_size("reduce_scatter_single", source, self._size * output.numel())
+
+        def body(collectives: Collectives) -> None:
+            for output, source in zip(outputs, inputs, strict=True):
+                whole = flat(output)
+                parts = list(flat(source).view(self._size, -1)) if len(whole) else [whole] * self._size
+                collectives.reduce(parts, whole, reduction)
+                give_back(output, whole)
+
+        return self._submit(f"reduce_scatter_single ({reduction.name}) of {_sizes(inputs)}", body, outputs, opts)
+
+    # Messages, and the rest.
+
+    def send(self, tensors: _Tensors, dst: int, tag: int) -> MessageWork:
+        _check("send", *tensors)
+        return self._engine.messages.send(tensors[0], dst, tag)
+
+    def recv(self, tensors: _Tensors, src: int, tag: int) -> MessageWork:
+        _check("recv", *tensors)
+        return self._engine.messages.receive(tensors[0], src, tag)
+
+    def recv_anysource(self, tensors: _Tensors, tag: int) -> MessageWork:
+        _check("recv", *tensors)
+        return self._engine.messages.receive(tensors[0], None, tag)
+
+    def barrier(self, opts: Any = None) -> CollectiveWork:
+        return self._submit("barrier", Collectives.barrier, [], opts)
+
+    def shutdown(self) -> None:
+        """Leave the group. Collective over it; ``destroy_process_group`` calls it."""
+        self._engine.free()
+
+    def monitored_barrier(self, *arguments: Any, **settings: Any) -> NoReturn:
+        _refuse("monitored_barrier")
+
+    def split_group(self, *arguments: Any, **settings: Any) -> NoReturn:
+        _refuse("split_group")
+
+    def merge_remote_group(self, *arguments: Any, **settings: Any) -> NoReturn:
+        _refuse("merge_remote_group")
+
+    def _start_coalescing(self, device: torch.device) -> NoReturn:
+        _refuse("coalescing of anything other than all_reduce, all_gather_single and reduce_scatter_single")
+
+    def _submit(self, what: str, body: Body, outputs: _Tensors, opts: Any) -> CollectiveWork:
+        asynchronous = opts is None or opts.asyncOp
+        return self._engine.submit(what, body, outputs, asynchronous=asynchronous)
+
+    def _reduction(self, tensors: _Tensors, opts: Any) -> Reduction:
+        operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        return Reduction.of(operation, tensors[0].dtype, self._size)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise HpctrainError(f"the process group {NAME} has no {what}", f"it has {_HAS}")
+
+
+def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
+    """
+    Raises:
+        HpctrainError: tensors elsewhere than in the CPU's memory, sparse ones, or such of several types.
+    """
+    for tensor in (first, *others):
+        if tensor.device.type != "cpu":
+            raise HpctrainError(
+                f"{what}: the process group {NAME} moves tensors in the CPU's memory, not on {tensor.device}",
+                "--backend nccl has process groups on GPUs",
+            )
+        if tensor.layout != torch.strided:
+            raise HpctrainError(f"{what}: the process group {NAME} moves dense tensors, not {tensor.layout}")
+        if tensor.dtype != first.dtype:
+            raise HpctrainError(f"{what}: tensors of different types, {first.dtype} and {tensor.dtype}")
+
+
+def _require_size(what: str, tensor: torch.Tensor, numel: int) -> None:
+    _require_equal(what, tensor.numel(), numel)
+
+
+def _require_equal(what: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise HpctrainError(f"{what}: a tensor or a part has {found} elements instead of {wanted}")
+
+
+def _splits(which: str, tensor: torch.Tensor, splits: Sequence[int], ranks: int) -> list[int]:
+    """The bytes of each rank's part of a tensor that is cut along its first dimension."""
+    length = tensor.shape[0] if tensor.dim() else 0
+    if splits:
+        parts = list(splits)
+    elif length % ranks:
+        raise HpctrainError(
+            f"all_to_all_single: {length} rows of the {which} cannot be divided equally among {ranks} ranks"
+        )
+    else:
+        parts = [length // ranks] * ranks
+    if len(parts) != ranks or sum(parts) != length:
+        raise HpctrainError(
+            f"all_to_all_single: the {which} has {length} rows, but its parts {parts} add up to {sum(parts)} for "
+            f"{ranks} ranks"
+        )
+    row = tensor.nbytes // length if length else 0
+    return [part * row for part in parts]
+
+
+def _sizes(tensors: Iterable[torch.Tensor]) -> str:
+    """For messages, and so that ranks notice where they differ."""
+    return ", ".join(f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)

@@ -1,0 +1,128 @@
+"""What torch.distributed's reduce operations do to tensors; narrow floating-point types are reduced in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hpctrain.common.errors import HpctrainError
+
+_Combine = Callable[..., torch.Tensor]
+_ADD: _Combine = torch.add
+_COMBINE: dict[str, _Combine] = {
+    "SUM": _ADD,
+    "AVG": _ADD,
+    "PREMUL_SUM": _ADD,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+_OF_FLOATS = ("PREMUL_SUM",)
+_OF_INTEGERS = ("BAND", "BOR", "BXOR")
+# Of one tensor at a time: the blocks of all ranks stay in a core's second-level cache from the first pass to the last.
+_BLOCK_BYTES = 131072
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One reduce operation on tensors of one type over a number of ranks.
+
+    Terms are combined in the order in which they are given, whatever the timing.
+
+    Attributes:
+        name: torch.distributed's.
+        dtype: of the tensors.
+        within: the type in which they are combined.
+        factor: by which the result is multiplied.
+        divisor: by which it is divided; the mean of integers is rounded towards zero.
+    """
+
+    name: str
+    dtype: torch.dtype
+    within: torch.dtype
+    factor: float | None
+    divisor: int | None
+
+    @classmethod
+    def of(cls, operation: Any, dtype: torch.dtype, ranks: int) -> Reduction:
+        """
+        Args:
+            operation: a ``torch.distributed.ReduceOp``.
+
+        Raises:
+            HpctrainError: an operation that is not there, or not for this type.
+        """
+        name = operation.op.name if hasattr(operation, "op") else operation.name
+        if name not in _COMBINE:
+            raise HpctrainError(
+                f"the process group hpctrain has no reduce operation {name}", f"it has {', '.join(_COMBINE)}"
+            )
+        _check(name, dtype)
+        return cls(
+            name=name,
+            dtype=dtype,
+            within=torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype,
+            factor=float(operation.factor) if name == "PREMUL_SUM" else None,
+            divisor=ranks if name == "AVG" else None,
+        )
+
+    def into(self, out: torch.Tensor, terms: Sequence[torch.Tensor], *, last: bool = True) -> None:
+        """Write the combination of ``terms`` into ``out``, which may be one of them.
+
+        Args:
+            out: one dimension; of the type ``within`` if the terms are, or if it is not the last.
+            terms: at least one, of the same length; of the tensors' type, or of ``within``.
+            last: scale the result.
+        """
+        step = _BLOCK_BYTES // self.within.itemsize
+        length = min(step, len(out))
+        scratch = None if self._direct(out, terms) else torch.empty(length, dtype=self.within, device="cpu")
+        for start in range(0, len(out), step):
+            block = out[start : start + step]
+            total = block if scratch is None else scratch[: len(block)]
+            self._combine(total, [term[start : start + step] for term in terms])
+            if last:
+                self._scale(total)
+            if scratch is not None:
+                block.copy_(total)
+
+    @property
+    def _rounding(self) -> str | None:
+        return None if self.dtype.is_floating_point or self.dtype.is_complex else "trunc"
+
+    def _direct(self, out: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:
+        """Whether it can be built up in ``out``: not over a term that is still to come."""
+        if any(tensor.dtype != self.within for tensor in (out, terms[0])):
+            return False
+        return all(term.data_ptr() != out.data_ptr() for term in terms[2:])
+
+    def _combine(self, total: torch.Tensor, terms: Sequence[torch.Tensor]) -> None:
+        combine = _COMBINE[self.name]
+        if len(terms) > 1 and terms[0].dtype == self.within:
+            combine(terms[0], terms[1], out=total)
+            rest = terms[2:]
+        else:
+            total.copy_(terms[0])
+            rest = terms[1:]
+        for term in rest:
+            combine(total, term.to(self.within), out=total)
+
+    def _scale(self, total: torch.Tensor) -> None:
+        if self.divisor is not None:
+            total.div_(self.divisor, rounding_mode=self._rounding)
+        if self.factor is not None:
+            total.mul_(self.factor)
+
+
+def _check(name: str, dtype: torch.dtype) -> None:
+    floats = dtype.is_floating_point or dtype.is_complex
+    of_floats = name in _OF_FLOATS or (name == "AVG" and dtype == torch.bool)
+    if (of_floats and not floats) or (name in _OF_INTEGERS and floats):
+        kind = "floating-point" if of_floats else "integer"
+        raise HpctrainError(f"the reduce operation {name} is for {kind} tensors, and this one is of {dtype}")

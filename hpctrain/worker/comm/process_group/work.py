@@ -1,0 +1,129 @@
+"""Handles of torch.distributed for what is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.worker.comm.process_group.collectives import Collectives
+from hpctrain.worker.comm.shared.segments import Pause
+
+if TYPE_CHECKING:
+    from hpctrain.worker.comm.shared.worker import Worker
+
+Body = Callable[[Collectives], None]
+
+
+class CollectiveTask:
+    """One collective of a group, run once by its worker.
+
+    Args:
+        worker: runs it.
+        collectives: of the group.
+        what: it is, in words; the same on all ranks.
+        body: does it.
+        outputs: what it writes to.
+        small: it is run when it is submitted, if nothing waits its turn.
+    """
+
+    hurried = True
+
+    def __init__(
+        self,
+        worker: Worker,
+        collectives: Collectives,
+        what: str,
+        body: Body,
+        outputs: Sequence[torch.Tensor],
+        *,
+        small: bool,
+    ) -> None:
+        self._worker = worker
+        self._collectives = collectives
+        self._what = what
+        self._body: Body | None = body
+        self.outputs = list(outputs)
+        self.small = small
+        self.done = True
+        self.error: BaseException | None = None
+        self._ending = threading.Lock()
+        self._future: Any = None
+
+    def execute(self, pause: Pause) -> None:
+        assert self._body is not None
+        self._collectives.begin(self._what, pause)
+        self._body(self._collectives)
+
+    def end(self, error: BaseException | None) -> None:
+        with self._ending:
+            self.error = error
+            # The tensors that it holds.
+            self._body = None
+            self.done = True
+            asked = self._future is not None
+        if asked:
+            self._settle()
+
+    def wait(self) -> None:
+        """Return when the outputs are there.
+
+        Raises:
+            RanksLostError: a rank died.
+            HpctrainError: it failed, or one before it.
+        """
+        if not self.done:
+            self._worker.run_up_to(self)
+        if self.error:
+            raise self.error
+
+    def future(self) -> Any:
+        """A ``torch.futures.Future`` of the outputs."""
+        with self._ending:
+            fresh = self._future is None
+            if fresh:
+                self._future = torch.futures.Future()
+            over = self.done
+        if fresh and over:
+            self._settle()
+        return self._future
+
+    def _settle(self) -> None:
+        if isinstance(self.error, Exception):
+            self._future.set_exception(self.error)
+        else:
+            self._future.set_result(self.outputs)
+
+
+class CollectiveWork(dist.Work):
+    """The handle of a collective. Waits end by ``HPCTRAIN_TIMEOUT``, whatever limit they are given."""
+
+    def __init__(self, task: CollectiveTask) -> None:
+        super().__init__()
+        self._task = task
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._task.wait()
+        return True
+
+    def synchronize(self) -> None:
+        self._task.wait()
+
+    def is_completed(self) -> bool:
+        return self._task.done
+
+    def is_success(self) -> bool:
+        return self._task.done and self._task.error is None
+
+    def exception(self) -> BaseException | None:
+        return self._task.error
+
+    def result(self) -> list[torch.Tensor]:
+        return self._task.outputs
+
+    def get_future(self) -> Any:
+        return self._task.future()

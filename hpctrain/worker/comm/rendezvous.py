@@ -1,0 +1,95 @@
+"""The rendezvous for torch.distributed of ranks that MPI started: a store on rank 0's host, its address sent by MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import psutil
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.addresses import INTERFACE, REMEDY, listener, meet
+from hpctrain.worker.comm.timeout import Timeout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """The store that all ranks reach, with its address; this rank's place, and this host's address."""
+
+    store: TCPStore
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    store_address: tuple[str, int]
+
+
+def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> Rendezvous:
+    """Make the store on rank 0 and connect to it. Collective.
+
+    It listens on a port that the system finds free, at no other address than the one the ranks need: that of the
+    loopback where all are on one host.
+
+    Raises:
+        HpctrainError: hosts that do not know each other's names, or a store that cannot be reached.
+    """
+    timeout = Timeout(f"rank {world.rank} on {host}")
+    met = meet(world, host, timeout, "the rendezvous for torch.distributed", listener if world.rank == 0 else None)
+    hosts, (address, _) = met.hosts, met.places[world.rank]
+    return Rendezvous(
+        store=_store(met.places[0], world.size, limit, met.port),
+        rank=world.rank,
+        size=world.size,
+        local_rank=hosts[: world.rank].count(host),
+        local_size=hosts.count(host),
+        address=address,
+        store_address=met.places[0],
+    )
+
+
+def _store(where: tuple[str, int], ranks: int, limit: timedelta, own: socket.socket | None) -> TCPStore:
+    address, port = where
+    try:
+        if own is None:
+            return TCPStore(address, port, ranks, False, limit)
+        # The store takes the socket over, and closes it with itself.
+        return TCPStore(address, port, ranks, True, limit, wait_for_workers=False, master_listen_fd=own.detach())
+    except RuntimeError as error:
+        raise HpctrainError(
+            f"the store of torch.distributed at {address}:{port} cannot be reached: {error}", REMEDY
+        ) from error
+
+
+@contextlib.contextmanager
+def listening_at(address: str | None) -> Iterator[None]:
+    """A context manager in which new Gloo groups listen at the interface with this address; None leaves it to Gloo.
+
+    By itself Gloo takes the address that the host's name has, which may be another network's, or the loopback's.
+    """
+    interfaces = (
+        []
+        if address is None
+        else [
+            name
+            for name, entries in psutil.net_if_addrs().items()
+            if address in (str(entry.address).partition("%")[0] for entry in entries)
+        ]
+    )
+    if not interfaces or INTERFACE in os.environ:
+        yield
+        return
+    os.environ[INTERFACE] = interfaces[0]
+    try:
+        yield
+    finally:
+        del os.environ[INTERFACE]

@@ -1,0 +1,59 @@
+"""A program for two or more ranks that reduces known numbers and checks the result.
+
+Run by ``hpctrain horovod build`` as ``mpirun -np 2 python -m hpctrain.worker.comm.selftest --framework torch``.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm import init
+from hpctrain.worker.comm.base import AnyArray, Communicator
+
+NUMBERS = 100_003
+
+
+def main() -> None:
+    """Check that this rank received the mean of what all ranks sent; exits 0 if so."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--framework", choices=("torch", "keras"), required=True)
+    framework = parser.parse_args().framework
+    comm = init("horovod")
+    if comm.size < 2:
+        raise SystemExit("the self-test needs at least 2 ranks: start it with mpirun -np 2")
+    # Integers below 2**24 and their halves are exact in float32, so the mean is known to the last bit.
+    base = np.arange(NUMBERS, dtype=np.float32)
+    reduced = (_torch if framework == "torch" else _tensorflow)(comm, base * (comm.rank + 1))
+    expected = base * ((comm.size + 1) / 2)
+    if not np.array_equal(reduced, expected):
+        wrong = int(np.flatnonzero(reduced != expected)[0])
+        raise HpctrainError(
+            f"rank {comm.rank} on {comm.host}: the mean over {comm.size} ranks is {reduced[wrong]} at {wrong}, "
+            f"it should be {expected[wrong]}",
+            exit_code=1,
+        )
+
+
+def _torch(comm: Communicator, numbers: AnyArray) -> AnyArray:
+    import torch
+
+    engine = comm.torch()
+    buffer = engine.allocate(len(numbers), torch.float32, torch.device("cpu"))
+    buffer.copy_(torch.from_numpy(numbers))
+    engine.allreduce(buffer, "selftest").wait()
+    return buffer.numpy()
+
+
+def _tensorflow(comm: Communicator, numbers: AnyArray) -> AnyArray:
+    import tensorflow as tf
+
+    (reduced,) = comm.tensorflow().allreduce([tf.constant(numbers)], "selftest")
+    array: AnyArray = reduced.numpy()
+    return array
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Two ways to compute a mean over all ranks, prepared once for each buffer and called in each step.
+
+That of large buffers can tell whether all of the mean is finite: who looks for that later reads everything once more,
+and here it is in a core's cache. Of small ones the look would be much of the time, and reading them again is little.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.base import TopK
+from hpctrain.worker.comm.shared.exchange import Exchange
+from hpctrain.worker.comm.shared.kernels import Array, ThreadPool, add_up, all_finite, blocks, cut, sum_type
+from hpctrain.worker.comm.shared.nodes import Node
+from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause, Segment
+
+_LOOK_BYTES = 1_000_000
+
+# Tells whether all of it is finite; None where nobody looked.
+Mean = Callable[[Pause], bool | None]
+Step = Callable[[Pause], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Buffer:
+    """A part of every rank's buffer in a segment.
+
+    Attributes:
+        segment, start, nbytes: where it lies.
+        dtype: of its elements.
+        wire: the type in which it travels between nodes, or how few of its elements do.
+        name: for messages; the same on every rank.
+    """
+
+    segment: Segment
+    start: int
+    nbytes: int
+    dtype: np.dtype[Any]
+    wire: np.dtype[Any] | TopK
+    name: str
+
+    def __str__(self) -> str:
+        wire = f", {self.wire} between nodes" if self.wire != self.dtype else ""
+        return f"{self.name!r} ({self.nbytes} bytes of {self.dtype}{wire})"
+
+    def own(self) -> Array:
+        """This rank's buffer."""
+        return self.segment.own[self.start : self.start + self.nbytes].view(self.dtype)
+
+    def everyone(self) -> list[Array]:
+        """The buffers of all local ranks."""
+        return [view[self.start : self.start + self.nbytes].view(self.dtype) for view in self.segment.views]
+
+
+def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, str]) -> Mean:
+    """For small buffers on one node: every rank copies its buffer into a slot, and adds all of them up itself.
+
+    One barrier is enough, because there are two slots for each rank: one that overwrites a slot has come to the next
+    barrier, and so have the others, which have read it before.
+
+    Args:
+        buffer: what is reduced.
+        slots: of all such buffers.
+        ranks: on all nodes.
+        known: all such buffers in words, by what tells them apart; this one is put into it.
+    """
+    own = buffer.own()
+    factor = np.array(1 / ranks, dtype=sum_type(buffer.dtype))
+    half = len(slots.own) // 2
+    turns = []
+    for start in (0, half):
+        terms = [view[start : start + buffer.nbytes].view(buffer.dtype) for view in slots.views]
+        turns.append((_bytes(slots.own)[start : start + buffer.nbytes], terms))
+    # Of all ways to copy a few bytes this takes the least time.
+    source = _bytes(own.view(np.uint8))
+    name, barrier = buffer.name, slots.barrier
+    halves = [(terms[slots.index], terms[0], terms[-1]) for _, terms in turns]
+    # All small buffers share the slots, so each says whose numbers it put there.
+    identity = zlib.crc32(str(buffer).encode())
+    own_marks, others = slots.marks[slots.index], [m for rank, m in enumerate(slots.marks) if rank != slots.index]
+    other = others[0] if others else own_marks
+    known[identity] = str(buffer)
+
+    def differ(theirs: int) -> HpctrainError:
+        return HpctrainError(
+            f"a rank reduces {known.get(theirs, 'something else')} where another reduces {buffer}",
+            "make the same calls of backward(), in the same order, on every rank",
+            exit_code=1,
+        )
+
+    def mean(pause: Pause) -> None:
+        turn = slots.barriers & 1
+        slot, terms = turns[turn]
+        slot[:] = source
+        own_marks[turn] = identity
+        barrier(name, pause)
+        for marks in others:
+            if marks[turn] != identity:
+                raise differ(marks[turn])
+        add_up(own, terms, factor)
+
+    def mean_of_two(pause: Pause) -> None:
+        # The same with as few calls as there can be. Half of a number is exact, so it may be taken before the sum.
+        turn = slots.barriers & 1
+        slot, first, second = halves[turn]
+        np.multiply(own, factor, slot)
+        own_marks[turn] = identity
+        barrier(name, pause)
+        if other[turn] != identity:
+            raise differ(other[turn])
+        np.add(first, second, own)
+
+    return mean_of_two if len(slots.views) == 2 and own.itemsize > 2 else mean
+
+
+def _bytes(array: NDArray[np.uint8]) -> memoryview:
+    return memoryview(array.data)
+
+
+def mean_by_slices(
+    buffer: Buffer, node: Node, exchange: Exchange | None, threads: ThreadPool, ranks: int, *, look: bool
+) -> Mean:
+    """Each rank adds up its slice of all local buffers in the first of them, and copies the result to the others.
+
+    Args:
+        buffer: what is reduced.
+        node: the ranks that share memory.
+        exchange: adds up slices of several nodes; None where this rank has no part in it.
+        threads: shares the blocks of a slice.
+        ranks: on all nodes.
+        look: whether the mean is finite, if it is large.
+    """
+    align = LINE_BYTES // buffer.dtype.itemsize
+    everyone = buffer.everyone()
+    lane = cut(len(everyone[0]), node.lanes, align)[node.lane]
+    share = cut(lane.stop - lane.start, node.sharers, align)[node.turn]
+    shares = blocks([array[lane][share] for array in everyone])
+    factor = np.array(1 / ranks, dtype=sum_type(buffer.dtype))
+
+    def add(block: list[Array]) -> None:
+        add_up(block[0], block, factor)
+
+    verdict = _Verdict(buffer.segment) if look and buffer.nbytes > _LOOK_BYTES else None
+
+    def spread(block: list[Array]) -> None:
+        if verdict:
+            verdict.look(block[0])
+        for other in block[1:]:
+            np.copyto(other, block[0])
+
+    def add_and_spread(block: list[Array]) -> None:
+        add(block)
+        spread(block)
+
+    barrier = functools.partial(buffer.segment.barrier, buffer.name)
+    if node.count == 1:
+        step = _on_one_node(barrier, lambda: threads.each(add_and_spread, shares))
+    else:
+        wire = buffer.wire.of(lane, len(everyone[0])) if isinstance(buffer.wire, TopK) else buffer.wire
+        transfer = exchange.prepare(everyone[0][lane], wire, buffer.name) if exchange else None
+        lanes_shared = node.lanes < node.comm.size
+        step = _on_nodes(
+            barrier,
+            lambda: threads.each(add, shares),
+            transfer,
+            lambda: threads.each(spread, shares),
+            lanes_shared=lanes_shared,
+        )
+    return verdict.after(step) if verdict else step
+
+
+class _Verdict:
+    """Whether a whole mean is finite; each rank of a node checks its slice.
+
+    Args:
+        segment: of the buffer. Ranks that looked pass its barrier once more, and the next time before they look again.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    def look(self, block: Array) -> None:
+        if not all_finite(block):
+            # When it was: so nobody has to take it back, which others may not have read yet.
+            self._segment.words[self._segment.index][0] = self._segment.barriers
+
+    def after(self, step: Step) -> Mean:
+        """Wrap a reduction so that it also tells whether any rank found a value that is not finite."""
+
+        def mean(pause: Pause) -> bool:
+            step(pause)
+            last = self._segment.barriers - 1
+            return all(word[0] != last for word in self._segment.words)
+
+        return mean
+
+
+def _on_one_node(barrier: Step, add_and_spread: Callable[[], None]) -> Step:
+    def mean(pause: Pause) -> None:
+        barrier(pause)
+        add_and_spread()
+        barrier(pause)
+
+    return mean
+
+
+def _on_nodes(
+    barrier: Step, add: Callable[[], None], transfer: Step | None, spread: Callable[[], None], *, lanes_shared: bool
+) -> Step:
+    """``lanes_shared``: several ranks of this node add up parts of what one of them transfers."""
+
+    def mean(pause: Pause) -> None:
+        barrier(pause)
+        add()
+        if lanes_shared:
+            barrier(pause)
+        if transfer:
+            transfer(pause)
+        if lanes_shared:
+            barrier(pause)
+        spread()
+        barrier(pause)
+
+    return mean

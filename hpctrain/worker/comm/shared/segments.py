@@ -1,0 +1,167 @@
+"""Memory that the ranks of a node share, with a barrier in it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from mmap import PAGESIZE
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.shared.nodes import Node
+from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Bytes = NDArray[np.uint8]
+Pause = Callable[[], object]
+
+# A cache line: a counter has one for itself, and slices of a buffer begin at one.
+LINE_BYTES = 64
+_LOOKS = 50
+
+
+class Segment:
+    """One buffer for each rank of a node, all of the same size. Creating and freeing it is collective over the node.
+
+    In front of its buffer each rank has a counter of the barriers it came to, and a word for the others; it alone
+    writes them.
+
+    Args:
+        node: the ranks.
+        nbytes: the size of one rank's buffer.
+        timeout: how they wait for each other.
+        kind: of their waits, see :class:`hpctrain.worker.comm.timeout.Wait`.
+
+    Attributes:
+        views: each local rank's buffer.
+        own: this rank's, zeroed.
+        index: this rank's place among the views.
+        barriers: how often all ranks came to it.
+        words: each local rank's: what one stores before a barrier is what the others load after it.
+        marks: two more of them each, for barriers in turn.
+    """
+
+    def __init__(self, node: Node, nbytes: int, timeout: Timeout, kind: str = REDUCTION) -> None:
+        self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
+        self._timeout = timeout
+        self._kind = kind
+        self.barriers = 0
+        with timeout.blocking("allocating shared memory"):
+            self._allocate(node.comm, nbytes)
+
+    def _allocate(self, comm: MPI.Intracomm, nbytes: int) -> None:
+        from mpi4py import MPI
+
+        # Each rank's part begins at a page, which the kernel takes from the memory next to the core that writes first.
+        # That of a rank alone may be malloc's, with other memory on its pages, which CUDA locks whole and once: it gets
+        # pages of its own.
+        room = LINE_BYTES + nbytes
+        if comm.size == 1:
+            room = PAGESIZE * (2 + room // PAGESIZE)
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+        try:
+            self._window = MPI.Win.Allocate_shared(room, 1, info, comm)
+        except MPI.Exception as error:
+            # Open MPI 5.0 calls a full /dev/shm an internal error.
+            if error.Get_error_class() not in (MPI.ERR_NO_MEM, MPI.ERR_NO_SPACE, MPI.ERR_RMA_SHARED, MPI.ERR_INTERN):
+                raise
+            raise HpctrainError(
+                f"MPI has no {nbytes} bytes of shared memory for each of {comm.size} ranks on a node: {error}",
+                "`df -h /dev/shm` shows how much there is; --shm-size gives a container more",
+                exit_code=1,
+            ) from error
+        finally:
+            info.Free()
+        # One access epoch for its whole life: loads and stores go straight to memory, Sync orders them.
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        memories = [cast(memoryview, self._window.Shared_query(rank)[0]) for rank in range(comm.size)]
+        memories = [memoryview(memory).cast("B") for memory in memories]
+        if comm.size == 1:
+            memories = [memories[0][-_address(memories[0]) % PAGESIZE :]]
+        self.views: list[Bytes] = [
+            np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=LINE_BYTES) for memory in memories
+        ]
+        self.index = comm.rank
+        self.own = self.views[comm.rank]
+        self._counters = [memory[:8].cast("q") for memory in memories]
+        self.words = [memory[8:16].cast("q") for memory in memories]
+        self.marks = [memory[16:32].cast("q") for memory in memories]
+        self._own_counter = self._counters.pop(comm.rank)
+        self._sync = self._window.Sync
+        self.own[:] = 0
+        self._own_counter[0] = self.words[self.index][0] = 0
+        # Nobody may read a counter that is not zeroed yet.
+        self._window.Sync()
+        comm.Barrier()
+        self._window.Sync()
+
+    @property
+    def address(self) -> int:
+        """The address of this rank's buffer."""
+        return int(self.own.ctypes.data)
+
+    def barrier(self, what: str, pause: Pause) -> None:
+        """Wait until all ranks of the node have called this equally often.
+
+        What any of them stored into the segment before is what every rank loads after it, and what any of them loaded
+        before is not what a rank stores after it. For ``MPI_Win_sync`` is a memory barrier where the memory model is
+        unified, as it is for shared memory (MPI-4.1, section 12.7): 1. a rank's accesses to the segment come before
+        its first ``Sync``, that before the store of its counter; 2. another rank's load that sees this count comes
+        before its last ``Sync``, that before its accesses. The first ``Sync`` of the one and the last of the other are
+        the pair that release and acquire are elsewhere. The counters lie in the window itself, so that one ``Sync``
+        orders both. They only grow, and a counter is an aligned 64-bit word that is loaded and stored whole, so a load
+        sees at worst an earlier count. No barrier is needed after the store of the counter: it becomes visible in
+        time, and nothing depends on when.
+
+        Args:
+            what: is done, for messages.
+            pause: is called between two looks at the counters.
+
+        Raises:
+            RanksLostError, HpctrainError: as of :meth:`hpctrain.worker.comm.timeout.Timeout.wait`.
+        """
+        self.barriers = count = self.barriers + 1
+        self._sync()
+        self._own_counter[0] = count
+        for counter in self._counters:
+            # The quickest look there is: ranks that are in step come within a microsecond.
+            for _ in range(_LOOKS):
+                if counter[0] >= count:
+                    break
+                pause()
+            else:
+                come = functools.partial(_has_come, counter, count)
+                self._timeout.wait(come, what, self._missing, kind=self._kind, pause=pause)
+        self._sync()
+
+    def _missing(self) -> list[int]:
+        counters = zip(self._others, self._counters, strict=True)
+        return [rank for rank, counter in counters if counter[0] < self.barriers]
+
+    def abandon(self) -> None:
+        """Forget the memory without freeing it, because ranks that would have to take part died."""
+        self.views = []
+        self.own = np.empty(0, dtype=np.uint8)
+        self._counters = []
+        self.words = []
+        self.marks = []
+
+    def free(self) -> None:
+        """Free the memory. No view of it may be used after that."""
+        self.abandon()
+        self._own_counter.release()
+        self._window.Unlock_all()
+        self._window.Free()
+
+
+def _address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
+
+
+def _has_come(counter: memoryview, count: int) -> bool:
+    return bool(counter[0] >= count)

@@ -1,0 +1,91 @@
+"""The MPI engine for TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from hpctrain.worker.comm.base import TopK, Wire
+from hpctrain.worker.comm.control_tensors import Array, Arrays, ControlTensorFlowEngine
+from hpctrain.worker.comm.shared.reducer import Reducer, ReductionTask
+from hpctrain.worker.comm.shared.results import Results
+from hpctrain.worker.comm.shared.segments import LINE_BYTES
+
+if TYPE_CHECKING:
+    from hpctrain.worker.comm.mpi import MpiControl
+
+
+class _Staging:
+    """Where the tensors of one call lie: those of one type side by side in a segment, reduced together.
+
+    Attributes:
+        views: the bytes of each tensor in shared memory.
+        tasks: the reductions, one a type.
+    """
+
+    def __init__(self, reducer: Reducer, arrays: Arrays, name: str, wire: np.dtype[Any] | TopK | None) -> None:
+        self.views: list[Array] = list(arrays)
+        self.tasks: list[ReductionTask] = []
+        for dtype in sorted({array.dtype for array in arrays}, key=str):
+            members = [index for index, array in enumerate(arrays) if array.dtype == dtype]
+            nbytes = sum(arrays[index].nbytes for index in members)
+            own, task = reducer.stage(nbytes, dtype, f"{name}.{dtype}", wire)
+            self.tasks.append(task)
+            start = 0
+            for index in members:
+                self.views[index] = own[start : start + arrays[index].nbytes]
+                start += arrays[index].nbytes
+
+
+class MpiTensorFlowEngine(ControlTensorFlowEngine):
+    """Reduces TensorFlow tensors in the CPU's memory: one call for all gradients of a step."""
+
+    def __init__(self, control: MpiControl, reducer: Reducer) -> None:
+        super().__init__(control)
+        self._reducer = reducer
+        self._staging: dict[Any, _Staging] = reducer.table()
+        self._results = Results()
+
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
+        travelling = wire if wire is None or isinstance(wire, TopK) else np.dtype(wire.as_numpy_dtype)
+        mean = functools.partial(self._mean, name, travelling)
+        means = self._in_turn(mean, list(tensors), (name, wire))
+        for result, tensor in zip(means, tensors, strict=True):
+            result.set_shape(tensor.shape)
+        return means
+
+    def _mean(self, name: str, wire: np.dtype[Any] | TopK | None, arrays: Arrays) -> list[Array]:
+        staging = self._staged(name, wire, arrays)
+        for view, array in zip(staging.views, arrays, strict=True):
+            view[:] = array.reshape(-1).view(np.uint8)
+        for task in staging.tasks:
+            self._reducer.worker.submit(task)
+        for task in staging.tasks:
+            task.wait()
+        return self._copies(staging, arrays)
+
+    def _staged(self, name: str, wire: np.dtype[Any] | TopK | None, arrays: Arrays) -> _Staging:
+        key = (name, wire, *((array.dtype, array.nbytes) for array in arrays))
+        if key not in self._staging:
+            self._staging[key] = _Staging(self._reducer, arrays, name, wire)
+        return self._staging[key]
+
+    def _copies(self, staging: _Staging, like: Arrays) -> list[Array]:
+        """The means in memory that TensorFlow may keep.
+
+        It takes an array that begins at a cache line as it is, and whoever holds the tensor, a user's list of
+        gradients too, holds that memory. Shared memory cannot be given away like that: the next step writes into it.
+        """
+        sizes = [-(-array.nbytes // LINE_BYTES) * LINE_BYTES for array in like]
+        ends = np.cumsum(sizes, dtype=np.int64)
+        memory = self._results.take(int(sum(sizes)))
+        copies = []
+        for view, array, begin in zip(staging.views, like, (ends - sizes).tolist(), strict=True):
+            copy = memory[begin : begin + array.nbytes]
+            copy[:] = view
+            copies.append(copy.view(array.dtype).reshape(array.shape))
+        return copies

@@ -1,0 +1,116 @@
+"""The communicator of a single process: every collective returns its argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from hpctrain.worker.comm.base import AnyArray, Communicator, Group, Reduction, Wire, Work
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import torch
+
+T = TypeVar("T")
+
+
+class SingleCommunicator(Communicator):
+    """One rank, without messages."""
+
+    backend = "single"
+    # There is nothing to reduce.
+    has_xla_kernel = True
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+    _made_group = False
+
+    def barrier(self) -> None: ...
+
+    def broadcast_object(self, value: T) -> T:
+        return value
+
+    def allgather_object(self, value: T) -> list[T]:
+        return [value]
+
+    def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
+        return array.copy()
+
+    def _group(self, size: int | None, what: str) -> Group:
+        return _Alone()
+
+    def torch(self) -> SingleTorchEngine:
+        return SingleTorchEngine()
+
+    def tensorflow(self) -> SingleTensorFlowEngine:
+        return SingleTensorFlowEngine()
+
+    def process_group(self) -> None:
+        import torch.distributed as dist
+
+        from hpctrain.worker.comm.process_group.backend import require_ranks
+        from hpctrain.worker.comm.rendezvous import listening_at
+
+        if dist.is_initialized():
+            require_ranks(self.rank, self.size)
+            return
+        with listening_at("127.0.0.1"):
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self._made_group = True
+
+    def abort(self, exit_code: int) -> None:
+        """Do nothing: the run ends when the caller exits."""
+
+    def shutdown(self) -> None:
+        if self._made_group:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+            self._made_group = False
+
+
+class _Alone(Group):
+    def allreduce(self, array: AnyArray) -> AnyArray:
+        return array.copy()
+
+
+class _Done:
+    finite = None
+
+    def wait(self) -> None: ...
+
+
+class SingleTorchEngine:
+    """The mean over one rank is the rank's own gradient."""
+
+    in_place = True
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        import torch
+
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
+        return _Done()
+
+    def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None: ...
+
+
+class SingleTensorFlowEngine:
+    """The mean over one rank is the rank's own gradient."""
+
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tensor
+
+    def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tensor
+
+    def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None: ...

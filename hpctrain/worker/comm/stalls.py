@@ -1,0 +1,312 @@
+"""Finds the ranks that others wait for: a failure detector among the waiting ranks, started by one that waits long.
+
+One thread a rank watches over its waits. A rank that has waited for ``HPCTRAIN_STALL`` seconds probes every other;
+those that wait too answer, and send probes of their own, so that all of them soon know who did not answer: a rank
+that is stopped, swapped out, or busy with something else. The lowest waiting rank says so, with what can be learnt of
+the process from a rank of its host. Nothing here needs the help of the rank in question. A probe is one message of a
+few bytes to each rank, and is only sent when a run stands still anyway.
+
+Watched are the waits of the control plane and of the MPI engine. A rank that waits inside Horovod or torch.distributed
+does not count as waiting: their own limits hold there.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.limits import stall_seconds
+from hpctrain.worker.comm.crossed import HEARD, Crossings
+from hpctrain.worker.comm.polled import allgather, duplicate
+from hpctrain.worker.comm.stacks import Process, look_at
+from hpctrain.worker.comm.stall_reports import Stall, reports
+from hpctrain.worker.comm.timeout import Timeout, Wait
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# How long answers are waited for; ranks that share a core may need the most of it.
+_ANSWER_SECONDS = 2.0
+# Until a wait that goes on is looked into again.
+_AGAIN_SECONDS = 10.0
+# How long a rank of the stalled one's host has for a look at it.
+_LOOK_SECONDS = 4.0
+# Of how many stalled ranks the process is looked at. A host that hangs has many that do the same.
+_LOOKS = 4
+_TAG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A rank: its number at the start of the run, which messages use, its host and its process."""
+
+    first_rank: int
+    host: str
+    process: Process
+
+
+@dataclass(kw_only=True)
+class _Probe:
+    """The probes of one wait.
+
+    Attributes:
+        at: when the next one begins.
+        number: of the last, 0 before the first.
+        due: when its answers must be there.
+        answers: who waits, for what and for how long.
+        named: those found stalled so far, in this wait.
+        asked: those whose process is looked at, and until when.
+        looks: what was seen of them.
+        reported: this rank has reported a stall in this wait.
+    """
+
+    wait: Wait
+    at: float
+    number: int = 0
+    due: float = float("inf")
+    answers: dict[int, tuple[str, float]] = field(default_factory=dict)
+    stalled: list[int] = field(default_factory=list)
+    named: set[int] = field(default_factory=set)
+    asked: list[int] = field(default_factory=list)
+    asked_until: float = float("inf")
+    looks: dict[int, tuple[str, str]] = field(default_factory=dict)
+    reported: bool = False
+
+
+class FailureDetector:
+    """Watches the waits of this rank. Creating and closing it is collective over ``world``.
+
+    Args:
+        world: the ranks, of which a communicator of its own is taken.
+        timeout: the waits.
+        member: this rank.
+        passes: how many backward passes it has begun.
+    """
+
+    def __init__(
+        self, world: MPI.Intracomm, timeout: Timeout, member: Peer, passes: Callable[[], int] = lambda: 0
+    ) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = duplicate(world, timeout, "starting the failure detector")
+        self._timeout = timeout
+        self._members = allgather(self._comm, timeout, member, "starting the failure detector")
+        self._stall = stall_seconds()
+        self._answer_seconds = min(_ANSWER_SECONDS, self._stall / 2)
+        self._sent: list[MPI.Request] = []
+        self._probes = 0
+        self._probe: _Probe | None = None
+        self._probed_by: dict[int, int] = {}
+        # Where a rank died, MPI's calls fail, and the run goes on under a new detector.
+        self._mute = MPI.Query_thread() != MPI.THREAD_MULTIPLE
+        self._closing = threading.Event()
+        timeout.stalled = self._names
+        self._crossings = Crossings(self._comm.rank, self._comm.size, self._send, self._name, passes)
+        timeout.crossed = lambda: self._crossings.error
+        self._thread = threading.Thread(target=self._watch_waits, name="hpctrain-stalls", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Receive all messages that were sent, and stop. Collective."""
+        self._timeout.finish(self._comm.Ibarrier, "shutdown")
+        self.abandon()
+        self._timeout.wait(self._all_sent, "shutdown")
+        # From here on nobody sends, but others may still have to be received from.
+        request = self._comm.Ibarrier()
+        self._timeout.wait(lambda: self._receive() and bool(request.Test()), "shutdown")
+        self._comm.Free()
+
+    def abandon(self) -> None:
+        """Stop watching without the others, and leave the communicator to MPI. Idempotent."""
+        self._closing.set()
+        self._thread.join()
+        # A later detector may speak by now.
+        if self._timeout.stalled == self._names:
+            self._timeout.stalled = dict
+
+    def _watch_waits(self) -> None:
+        while not self._closing.wait(self._answer_seconds / 8):
+            try:
+                self._watch(time.monotonic())
+            except self._mpi.Exception:
+                self._mute = True
+
+    def _watch(self, now: float) -> None:
+        probe, wait = self._probe, self._timeout.oldest()
+        if probe and probe.wait != wait:
+            self._probe = None
+            if probe.reported:
+                _say(f"the wait in {probe.wait.what} ended after {now - probe.wait.since:.0f} s")
+        if wait and self._probe is None:
+            self._probe = _Probe(wait=wait, at=wait.since + self._stall)
+        if not self._mute:
+            self._receive()
+            self._proceed(now)
+            self._crossings.look(self._timeout.leading(), now)
+        if wait and wait.blocked and self._crossings.error:
+            self._give_up(self._crossings.error)
+        if wait and wait.blocked and now - wait.since > self._timeout.seconds:
+            self._give_up(self._timeout.out_of_time(wait.what))
+
+    def _proceed(self, now: float) -> None:
+        probe = self._probe
+        if probe is None:
+            return
+        for rank, number in self._probed_by.items():
+            self._send(rank, "wait", number, probe.wait.what, now - probe.wait.since)
+        self._probed_by.clear()
+        if now >= probe.at:
+            self._probes += 1
+            probe.number, probe.answers = self._probes, {}
+            probe.at, probe.due = now + max(self._stall, _AGAIN_SECONDS), now + self._answer_seconds
+            for rank in self._others():
+                self._send(rank, "probe", probe.number)
+        if now >= probe.due:
+            probe.due = float("inf")
+            self._evaluate(probe, now)
+        if probe.asked and (now > probe.asked_until or probe.looks.keys() >= set(probe.asked[:_LOOKS])):
+            self._report(probe, now)
+
+    def _evaluate(self, probe: _Probe, now: float) -> None:
+        """All answers are in. The lowest waiting rank takes care of what is new in them."""
+        probe.stalled = [rank for rank in self._others() if rank not in probe.answers]
+        new = [rank for rank in probe.stalled if rank not in probe.named]
+        first_time = not probe.named and not probe.reported
+        probe.named.update(new)
+        if self._comm.rank > min(probe.answers, default=self._comm.rank):
+            return
+        if new:
+            probe.asked, probe.asked_until = new, now + _LOOK_SECONDS
+            for rank in new[:_LOOKS]:
+                self._ask(probe, rank)
+        elif first_time:
+            probe.reported = True
+            _say(
+                f"every rank has been waiting for others, for up to {self._longest(probe, now):.0f} s: "
+                f"{self._waits(probe)}"
+            )
+
+    def _ask(self, probe: _Probe, rank: int) -> None:
+        """Have a waiting rank of the stalled one's host look at it."""
+        here = [self._comm.rank, *probe.answers]
+        near = [waiting for waiting in here if self._members[waiting].host == self._members[rank].host]
+        if not near:
+            probe.looks[rank] = ("", "")
+        elif near[0] == self._comm.rank:
+            probe.looks[rank] = look_at(self._members[rank].process)
+        else:
+            self._send(near[0], "look", rank)
+
+    def _report(self, probe: _Probe, now: float) -> None:
+        iteration, seconds, waiting_for = reports.iteration(), self._longest(probe, now), self._waits(probe)
+        stalls = []
+        for rank in probe.asked:
+            state, stack = probe.looks.get(rank, ("", ""))
+            stalls.append(
+                Stall(
+                    rank=self._members[rank].first_rank,
+                    host=self._members[rank].host,
+                    iteration=iteration,
+                    waiting_for=waiting_for,
+                    seconds=seconds,
+                    state=state,
+                    stack=stack,
+                )
+            )
+        _say(_message(stalls, self._timeout.seconds))
+        probe.asked, probe.reported = [], True
+        try:
+            for stall in stalls:
+                reports.record(stall)
+        except HpctrainError as error:
+            _say(str(error))
+
+    def _give_up(self, error: HpctrainError) -> None:
+        if reports.give_up:
+            reports.give_up(error)
+        _say(str(error))
+        self._mpi.COMM_WORLD.Abort(error.exit_code)
+
+    # What is said of the ranks.
+
+    def _names(self) -> Mapping[int, str]:
+        probe = self._probe
+        return {self._members[rank].first_rank: self._name(rank) for rank in probe.stalled} if probe else {}
+
+    def _name(self, rank: int) -> str:
+        return f"rank {self._members[rank].first_rank} on {self._members[rank].host}"
+
+    def _waits(self, probe: _Probe) -> str:
+        """The text of what ranks wait for; with the ranks if it differs between them."""
+        by_what: dict[str, list[int]] = {probe.wait.what: [self._members[self._comm.rank].first_rank]}
+        for rank, (what, _) in sorted(probe.answers.items()):
+            by_what.setdefault(what, []).append(self._members[rank].first_rank)
+        if len(by_what) == 1:
+            return probe.wait.what
+        return "; ".join(f"{what} (rank {', '.join(map(str, ranks[:8]))})" for what, ranks in by_what.items())
+
+    def _longest(self, probe: _Probe, now: float) -> float:
+        return max(now - probe.wait.since, *(seconds for _, seconds in probe.answers.values()), 0.0)
+
+    # Messages.
+
+    def _others(self) -> Iterable[int]:
+        return (rank for rank in range(self._comm.size) if rank != self._comm.rank)
+
+    def _send(self, rank: int, *message: Any) -> None:
+        self._sent.append(self._comm.isend(message, rank, tag=_TAG))
+
+    def _all_sent(self) -> bool:
+        self._receive()
+        return not self._sent
+
+    def _receive(self) -> bool:
+        """Take what has arrived. Returns True."""
+        self._sent = [request for request in self._sent if not request.Test()]
+        status = self._mpi.Status()
+        while message := self._comm.improbe(tag=_TAG, status=status):
+            self._handle(status.Get_source(), *message.recv())
+        return True
+
+    def _handle(self, source: int, kind: str, *values: Any) -> None:
+        probe = self._probe
+        if kind in HEARD:
+            self._crossings.hear(source, kind, *values)
+        if kind == "probe":
+            # Answered as soon as this rank waits. A probe of its own only follows one that is no older than a wait.
+            self._probed_by[source] = values[0]
+            if probe and not probe.number:
+                probe.at = time.monotonic()
+        if probe is None or self._closing.is_set():
+            return
+        match kind:
+            case "wait" if values[0] == probe.number:
+                probe.answers[source] = values[1:]
+            case "look":
+                self._send(source, "seen", values[0], look_at(self._members[values[0]].process))
+            case "seen":
+                probe.looks[values[0]] = values[1]
+
+
+def _message(stalls: Sequence[Stall], timeout: float) -> str:
+    names = ", ".join(f"rank {stall.rank} on {stall.host}" for stall in stalls[: 2 * _LOOKS])
+    more = f" and {len(stalls) - 2 * _LOOKS} more" if len(stalls) > 2 * _LOOKS else ""
+    stall = stalls[0]
+    step = "" if stall.iteration is None else f" of step {stall.iteration}"
+    lines = [
+        f"{names}{more} stalled: the others have been waiting up to {stall.seconds:.0f} s in {stall.waiting_for}{step}"
+    ]
+    for stall in stalls:
+        lines += [f"  rank {stall.rank}: {stall.state}"] if stall.state else []
+        lines += [f"    {line}" for line in stall.stack.splitlines()]
+    return "\n".join([*lines, f"  the run continues when they arrive, and ends after HPCTRAIN_TIMEOUT={timeout:g} s"])
+
+
+def _say(text: str) -> None:
+    print(f"hpctrain: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,109 @@
+"""tf.distribute's view of the ranks: the addresses of TensorFlow's servers, and the devices of this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.addresses import meet, reservation
+from hpctrain.worker.comm.timeout import Timeout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+VARIABLE = "TF_CONFIG"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The place of this process among TensorFlow's servers.
+
+    Attributes:
+        resolver: of the cluster, for a strategy or a server.
+        task: ``chief``, ``worker`` or ``ps``.
+        port: keeps this process's port for its server; to be closed with the run.
+    """
+
+    resolver: tf.distribute.cluster_resolver.ClusterResolver
+    task: str
+    port: socket.socket | None
+
+
+def join_cluster(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Sequence[str]) -> Cluster:
+    """Tell all ranks each other's addresses, and write them to ``TF_CONFIG`` of this process. Collective.
+
+    What ``TF_CONFIG`` was before, of a cluster's own or of another process, is of no use here: it says which of
+    several a process is.
+
+    Args:
+        world: the ranks.
+        host: this rank's.
+        timeout: how long they wait for each other.
+        tasks: of every rank, such as ``worker``.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.worker.comm.addresses.meet`.
+    """
+    own = tasks[world.rank]
+    met = meet(world, host, timeout, "the addresses of TensorFlow's servers", reservation)
+    servers: dict[str, list[str]] = {}
+    for task, (address, port) in zip(tasks, met.places, strict=True):
+        servers.setdefault(task, []).append(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+    index = list(tasks[: world.rank]).count(own)
+    os.environ[VARIABLE] = json.dumps({"cluster": servers, "task": {"type": own, "index": index}})
+    return Cluster(resolver=tf.distribute.cluster_resolver.TFConfigClusterResolver(), task=own, port=met.port)
+
+
+def take_gpu(local_rank: int, local_size: int) -> None:
+    """Keep to the GPU of this local rank where there is one for each, or else to the CPU.
+
+    NCCL does not let two ranks share one.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    own = slice(local_rank, local_rank + 1) if len(gpus) >= local_size else slice(0)
+    tf.config.set_visible_devices(gpus[own], "GPU")
+
+
+def replica_devices(replicas: int | None) -> list[str]:
+    """The devices of replicas within this process: GPUs where there are any, or else virtual CPUs.
+
+    Args:
+        replicas: how many; None for one a GPU, or one.
+
+    Raises:
+        HpctrainError: more replicas than GPUs, or TensorFlow has computed something already.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    count = replicas or len(gpus) or 1
+    if gpus:
+        if count > len(gpus):
+            raise HpctrainError(
+                f"{count} replicas, but this process sees {len(gpus)} GPUs",
+                f"-np {len(gpus)}, or CUDA_VISIBLE_DEVICES= for replicas on the CPU",
+            )
+        return [f"GPU:{number}" for number in range(count)]
+    (cpu, *_) = tf.config.list_physical_devices("CPU")
+    _configure(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    return [f"CPU:{number}" for number in range(count)]
+
+
+def _configure(cpu: Any, logical: Sequence[Any]) -> None:
+    try:
+        tf.config.set_logical_device_configuration(cpu, logical)
+    except RuntimeError as error:
+        raise late(error) from error
+
+
+def late(error: Exception) -> HpctrainError:
+    """The error where TensorFlow has computed something before the strategy was made."""
+    return HpctrainError(
+        f"TensorFlow has already set up its devices, so a strategy can no longer be made: {error}",
+        "call ht.init() first, before the script makes a tensor, a variable or a model",
+    )

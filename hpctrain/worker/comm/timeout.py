@@ -1,0 +1,269 @@
+"""Limits how long a rank waits for the others: every wait of every collective goes through here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.limits import timeout_seconds
+from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.worker.comm import forks
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# The first polls spin, because most collectives end within microseconds; later ones leave the core to others.
+_SPIN_SECONDS = 0.001
+_SLEEP_SECONDS = 20e-6
+# From here on a wait is a long one: it need not be noticed at once when it ends.
+_LONG_SECONDS = 0.01
+_LONG_SLEEP_SECONDS = 0.0005
+# What a wait is: in the data plane, in the control plane, or of a rank whose work is done. Ranks whose waits are of
+# different kinds wait for each other in vain (see hpctrain.worker.comm.crossed).
+REDUCTION, CONTROL, END = "reduction", "control", "end"
+# Of a process group of torch.distributed. A rank waits in several of them at once, and some of its ranks only, so that
+# no such wait proves that another is in vain.
+COLLECTIVE = "collective"
+# How old a wait is by which others know it, while what it waits for is coming.
+_RENEWED_SECONDS = 1.0
+# Calls of MPI that nobody waits for any more.
+_abandoned: list[object] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """A wait that has not ended.
+
+    Attributes:
+        what: is waited for, in words.
+        since: ``time.monotonic`` of its begin.
+        blocked: inside an MPI call, where no exception can be raised.
+        kind: ``REDUCTION``, ``CONTROL``, ``END``, ``COLLECTIVE``, or another word for what has messages of its own.
+        leads: the rank does nothing else meanwhile; not so where a thread beside the script uses the control plane.
+    """
+
+    what: str
+    since: float
+    blocked: bool = False
+    kind: str = CONTROL
+    leads: bool = True
+
+
+def _leads(kind: str) -> bool:
+    if kind == COLLECTIVE:
+        return False
+    # Autograd reduces in threads of its own, for which the script waits.
+    return kind != CONTROL or threading.current_thread() is threading.main_thread()
+
+
+def _no_pause() -> None: ...
+
+
+def _no_progress() -> int:
+    return 0
+
+
+def _as_it_is(error: BaseException) -> None:
+    """An error that says enough."""
+
+
+class Blocking:
+    """Marks a thread as being inside a blocking MPI call. Used with ``with``, in one thread at a time."""
+
+    def __init__(self, what: str, explain: Callable[[BaseException], None] = _as_it_is, kind: str = CONTROL) -> None:
+        self.what = what
+        self.kind = kind
+        self.since: float | None = None
+        self.leads = True
+        self._explain = explain
+
+    def __enter__(self) -> None:
+        forks.require_rank(self.what)
+        self.leads = _leads(self.kind)
+        self.since = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.since = None
+        if error:
+            self._explain(error)
+
+
+class Timeout:
+    """Waits, with a limit, for something that other ranks do.
+
+    Args:
+        who: this rank and its host, for messages.
+        check: raises where a rank is known to have died; called now and then while waiting.
+        explain: gets what ``done``, or a blocking call, raised, and raises what is to be raised instead, if anything.
+
+    Attributes:
+        seconds: how many a wait lasts at most.
+        stalled: the ranks, by their numbers at the start of the run, that are known to be those that do not wait, with
+            their names and hosts; see :mod:`hpctrain.worker.comm.stalls`.
+        leaving: this rank's work is done, and what it waits for is the others' end.
+        crossed: what to raise in every wait, because none of them can end; see :mod:`hpctrain.worker.comm.crossed`.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        check: Callable[[], None] = lambda: None,
+        explain: Callable[[BaseException], None] = _as_it_is,
+    ) -> None:
+        self._who = who
+        self._check = check
+        self._explain = explain
+        self.seconds = timeout_seconds()
+        self.stalled: Callable[[], Mapping[int, str]] = dict
+        self.leaving = False
+        self.crossed: Callable[[], HpctrainError | None] = lambda: None
+        self._waits: dict[int, Wait] = {}
+        self._blocking: dict[str, Blocking] = {}
+
+    def finish(
+        self,
+        start: Callable[[], MPI.Request],
+        what: str,
+        *,
+        kind: str = CONTROL,
+        heed: bool = True,
+        pause: Callable[[], object] = _no_pause,
+    ) -> None:
+        """Start a non-blocking call of MPI and wait until it is done; the rest as of :meth:`wait`."""
+        forks.require_rank(what)
+        try:
+            request = start()
+        except Exception as error:
+            self._explain(error)
+            raise
+        try:
+            self.wait(request.Test, what, kind=kind, heed=heed, pause=pause)
+        except BaseException:
+            self.abandon(request)
+            raise
+
+    def abandon(self, requests: object) -> None:
+        """Keep requests of MPI that nobody waits for any more: it may write into their buffers until it ends."""
+        _abandoned.append(requests)
+
+    def wait(
+        self,
+        done: Callable[[], bool],
+        what: str,
+        missing: Callable[[], Sequence[int]] = lambda: (),
+        *,
+        kind: str = CONTROL,
+        heed: bool = True,
+        pause: Callable[[], object] = _no_pause,
+        progress: Callable[[], int] = _no_progress,
+    ) -> None:
+        """Poll ``done`` until it is true.
+
+        Args:
+            done: a look that costs little.
+            what: is waited for, in words.
+            missing: the ranks, by their numbers at the start of the run, that are known not to have come yet, where
+                that is known.
+            kind: of the wait, see :class:`Wait`.
+            heed: a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
+            pause: is called between two looks.
+            progress: grows while what is waited for is coming; the limit counts from when it last did.
+
+        Raises:
+            RanksLostError: a rank died.
+            HpctrainError: it is not done in time, with exit code 4, because no rank has failed; or the ranks wait in
+                different places.
+        """
+        try:
+            self._wait(done, what, missing, kind=kind, heed=heed, pause=pause, progress=progress)
+        except Exception as error:
+            self._explain(error)
+            raise
+
+    def _wait(
+        self,
+        done: Callable[[], bool],
+        what: str,
+        missing: Callable[[], Sequence[int]],
+        *,
+        kind: str,
+        heed: bool,
+        pause: Callable[[], object],
+        progress: Callable[[], int],
+    ) -> None:
+        if done():
+            return
+        # Of the wait, and then of the last that came.
+        since = time.monotonic()
+        while time.monotonic() - since < _SPIN_SECONDS:
+            pause()
+            if done():
+                return
+        thread = threading.get_ident()
+        wait = self._waits[thread] = Wait(
+            what=what, since=since, kind=END if self.leaving else kind, leads=_leads(kind)
+        )
+        reached = progress()
+        try:
+            while not done():
+                pause()
+                now = time.monotonic()
+                if progress() > reached:
+                    reached, since = progress(), now
+                    if since - wait.since > _RENEWED_SECONDS:
+                        wait = self._waits[thread] = replace(wait, since=since)
+                waited = now - since
+                if heed:
+                    self._heed()
+                if waited > self.seconds:
+                    raise self.out_of_time(what, missing())
+                time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
+        finally:
+            del self._waits[thread]
+
+    def _heed(self) -> None:
+        """Raise if what is waited for cannot come."""
+        self._check()
+        if error := self.crossed():
+            raise error
+
+    def blocking(self, what: str, kind: str = CONTROL) -> Blocking:
+        """For blocking MPI calls of a few microseconds, which cannot be polled; one object for each text."""
+        return self._blocking.setdefault(what, Blocking(what, self._explain, kind))
+
+    def oldest(self) -> Wait | None:
+        """The longest current wait of all threads, for a thread that watches over them."""
+        return min(self._all_waits(), key=lambda wait: wait.since, default=None)
+
+    def leading(self) -> Wait | None:
+        """The longest current wait during which the rank does nothing else."""
+        return min((wait for wait in self._all_waits() if wait.leads), key=lambda wait: wait.since, default=None)
+
+    def _all_waits(self) -> list[Wait]:
+        waits = list(self._waits.values())
+        for blocking in list(self._blocking.values()):
+            # read once: its thread may leave the call at any moment
+            since = blocking.since
+            if since is not None:
+                kind = END if self.leaving else blocking.kind
+                waits.append(Wait(what=blocking.what, since=since, blocked=True, kind=kind, leads=blocking.leads))
+        return waits
+
+    def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
+        """The error when the time for a wait is over."""
+        stalled = self.stalled()
+        # Of those that do not wait, some may belong to another group.
+        awaited = [stalled[number] for number in missing if number in stalled] or list(stalled.values())
+        ranks = ", ".join(awaited or [f"rank {number}" for number in missing]) or "the other ranks"
+        return HpctrainError(
+            f"{self._who} waited {self.seconds:g} s for {ranks} in {what}",
+            "look in logs/ for the rank that stopped earlier; HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+            exit_code=RESUMABLE,
+        )

@@ -1,0 +1,385 @@
+"""The communicator over torch.distributed: Gloo for the control plane, Gloo or NCCL for PyTorch's gradients."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hpctrain.common.errors import HpctrainError, TransientError
+from hpctrain.common.limits import timeout_seconds
+from hpctrain.worker.comm import forks
+from hpctrain.worker.comm.addresses import own_address
+from hpctrain.worker.comm.base import AnyArray, Group, Reduction, Wire, Work, whole
+from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
+from hpctrain.worker.comm.crossed_store import StoreCrossings
+from hpctrain.worker.comm.narrowed import Narrowing
+from hpctrain.worker.comm.rendezvous import listening_at, rendezvous
+from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Timeout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# PyTorch's names for a group whose tensors travel by what their device needs.
+_GROUPS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+_OPERATIONS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+# Longer than hpctrain waits, so that hpctrain speaks first: it knows what was waited for.
+_MARGIN_SECONDS = 5.0
+
+# torchrun's store outlives a group, whose addresses a later one must not find there.
+_joined = itertools.count()
+
+
+class TorchDistributedCommunicator(CheckedControl):
+    """The ranks of torch.distributed's default group, which this object creates and destroys.
+
+    Objects are pickled and travel on Gloo's connections between the ranks, never through the store, which any process
+    that reaches its port could write to.
+
+    Args:
+        backend: ``gloo`` or ``nccl``.
+        reason: why.
+        world: the ranks where MPI started them; None where torchrun did.
+
+    Raises:
+        HpctrainError: a group is there already, PyTorch lacks NCCL, a rank has no GPU, or the rendezvous failed.
+    """
+
+    def __init__(self, backend: Literal["gloo", "nccl"], reason: str, world: MPI.Intracomm | None) -> None:
+        super().__init__(reason)
+        self.backend: str = backend
+        self._group_of = _GROUPS[backend]
+        self.on_gpus = backend == "nccl"
+        self._by_mpi = world is not None
+        if dist.is_initialized():
+            raise HpctrainError(
+                "torch.distributed already has a process group", "leave init_process_group out: ht.init() makes it"
+            )
+        if self.on_gpus and not dist.is_nccl_available():
+            raise HpctrainError(
+                f"this PyTorch, {torch.__version__}, is built without NCCL",
+                "choose --backend gloo or mpi, or install PyTorch's build for CUDA",
+            )
+        limit = timedelta(seconds=timeout_seconds() + _MARGIN_SECONDS)
+        try:
+            self._join_mpi(world, limit) if world is not None else self._join_torchrun(limit)
+        except RuntimeError as error:
+            raise self._failed(error, "making the group") from error
+        self.timeout = Timeout(f"rank {self.rank} on {self.host}")
+        self._engine: TorchDistributedEngine | None = None
+        if self.on_gpus:
+            try:
+                _take_gpu(self)
+            except BaseException:
+                dist.destroy_process_group()
+                raise
+
+    def _join_mpi(self, world: MPI.Intracomm, limit: timedelta) -> None:
+        met = rendezvous(world, self.host, limit)
+        self.rank, self.size = met.rank, met.size
+        self.local_rank, self.local_size = met.local_rank, met.local_size
+        self._address: str | None = met.address
+        self.store_address = met.store_address
+        with listening_at(met.address):
+            self._make_group(met.store, limit)
+
+    def _join_torchrun(self, limit: timedelta) -> None:
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.local_rank, self.local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        store = next(dist.rendezvous("env://", timeout=limit))[0]  # type: ignore[attr-defined]
+        own = dist.PrefixStore(f"hpctrain-{next(_joined)}", store)  # type: ignore[attr-defined]
+        self._address = self._torchruns_address(own)
+        with listening_at(self._address):
+            self._make_group(own, limit)
+
+    def _torchruns_address(self, store: Any) -> str | None:
+        """Where the ranks of other hosts reach this one; None where that cannot be told.
+
+        By itself Gloo listens at the address of the host's name, which Debian makes one of the loopback interface. The
+        first host has no name of another one: the last rank tells it an address.
+        """
+        if self.local_size == self.size:
+            return "127.0.0.1"
+        key = "an address on another host"
+        other = store.get(key).decode() if os.environ["GROUP_RANK"] == "0" else os.environ["MASTER_ADDR"]
+        own = own_address(self.host, [other])
+        if self.rank == self.size - 1:
+            store.set(key, own)
+        return None if ipaddress.ip_address(own).is_loopback else own
+
+    def _make_group(self, store: Any, limit: timedelta) -> None:
+        show = sys.excepthook
+        dist.init_process_group(self._group_of, store=store, rank=self.rank, world_size=self.size, timeout=limit)
+        # PyTorch's own would hold back what it shows until the process has ended, and one stays for every group.
+        sys.excepthook = show
+        self._crossings = StoreCrossings(store, self.rank, self.size, self.host, lambda: self.passes)
+
+    def making_groups(self) -> AbstractContextManager[None]:
+        return listening_at(self._address)
+
+    # The control plane: tensors in the CPU's memory, so Gloo's.
+
+    def _maximum(self, words: Words, what: str) -> None:
+        # Gloo's all-gather takes half of the steps of its all-reduce. torch's own barrier would take the GPU.
+        everyone = self._rows(torch.from_numpy(words), len(words), what)
+        np.maximum.reduce([row.numpy() for row in everyone], axis=0, out=words)
+
+    def _overwrite(self, buffer: Bytes, root: int, what: str) -> None:
+        # torch warns of memory that cannot be written to, as what pickle returns.
+        tensor = torch.from_numpy(buffer if buffer.flags.writeable else buffer.copy())
+        self.run(dist.broadcast, tensor, root, what=what)
+
+    def _gather(self, own: Bytes, longest: int, what: str) -> Sequence[Bytes]:
+        return [row.numpy() for row in self._rows(torch.from_numpy(own.copy()), longest, what)]
+
+    def _reduce(self, array: AnyArray, reduction: Reduction, what: str) -> AnyArray:
+        received: AnyArray = np.array(array, order="C")
+        self.run(dist.all_reduce, torch.from_numpy(received), _OPERATIONS[reduction], what=what)
+        return received
+
+    def _group(self, size: int | None, what: str) -> TorchDistributedGroup:
+        return TorchDistributedGroup(self, self._new_group(size or self.size), what)
+
+    def _new_group(self, size: int) -> Any:
+        """Connections of their own for ``size`` neighbouring ranks."""
+        limit = timedelta(seconds=timeout_seconds() + _MARGIN_SECONDS)
+        self._meet(f"groups of {size} ranks", "making groups of ranks")
+        try:
+            with listening_at(self._address):
+                # Every rank has to make every group.
+                starts = range(0, self.size, size)
+                groups = [dist.new_group(list(range(start, start + size)), limit, self._group_of) for start in starts]
+        except RuntimeError as error:
+            raise self._failed(error, "making groups of ranks") from error
+        return groups[self.rank // size]
+
+    # What both planes stand on.
+
+    def gather(self, flat: torch.Tensor, what: str, members: Any) -> list[torch.Tensor]:
+        """The flat tensors of all ranks, which may differ in length; ``members``: the group whose connections it is."""
+        lengths = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
+        own = torch.tensor([len(flat)], device="cpu")
+        self.run(dist.all_gather, lengths, own, members, what=what, kind=REDUCTION)
+        parts = self._rows(flat, max(1, *(int(length) for length in lengths)), what, members, REDUCTION)
+        return [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
+
+    def _rows(
+        self, flat: torch.Tensor, longest: int, what: str, members: Any = None, kind: str = CONTROL
+    ) -> list[torch.Tensor]:
+        """The flat tensors of all ranks, each with zeros behind it up to the length of the longest."""
+        padded = flat.new_zeros(longest)
+        padded[: len(flat)] = flat
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        self.run(dist.all_gather, parts, padded, members, what=what, kind=kind)
+        return parts
+
+    def start(self, collective: Callable[..., Any], *arguments: Any) -> Any:
+        """torch.distributed's handle of a collective in flight."""
+        forks.require_rank(collective.__name__)
+        if not dist.is_initialized():
+            raise HpctrainError("the communicator was used after shutdown()")
+        try:
+            return collective(*arguments, async_op=True)
+        except RuntimeError as error:
+            raise self._failed(error, collective.__name__) from error
+
+    def finish(self, handle: Any, what: str, *, kind: str = CONTROL, on_gpu: bool = False) -> None:
+        """Wait for a collective. On a GPU only its stream waits, and NCCL's own watchdog ends what takes too long."""
+        try:
+            if not on_gpu:
+                with self._crossings.told(END if self.timeout.leaving else kind, what) as pause:
+                    self.timeout.wait(handle.is_completed, what, kind=kind, pause=pause)
+            handle.wait()
+        except RuntimeError as error:
+            raise self._failed(error, what) from error
+
+    def run(self, collective: Callable[..., Any], *arguments: Any, what: str, kind: str = CONTROL) -> None:
+        """Start a collective and wait for it."""
+        tensors = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
+        self.finish(self.start(collective, *arguments), what, kind=kind, on_gpu=tensors[0].is_cuda)
+
+    def _failed(self, error: Exception, what: str) -> HpctrainError:
+        # Gloo begins with its source file, and ends with advice.
+        said = re.sub(r"^\[\S*\] | This is typically .*", "", str(error).splitlines()[0])
+        return TransientError(
+            f"rank {self.rank} on {self.host}: torch.distributed failed in {what}: {said}",
+            "another rank failed or stopped earlier: its own log says why",
+            exit_code=1,
+        )
+
+    # The data plane.
+
+    def torch(self) -> TorchDistributedEngine:
+        """Collective at its first call: gradients have connections of their own.
+
+        A gradient of one rank can then never be added to what another one sends on the control plane.
+        """
+        if self._engine is None:
+            self._engine = TorchDistributedEngine(self, self._new_group(self.size))
+        return self._engine
+
+    def process_group(self) -> None:
+        if not dist.is_initialized():
+            raise HpctrainError(
+                "torch.distributed's group was destroyed, and with it the connections of the run",
+                "leave destroy_process_group, or what calls it, to the end of the script",
+            )
+
+    def tensorflow(self) -> NoReturn:
+        raise HpctrainError(
+            f"backend {self.backend!r} reduces PyTorch's gradients, but this is Keras",
+            "choose --backend mpi, or horovod, which use GPUs too; torchrun starts neither: hpctrain run does",
+        )
+
+    def _leave_training(self) -> None:
+        self.timeout.leaving = True
+
+    def abort(self, exit_code: int) -> None:
+        if self._by_mpi:
+            from mpi4py import MPI
+
+            MPI.COMM_WORLD.Abort(exit_code)
+        # torchrun sees this process end, and ends the others.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    def shutdown(self) -> None:
+        if not dist.is_initialized():
+            return
+        try:
+            # A rank that leaves closes its connections, and rank 0 the store.
+            self.barrier()
+        finally:
+            if self._engine is not None:
+                self._engine.close()
+            # It holds the store, and rank 0's listens for as long as anybody does.
+            del self._crossings
+            dist.destroy_process_group()
+
+
+def _take_gpu(comm: TorchDistributedCommunicator) -> None:
+    """Make the GPU of this local rank the one that ``cuda`` means, or refuse where ranks would have to share one."""
+    hosts = comm.allgather_object((comm.host, comm.local_size, torch.cuda.device_count()))
+    short = next((found for found in hosts if found[2] < found[1]), None)
+    if short:
+        host, ranks, gpus = short
+        raise HpctrainError(
+            f"backend 'nccl' needs a GPU for each rank: {host} has {ranks} ranks, PyTorch sees {gpus} GPUs there",
+            "start fewer ranks, or choose --backend gloo or mpi",
+        )
+    torch.cuda.set_device(comm.local_rank)
+
+
+class TorchDistributedGroup(Group):
+    """A subset of the ranks: tensors on GPUs travel by NCCL, others by Gloo."""
+
+    def __init__(self, comm: TorchDistributedCommunicator, group: Any, what: str) -> None:
+        self._comm = comm
+        self._members = group
+        self._what = what
+
+    def allreduce(self, array: AnyArray) -> AnyArray:
+        reduced: AnyArray = self.allreduce_torch(torch.from_numpy(array)).numpy()
+        return reduced
+
+    def allreduce_torch(self, tensor: torch.Tensor) -> torch.Tensor:
+        reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
+        summed = (reduced, dist.ReduceOp.SUM, self._members)
+        self._comm.run(dist.all_reduce, *summed, what=self._what, kind=self._what)
+        return reduced
+
+
+class _Work:
+    finite = None
+
+    def __init__(self, comm: TorchDistributedCommunicator, handle: Any, name: str, *, on_gpu: bool) -> None:
+        self._comm = comm
+        self._handle = handle
+        self._name = name
+        self._on_gpu = on_gpu
+
+    def wait(self) -> None:
+        self._comm.finish(self._handle, self._name, kind=REDUCTION, on_gpu=self._on_gpu)
+        # It keeps Gloo's sockets open, even those of a group that has ended.
+        self._handle = None
+
+
+class _WideWork:
+    """The mean of 16-bit numbers in the CPU's memory, added up in float32, where Gloo would round at every hop.
+
+    Each rank receives everyone's part of one slice, and hands its mean to all: the two halves of a ring all-reduce,
+    with as many bytes on the wire. Works are waited for in the order in which they were started, on all ranks.
+    """
+
+    finite = None
+
+    def __init__(self, comm: TorchDistributedCommunicator, buffer: torch.Tensor, name: str, members: Any) -> None:
+        self._comm = comm
+        self._members = members
+        self._buffer = buffer
+        self._name = name
+        self._sent = buffer.new_zeros(-(-len(buffer) // comm.size) * comm.size)
+        self._sent[: len(buffer)] = buffer
+        self._received = torch.empty_like(self._sent)
+        self._handle = comm.start(dist.all_to_all_single, self._received, self._sent, None, None, members)
+
+    def wait(self) -> None:
+        self._comm.finish(self._handle, self._name, kind=REDUCTION)
+        self._handle = None
+        parts = self._received.view(self._comm.size, -1)
+        mean = parts.float().mean(dim=0).to(self._buffer.dtype)
+        everyone = list(self._sent.chunk(self._comm.size))
+        self._comm.run(dist.all_gather, everyone, mean, self._members, what=self._name, kind=REDUCTION)
+        self._members = None
+        self._buffer.copy_(self._sent[: len(self._buffer)])
+
+
+class TorchDistributedEngine:
+    """Reduces flat PyTorch buffers: on GPUs with NCCL, in the CPU's memory with Gloo."""
+
+    in_place = True
+
+    def __init__(self, comm: TorchDistributedCommunicator, members: Any) -> None:
+        self._comm = comm
+        self._members = members
+        self._narrowing = Narrowing()
+
+    def close(self) -> None:
+        """Let go of the group: its sockets stay open for as long as anybody holds it."""
+        self._members = None
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if device.type == "cuda" and not self._comm.on_gpus:
+            raise HpctrainError("backend 'gloo' reduces in the CPU's memory, not on GPUs", "choose --backend nccl")
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
+        if narrow_type := whole(wire):
+            return self._narrowing.allreduce(buffer, name, narrow_type, lambda narrow: self.allreduce(narrow, name))
+        if buffer.itemsize == 2 and not buffer.is_cuda:
+            return _WideWork(self._comm, buffer, name, self._members)
+        handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG, self._members)
+        return _Work(self._comm, handle, name, on_gpu=buffer.is_cuda)
+
+    def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        # Bytes travel the same for every type.
+        parts = self._comm.gather(tensor.detach().reshape(-1).view(torch.uint8), name, self._members)
+        joined = torch.cat([part.view(tensor.dtype) for part in parts])
+        return joined.view(-1, *tensor.shape[1:])
+
+    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
+        flat = tensor.detach().reshape(-1)
+        self._comm.run(dist.broadcast, flat.view(torch.uint8), root, self._members, what=name, kind=REDUCTION)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view(tensor.shape))

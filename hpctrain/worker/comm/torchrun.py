@@ -1,0 +1,55 @@
+"""The variables in which torchrun tells a process its rank, for libraries that look for them.
+
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hpctrain.common.cluster.launcher import AS_TORCHRUN, TORCHRUN, TORCHRUN_MARK, detect
+from hpctrain.worker.comm.base import Communicator
+
+
+def torchrun_variables(
+    *, rank: int, size: int, local_rank: int, local_size: int, node: int, address: tuple[str, int]
+) -> dict[str, str]:
+    """The variables of one rank.
+
+    Args:
+        rank, size, local_rank, local_size: as of :class:`~hpctrain.worker.comm.base.Communicator`.
+        node: the number of its host.
+        address: of the store of torch.distributed; port 0 where there is none yet.
+    """
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "GROUP_RANK": str(node),
+        "MASTER_ADDR": address[0],
+        "MASTER_PORT": str(address[1]),
+        TORCHRUN_MARK: AS_TORCHRUN,
+    }
+
+
+def set_torchrun_variables(comm: Communicator) -> None:
+    """Set them for this rank, unless torchrun has. Collective.
+
+    Of what was set by a plan only the store's address is new.
+    """
+    hosts = list(dict.fromkeys(comm.allgather_object(comm.host)))
+    found = torchrun_variables(
+        rank=comm.rank,
+        size=comm.size,
+        local_rank=comm.local_rank,
+        local_size=comm.local_size,
+        node=hosts.index(comm.host),
+        address=comm.store_address or ("127.0.0.1", 0),
+    )
+    launcher = detect()
+    if launcher and launcher.name == TORCHRUN:
+        return
+    if os.environ.get(TORCHRUN_MARK) == AS_TORCHRUN:
+        found = {name: value for name, value in found.items() if name.startswith("MASTER_")}
+    os.environ.update(found)

@@ -1,0 +1,102 @@
+"""Opens the samples that a recipe names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.shards.cache import ShardFiles, cache_folder, fetch_manifest
+from hpctrain.common.shards.manifest import read_manifest
+from hpctrain.worker.data.samples import InMemory
+from hpctrain.worker.data.source import Source
+
+if TYPE_CHECKING:
+    from hpctrain.worker.comm import Communicator
+
+# That the networks for photographs tell apart.
+_CLASSES = 1000
+# Vocabularies are padded to one, which matrix products prefer.
+_MULTIPLE = 64
+
+
+def open_sources(recipe: Recipe, comm: Communicator | None = None) -> tuple[Source, Source]:
+    """The training and the validation samples of a recipe. Collective over the ranks of ``comm``.
+
+    Args:
+        recipe: names them.
+        comm: of ranks that are to have the same ones, should a set in object storage be written anew meanwhile.
+
+    Raises:
+        HpctrainError: the recipe's data are not there, or not whole, or a cache of them has no room.
+    """
+    if recipe.data.name == "digits":
+        from hpctrain.worker.data.digits import load_digits
+
+        seed = recipe.seed if recipe.data.split_seed is None else recipe.data.split_seed
+        train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=seed)
+        return InMemory(samples=train), InMemory(samples=test)
+    return _text(recipe, comm) if recipe.data.name == "text" else _imagenet(recipe, comm)
+
+
+def _folder(recipe: Recipe, comm: Communicator | None) -> Path:
+    """The folder of the recipe's shards, or this node's cache of those in object storage."""
+    url = shard_url(recipe)
+    if url is None:
+        return shard_folder(recipe)
+    # One request for all nodes, and the same set on each.
+    manifest = fetch_manifest(url) if comm is None or comm.rank == 0 else b""
+    return cache_folder(url, comm.broadcast_object(manifest) if comm else manifest)
+
+
+def _text(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
+    from hpctrain.common.shards.text.read import TokenShards
+    from hpctrain.worker.data.text import Windows, bundled_tokens
+
+    context = recipe.model.context
+    if has_folder(recipe) or shard_url(recipe):
+        folder = _folder(recipe, comm)
+        train, val = TokenShards(folder, "train"), TokenShards(folder, "val")
+        ShardFiles(folder).require_room([*train.manifest.train.shards, *train.manifest.val.shards])
+        tokens = train.manifest.settings.tokenizer.vocabulary
+        if tokens > recipe.model.vocabulary:
+            raise HpctrainError(
+                f"{folder} has {tokens:,} tokens, but the model's vocabulary has {recipe.model.vocabulary:,}",
+                f"--set model.vocabulary={-(-tokens // _MULTIPLE) * _MULTIPLE}",
+            )
+        sources = Windows(train, context, recipe.seed), Windows(val, context)
+    else:
+        bundled, held_out = bundled_tokens()
+        sources = Windows(bundled, context, recipe.seed), Windows(held_out, context)
+    for name, source in zip(("train", "val"), sources, strict=True):
+        if not len(source):
+            raise HpctrainError(
+                f"the text in {name} is shorter than a window of {context} tokens",
+                "prepare more text or, for val, with a larger --validation-share; or --set model.context=…",
+            )
+    return sources
+
+
+def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
+    from hpctrain.worker.data.loader import ImageNet, WorkerPool
+
+    if recipe.model.name == "digits_cnn":
+        raise HpctrainError(
+            f"recipe {recipe.name}: digits_cnn takes the digits' images of 8 x 8 pixels, not photographs",
+            "--set model.name=resnet50, or resnet18, resnet101; or --set data.name=digits",
+        )
+    folder = _folder(recipe, comm)
+    pool = WorkerPool(folder, recipe)
+    train, val = ImageNet(folder, "train", recipe, pool), ImageNet(folder, "val", recipe, pool)
+    if recipe.data.limit is None:
+        ShardFiles(folder).require_room(
+            [file for split in read_manifest(folder).splits.values() for file in split.shards]
+        )
+    if len(train.classes) > _CLASSES:
+        raise HpctrainError(
+            f"{folder} has {len(train.classes)} classes, but {recipe.model.name} distinguishes {_CLASSES}",
+            "--set data.path=DIR names a folder with fewer classes",
+        )
+    return train, val

@@ -1,0 +1,122 @@
+"""Makes images from a folder of shards, one by one, in a rank or in one of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from hpctrain.common.recipes.schema import Images
+from hpctrain.common.shards.decoding import BrokenImageError, Pixels
+from hpctrain.common.shards.read import Shards
+from hpctrain.worker.data.images import mean_colour, size_at, training_image, validation_image
+from hpctrain.worker.data.sampling import repetition_of, sample_of
+
+# Position among those asked for, key, and the decoder's message.
+Broken = tuple[int, str, str]
+
+_MESSAGE_CHARACTERS = 200
+# The split whose images are cut at random; of others it is the middle.
+TRAINING = "train"
+
+
+class DecodingJob(BaseModel):
+    """The shards and settings from which images are made.
+
+    Attributes:
+        folder: of the shards.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    folder: Path
+    seed: int
+    images: Images
+
+    def shape(self, split: str, epoch: int) -> tuple[int, int, int]:
+        """(height, width, channels) of an image."""
+        size = size_at(self.images, epoch) if split == TRAINING else self.images.test_size
+        return size, size, 3
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8, or float32 where the recipe wants images normalised."""
+        return np.dtype(np.uint8 if self.images.as_bytes else np.float32)
+
+
+class Decoder:
+    """Makes images of one split of a folder of shards.
+
+    Args:
+        job: how.
+        shards: the split, whose files stay open until it is closed.
+    """
+
+    def __init__(self, job: DecodingJob, shards: Shards) -> None:
+        self._job = job
+        self._shards = shards
+        self._random = _Random(job.seed)
+        mean, deviation = (np.array(values, np.float32) for values in (job.images.mean, job.images.deviation))
+        self._scale, self._shift = 1 / (255 * deviation), mean / deviation
+        self._blank = mean_colour(job.images)
+
+    def write(self, indices: Sequence[int], epoch: int, images: NDArray[Any]) -> list[Broken]:
+        """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``; returns the broken ones.
+
+        Args:
+            indices: of the samples, or a part of an epoch's order.
+            epoch: from 0.
+            images: to be filled.
+
+        Raises:
+            HpctrainError: a shard cannot be read.
+            Exception: another fault, with a note of the sample where it was met.
+        """
+        broken = []
+        order = np.array(indices, np.int64)
+        drawn = zip(sample_of(order).tolist(), repetition_of(order).tolist(), strict=True)
+        for position, (index, repetition) in enumerate(drawn):
+            try:
+                pixels = self._image(self._shards.read(index), self._random.of(epoch, index, repetition), epoch)
+            except BrokenImageError as error:
+                broken.append((position, self._shards.key(index), str(error)[:_MESSAGE_CHARACTERS]))
+                pixels = np.broadcast_to(self._blank, images.shape[1:])
+            except Exception as error:
+                error.add_note(f"{self._shards.where(index)}: {self._shards.key(index)}")
+                raise
+            if images.dtype == np.uint8:
+                images[position] = pixels
+            else:
+                np.multiply(pixels, self._scale, out=images[position])
+                images[position] -= self._shift
+        return broken
+
+    def _image(self, content: bytes, random: np.random.Generator, epoch: int) -> Pixels:
+        job = self._job
+        if self._shards.split != TRAINING:
+            return validation_image(content, job.images)
+        return training_image(content, size_at(job.images, epoch), job.images, random)
+
+
+class _Random:
+    """The random numbers of each sample: Philox with the key (seed, epoch), from a counter for each sample.
+
+    One generator is set anew for each: making one takes four times as long, as it asks the system for entropy.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.Philox(key=seed)
+        self._generator = np.random.Generator(self._bits)
+        self._state = self._bits.state
+        self._seed = seed
+
+    def of(self, epoch: int, index: int, repetition: int) -> np.random.Generator:
+        """Good until the next is asked for."""
+        self._state["state"]["key"][:] = self._seed, epoch
+        self._state["state"]["counter"][:] = 0, 0, index, repetition
+        self._bits.state = self._state
+        return self._generator

@@ -1,0 +1,199 @@
+"""One photograph, from the bytes of its file to the network's input.
+
+Everything random comes from the generator that is passed, so equal generators give equal pixels, wherever it is done.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from hpctrain.common.recipes.schema import Images, Jitter
+from hpctrain.common.shards.decoding import BrokenImageError, Pixels, decode, look
+from hpctrain.worker.data.augment import augment, erase
+
+_TRIES = 10
+# Scales in eighths at which libjpeg-turbo has fast code; those between them take longer than the whole photograph.
+_SCALES = (1, 2, 4)
+# Above, taps of bilinear interpolation after a small blur lie too far apart.
+_MOST_INTERPOLATED = 2.7
+# Below, the blur changes less than it costs.
+_LEAST_BLURRED = 1.2
+# Longer side over shorter: what lies beyond is not resized in validation, which would take any memory.
+_MOST_ELONGATED = 3
+# Share of red, green and blue in what the eye takes for brightness (ITU-R BT.601).
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+# Principal components of ImageNet's colours in 0 to 1, scaled by their deviations (Krizhevsky et al. 2012, section 4.1;
+# the values are those of fb.resnet.torch, datasets/imagenet.lua).
+_COLOURS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]) * np.array(
+    [0.2175, 0.0188, 0.0045]
+)
+
+# One image at a time in each process: the processes are what there is one of for each core.
+cv2.setNumThreads(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crop:
+    """A rectangle of a photograph, in pixels."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+def size_at(images: Images, epoch: int) -> int:
+    """The side of training images in pixels in an epoch, counted from 0."""
+    if not images.size_ramp:
+        return images.size
+    epochs, sizes = zip(*images.size_ramp, strict=True)
+    return max(32, 32 * round(float(np.interp(epoch, epochs, sizes)) / 32))
+
+
+def training_image(content: bytes, size: int, images: Images, random: np.random.Generator) -> Pixels:
+    """A random part of a photograph, changed at random, of shape (size, size, 3).
+
+    Raises:
+        BrokenImageError: it cannot be decoded.
+    """
+    width, height, pixels = look(content)
+    crop = random_crop(width, height, images, random)
+    flip = images.flip and random.random() < 0.5
+    if pixels is None:
+        pixels, crop = _decode(content, (width, height), crop, size, size)
+    image = resize(_part(pixels, crop), size, size)
+    if flip:
+        image = cv2.flip(image, 1)
+    return _augmented(image, images, random)
+
+
+def _augmented(image: Pixels, images: Images, random: np.random.Generator) -> Pixels:
+    if images.augmentation:
+        image = augment(image, images.augmentation, random)
+    if images.jitter:
+        image = _jitter(image, images.jitter, random)
+    return erase(image, images.erasing, mean_colour(images), random) if images.erasing else image
+
+
+def mean_colour(images: Images) -> Pixels:
+    """The colour that is closest to 0 when normalised, of shape (3,)."""
+    colour: Pixels = np.rint(255 * np.array(images.mean, np.float32)).astype(np.uint8)
+    return colour
+
+
+def validation_image(content: bytes, images: Images) -> Pixels:
+    """The middle of a photograph whose shorter side was made ``test_resize``, of shape (test_size, test_size, 3).
+
+    Raises:
+        BrokenImageError: it cannot be decoded.
+    """
+    width, height, pixels = look(content)
+    crop = _middle(width, height)
+    factor = images.test_resize / min(width, height)
+    wide, high = round(crop.width * factor), round(crop.height * factor)
+    if pixels is None:
+        pixels, crop = _decode(content, (width, height), crop, wide, high)
+    size = images.test_size
+    left, top = (wide - size) // 2, (high - size) // 2
+    return resize(_part(pixels, crop), wide, high)[top : top + size, left : left + size]
+
+
+def _middle(width: int, height: int) -> Crop:
+    """The whole, or of an elongated photograph the middle, with a wide margin around what is shown."""
+    most = _MOST_ELONGATED * min(width, height)
+    wide, tall = min(width, most), min(height, most)
+    return Crop(left=(width - wide) // 2, top=(height - tall) // 2, width=wide, height=tall)
+
+
+def random_crop(width: int, height: int, images: Images, random: np.random.Generator) -> Crop:
+    """A random rectangle whose area and (logarithmic) aspect ratio are uniform within the recipe's bounds.
+
+    After ten tries that do not fit: the largest part in the middle whose ratio is within the bounds (Szegedy et al.
+    2015, section 6; the rules for what does not fit are torchvision's).
+    """
+    low, high = images.crop_ratio
+    for _ in range(_TRIES):
+        area = width * height * random.uniform(*images.crop_area)
+        ratio = math.exp(random.uniform(math.log(low), math.log(high)))
+        wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < tall <= height:
+            left, top = int(random.integers(width - wide + 1)), int(random.integers(height - tall + 1))
+            return Crop(left=left, top=top, width=wide, height=tall)
+    ratio = min(max(width / height, low), high)
+    wide, tall = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
+    return Crop(left=(width - wide) // 2, top=(height - tall) // 2, width=wide, height=tall)
+
+
+def resize(pixels: Pixels, width: int, height: int) -> Pixels:
+    """Resize an image with bilinear interpolation, antialiased where it shrinks.
+
+    Pillow's filter is a triangle as wide as two pixels of the result, of variance r^2 / 6 where the image shrinks by r.
+    Interpolation alone has 1 / 6; a blur of three pixels before it adds the rest, in a sixth of Pillow's time.
+
+    Raises:
+        BrokenImageError: OpenCV refuses its shape.
+    """
+    try:
+        return _resize(pixels, width, height)
+    except cv2.error as error:
+        raise BrokenImageError(f"{pixels.shape[1]} x {pixels.shape[0]} pixels: {error}") from error
+
+
+def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
+    shrinks = pixels.shape[1] / width, pixels.shape[0] / height
+    filtered, interpolation = pixels, cv2.INTER_LINEAR
+    if max(shrinks) > _MOST_INTERPOLATED:
+        interpolation = cv2.INTER_AREA
+    elif max(shrinks) > _LEAST_BLURRED:
+        x, y = (_deviation((r * r - 1) / 6) for r in shrinks)
+        filtered = cv2.GaussianBlur(pixels, (3, 3), x, sigmaY=y, borderType=cv2.BORDER_REPLICATE)
+    resized: Pixels = cv2.resize(filtered, (width, height), interpolation=interpolation)
+    return resized
+
+
+def _deviation(variance: float) -> float:
+    """The standard deviation of a Gaussian whose three middle samples have a variance, as far as three can."""
+    outer = min(max(variance / 2, 1e-4), 0.3)
+    return math.sqrt(-0.5 / math.log(outer / (1 - 2 * outer)))
+
+
+def _part(pixels: Pixels, crop: Crop) -> Pixels:
+    return pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+
+
+def _decode(content: bytes, size: tuple[int, int], crop: Crop, width: int, height: int) -> tuple[Pixels, Crop]:
+    """The photograph at the smallest scale whose crop has at least ``width`` x ``height`` pixels, and the crop in it.
+
+    Args:
+        size: width and height of the photograph.
+    """
+    for eighths in _SCALES:
+        if crop.width * eighths >= 8 * width and crop.height * eighths >= 8 * height:
+            break
+    else:
+        eighths = 8
+    pixels = decode(content, -(-size[0] * eighths // 8), -(-size[1] * eighths // 8))
+    if pixels.shape[:2] == size[::-1]:
+        return pixels, crop
+    left, right, top, bottom = (
+        round(edge * eighths / 8) for edge in (crop.left, crop.left + crop.width, crop.top, crop.top + crop.height)
+    )
+    return pixels, Crop(left=left, top=top, width=right - left, height=bottom - top)
+
+
+def _jitter(image: Pixels, jitter: Jitter, random: np.random.Generator) -> Pixels:
+    """Brightness, contrast and saturation each mixed with black, mean grey and grey; then lighting."""
+    pixels = image.astype(np.float32)
+    for kind in random.permutation(3):
+        strength = (jitter.brightness, jitter.contrast, jitter.saturation)[kind]
+        share = np.float32(1 + random.uniform(-strength, strength))
+        grey = pixels @ _LUMA
+        other = (np.float32(0), grey.mean(), grey[:, :, None])[kind]
+        pixels = np.clip(pixels * share + other * (1 - share), 0, 255)
+    noise = 255 * (_COLOURS @ random.normal(0, jitter.lighting, 3))
+    changed: Pixels = np.clip(np.rint(pixels + noise.astype(np.float32)), 0, 255).astype(np.uint8)
+    return changed

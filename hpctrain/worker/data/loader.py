@@ -1,0 +1,245 @@
+"""Streams ImageNet in pieces that worker processes prepare ahead of training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.shards.read import open_shards
+from hpctrain.worker.data.decoder import Broken, Decoder, DecodingJob
+from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.sampling import Indices, sample_of
+from hpctrain.worker.data.worker import DecodingTask
+from hpctrain.worker.data.workers import Workers
+
+# Images that a worker makes between two messages. Fewer keep a short piece from having all of them busy; more make the
+# end of a stream wait longer.
+_TASK_IMAGES = 16
+# Pieces after the one that is trained on, and at least as many tasks a worker.
+_PIECES_AHEAD = 3
+_TASKS_AHEAD = 3
+
+
+@dataclass(kw_only=True)
+class _Piece:
+    """A piece that is being prepared.
+
+    Attributes:
+        indices: of the samples, with their repetitions.
+        images: shape (N, height, width, 3), as far as they are written.
+        tasks: that are not done.
+        broken: so far.
+    """
+
+    indices: Indices
+    images: NDArray[Any]
+    tasks: int
+    broken: list[Broken]
+
+
+class WorkerPool:
+    """Makes images for the sources of one folder, one stream at a time, in worker processes or without any.
+
+    Nothing is started before the first stream.
+
+    Args:
+        folder: what ``hpctrain data shard`` wrote.
+        recipe: how images are made, and how many processes make them.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images)
+        self._count = recipe.data.workers
+        self._workers: Workers | None = None
+        self._open: Generator[_Piece] | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the running workers."""
+        return self._workers.pids if self._workers else []
+
+    @contextlib.contextmanager
+    def pieces(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Iterator[Iterator[_Piece]]:
+        """The pieces of a stream, made by workers, or by the decoder where there are none.
+
+        Raises:
+            RuntimeError: another stream is open, whose images this one would overwrite.
+        """
+        if self._open:
+            raise RuntimeError("another stream of these samples is open: close it first")
+        ready = self._ahead(split, list(pieces), epoch) if self._count else self._here(decoder, split, pieces, epoch)
+        self._open = ready
+        try:
+            with contextlib.closing(ready):
+                yield ready
+        finally:
+            self._open = None
+
+    def close(self) -> None:
+        """End the open stream and the workers. Idempotent; another stream starts them again."""
+        if self._open:
+            self._open.close()
+        self._end()
+
+    def _end(self) -> None:
+        if self._workers:
+            self._workers.end()
+            self._workers = None
+
+    def _here(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[_Piece]:
+        for indices in pieces:
+            images: NDArray[Any] = np.empty((len(indices), *self.job.shape(split, epoch)), self.job.dtype)
+            broken = decoder.write(indices.tolist(), epoch, images)
+            yield _Piece(indices=indices, images=images, tasks=0, broken=broken)
+
+    def _ahead(self, split: str, pieces: Sequence[Indices], epoch: int) -> Generator[_Piece]:
+        if not pieces:
+            return
+        if self._workers is None:
+            self._workers = Workers(self.job, self._count)
+        try:
+            yield from _Ring(self._workers, self.job, self._count, split, pieces, epoch).run()
+        except GeneratorExit:
+            if not self._workers.drop():
+                self._end()
+            raise
+        except BaseException:
+            self._end()
+            raise
+
+
+class ImageNet:
+    """One split of a folder of shards as a :class:`hpctrain.worker.data.source.Source`; one stream of a pool at a time.
+
+    Args:
+        folder: what ``hpctrain data shard`` wrote.
+        split: ``train``, whose images are cut and changed at random, or ``val``.
+        recipe: how images are made, how many processes make them, and what is done with broken ones.
+        pool: what makes them, which may be another split's too.
+
+    Raises:
+        HpctrainError: the folder, or the split, is not there or not whole.
+    """
+
+    def __init__(self, folder: Path, split: str, recipe: Recipe, pool: WorkerPool | None = None) -> None:
+        self.broken: set[str] = set()
+        self._shards = open_shards(folder, split)
+        self._pool = pool or WorkerPool(folder, recipe)
+        self._decoder = Decoder(self._pool.job, self._shards)
+        self._split = split
+        self._stops = recipe.data.broken_images == "stop"
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the split's index: which images, with which labels, in which order."""
+        return self._shards.fingerprint
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The WordNet identifiers by label."""
+        return self._shards.classes
+
+    def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
+        """As of :class:`hpctrain.worker.data.source.Source`.
+
+        Raises:
+            HpctrainError: an image is broken and the recipe stops at it, a shard cannot be read, or a worker died or
+                does not answer.
+            RuntimeError: another stream of the pool is open.
+        """
+        with self._pool.pieces(self._decoder, self._split, pieces, epoch) as ready:
+            for piece in ready:
+                yield self._samples(piece)
+
+    def close(self) -> None:
+        """End the pool, an open stream of it first. Idempotent; another stream starts it again."""
+        self._pool.close()
+        self._shards.close()
+
+    def _samples(self, piece: _Piece) -> Samples:
+        indices = sample_of(piece.indices)
+        labels = self._shards.labels[indices]
+        for position, key, message in piece.broken:
+            if self._stops:
+                raise HpctrainError(
+                    f"{self._shards.where(int(indices[position]))}: {key} cannot be decoded: {message}",
+                    "--set data.broken_images=skip leaves such images out, counts and names them",
+                    exit_code=1,
+                )
+            self.broken.add(key)
+            labels[position] = BROKEN
+        return Samples(images=piece.images, labels=labels)
+
+
+class _Ring:
+    """The pieces of one stream, each in one of a few places in the workers' memory.
+
+    Args:
+        workers: what makes them.
+        count: of the workers.
+        pieces: of the split, at least one.
+    """
+
+    def __init__(
+        self, workers: Workers, job: DecodingJob, count: int, split: str, pieces: Sequence[Indices], epoch: int
+    ) -> None:
+        self._workers, self._job, self._split, self._pieces, self._epoch = workers, job, split, pieces, epoch
+        longest = max(map(len, pieces))
+        self._share = min(_TASK_IMAGES, -(-longest // count))
+        ahead = max(_PIECES_AHEAD, -(-_TASKS_AHEAD * count * self._share // longest))
+        self._places = min(len(pieces), 1 + ahead)
+        self._image_bytes = int(np.prod(job.shape(split, epoch))) * job.dtype.itemsize
+        self._place_bytes = longest * self._image_bytes
+        self._memory = workers.reserve(self._places * self._place_bytes)
+        self._made: dict[int, _Piece] = {}
+        self._begun = 0
+        # by number: the piece, and where in it the task begins
+        self._tasks: dict[int, tuple[_Piece, int]] = {}
+
+    def run(self) -> Generator[_Piece]:
+        """The pieces in order; the place of one is used again when the next is asked for."""
+        for number in range(len(self._pieces)):
+            for other in range(number + len(self._made), min(number + self._places, len(self._pieces))):
+                self._made[other] = self._begin(other)
+            piece = self._made[number]
+            while piece.tasks:
+                self._note()
+            yield piece
+            del self._made[number]
+
+    def _begin(self, number: int) -> _Piece:
+        indices = self._pieces[number]
+        offset = number % self._places * self._place_bytes
+        shape = len(indices), *self._job.shape(self._split, self._epoch)
+        images: NDArray[Any] = np.ndarray(shape, self._job.dtype, self._memory, offset)
+        starts = range(0, len(indices), self._share)
+        piece = _Piece(indices=indices, images=images, tasks=len(starts), broken=[])
+        for start in starts:
+            task = DecodingTask(
+                number=self._begun,
+                split=self._split,
+                epoch=self._epoch,
+                indices=indices[start : start + self._share].tolist(),
+                offset=offset + start * self._image_bytes,
+            )
+            self._begun += 1
+            self._tasks[task.number] = piece, start
+            self._workers.put(task)
+        return piece
+
+    def _note(self) -> None:
+        result = self._workers.take()
+        piece, start = self._tasks.pop(result.number)
+        piece.tasks -= 1
+        piece.broken += [(start + position, key, message) for position, key, message in result.broken]

@@ -1,0 +1,136 @@
+"""A process that prepares images for a rank: ``python -m hpctrain.worker.data.worker TASKS RESULTS MEMORY JOB``.
+
+The first three are the numbers of inherited files: the sockets that tasks come from and results go to, and the memory
+that images are written to. It ends when its rank is gone, because then nobody is at the other end of the sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.shards.bounded import memory_limit
+from hpctrain.common.shards.read import Shards
+from hpctrain.worker.data.decoder import Broken, Decoder, DecodingJob
+
+# Of a task or a result; sockets of the kind used keep each in one piece.
+_MESSAGE_BYTES = 1 << 16
+_LOOK_SECONDS = 2.0
+# Of its own memory beyond what it begins with; the largest photograph that is decoded takes a quarter.
+_MOST_MEMORY = 1 << 32
+# Of a failure's message: JSON takes up to 12 bytes for each.
+_FAILURE_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingTask:
+    """Images to make, one after the other.
+
+    Attributes:
+        number: of the task.
+        split: of the shards.
+        epoch: from 0.
+        indices: of the samples.
+        offset: where the first image begins in the memory, in bytes.
+    """
+
+    number: int
+    split: str
+    epoch: int
+    indices: list[int]
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedTask:
+    """A task that is done, or has failed.
+
+    Attributes:
+        number: of the task.
+        broken: images that could not be decoded; positions are those in the task.
+        failure: message and hint of what else went wrong; empty where nothing did.
+    """
+
+    number: int
+    broken: list[Broken]
+    failure: list[str]
+
+
+def send(end: socket.socket, message: DecodingTask | DecodedTask, flags: int = 0) -> None:
+    """Send a message. Raises OSError if nobody listens, or, with MSG_DONTWAIT, if the socket is full."""
+    end.send(json.dumps(asdict(message)).encode(), flags)
+
+
+def receive_task(end: socket.socket, flags: int = 0) -> DecodingTask | None:
+    """The next task, for the first process that asks; None if the sender is gone."""
+    message = end.recv(_MESSAGE_BYTES, flags)
+    return DecodingTask(**json.loads(message)) if message else None
+
+
+def receive_result(end: socket.socket) -> DecodedTask | None:
+    """The next result; None if all workers are gone."""
+    message = end.recv(_MESSAGE_BYTES)
+    return DecodedTask(**json.loads(message)) if message else None
+
+
+def main(tasks: str, results: str, memory: str, job: str) -> None:
+    source, sink = socket.socket(fileno=int(tasks)), socket.socket(fileno=int(results))
+    rank = os.getppid()
+    source.settimeout(_LOOK_SECONDS)
+    worker = _Worker(DecodingJob.model_validate_json(job), int(memory))
+    # A process that the rank forked may hold the other ends when the rank is gone.
+    while os.getppid() == rank:
+        try:
+            task = receive_task(source)
+            if task is None:
+                return
+            send(sink, worker.do(task))
+        except TimeoutError:
+            continue
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+class _Worker:
+    def __init__(self, job: DecodingJob, memory: int) -> None:
+        self._job = job
+        self._decoders: dict[str, Decoder] = {}
+        self._file = memory
+        self._memory: mmap.mmap | None = None
+
+    def do(self, task: DecodingTask) -> DecodedTask:
+        try:
+            return DecodedTask(number=task.number, broken=self._write(task), failure=[])
+        except HpctrainError as error:
+            failure = [error.message, error.hint]
+        except Exception as error:
+            traceback.print_exc()
+            words = ": ".join([*getattr(error, "__notes__", []), type(error).__name__, str(error)])
+            failure = [f"a worker of the loader failed at {words}", "its traceback is in the log of this rank"]
+        return DecodedTask(number=task.number, broken=[], failure=[text[:_FAILURE_CHARACTERS] for text in failure])
+
+    def _write(self, task: DecodingTask) -> list[Broken]:
+        shape = (len(task.indices), *self._job.shape(task.split, task.epoch))
+        images: np.ndarray = np.ndarray(shape, self._job.dtype, self._mapped(), task.offset)
+        if task.split not in self._decoders:
+            self._decoders[task.split] = Decoder(self._job, Shards(self._job.folder, task.split))
+        return self._decoders[task.split].write(task.indices, task.epoch, images)
+
+    def _mapped(self) -> mmap.mmap:
+        size = os.fstat(self._file).st_size
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(self._file, size)
+        return self._memory
+
+
+if __name__ == "__main__":
+    with memory_limit(_MOST_MEMORY):
+        main(*sys.argv[1:])

@@ -1,0 +1,56 @@
+"""The networks that recipes name, one definition per framework."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import Framework, ModelSettings
+from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.models.batch_norm import extent
+
+# Of the residual networks.
+BLOCKS = {"resnet18": 8, "resnet50": 16, "resnet101": 33}
+_FAMILY = {"digits_cnn": "digits", "resnet18": "resnet", "resnet50": "resnet", "resnet101": "resnet"}
+
+
+def build(model: ModelSettings, framework: Framework, comm: Communicator | None = None, *, at_once: int = 1) -> Any:
+    """A new network with freshly drawn weights: a ``torch.nn.Module`` or a ``keras.Model``.
+
+    Collective over all ranks where ranks normalise together.
+
+    Args:
+        model: what the recipe says.
+        framework: ``torch`` takes images (N, C, H, W), ``keras`` (N, H, W, C); a GPT tokens (N, T).
+        comm: the ranks, for batch normalisation over several; None for one process.
+        at_once: the most images that a rank computes at once, :meth:`hpctrain.common.recipes.schema.Batch.at_once`.
+            Needed where ``model.batch_norm.span`` is a number.
+
+    Raises:
+        HpctrainError: a span that these ranks cannot make, or a GPT in Keras.
+    """
+    if model.name == "gpt":
+        return _gpt(model, framework)
+    family = importlib.import_module(f"hpctrain.worker.models.{framework}_{_FAMILY[model.name]}")
+    make = getattr(family, model.name)
+    if model.name == "digits_cnn":
+        return make()
+    settings = model.batch_norm
+    layers = importlib.import_module(f"hpctrain.worker.models.{framework}_batch_norm")
+    norm = functools.partial(
+        getattr(layers, f"{framework.capitalize()}BatchNorm"),
+        extent=extent(settings, comm, at_once=at_once),
+        momentum=0.0 if settings.statistics == "last_batch" else settings.momentum,
+        epsilon=settings.epsilon,
+    )
+    return make(zero_gamma=model.zero_gamma, weights=model.weights, norm=norm)
+
+
+def _gpt(model: ModelSettings, framework: Framework) -> Any:
+    if framework == "keras":
+        raise HpctrainError("model gpt is for PyTorch only: there is no Keras network for it here", "--framework torch")
+    from hpctrain.worker.models.torch_gpt import GPT
+
+    return GPT(model)

@@ -1,0 +1,87 @@
+"""Converts weights between the frameworks' networks, as NumPy arrays under the names of PyTorch's state dict.
+
+Keras layers have the names of PyTorch's modules. Only the order of axes differs, and what a dense layer after a
+``Flatten`` reads: (height, width, channel) in Keras and (channel, height, width) in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.errors import HpctrainError
+
+Array = NDArray[Any]
+
+_NAMES = {
+    "kernel": "weight",
+    "bias": "bias",
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+# Counts batches, for PyTorch's plain mean over all of them, which no recipe has.
+_PYTORCH_ALONE = "num_batches_tracked"
+
+
+def state_of(model: keras.Model) -> dict[str, Array]:
+    """The state dict of a Keras network as the same network in PyTorch has it, with running statistics.
+
+    ``load_state_dict({name: torch.from_numpy(array) for name, array in state_of(model).items()})`` takes it.
+    """
+    return {name: there(np.asarray(variable.value)) for name, variable, there, _ in _weights(model)}
+
+
+def load_state(model: keras.Model, state: Mapping[str, Any]) -> None:
+    """Give a Keras network the weights of a state dict, whose values are arrays or PyTorch tensors on the CPU.
+
+    Raises:
+        HpctrainError: it belongs to another network. No weight is changed then.
+    """
+    given = {name: np.asarray(value) for name, value in state.items() if not name.endswith(_PYTORCH_ALONE)}
+    weights = {name: (variable, back) for name, variable, _, back in _weights(model)}
+    if odd := sorted(weights.keys() ^ given.keys()):
+        where = "the weights" if odd[0] in given else "the network"
+        raise HpctrainError(f"these are weights of another network: {odd[0]} is in {where} alone")
+    values = [(name, variable, back(given[name])) for name, (variable, back) in weights.items()]
+    for name, variable, value in values:
+        if value.shape != tuple(variable.shape):
+            raise HpctrainError(f"these are weights of another network: {name} has the shape {given[name].shape}")
+    for _, variable, value in values:
+        variable.assign(value)
+
+
+Conversion = Callable[[Array], Array]
+
+
+def _weights(model: keras.Model) -> Iterator[tuple[str, keras.Variable, Conversion, Conversion]]:
+    """PyTorch's name of each weight, the weight, and what makes PyTorch's array of Keras' and back."""
+    map_shape: tuple[int, ...] | None = None
+    for layer in model.layers:
+        for variable in layer.variables:
+            there, back = _conversions(variable, map_shape)
+            yield f"{layer.name}.{_NAMES[variable.name]}", variable, there, back
+        if layer.variables:
+            map_shape = None
+        if isinstance(layer, keras.layers.Flatten):
+            map_shape = tuple(layer.input.shape[1:])
+
+
+def _conversions(variable: keras.Variable, map_shape: tuple[int, ...] | None) -> tuple[Conversion, Conversion]:
+    if variable.name != "kernel":
+        return np.array, np.array
+    if len(variable.shape) == 4:
+        # (height, width, in, out) to (out, in, height, width)
+        return lambda w: w.transpose(3, 2, 0, 1).copy(), lambda w: w.transpose(2, 3, 1, 0)
+    if map_shape is None:
+        return lambda w: w.T.copy(), lambda w: w.T
+    height, width, channels = map_shape
+    return (
+        lambda w: w.T.reshape(-1, height, width, channels).transpose(0, 3, 1, 2).reshape(len(w.T), -1),
+        lambda w: w.reshape(-1, channels, height, width).transpose(0, 2, 3, 1).reshape(len(w), -1).T,
+    )

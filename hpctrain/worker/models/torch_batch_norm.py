@@ -1,0 +1,117 @@
+"""Batch normalisation in PyTorch over as many images as a recipe says; see hpctrain.worker.models.keras_batch_norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hpctrain.worker.comm.base import Communicator, Group
+from hpctrain.worker.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
+
+# Outputs, mean and unbiased variance.
+Normalised = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_STATISTICS = ("running_mean", "running_var")
+
+
+class TorchBatchNorm(nn.BatchNorm2d):
+    """Ioffe and Szegedy 2015 (arXiv 1502.03167) for images (N, C, H, W), the statistics from ``extent``.
+
+    Args:
+        channels: C.
+        extent: which images share their statistics.
+        momentum: what is kept of the running statistics at each step, 1 less PyTorch's ``momentum``.
+        epsilon: is added to the variance.
+    """
+
+    def __init__(self, channels: int, *, extent: Extent = WHOLE, momentum: float = 0.9, epsilon: float = 1e-5) -> None:
+        super().__init__(channels, eps=epsilon, momentum=1 - momentum)
+        self._kept = momentum
+        self._extent = extent
+
+    def begin_part(self, number: int, count: int) -> None:
+        """Say which part of a step comes next, from 1; all parts together move the running statistics once."""
+        self.momentum = moved_by(self._kept, number, count)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(x)
+        part = self._extent.part or len(x)
+        whole, rest = divmod(len(x), count := -(-len(x) // part))
+        # Not tensor_split, whose gradients are as many tensors of the whole batch's size.
+        parts = x.split([whole + (number < rest) for number in range(count)]) if count > 1 else [x]
+        outputs, means, variances = zip(*(self._normalised(part) for part in parts), strict=True)
+        self._keep(torch.stack(means).mean(dim=0), torch.stack(variances).mean(dim=0))
+        return torch.cat(outputs) if count > 1 else outputs[0]
+
+    def _normalised(self, x: torch.Tensor) -> Normalised:
+        # The kernel refuses one value a channel.
+        if self._extent.group or x.numel() == self.num_features:
+            return self._over_group(x, self._extent.group)
+        mean, variance = x.new_zeros(2, self.num_features, dtype=self.weight.dtype)
+        # With momentum 1 the kernel leaves the part's own statistics.
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, True, 1.0, self.eps), mean, variance
+
+    def _over_group(self, x: torch.Tensor, group: Group | None) -> Normalised:
+        wide = x.to(torch.promote_types(x.dtype, self.weight.dtype))
+        variance, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
+        # Squares less the square of the mean: only float64 has the digits for that.
+        mean, square = mean.double(), (variance + mean.square()).double()
+        values = mean.new_tensor([x.numel() // self.num_features])
+        own = torch.cat([values * mean, values * square, values])
+        total: torch.Tensor = _SpanSum.apply(own, group) if group else own  # type: ignore[no-untyped-call]
+        values = total[-1]
+        mean, square = (total[:-1] / values).view(2, -1)
+        variance = square - mean.square()
+        scale = (variance + self.eps).rsqrt().to(wide.dtype) * self.weight
+        normalised = (wide - _of_channels(mean.to(wide.dtype))) * _of_channels(scale) + _of_channels(self.bias)
+        return normalised.to(x.dtype), mean.detach(), variance.detach() * values / (values - 1).clamp(min=1)
+
+    @torch.no_grad()
+    def _keep(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.momentum is not None
+        assert self.num_batches_tracked is not None
+        self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+        self.running_var.lerp_(variance.to(self.running_var), self.momentum)
+        self.num_batches_tracked += 1
+
+
+class _SpanSum(torch.autograd.Function):
+    """The sum over a group of ranks, whose gradient is the sum of all ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        return group.allreduce_torch(own)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.group.allreduce_torch(gradients[0]), None
+
+
+def _of_channels(values: torch.Tensor) -> torch.Tensor:
+    return values.view(1, -1, 1, 1)
+
+
+def begin_part(model: nn.Module, number: int, count: int) -> None:
+    """Tell all batch norms which part of a step comes next: see :meth:`TorchBatchNorm.begin_part`."""
+    for module in model.modules():
+        if isinstance(module, TorchBatchNorm):
+            module.begin_part(number, count)
+
+
+@torch.no_grad()
+def average_statistics(model: nn.Module, comm: Communicator) -> None:
+    """Replace the running statistics of all batch norms by their plain mean over the ranks. One small reduction.
+
+    They are the buffers that PyTorch's own normalisations, and those of others that follow them, call ``running_mean``
+    and ``running_var``.
+    """
+    statistics = [buffer for name, buffer in model.named_buffers() if name.rpartition(".")[2] in _STATISTICS]
+    means = means_over_ranks([buffer.double().cpu().numpy().ravel() for buffer in statistics], comm)
+    for buffer, mean in zip(statistics, means, strict=True):
+        buffer.copy_(torch.from_numpy(mean).view(buffer.shape))

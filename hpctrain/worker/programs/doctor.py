@@ -1,0 +1,211 @@
+"""What ``hpctrain doctor`` runs on every rank: the checks of each host, the clocks, and a real all-reduce.
+
+``python doctor_rank.py FOLDER RANKS RUN_DIRECTORY`` on every rank. Each rank 0 writes ``FOLDER/world-HOST-PID.json``:
+one, unless launcher and MPI do not match, when every process is rank 0 of 1. Nothing here waits without a limit.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctrain.common.cluster.launcher import detect
+from hpctrain.common.cluster.machine import this_machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import write_json
+from hpctrain.control.doctor.facts import Host, read_host
+from hpctrain.control.doctor.host import check_host
+from hpctrain.control.doctor.ranks import NUMBERS, MeasuredAllreduce
+from hpctrain.control.doctor.software import World
+from hpctrain.control.horovod.installed import find_installed
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpctrain.worker.comm.base import AnyArray
+    from hpctrain.worker.comm.horovod import HorovodCommunicator
+
+# Of this process, from its start: also where MPI or Horovod hang outside Python.
+LIMIT_SECONDS = 30
+# Of one wait for the other ranks.
+_WAIT_SECONDS = 10
+_PINGS = 20
+_REPEATS = 7
+# Sums of these stay exact in float32 up to 100,000 ranks.
+_LARGEST, _WEIGHTS = 16, 8
+
+
+def main(folder: str, ranks: str, run_directory: str) -> None:
+    faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
+    os.environ["HPCTRAIN_TIMEOUT"] = str(_WAIT_SECONDS)
+    from mpi4py import MPI
+
+    name = os.environ.get("SLURMD_NODENAME") or MPI.Get_processor_name()
+    out = Path(folder) / f"world-{name}-{os.getpid()}.json"
+    world = _world(name, MPI)
+    if world.size != int(ranks):
+        write_json(out, {"worlds": [asdict(world)]})
+    else:
+        _together(MPI, world, out, Path(run_directory))
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _world(host: str, mpi: Any) -> World:
+    launcher = detect()
+    vendor, version = mpi.get_vendor()
+    return World(
+        host=host,
+        size=mpi.COMM_WORLD.Get_size(),
+        mpi=f"{vendor} {'.'.join(map(str, version))}",
+        launcher=launcher.name if launcher else None,
+        claimed=launcher.size if launcher else None,
+    )
+
+
+def _together(mpi: Any, world: World, out: Path, run_directory: Path) -> None:
+    """What needs all ranks. Rank 0 writes before Horovod is tried, so that a hang there leaves the rest."""
+    from hpctrain.worker.comm.horovod import HorovodCommunicator
+
+    comm = HorovodCommunicator(mpi.COMM_WORLD, "hpctrain doctor")
+    seen = comm.allgather_object((world, comm.local_rank, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    hosts = list(dict.fromkeys(other.host for other, _, _ in seen))
+    mine = [visible for other, _, visible in seen if other.host == world.host]
+    # By name, not by shared memory: several daemons of a local Slurm are several hosts.
+    first = [other.host for other, _, _ in seen].index(world.host) == comm.rank
+    host = read_host(ranks=len(mine), hosts=len(hosts), visible=tuple(mine)) if first else None
+    results = comm.allgather_object(_of_host(host, run_directory) if host else None)
+    leaders = [rank for rank, result in enumerate(results) if result]
+    offsets = [_offset(mpi.COMM_WORLD, rank) for rank in leaders]
+    measured: dict[str, Any] = {
+        "worlds": [asdict(other) for other, _, _ in seen],
+        "hosts": {seen[rank][0].host: results[rank] for rank in leaders},
+        "offsets": {seen[rank][0].host: offset for rank, offset in zip(leaders, offsets, strict=True)},
+        "reductions": [asdict(_plain(comm))],
+    }
+    if comm.rank == 0:
+        unfinished = MeasuredAllreduce(engine="Horovod", error="did not end")
+        write_json(out, {**measured, "reductions": [*measured["reductions"], asdict(unfinished)]})
+    measured["reductions"].append(asdict(_horovod(comm)))
+    if comm.rank == 0:
+        write_json(out, measured)
+    comm.shutdown()
+
+
+def _of_host(host: Host, run_directory: Path) -> dict[str, Any]:
+    return {
+        "checks": [asdict(check) for check in check_host(host, run_directory)],
+        "versions": this_machine().versions,
+    }
+
+
+def _offset(world: MPI.Intracomm, peer: int) -> float:
+    """How far the clock of ``peer`` is ahead of rank 0's, in seconds; on the other ranks 0.
+
+    The time of the peer belongs to the middle of the round trip; the shortest of several leaves the least doubt.
+    """
+    if peer == 0 or world.rank not in (0, peer):
+        return 0.0
+    word = np.zeros(1)
+    if world.rank == peer:
+        for _ in range(_PINGS):
+            _finish(world.Irecv(word, 0), "the clock of rank 0")
+            _finish(world.Isend(np.array([time.time()]), 0), "rank 0 to take the time")
+        return 0.0
+    trips = []
+    for _ in range(_PINGS):
+        start = time.time()
+        _finish(world.Isend(word, peer), f"rank {peer}")
+        answer = np.zeros(1)
+        _finish(world.Irecv(answer, peer), f"the clock of rank {peer}")
+        end = time.time()
+        trips.append((end - start, float(answer[0]) - (start + end) / 2))
+    return min(trips)[1]
+
+
+def _finish(request: MPI.Request, what: str) -> None:
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise HpctrainError(f"waited {_WAIT_SECONDS} s for {what}", exit_code=1)
+
+
+def _numbers(rank: int) -> AnyArray:
+    return (np.arange(NUMBERS) % _LARGEST * (rank % _WEIGHTS + 1)).astype(np.float32)
+
+
+def _expected(ranks: int) -> AnyArray:
+    total = np.zeros(NUMBERS, np.float32)
+    for weight in range(_WEIGHTS):
+        total += _numbers(weight) * len(range(weight, ranks, _WEIGHTS))
+    return total
+
+
+def _plain(comm: HorovodCommunicator) -> MeasuredAllreduce:
+    numbers, seconds = _numbers(comm.rank), []
+    for _ in range(_REPEATS):
+        comm.barrier()
+        start = time.perf_counter()
+        reduced = comm.allreduce(numbers, "sum")
+        seconds.append(time.perf_counter() - start)
+    right = bool(np.array_equal(reduced, _expected(comm.size)))
+    return _agreed(comm, MeasuredAllreduce(engine="MPI", seconds=statistics.median(seconds), right=right))
+
+
+def _horovod(comm: HorovodCommunicator) -> MeasuredAllreduce:
+    installed = find_installed()
+    mine = installed.packages if installed else ()
+    common = set.intersection(*map(set, comm.allgather_object(mine)))
+    if not common:
+        return MeasuredAllreduce(engine="Horovod", error="Horovod is not built on every host", possible=False)
+    reduce = _reduce_torch if "torch" in common else _reduce_tensorflow
+    try:
+        seconds, reduced = reduce(comm)
+    except (HpctrainError, ImportError, RuntimeError) as error:
+        return MeasuredAllreduce(engine="Horovod", error=str(error).partition("\n")[0])
+    # Horovod gives the mean.
+    right = bool(np.allclose(reduced, _expected(comm.size) / comm.size, rtol=1e-6))
+    return _agreed(comm, MeasuredAllreduce(engine="Horovod", seconds=seconds, right=right))
+
+
+def _reduce_torch(comm: HorovodCommunicator) -> tuple[float, AnyArray]:
+    import torch
+
+    engine = comm.torch()
+    buffer = engine.allocate(NUMBERS, torch.float32, torch.device("cpu"))
+    seconds = []
+    for _ in range(_REPEATS):
+        buffer.copy_(torch.from_numpy(_numbers(comm.rank)))
+        start = time.perf_counter()
+        engine.allreduce(buffer, "doctor").wait()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds), buffer.numpy()
+
+
+def _reduce_tensorflow(comm: HorovodCommunicator) -> tuple[float, AnyArray]:
+    import tensorflow as tf
+
+    engine, seconds = comm.tensorflow(), []
+    numbers = tf.constant(_numbers(comm.rank))
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        (reduced,) = engine.allreduce([numbers], "doctor")
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds), reduced.numpy()
+
+
+def _agreed(comm: HorovodCommunicator, reduction: MeasuredAllreduce) -> MeasuredAllreduce:
+    """Right only where it is right on every rank."""
+    right = float(comm.allreduce(np.array([reduction.right], np.float64), "min")[0])
+    return MeasuredAllreduce(engine=reduction.engine, seconds=reduction.seconds, right=bool(right))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,181 @@
+"""Bandwidth and latency between ranks, pair by pair.
+
+``python links.py OUT.json ROUNDS.json BYTES`` on every rank. ROUNDS holds, for each round, the pairs of sender and
+receiver that run at the same time (:func:`hpctrain.control.topology.verify.rounds`). Needs MPI alone: no framework, no
+Horovod.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctrain.common.cluster.rdma import ADAPTERS, all_ports
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_ADAPTERS = ADAPTERS
+_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+# The first messages set up connections and register memory.
+_WARMUP = 5
+_PINGS = 100
+_REPEATS = 5
+_MESSAGES = 8
+# Of one measurement of one flow: on a slow link fewer messages have to do.
+_SECONDS = 0.05
+
+# Whoever shares a machine or a network is slowed down now and then, and never sped up. So all flows are measured in
+# turn, again and again, until each has come near its best so often, and its best counts. One that is slow beside the
+# others has more chances, since in many measurements of many flows some has bad luck several times; but bad luck is
+# seldom the same.
+_LEAST_PASSES = 3
+_TIMES_NEAR_BEST = 2
+_TIMES_NEAR_BEST_IF_SLOW = 5
+_MOST_PASSES = 15
+_NEAR = 0.9
+_SUSPICIOUS = 0.8
+
+
+def choose_adapter() -> str:
+    """Take the adapter of this rank's number on its host, before MPI starts; its name, or the rank's."""
+    local = next((int(os.environ[name]) for name in _LOCAL_RANK if name in os.environ), 0)
+    ports = _active_ports("InfiniBand") or _active_ports("Ethernet")
+    if not ports:
+        return f"rank {local}"
+    adapter = sorted(ports, key=lambda name: (len(name), name))[local % len(ports)]
+    os.environ["UCX_NET_DEVICES"] = f"{adapter}:{ports[adapter]}"
+    return adapter
+
+
+def _active_ports(layer: str) -> dict[str, int]:
+    """The first port of each adapter that is up and trains over that layer: over Ethernet only bonds do."""
+    ports: dict[str, int] = {}
+    for port in all_ports(_ADAPTERS):
+        name, whole = port.adapter.name, not (port.adapter / "device/physfn").exists()
+        if port.link_layer == layer and whole and port.active and (layer == "InfiniBand" or "bond" in name):
+            ports.setdefault(name, port.number)
+    return ports
+
+
+def measure(comm: MPI.Comm, pairs: list[tuple[int, int]], size: int) -> dict[str, Any] | None:
+    """Send or receive in one round; returns what the sender measured, None on the others."""
+    rank = comm.rank
+    sending = dict(pairs)
+    receiving = {target: source for source, target in pairs}
+    buffer = np.ones(size, np.uint8)
+    comm.Barrier()
+    if rank in sending:
+        peer = sending[rank]
+        latency = min(_ping(comm, peer) for _ in range(_WARMUP + _PINGS))
+        first = _send(comm, peer, buffer, 1)
+        messages, repeats = affordable(first)
+        comm.send((messages, repeats), peer)
+        seconds = statistics.median([_send(comm, peer, buffer, messages) for _ in range(repeats)] or [first])
+        return {"source": rank, "target": peer, "latency": latency, "bandwidth": messages * size / seconds}
+    if rank in receiving:
+        peer = receiving[rank]
+        for _ in range(_WARMUP + _PINGS):
+            _pong(comm, peer)
+        _receive(comm, peer, buffer, 1)
+        messages, repeats = comm.recv(source=peer)
+        for _ in range(repeats):
+            _receive(comm, peer, buffer, messages)
+    return None
+
+
+def affordable(seconds: float) -> tuple[int, int]:
+    """How many messages at once, and how often, where one alone took so long; 0 times if that has to do."""
+    messages = min(_MESSAGES, max(1, int(_SECONDS / (_REPEATS * seconds))))
+    return messages, min(_REPEATS, int(_SECONDS / (messages * seconds)))
+
+
+def _ping(comm: MPI.Comm, peer: int) -> float:
+    word = np.zeros(1)
+    start = time.perf_counter()
+    comm.Send(word, peer)
+    comm.Recv(word, peer)
+    return (time.perf_counter() - start) / 2
+
+
+def _pong(comm: MPI.Comm, peer: int) -> None:
+    word = np.zeros(1)
+    comm.Recv(word, peer)
+    comm.Send(word, peer)
+
+
+def _send(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any], messages: int) -> float:
+    done = np.zeros(1)
+    start = time.perf_counter()
+    for request in [comm.Isend(buffer, peer) for _ in range(messages)]:
+        request.Wait()
+    comm.Recv(done, peer)
+    return time.perf_counter() - start
+
+
+def _receive(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any], messages: int) -> None:
+    for _ in range(messages):
+        comm.Recv(buffer, peer)
+    comm.Send(np.zeros(1), peer)
+
+
+def best(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a flow reached over all passes, and how far the usual pass was below that (``spread``, a share)."""
+    bandwidths = [flow["bandwidth"] for flow in measured]
+    return {
+        **measured[0],
+        "latency": min(flow["latency"] for flow in measured),
+        "bandwidth": max(bandwidths),
+        "spread": 1 - statistics.median(bandwidths) / max(bandwidths),
+    }
+
+
+def measure_all(comm: MPI.Comm, rounds: list[list[tuple[int, int]]], size: int) -> list[dict[str, Any]]:
+    """Every flow of every round, on rank 0; an empty list on the others."""
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    again = list(range(len(rounds)))
+    for _ in range(_MOST_PASSES):
+        for number in again:
+            for flow in comm.gather(measure(comm, rounds[number], size)) or []:
+                if flow:
+                    found.setdefault((number, flow["source"]), []).append({"round": number, **flow})
+        again = comm.bcast(unsure(found))
+    return [best(flows) for flows in found.values()]
+
+
+def unsure(found: Mapping[tuple[int, int], Sequence[dict[str, Any]]]) -> list[int]:
+    """The rounds with a flow that has to be measured again; ``found`` by round and sender."""
+    bandwidths = {key: [flow["bandwidth"] for flow in flows] for key, flows in found.items()}
+    fastest = max(map(max, bandwidths.values()), default=0.0)
+    return sorted({number for (number, _), measured in bandwidths.items() if not _is_enough(measured, fastest)})
+
+
+def _is_enough(measured: Sequence[float], fastest: float) -> bool:
+    best = max(measured)
+    times = _TIMES_NEAR_BEST if best >= _SUSPICIOUS * fastest else _TIMES_NEAR_BEST_IF_SLOW
+    return len(measured) >= _LEAST_PASSES and sum(each >= _NEAR * best for each in measured) >= times
+
+
+def main(out: str, rounds: str, size: str) -> None:
+    device = choose_adapter()
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    devices = comm.gather(device)
+    schedule = [[(source, target) for source, target in pairs] for pairs in json.loads(Path(rounds).read_text())]
+    flows = measure_all(comm, schedule, int(size))
+    if comm.rank == 0:
+        Path(out).write_text(json.dumps({"devices": devices, "flows": flows}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,58 @@
+"""What ``hpctrain data shard`` and ``prepare-text`` run on every rank: rank 0 hands out the work, the others do it.
+
+``python shard.py WORK [OUT]``, the first an :data:`hpctrain.common.shards.work.Work` as JSON. Rank 0 writes OUT:
+``{"manifest": …}``, or ``{"error": …}`` for what the user can correct. Without it that fails the run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run import stopping
+from hpctrain.common.run.directory import write_json
+from hpctrain.common.shards.work import Manifest, make, naming_host, read_work
+
+
+def main(work: str, out: str | None = None) -> None:
+    from mpi4py import MPI
+    from mpi4py.futures import MPICommExecutor
+
+    with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
+        if executor is None:
+            return
+        try:
+            manifest = _made(work, executor)
+        except HpctrainError as error:
+            if out is None:
+                raise
+            told = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+            write_json(Path(out), {"error": told})
+        else:
+            if out is not None:
+                write_json(Path(out), {"manifest": manifest.model_dump(mode="json")})
+
+
+def _made(work: str, executor: Any) -> Manifest:
+    try:
+        return make(read_work(work), partial(_mapped, executor), partial(print, flush=True))
+    except BaseException:
+        # What is being made is finished; the rest waits for the next attempt.
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def _mapped(executor: Any, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    for result in executor.map(partial(naming_host, function), items):
+        if stopping.asked(look=True):
+            print("asked to stop: what is not made yet is left for the next attempt", flush=True)
+            sys.exit(stopping.RESUMABLE)
+        yield result
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,72 @@
+"""``python -m hpctrain.worker.programs.workloads [NAME …]``: traces the networks whose workloads are shipped.
+
+Writes ``hpctrain/common/workloads/NAME.json``, by default of all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import hpctrain
+from hpctrain.common.files.whole import write_whole
+from hpctrain.common.workloads.workload import Workload
+from hpctrain.worker.bench.workloads import convnet
+from hpctrain.worker.bench.workloads import workload as benchmark
+from hpctrain.worker.models.torch_digits import digits_cnn
+from hpctrain.worker.models.torch_resnet import resnet18, resnet50, resnet101
+from hpctrain.worker.models.torch_transformer import small_encoder
+from hpctrain.worker.tracing.image_networks import image_network
+from hpctrain.worker.tracing.trace import trace
+
+RESIDUAL: dict[str, Callable[[], torch.nn.Module]] = {
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "resnet101": resnet101,
+}
+OTHERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "digits_cnn": digits_cnn,
+    "transformer": small_encoder,
+    "convnet": convnet,
+}
+_FOLDER = Path(hpctrain.__file__).parent / "common" / "workloads"
+_BENCHMARKS = {"digits_cnn": "digits"}
+# Any other gives the same layers.
+_SAMPLES, _IMAGE = 2, 224
+
+
+def cross_entropy(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The mean over all labels of a batch."""
+    return torch.nn.functional.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+
+
+def residual(name: str, model: torch.nn.Module, size: int) -> Workload:
+    """A residual network's step on images of so many pixels a side."""
+    batch = torch.empty(_SAMPLES, 3, size, size), torch.zeros(_SAMPLES, dtype=torch.long)
+    return trace(model, batch, cross_entropy, name=name)
+
+
+def other(name: str) -> Workload:
+    """The step of a network with samples of one size, those of ``hpctrain bench step``."""
+    made = benchmark(_BENCHMARKS.get(name, name), batch=_SAMPLES, image_size=_IMAGE, rank=0)
+    # In the layout of the weights: with two layouts, a CPU's convolutions have copies that a trace should not count.
+    return trace(OTHERS[name](), (made.x.contiguous(), made.y), cross_entropy, name=name)
+
+
+def write(name: str, folder: Path) -> None:
+    """Write one network's file."""
+    path = folder / f"{name}.json"
+    if name in OTHERS:
+        other(name).write(path)
+        return
+    model = RESIDUAL[name]()
+    network = image_network(lambda size: residual(name, model, size), traced=_IMAGE)
+    write_whole(path, (network.model_dump_json(exclude_defaults=True) + "\n").encode())
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or [*RESIDUAL, *OTHERS]:
+        write(each, _FOLDER)

@@ -1,0 +1,278 @@
+"""From two recordings of one network, with batches of two sizes, to its layers."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.workloads.workload import Layer
+from hpctrain.worker.tracing import operators
+from hpctrain.worker.tracing.recorder import Operator, Recording
+from hpctrain.worker.tracing.traffic import fused_bytes
+
+# Of a node that puts a gradient where it belongs, and has no number of its own.
+_UNNUMBERED = 1 << 63
+_NARROW_BYTES, _WIDE_BYTES = 2, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solved:
+    """A quantity of a layer as a line over the batch, in bytes or FLOPs."""
+
+    per_sample: int
+    fixed: int
+
+
+class _Passes:
+    """One recording, with the layer of each of its operators."""
+
+    def __init__(self, recording: Recording, starts: Sequence[int]) -> None:
+        self.recording = recording
+        self.starts = starts
+        self._nodes = [recording.operators[start].node for start in starts]
+        self.layer: list[int] = []
+        for number, operator in enumerate(recording.operators):
+            self.layer.append(self._layer(number, operator))
+
+    def _layer(self, number: int, operator: Operator) -> int:
+        if not operator.backward:
+            return max(0, bisect_right(self.starts, number) - 1)
+        return self.layer[-1] if operator.node >= _UNNUMBERED else self.of_node(operator.node)
+
+    def of_node(self, node: int) -> int:
+        """The layer of an autograd node."""
+        return max(0, bisect_right(self._nodes, node) - 1)
+
+
+def layers(first: Recording, second: Recording, *, batches: tuple[int, int], item_bytes: int) -> tuple[Layer, ...]:
+    """The layers that both recordings have.
+
+    Args:
+        first: with ``batches[0]`` samples.
+        second: with ``batches[1]`` samples.
+        item_bytes: of an element of the weights.
+
+    Raises:
+        HpctrainError: the network ran other operators with the other batch.
+    """
+    functions = [[each.function for each in recording.operators] for recording in (first, second)]
+    if functions[0] != functions[1]:
+        raise HpctrainError(
+            f"the network ran {len(functions[0])} operators with {batches[0]} samples and {len(functions[1])} with "
+            f"{batches[1]}, or others: what it does depends on its input",
+            "trace a network, or a part of it, that does the same for each batch",
+        )
+    starts = _starts(first, second)
+    passes = [_Passes(recording, starts) for recording in (first, second)]
+    found = [_quantities(each) for each in passes]
+    _require_linear(found, batches)
+    lines = _solve(found, batches)
+    _add_memory(lines, passes, batches)
+    wide = _wide(first)
+    return tuple(_layer(passes[0], index, line, item_bytes, wide) for index, line in enumerate(lines))
+
+
+def _require_linear(both: list[list[dict[str, int]]], batches: tuple[int, int]) -> None:
+    """Refuse a step that compares each sample with the others: twice the samples are then more than twice the work."""
+    one, other = (sum(own.get(key, 0) for own in found for key in ("flops", "backward_flops")) for found in both)
+    if other * batches[0] > one * batches[1] and batches[0]:
+        raise HpctrainError(
+            f"{batches[1]} samples take {other / one:.3g} times as many FLOPs as {batches[0]}: the step compares "
+            "samples with each other",
+            "trace the network without that part of its loss",
+        )
+
+
+def _starts(first: Recording, second: Recording) -> list[int]:
+    """The numbers of the forward operators that layers begin with: those whose traffic grows with the batch."""
+    starts: list[int] = []
+    node = -1
+    for number, (one, other) in enumerate(zip(first.operators, second.operators, strict=True)):
+        grows = _traffic(other) > _traffic(one)
+        if not one.backward and grows and (not starts or one.node != node):
+            starts.append(number)
+            node = one.node
+    return starts or [0]
+
+
+def _traffic(operator: Operator) -> int:
+    return sum(each.nbytes for each in (*operator.reads, *operator.writes))
+
+
+def _quantities(passes: _Passes) -> list[dict[str, int]]:
+    """By layer and name, what its operators do together, in bytes and FLOPs."""
+    recording = passes.recording
+    found: list[dict[str, int]] = [{} for _ in passes.starts]
+    saved = {memory.number for _, memory in recording.saved}
+    all_operators = recording.operators
+    middle = next((number for number, each in enumerate(all_operators) if each.backward), len(all_operators))
+    fused = fused_bytes(all_operators[:middle], 0, saved) + fused_bytes(all_operators[middle:], middle, set())
+    for number, operator in enumerate(all_operators):
+        own = found[passes.layer[number]]
+        prefix = "backward_" if operator.backward else ""
+        _add(own, f"{prefix}flops", operator.flops)
+        _add(own, f"{prefix}elements", _traffic(operator))
+        _add(own, f"fused_{prefix}elements", fused[number])
+        _add(own, f"{prefix}operators", int(bool(operator.reads or operator.writes)))
+    for own, start in zip(found, passes.starts, strict=True):
+        made = [each.nbytes for each in all_operators[start].writes if each.memory.floating]
+        _add(own, "output_elements", max(made, default=0))
+    _add_saved(found, passes)
+    return found
+
+
+def _add_saved(found: list[dict[str, int]], passes: _Passes) -> None:
+    """What is kept for the backward pass, each memory once; under autocast once in each type."""
+    wide = _wide(passes.recording)
+    by_node = {each.node: each for each in passes.recording.operators if not each.backward and _traffic(each)}
+    seen: set[tuple[int, int]] = set()
+    for node, memory in passes.recording.saved:
+        own = found[passes.of_node(node)]
+        if memory.own and (memory.number, 0) not in seen:
+            seen.add((memory.number, 0))
+            _add(own, "saved_elements" if memory.floating else "saved_bytes", memory.nbytes)
+        saver = by_node.get(node)
+        multiplied = saver is not None and operators.kind(saver.function) != "other"
+        size = _NARROW_BYTES if multiplied or memory.number not in wide else _WIDE_BYTES
+        # Of a sample, which is there anyway, autocast keeps a narrow copy.
+        kept = memory.own or (multiplied and memory.number in passes.recording.samples)
+        if kept and memory.floating and (memory.number, size) not in seen:
+            seen.add((memory.number, size))
+            _add(own, "mixed_saved_bytes", memory.nbytes * size)
+
+
+def _wide(recording: Recording) -> set[int]:
+    """The memories that hold float32 under bf16 autocast on a GPU, by its rules; weights and samples do too."""
+    wide = {memory.number for memory in recording.memories if not memory.own}
+    for operator in recording.operators:
+        if operator.backward:
+            break
+        activations = [each.memory for each in operator.reads if each.memory.own and each.memory.floating]
+        inputs = [each.memory for each in operator.reads if each.memory.floating]
+        if operator.function in operators.NORMALISATIONS and activations:
+            inputs = [memory for memory in activations if memory.nbytes == max(each.nbytes for each in activations)]
+        multiplied = operators.kind(operator.function) != "other"
+        promoted = any(memory.number in wide for memory in inputs)
+        if not multiplied and (promoted or operator.function in operators.WIDE):
+            wide |= {each.memory.number for each in operator.writes}
+    return wide
+
+
+def _solve(both: list[list[dict[str, int]]], batches: tuple[int, int]) -> list[dict[str, Solved]]:
+    names = {name for own in both[0] + both[1] for name in own}
+    return [
+        {name: _line(one.get(name, 0), other.get(name, 0), batches) for name in names}
+        for one, other in zip(*both, strict=True)
+    ]
+
+
+def _line(one: int, other: int, batches: tuple[int, int]) -> Solved:
+    per_sample = max(0, -(-(other - one) // (batches[1] - batches[0])))
+    return Solved(per_sample=per_sample, fixed=max(0, one - batches[0] * per_sample))
+
+
+def _add_memory(lines: list[dict[str, Solved]], passes: list[_Passes], batches: tuple[int, int]) -> None:
+    """Put in what is in memory while the passes are at each layer, beyond what is kept."""
+    kept, total = [], 0
+    for line in lines:
+        total += sum(line[name].per_sample for name in ("saved_elements", "saved_bytes") if name in line)
+        kept.append(total)
+    live = [_live(each) for each in passes]
+    nothing = Solved(per_sample=0, fixed=0)
+    for number, operator in enumerate(passes[0].recording.operators):
+        index = passes[0].layer[number]
+        at = _line(live[0][number], live[1][number], batches)
+        name = "transient_backward_elements" if operator.backward else "transient_elements"
+        known = lines[index].get(name, nothing)
+        beyond = max(known.per_sample, at.per_sample - kept[index])
+        lines[index][name] = Solved(per_sample=beyond, fixed=max(known.fixed, at.fixed))
+
+
+def _live(passes: _Passes) -> list[int]:
+    """For each operator, the bytes in memory while it runs that are neither weights nor complete gradients."""
+    count = len(passes.recording.operators)
+    complete = _complete(passes)
+    change = [0] * (count + 1)
+    for memory in passes.recording.memories:
+        end = min(complete.get(memory.number, count), count if memory.freed is None else memory.freed)
+        if memory.own and memory.born < end:
+            change[memory.born] += memory.nbytes
+            change[end] -= memory.nbytes
+    live, now = [], 0
+    for each in change[:count]:
+        now += each
+        live.append(now)
+    return live
+
+
+def _complete(passes: _Passes) -> dict[int, int]:
+    """For each memory of a gradient, the number of the operator from which on the gradient is complete."""
+    recording, found = passes.recording, {}
+    for name, memory in recording.gradients.items():
+        layer = parameter_layer(passes, name)
+        backward = (n for n in range(memory.born, len(recording.operators)) if passes.layer[n] <= layer)
+        found[memory.number] = next(backward, len(recording.operators))
+    return found
+
+
+def parameter_layer(passes: _Passes, name: str) -> int:
+    """The layer that uses a parameter first, in whose backward pass its gradient becomes complete."""
+    use = passes.recording.uses.get(name)
+    return 0 if use is None else passes.layer[use]
+
+
+def _layer(passes: _Passes, index: int, line: dict[str, Solved], item_bytes: int, wide: set[int]) -> Layer:
+    recording = passes.recording
+    start = recording.operators[passes.starts[index]]
+    members = [each for n, each in enumerate(recording.operators) if passes.layer[n] == index and not each.backward]
+    kinds = [operators.kind(each.function) for each in members]
+    own = [
+        (place, elements)
+        for place, (name, elements) in enumerate(recording.parameters.items())
+        if parameter_layer(passes, name) == index
+    ]
+
+    def per_sample(name: str, unit: int = item_bytes) -> int:
+        return -(-line[name].per_sample // unit) if name in line else 0
+
+    def fixed(*names: str) -> int:
+        return max((-(-line[name].fixed // item_bytes) for name in names if name in line), default=0)
+
+    written = [each.memory.number for each in start.writes]
+    return Layer(
+        name=":".join(filter(None, (start.module, _title(start.function)))),
+        kind="conv" if "conv" in kinds else "matmul" if "matmul" in kinds else "other",
+        flops=per_sample("flops", 1),
+        backward_flops=per_sample("backward_flops", 1),
+        elements=per_sample("elements"),
+        backward_elements=per_sample("backward_elements"),
+        fused_elements=per_sample("fused_elements"),
+        fused_backward_elements=per_sample("fused_backward_elements"),
+        fixed_elements=fixed("elements"),
+        fixed_backward_elements=fixed("backward_elements"),
+        operators=line["operators"].fixed if "operators" in line else 0,
+        backward_operators=line["backward_operators"].fixed if "backward_operators" in line else 0,
+        parameters=tuple(elements for _, elements in own),
+        places=tuple(place for place, _ in own),
+        saved_elements=per_sample("saved_elements"),
+        saved_bytes=per_sample("saved_bytes", 1),
+        mixed_saved_bytes=per_sample("mixed_saved_bytes"),
+        output_elements=per_sample("output_elements"),
+        narrow=bool(written) and written[0] not in wide,
+        transient_elements=per_sample("transient_elements"),
+        transient_backward_elements=per_sample("transient_backward_elements"),
+        fixed_transient_elements=fixed("transient_elements", "transient_backward_elements"),
+    )
+
+
+def _title(packet: Any) -> str:
+    name = str(packet).rpartition(".")[2]
+    return "attention" if "scaled_dot_product" in name else name.removeprefix("_")
+
+
+def _add(found: dict[str, int], name: str, value: int) -> None:
+    if value:
+        found[name] = found.get(name, 0) + value

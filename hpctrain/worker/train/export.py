@@ -1,0 +1,107 @@
+"""``python -m hpctrain.worker.train.export CHECKPOINT OUT``: writes a checkpoint's model in its framework's own format.
+
+OUT ends with ``.pt`` for a ``state_dict`` of PyTorch, and with ``.keras`` for a model of Keras. One line of JSON on
+stdout says how many parameters the model has, or what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.common.checkpoints.read import read_state
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import Plan
+from hpctrain.worker.comm.single import SingleCommunicator
+from hpctrain.worker.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    import keras
+    import torch
+
+
+def export(checkpoint: Path, out: Path) -> int:
+    """Write the file, whole or not at all; returns how many parameters the model has.
+
+    Raises:
+        HpctrainError: the checkpoint cannot be read, or the file cannot be written.
+    """
+    manifest, state = read_state(checkpoint, 0, 1)
+    trainer = _trainer(Plan.model_validate_json(json.dumps(manifest.plan)))
+    try:
+        trainer.restore(state)
+        trainer.take_average()
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise HpctrainError(f"{checkpoint} does not belong to the model in its plan: {error}", exit_code=1) from error
+    part = out.with_name(f".{os.getpid()}.{out.name}")
+    try:
+        _SAVE[trainer.framework](trainer.model, part)  # type: ignore[attr-defined]
+        part.replace(out)
+    except OSError as error:
+        raise disk_error(error, out, "choose another place for it") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return trainer.parameters
+
+
+def _trainer(plan: Plan) -> Trainer:
+    assert plan.recipe is not None
+    recipe, comm = _alone(plan.recipe), SingleCommunicator("export")
+    if plan.framework == "keras":
+        from hpctrain.worker.train.keras_trainer import KerasTrainer
+
+        return KerasTrainer(recipe, comm)
+    from hpctrain.worker.train.torch_trainer import TorchTrainer
+
+    return TorchTrainer(recipe, comm)
+
+
+def _alone(recipe: Recipe) -> Recipe:
+    """Without other ranks to normalise with, or to hold parts: no difference to a model that is not trained."""
+    norm = recipe.model.batch_norm.model_copy(update={"span": None})
+    return recipe.model_copy(
+        update={"model": recipe.model.model_copy(update={"batch_norm": norm}), "mesh": Mesh()},
+    )
+
+
+def _save_torch(model: torch.nn.Module, out: Path) -> None:
+    import torch
+
+    # Clones: a tensor is written with all of the memory that it is a view of.
+    torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, out)
+
+
+def _save_keras(model: keras.Model, out: Path) -> None:
+    import keras
+
+    from hpctrain.worker.models.keras_batch_norm import KerasBatchNorm
+
+    def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
+        """Keras' own layer, which does the same outside training, and is loaded without hpctrain."""
+        if isinstance(layer, KerasBatchNorm):
+            return keras.layers.BatchNormalization.from_config(keras.layers.BatchNormalization.get_config(layer))
+        return layer.__class__.from_config(layer.get_config())
+
+    copy = keras.models.clone_model(model, clone_function=plain)
+    copy.set_weights(model.get_weights())
+    copy.save(out)
+
+
+_SAVE = {"torch": _save_torch, "keras": _save_keras}
+
+
+def _answer(checkpoint: str, out: str) -> dict[str, Any]:
+    try:
+        return {"parameters": export(Path(checkpoint), Path(out))}
+    except HpctrainError as error:
+        return {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_answer(*sys.argv[1:])))

@@ -1,0 +1,103 @@
+"""A rank's share of each global batch, in parts, with the samples that are mixed into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.worker import models
+from hpctrain.worker.adapters.data_ranks import data_place
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data.mixing import Mixer, Piece, piece
+from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.data.sampling import Indices, RankShare, endless_order, epoch_order, global_batches, parts, share
+
+# The last word of a batch's counter. Samples have their repetition there, groups that are mixed another one.
+_OF_DEPTHS = 2**64 - 2
+_NOTHING = np.empty(0, np.int64)
+
+
+class Feed:
+    """Divides the epochs of a recipe for one rank; the rank and the number of ranks are looked up each time.
+
+    Args:
+        recipe: worked out for a number of ranks.
+        comm: the ranks.
+        images: how many there are to train on.
+    """
+
+    def __init__(self, recipe: Recipe, comm: Communicator, images: int) -> None:
+        self._recipe = recipe
+        self._comm = comm
+        self._images = images
+        self._mixer = Mixer(recipe.mixing, recipe.seed) if recipe.mixing else None
+
+    @property
+    def per_epoch(self) -> int:
+        """The samples of an epoch."""
+        return self._recipe.data.per_epoch(self._images)
+
+    def batches(self, epoch: int, seen: int, size: int) -> list[Indices]:
+        """The remaining global batches of an epoch.
+
+        Args:
+            epoch: from 0.
+            seen: its samples that are done.
+            size: of a batch.
+        """
+        return list(global_batches(self._order(epoch)[seen:], size, drop_last=self._recipe.batch.drop_last))
+
+    def _order(self, epoch: int) -> Indices:
+        data, seed, length = self._recipe.data, self._recipe.seed, self.per_epoch
+        if data.name == "text":
+            return endless_order(self._images, seed=seed, first=epoch * length, count=length)
+        return epoch_order(self._images, seed=seed, epoch=epoch, repeats=data.repeats, length=length)
+
+    def share(self, batch: Indices, rank: int | None = None) -> RankShare:
+        """The part of a batch that is this rank's, or another's."""
+        place = data_place(self._comm)
+        return share(batch, place.rank if rank is None else rank, place.ranks)
+
+    def count(self, batch: Indices) -> int:
+        """The number of parts of a batch on each rank."""
+        return self._recipe.batch.parts(len(batch), data_place(self._comm).ranks)
+
+    def pieces(self, batches: Sequence[Indices]) -> Iterator[Indices]:
+        """The pieces to load: all parts of all batches."""
+        return (batch[part.positions] for batch in batches for part in self.parts(batch))
+
+    def parts(self, batch: Indices, rank: int | None = None) -> list[Piece]:
+        """The parts of a batch that this rank computes, or another, with the samples that they are mixed with."""
+        own = parts(self.share(np.arange(len(batch)), rank), self.count(batch))
+        mixing = self._recipe.mixing
+        if mixing is None:
+            return [Piece(positions=positions, partners=_NOTHING, starts=_NOTHING) for positions in own]
+        return [piece(positions, len(batch), mixing.group) for positions in own]
+
+    def completed(self, samples: Samples, part: Piece, epoch: int, first: int) -> Samples:
+        """The samples of a part with their random choices: how they are mixed, and which blocks are dropped.
+
+        Args:
+            samples: that were loaded for it.
+            part: of a batch.
+            epoch: from 0.
+            first: samples of the epoch in front of the batch.
+        """
+        if self._recipe.stochastic_depth:
+            samples = replace(samples, depths=self._depths(part, epoch, first))
+        if self._mixer is None:
+            return samples
+        height, width = samples.images.shape[1:3]
+        return replace(samples, mixture=self._mixer.mixture(part, epoch, first, height, width))
+
+    def _depths(self, part: Piece, epoch: int, first: int) -> NDArray[np.float32]:
+        """By the seed, the epoch and the places in it alone: the same on any ranks."""
+        own = part.positions[: len(part.partners) or None]
+        blocks = models.BLOCKS[self._recipe.model.name]
+        key, counter = ([self._recipe.seed, epoch], [0, 0, first, _OF_DEPTHS])
+        bits = np.random.Philox(key=np.array(key, np.uint64), counter=np.array(counter, np.uint64))
+        return np.random.Generator(bits).random((int(own.max()) + 1, blocks), np.float32)[own]

@@ -1,0 +1,399 @@
+"""A recipe's model and optimizer in Keras 3 on TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hpctrain.common.checkpoints.layout import MOMENTS, RANDOM, STATISTICS
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sync import is_local
+from hpctrain.worker import models
+from hpctrain.worker.adapters.keras import distribute
+from hpctrain.worker.adapters.keras.finite import all_finite, counts
+from hpctrain.worker.adapters.keras.reducing import reduction_of
+from hpctrain.worker.adapters.keras.variables import guard_of
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.graph_errors import unwrapped
+from hpctrain.worker.comm.tf_cluster import take_gpu
+from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.models.keras_batch_norm import average_statistics, begin_part
+from hpctrain.worker.train.keras_average import KerasAverage
+from hpctrain.worker.train.keras_losses import SIGNATURE, KerasLoss, Mixed, cross_entropies, mixed, tensors
+from hpctrain.worker.train.keras_outer import KerasOuter
+from hpctrain.worker.train.keras_rules import make_optimizer
+from hpctrain.worker.train.random_state import NAMES, random_state, set_random_state
+from hpctrain.worker.train.state import GUARD_STEPS, LazyState
+from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
+
+_POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
+# To be undone: the number of updates before, and what was changed since.
+_NOTHING: tuple[int, list[tuple[keras.Variable, tf.Tensor]]] = (-1, [])
+
+
+class KerasTrainer:
+    """The Keras side of :class:`hpctrain.worker.train.trainer.Trainer`.
+
+    Raises:
+        HpctrainError: fp16 is asked for both in computing and on the wire, or stochastic depth.
+    """
+
+    framework = "keras"
+    bucket_mb: float | None = None
+    # Keras hands over all gradients at once: there is nothing to overlap.
+    timeline: Timeline = ()
+
+    def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        _check_precision(recipe)
+        _check_depth(recipe)
+        if comm.strategy is None:
+            take_gpu(comm.local_rank, comm.local_size)
+        details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+        self.gpu: str | None = next((each.get("device_name") for each in details), None)
+        keras.utils.set_random_seed(recipe.seed)
+        self._comm = comm
+        model = _build(recipe, comm)
+        self._rule = optimizer = make_optimizer(recipe.optimizer, model)
+        if recipe.precision == "fp16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=INITIAL_SCALE)
+        self.model, self._optimizer = model, optimizer
+        self._connect(recipe)
+        self.guard = guard_of(comm, self.model, every=recipe.guard.every)
+        self.before_update: Callable[[], None] = _pass
+        self.updates = 0
+        self.loss = 0.0
+        self.faulty = False
+        self.own_finite = True
+        self.alone = False
+        self._averaging_seconds = 0.0
+        # Of the last step whose update was left out.
+        self._own_finite = tf.Variable(True)
+        self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
+        self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
+        self._before = _NOTHING
+        self._average = KerasAverage(self.model) if recipe.averaging else None
+        self._outer = KerasOuter(self.model, comm, recipe.sync.outer) if is_local(recipe.sync) else None
+        # Equal on all ranks, but where each makes steps by itself.
+        self._moments = MOMENTS if recipe.sync else "optimizer."
+        self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
+        self._mean, self._deviation = (
+            tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
+        )
+        self._loss = KerasLoss.of(recipe)
+        self._has_transition = recipe.optimizer.transition is not None
+        # Of the micro-batches of one step; made with the first that has several.
+        self._sums: list[tf.Variable] = []
+        self._graphs: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def _connect(self, recipe: Recipe) -> None:
+        """Let this model's gradients be reduced over the ranks."""
+        self.model, self._optimizer = distribute(
+            self.model,
+            self._optimizer,
+            comm=self._comm,
+            compression=recipe.communication.compression,
+            top_k=recipe.communication.top_k,
+            guard_every=recipe.guard.every,
+        )
+        reduction = reduction_of(self._optimizer)
+        assert reduction is not None
+        self._reduction = reduction
+        # Inside the graph it could stop an update half-way.
+        self._reduction.guarded = True
+        # What they are decides whether there is an update.
+        self._reduction.ahead = True
+
+    @property
+    def communication_seconds(self) -> float:
+        return self._averaging_seconds if self.alone else float(self._reduction.waited)
+
+    def step(
+        self,
+        parts: Iterable[Samples],
+        count: int,
+        scale: float,
+        learning_rate: float,
+        sgd_share: float,
+        average: float | None = None,
+    ) -> float:
+        self._averaging_seconds = 0.0
+        if self._remembers:
+            self._before = (self.updates, self._of_forward())
+        # The graph of a step has its update in it.
+        self.before_update()
+        self._rule.learning_rate.assign(learning_rate)
+        if self._has_transition:
+            self._rule.sgd_share.assign(sgd_share)
+        with unwrapped():
+            if count == 1:
+                (part,) = parts
+                begin_part(self.model, 1, 1)
+                loss, finite = self._run(self._traced_step, part, tf.constant(scale, tf.float32))
+                self.loss = float(loss)
+            else:
+                self.loss, finite = self._accumulated(parts, count, scale)
+        self.faulty = not finite and not self._tried_too_large()
+        self.own_finite = math.isfinite(self.loss) and (bool(finite) or bool(self._own_finite))
+        if self._average and average is not None and finite:
+            self._average.update(average)
+        self.updates += 1
+        self.guard.step_done()
+        return self.loss
+
+    def average_parameters(self) -> None:
+        assert self._outer is not None
+        self._outer.step()
+        self._averaging_seconds = self._outer.seconds
+
+    def vector(self) -> NDArray[np.float32]:
+        return np.concatenate([np.asarray(each.value).ravel() for each in self.model.trainable_variables])
+
+    def set_vector(self, vector: NDArray[np.float32]) -> None:
+        ends = np.cumsum([math.prod(each.shape) for each in self.model.trainable_variables])
+        for variable, part in zip(self.model.trainable_variables, np.split(vector, ends[:-1]), strict=True):
+            variable.assign(part.reshape(variable.shape))
+
+    def rebuild(self) -> None:
+        self.guard.restart()
+        updates, values = self._before
+        if updates == self.updates:
+            for variable, value in values:
+                variable.assign(value)
+
+    def undo_forward(self) -> None:
+        for variable, value in self._before[1]:
+            variable.assign(value)
+
+    def gradient_numbers(self) -> list[GradientNumbers]:
+        norms = (float(tf.norm(variable.value)) for variable in self.model.trainable_variables)
+        return [
+            GradientNumbers(name=variable.path, nan=int(nan), inf=int(inf), norm=norm)
+            for variable, (nan, inf), norm in zip(
+                self.model.trainable_variables, self._counts.numpy(), norms, strict=True
+            )
+        ]
+
+    def average_statistics(self) -> None:
+        average_statistics(self.model, self._comm)
+        if self._average:
+            self._average.average_statistics(self._comm)
+
+    def take_average(self) -> None:
+        if self._average:
+            self._average.take()
+
+    def evaluate(self, samples: Samples) -> tuple[float, int]:
+        loss_sum, correct = self._run(self._traced_evaluation, samples)
+        return float(loss_sum), int(correct)
+
+    def state(self) -> LazyState:
+        variables = (self._shared() | self._own() | self._averages()).items()
+        return LazyState(
+            {GUARD_STEPS: np.array(self.guard.steps)} | random_state(),
+            {name: (_nbytes(variable), partial(_array, variable)) for name, variable in variables},
+        )
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self.before_update()
+        self._before = _NOTHING
+        averages = self._averages()
+        own = self._own() | {name: each for name, each in averages.items() if name.startswith(STATISTICS)}
+        shared = self._shared() | {name: each for name, each in averages.items() if name not in own}
+        known = shared.keys() | own.keys() | {GUARD_STEPS, *NAMES}
+        if odd := sorted(shared.keys() - state.keys() | state.keys() - known):
+            raise ValueError(f"{odd[0]} is on one side only")
+        for name, variable in (shared | own).items():
+            if name in state:
+                variable.assign(state[name])
+        if self._outer:
+            self._outer.restore()
+        self.guard.steps = int(state[GUARD_STEPS])
+        set_random_state(state)
+
+    def _of_forward(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """The state that a graph may change before its reduction fails: all but parameters and what depends on them.
+
+        Sums of micro-batches begin at zero anyway.
+        """
+        counters = [variable for variable in self._optimizer.variables if not variable.shape]
+        variables = [*self.model.non_trainable_variables, *counters]
+        return [(variable, tf.identity(variable.value)) for variable in variables]
+
+    def _shared(self) -> dict[str, keras.Variable]:
+        """The state that is equal on all ranks."""
+        own = {id(variable) for variable in self._own().values()}
+        # Several layers may give their variables the same path.
+        variables = enumerate(self.model.variables)
+        model = {f"model.{i}.{variable.path}": variable for i, variable in variables if id(variable) not in own}
+        outer = self._outer.state if self._outer else {}
+        return model | outer | ({} if self._moments == MOMENTS else self._of_optimizer())
+
+    def _own(self) -> dict[str, keras.Variable]:
+        """The state that layers compute from this rank's samples, their random states, and what it optimizes alone."""
+        variables = enumerate(self.model.non_trainable_variables)
+        layers = {
+            f"{f'{RANDOM}keras.' if 'seed_generator' in each.path else STATISTICS}{i}.{each.path}": each
+            for i, each in variables
+        }
+        return layers | (self._of_optimizer() if self._moments == MOMENTS else {})
+
+    def _of_optimizer(self) -> dict[str, keras.Variable]:
+        return {f"{self._moments}{i}.{each.path}": each for i, each in enumerate(self._optimizer.variables)}
+
+    def _averages(self) -> dict[str, keras.Variable]:
+        """By their names in a state."""
+        if self._average is None:
+            return {}
+        parameters = {f"average.{i}": each for i, each in enumerate(self._average.trainable)}
+        return parameters | {f"{STATISTICS}average.{i}": each for i, each in enumerate(self._average.others)}
+
+    def _run(self, traced: Callable[..., Any], samples: Samples, *further: tf.Tensor) -> Any:
+        """Call a graph, of which there is one for all batches of images of the same size."""
+        images, labels, mixture = samples.images, samples.labels, samples.mixture
+        key = (traced, images.shape[1:], images.dtype, mixture is None, self.alone)
+        if key not in self._graphs:
+            own = (tf.TensorSpec((None, *images.shape[1:]), images.dtype), tf.TensorSpec((None,), labels.dtype))
+            signature = (
+                *own,
+                *(tf.TensorSpec.from_tensor(each) for each in further),
+                *([SIGNATURE] if mixture else []),
+            )
+            # What it calls decides by tf.cond alone, and converting its Python first would take up to half a second.
+            self._graphs[key] = tf.function(traced, input_signature=signature, autograph=False)
+        last = [tensors(mixture)] if mixture else []
+        arguments = (tf.constant(images), tf.constant(labels), *further, *last)
+        return self._call(self._graphs[key], arguments, updates=traced == self._traced_step)
+
+    def _call(self, graph: Callable[..., Any], arguments: tuple[Any, ...], *, updates: bool) -> Any:
+        """Call a graph; ``updates``: it is a whole step, with its update."""
+        return graph(*arguments)
+
+    def _tried_too_large(self) -> bool:
+        """Whether gradients overflowed by the factor of the loss scaling, which is half of it now."""
+        scaled = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
+        # A factor of 1 or less does not make them overflow.
+        return scaled and 2 * float(self._optimizer.dynamic_scale.value) > 1
+
+    def _accumulated(self, parts: Iterable[Samples], count: int, scale: float) -> tuple[float, tf.Tensor]:
+        """A step whose gradients are added up part by part, in one graph for all of them."""
+        if not self._sums:
+            self._sums = [tf.Variable(tf.zeros_like(weights.value)) for weights in self.model.trainable_variables]
+        for total in self._sums:
+            total.assign(tf.zeros_like(total))
+        loss = 0.0
+        for number, part in enumerate(parts, start=1):
+            begin_part(self.model, number, count)
+            loss += float(self._run(self._traced_part, part, tf.constant(scale, tf.float32)))
+        apply = (self._traced_application, self.alone)
+        if apply not in self._graphs:
+            self._graphs[apply] = tf.function(self._traced_application, autograph=False)
+        return loss, self._graphs[apply]()
+
+    def _traced_step(
+        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        loss, gradients = self._gradients(images, labels, scale, mixture)
+        return loss, self._traced_update(gradients)
+
+    def _traced_part(
+        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
+    ) -> tf.Tensor:
+        loss, gradients = self._gradients(images, labels, scale, mixture)
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            total.assign_add(gradient)
+        return loss
+
+    def _traced_application(self) -> tf.Tensor:
+        return self._traced_update([tf.identity(total) for total in self._sums])
+
+    def _traced_update(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Reduce the gradients, and update if they are finite, which it returns."""
+        means = list(gradients) if self.alone else self._reduction.mean(gradients)
+        finite = all_finite(means)
+
+        def update() -> None:
+            self._optimizer.apply(means, self.model.trainable_variables)
+
+        def leave_out() -> None:
+            self._counts.assign(counts(means))
+            # TensorFlow's layers lose NaNs on the way to a loss.
+            self._own_finite.assign(all_finite(gradients))
+
+        if isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer):
+            tf.cond(finite, lambda: None, leave_out)
+            # It finds the same, leaves the update out too, and tries a smaller factor.
+            update()
+        else:
+            tf.cond(finite, update, leave_out)
+        return finite
+
+    def _gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The loss, and the gradients of what the optimizer's loss scaling makes of it."""
+        with tf.GradientTape() as tape:
+            images = self._normalised(images)
+            logits = self.model(mixed(images, mixture) if mixture else images, training=True)
+            loss = scale * self._loss.sum(logits, labels, mixture)
+            scaled = self._optimizer.scale_loss(loss)
+        # A loss that is not finite has no gradient that may be used, although it can have a finite one.
+        seed = tf.where(tf.math.is_finite(loss), tf.ones_like(scaled), math.nan)
+        return loss, tape.gradient(scaled, self.model.trainable_variables, output_gradients=seed)
+
+    def _traced_evaluation(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        images = self._normalised(images)
+        logits = self._average.logits(images) if self._average else self.model(images, training=False)
+        correct = tf.math.count_nonzero(tf.argmax(logits, axis=1) == labels)
+        return tf.reduce_sum(cross_entropies(logits, labels)), correct
+
+    def _normalised(self, images: tf.Tensor) -> tf.Tensor:
+        if images.dtype != tf.uint8:
+            return images
+        return (tf.cast(images, tf.float32) - self._mean) / self._deviation
+
+
+def _nbytes(variable: keras.Variable) -> int:
+    return int(tf.as_dtype(variable.dtype).size * math.prod(variable.shape))
+
+
+def _array(variable: keras.Variable) -> NDArray[Any]:
+    """A copy."""
+    return np.asarray(variable.value)
+
+
+def _check_precision(recipe: Recipe) -> None:
+    """Refuse what would let an infinite mean pass: Keras looks for infinities ahead of the reduction, and unscales."""
+    if recipe.precision == "fp16" and recipe.communication.compression == "fp16":
+        raise HpctrainError(
+            "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows or vanishes "
+            "on the wire is after the loss scaling",
+            "--set communication.compression=bf16 or none, or --framework torch",
+        )
+
+
+def _check_depth(recipe: Recipe) -> None:
+    if recipe.stochastic_depth:
+        raise HpctrainError(
+            "stochastic_depth is for PyTorch alone: the networks in Keras have none",
+            "--framework torch, or --set stochastic_depth=0, which is not the source's training",
+        )
+
+
+def _build(recipe: Recipe, comm: Communicator) -> keras.Model:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(_POLICY[recipe.precision])
+    try:
+        return models.build(recipe.model, "keras", comm, at_once=recipe.batch.at_once(comm.size))
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _pass() -> None: ...

@@ -1,0 +1,402 @@
+"""The training loop, the same for either framework: batches, schedule, evaluation, events."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from hpctrain.common.checkpoints.manifest import SavedProgress
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.optim.schedule import learning_rate, sgd_share
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events.kinds import (
+    BrokenImagesEvent,
+    EndEvent,
+    EpochEvent,
+    OverlapEvent,
+    StepEvent,
+    StoppedEvent,
+)
+from hpctrain.worker.adapters.data_ranks import data_place
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data.mixing import Piece
+from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.sampling import Indices, batch_count, sample_of
+from hpctrain.worker.data.source import Source
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.described import described
+from hpctrain.worker.train.energy import RunEnergy
+from hpctrain.worker.train.evaluation import evaluate
+from hpctrain.worker.train.feed import Feed
+from hpctrain.worker.train.local_steps import LocalSteps
+from hpctrain.worker.train.non_finite import Done, NonFiniteWatch, mean_of_finite
+from hpctrain.worker.train.recovery import Recovery
+from hpctrain.worker.train.trainer import Trainer, TrainingStep
+
+# The first step also allocates and compiles.
+_TRACED_STEP = 2
+# Of broken images, in the event that tells of them.
+_NAMES = 20
+
+
+class Loop:
+    """One run of a recipe on the ranks of a communicator.
+
+    Args:
+        recipe: what to train, worked out for a number of ranks.
+        comm: the ranks; every one runs its own loop over the same samples.
+        trainer: the model of this rank.
+        train, test: all samples, the same on every rank.
+        events: where the run is recorded.
+        checkpoints: where its state is kept: after the last step of each epoch, at a stop, and as the recipe says.
+        dumps: the folder for what a step whose numbers end the run leaves behind.
+        asked: why this rank was asked to stop, or None.
+        recovery: goes on without ranks that died; None ends the run with the first of them.
+        begun_ranks: what the recipe's batch is for, where ranks were lost before; by default those that there are.
+        energy: the meters of the hosts; by default new ones.
+        peak_flops: of a rank's GPU, FLOP/s; None where not known.
+
+    Raises:
+        HpctrainError: the batch is so large that an epoch has no step.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        comm: Communicator,
+        trainer: Trainer,
+        train: Source,
+        test: Source,
+        events: EventWriter,
+        *,
+        checkpoints: Checkpoints,
+        dumps: Path,
+        asked: Callable[[], str | None] = lambda: None,
+        recovery: Recovery | None = None,
+        begun_ranks: int | None = None,
+        energy: RunEnergy | None = None,
+        peak_flops: float | None = None,
+    ) -> None:
+        self._recipe = recipe
+        self._comm = comm
+        self._trainer = trainer
+        self._train = train
+        self._test = test
+        self._events = events
+        self._checkpoints = checkpoints
+        self._watch = NonFiniteWatch(recipe.numbers, comm, trainer, checkpoints, events, dumps)
+        self._asked = asked
+        self._recovery = recovery
+        self._begun_ranks = begun_ranks or comm.size
+        self._energy = energy or RunEnergy(comm, events)
+        self._peak_flops = peak_flops
+        self._feed = Feed(recipe, comm, len(train))
+        self._rate = learning_rate(recipe, len(train))
+        self._local = LocalSteps(recipe, comm, trainer)
+        self._iteration = 0
+        self._saved = 0
+        # A checkpoint was lost, and is made up for after the next step.
+        self._due = False
+        self._last: SavedProgress | None = None
+        self._epoch = 0
+        self._losses: list[float] = []
+        self._sizes: list[int] = []
+        # Samples of the epoch in work.
+        self._seen = 0
+        self._epoch_seconds = 0.0
+        self._seconds = 0.0
+        self._run_begin = self._epoch_begin = time.perf_counter()
+        self._begun: TrainingStep | None = None
+        # This rank's samples in it.
+        self._own: Indices = np.empty(0, np.int64)
+        self._data_seconds = 0.0
+        # Broken images that an event has reported, on whatever rank they are.
+        self._told: set[str] = set()
+
+    @property
+    def iteration(self) -> int:
+        """The number of steps done."""
+        return self._iteration
+
+    def run(self, resume_from: int = 0) -> bool:
+        """Train for the recipe's epochs, evaluating after each.
+
+        Args:
+            resume_from: the iteration of the checkpoint to go on from; 0 to begin.
+
+        Returns:
+            Whether the run is done; else it was stopped, and its last step is in a checkpoint.
+        """
+        if resume_from:
+            self._restore(resume_from)
+        self._run_event = described(
+            self._recipe, self._comm, self._trainer, self._rate.iterations_per_epoch, self._peak_flops
+        )
+        self._events.emit(self._run_event)
+        self._energy.begin()
+        now = time.perf_counter()
+        self._run_begin, self._epoch_begin = now - self._seconds, now - self._epoch_seconds
+        stopped = self._train_through_faults()
+        if stopped:
+            self._events.emit(StoppedEvent(iteration=self._iteration, reason=stopped))
+        else:
+            self._events.emit(EndEvent(status="done", seconds=time.perf_counter() - self._run_begin))
+        return stopped is None
+
+    def _train_through_faults(self) -> str | None:
+        recovered = False
+        while True:
+            try:
+                if recovered:
+                    self._look_for_checkpoints()
+                    recovered = False
+                stopped = self._train_epochs()
+                self._energy.record(self._iteration)
+                self._trainer.guard.check_last()
+                # No rank leaves as long as another may need it.
+                self._checkpoints.wait()
+                return stopped
+            except Exception as error:
+                if not (self._recovery and self._recovery.concerns(error)):
+                    raise
+                loss = self._recovery.go_on(self._iteration, self._losses[-1] if self._losses else 0.0, self._begun)
+                if loss is not None:
+                    self._note(loss)
+                # Another death may come upon it.
+                recovered = True
+
+    def _look_for_checkpoints(self) -> None:
+        """After ranks died: which of those that were begun are there."""
+        self._due = self._checkpoints.abandon()
+        self._saved = self._checkpoints.newest
+
+    def _train_epochs(self) -> str | None:
+        """Train the remaining epochs, from wherever the run was left; returns why it was stopped."""
+        self._watch.apply_rule()
+        while self._epoch < self._recipe.epochs:
+            stopped = self._train_epoch()
+            if self._steps_left == 0:
+                # Ahead of the checkpoint: it is of the model whose accuracy is recorded. Again after a resume, which
+                # changes no bits of what is equal on all ranks.
+                self._trainer.average_statistics()
+            if self._iteration > self._saved:
+                self._save()
+            if stopped:
+                return stopped
+            self._end_epoch()
+        if self._due and self._last:
+            # The run's result was lost, and no step has come since.
+            self._write(self._last.model_copy(update={"ranks": self._comm.size}))
+        return None
+
+    def _train_epoch(self) -> str | None:
+        """The steps that the epoch still lacks; returns why it was stopped."""
+        batches = self._feed.batches(self._epoch, self._seen, self._batch_size)
+        with contextlib.closing(self._train.stream(self._feed.pieces(batches), self._epoch)) as stream:
+            for batch in batches:
+                if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
+                    return (
+                        f"{self._comm.size} of {self._begun_ranks} ranks are left, fewer than "
+                        f"fault_tolerance.min_ranks={self._recipe.fault_tolerance.min_ranks}"
+                    )
+                if self._step(batch, stream):
+                    return self._asked() or "asked on another rank"
+                self._checkpoints.record_written()
+                if self._steps_left and self._local.met and self._is_due():
+                    self._save()
+        return None
+
+    def _is_due(self) -> bool:
+        """Whether a checkpoint is, within an epoch."""
+        every = self._recipe.checkpoints.every_steps
+        return self._due or bool(every and self._iteration // every > self._saved // every)
+
+    def _end_epoch(self) -> None:
+        size = self._recipe.batch.at_once(data_place(self._comm).ranks)
+        test_loss, test_accuracy = evaluate(self._trainer, self._comm, self._test, size, self._epoch)
+        broken = set().union(*self._comm.allgather_object(self._train.broken | self._test.broken)) - self._told
+        # From here on the epoch is done for every rank, or for none.
+        self._comm.agree()
+        self._epoch += 1
+        if math.isfinite(test_accuracy):
+            self._checkpoints.scored(self._iteration, test_accuracy)
+        speed = self._seen / self._epoch_seconds
+        event = EpochEvent(
+            epoch=self._epoch,
+            seconds=self._epoch_seconds,
+            samples_per_s=speed,
+            train_loss=mean_of_finite(self._losses, self._sizes),
+            test_loss=test_loss,
+            test_accuracy=test_accuracy,
+        )
+        self._events.emit(event.model_copy(update=self._run_event.speeds(speed)))
+        if broken:
+            names = tuple(sorted(broken)[:_NAMES])
+            self._events.emit(BrokenImagesEvent(epoch=self._epoch, count=len(broken), names=names))
+            self._told |= broken
+        self._losses, self._sizes, self._seen = [], [], 0
+        self._epoch_begin = time.perf_counter()
+
+    def _save(self) -> None:
+        progress = SavedProgress(
+            iteration=self._iteration,
+            epoch=self._epoch + 1,
+            ends_epoch=self._steps_left == 0,
+            losses=tuple(self._losses),
+            sizes=tuple(self._sizes),
+            epoch_seconds=self._epoch_seconds,
+            seconds=self._seconds,
+            ranks=self._comm.size,
+            samples=self._train.fingerprint,
+            recent=self._watch.recent,
+            skipped=self._watch.skipped,
+        )
+        self._write(progress)
+        self._energy.record(self._iteration)
+
+    def _write(self, progress: SavedProgress) -> None:
+        self._checkpoints.save(progress, self._trainer)
+        self._saved, self._due, self._last = progress.iteration, False, progress
+
+    def _restore(self, iteration: int) -> None:
+        progress = self._checkpoints.restore(iteration, self._trainer)
+        if progress.samples != self._train.fingerprint:
+            data = self._recipe.data
+            raise HpctrainError(
+                f"the training samples of {data.path or data.name} are not those that the run began with, or not in "
+                "that order",
+                "restore the data that the recipe's data section names, or begin a new run",
+            )
+        self._iteration = self._saved = self._trainer.updates = progress.iteration
+        self._epoch = progress.epoch - 1
+        self._losses, self._sizes = list(progress.losses), list(progress.sizes)
+        self._seen = sum(self._sizes)
+        self._watch.resume(progress.recent, progress.skipped)
+        self._epoch_seconds, self._seconds = progress.epoch_seconds, progress.seconds
+
+    def _step(self, batch: Indices, stream: Iterator[Samples]) -> bool:
+        """Train on one global batch and note its mean loss; returns whether any rank was asked to stop.
+
+        Between two meetings of the ranks it is noted with this rank's own loss, and nobody stops.
+        """
+        own = self._feed.share(batch)
+        self._begun = TrainingStep(
+            samples=len(batch),
+            own=own.count,
+            ranks=self._comm.size,
+            learning_rate=self._learning_rate,
+            begin=time.perf_counter(),
+            order=zlib.crc32(batch.astype("<i8").tobytes()),
+        )
+        self._own = sample_of(own.indices[: own.count])
+        count, scale = self._feed.count(batch), data_place(self._comm).ranks / len(batch)
+        waited_for, rate = self._waited_for(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
+        self._local.begin(self._steps / self._rate.iterations_per_epoch)
+        own_loss = self._trainer.step(waited_for, count, scale, rate, self._sgd_share, self._average)
+        if not self._local.end(own_loss, last=self._steps_left == 1):
+            self._note(own_loss)
+            return False
+        losses, (stop, due, fault) = self._local.tell([self._asked() is not None, self._energy.due, self._watch.found])
+        self._note(losses[-1])
+        self._losses[-len(losses) :] = losses
+        self._watch.apply_rule(elsewhere=fault > 0)
+        if due > 0:
+            self._energy.record(self._iteration)
+        return bool(stop > 0)
+
+    def _waited_for(self, stream: Iterator[Samples], parts: Sequence[Piece], own: int) -> Generator[Samples]:
+        """The next parts of a stream, whose waiting time becomes this step's.
+
+        What is after this rank's ``own`` samples is there for layers that talk to other ranks, and trained on once.
+        """
+        self._data_seconds = 0.0
+        for part in parts:
+            begin = time.perf_counter()
+            samples = self._feed.completed(next(stream), part, self._epoch, self._seen)
+            self._data_seconds += time.perf_counter() - begin
+            yield samples if own > 0 else replace(samples, labels=np.full_like(samples.labels, BROKEN))
+            own -= len(samples)
+
+    def _note(self, loss: float) -> None:
+        """Count and record the step that was begun."""
+        step, self._begun = self._begun, None
+        assert step is not None
+        now = time.perf_counter()
+        self._epoch_seconds, self._seconds = now - self._epoch_begin, now - self._run_begin
+        self._iteration += 1
+        self._losses.append(loss)
+        self._sizes.append(step.samples)
+        self._seen += step.samples
+        self._events.emit(
+            StepEvent(
+                iteration=self._iteration,
+                epoch=self._epoch + 1,
+                loss=loss,
+                learning_rate=step.learning_rate,
+                samples=step.samples,
+                first=self._seen - step.samples,
+                order=step.order,
+                seconds=now - step.begin,
+                communication_seconds=self._trainer.communication_seconds,
+                data_seconds=self._data_seconds,
+                communication_bytes=self._local.bytes,
+            )
+        )
+        if self._iteration == _TRACED_STEP and self._trainer.timeline:
+            self._events.emit(OverlapEvent(iteration=self._iteration, timeline=tuple(self._trainer.timeline)))
+        self._watch.look(
+            Done(
+                iteration=self._iteration,
+                epoch=self._epoch + 1,
+                loss=loss,
+                learning_rate=step.learning_rate,
+                samples=self._own,
+            )
+        )
+
+    @property
+    def _batch_size(self) -> int:
+        """The size of the next global batch: the recipe's, or with ``batch: shrink`` that of the remaining ranks."""
+        size, tolerance = self._recipe.global_batch, self._recipe.fault_tolerance
+        if tolerance.fault_tolerant and tolerance.batch == "shrink":
+            return max(1, round(size * self._comm.size / self._begun_ranks))
+        return size
+
+    @property
+    def _learning_rate(self) -> float:
+        """The schedule's where the epoch is, scaled linearly with the batch where that was shrunk."""
+        return self._rate(self._steps) * (self._batch_size / self._recipe.global_batch)
+
+    @property
+    def _sgd_share(self) -> float:
+        transition = self._recipe.optimizer.transition
+        return sgd_share(self._steps / self._rate.iterations_per_epoch, transition) if transition else 1.0
+
+    @property
+    def _average(self) -> float | None:
+        """The weight of the parameters in their average after the next step."""
+        recipe = self._recipe
+        if recipe.averaging is None:
+            return None
+        return recipe.averaging.weight(
+            epoch=self._epoch, step=len(self._sizes), batch=recipe.global_batch, epochs=recipe.epochs
+        )
+
+    @property
+    def _steps(self) -> float:
+        """How far the run is, in steps of the recipe's batch."""
+        return self._epoch * self._rate.iterations_per_epoch + self._seen / self._recipe.global_batch
+
+    @property
+    def _steps_left(self) -> int:
+        """The steps that the current epoch still lacks."""
+        rest = self._feed.per_epoch - self._seen
+        return batch_count(rest, self._batch_size, drop_last=self._recipe.batch.drop_last)

@@ -1,0 +1,141 @@
+"""Trains a recipe's network that is divided over a mesh, with PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional as F
+
+from hpctrain.common.checkpoints.layout import STATISTICS
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.worker.adapters.torch import distribute
+from hpctrain.worker.adapters.torch.finite import all_finite
+from hpctrain.worker.adapters.torch.parallel import Pipeline, device_mesh
+from hpctrain.worker.adapters.torch.pieces import fill, local_tensor, tensor_of
+from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.train.parallel_plan import parallel_plan
+from hpctrain.worker.train.torch_rules import scale_gradients
+from hpctrain.worker.train.torch_trainer import MODEL, TorchTrainer
+from hpctrain.worker.train.trainer import Timeline
+
+
+class MeshTrainer(TorchTrainer):
+    """Of a model whose parameters are divided over the ranks: FSDP2, tensor parallelism, and both."""
+
+    def _distribute(self, recipe: Recipe) -> None:
+        mesh = device_mesh(self._comm, recipe.mesh)
+        plan = parallel_plan(recipe)
+        distribute(self.model, self._optimizer, comm=self._comm, mesh=mesh, plan=plan, guard_every=recipe.guard.every)
+
+    @property
+    def communication_seconds(self) -> None:
+        return None
+
+    @property
+    def timeline(self) -> Timeline:
+        return ()
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """What this rank has of the gradients."""
+        return [local_tensor(each.grad) for _, each in self._parameters() if each.grad is not None]
+
+    def _finite(self) -> bool:
+        gradients = self._gradients()
+        own = self.own_finite and all_finite(gradients)
+        finite = not self._comm.allreduce(np.array([float(not own)]), "max")[0]
+        if not finite and gradients:
+            # A GradScaler looks at what its own rank has.
+            gradients[0].fill_(math.inf)
+        return finite
+
+    def evaluate(self, samples: Samples) -> tuple[float, float]:
+        found = self._evaluate(samples)
+        # Without a backward pass the whole parameters would stay, in place of this rank's part.
+        for stage in self._modules():
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+        return found
+
+    def _evaluate(self, samples: Samples) -> tuple[float, float]:
+        return super().evaluate(samples)
+
+    def _is_divided(self, tensor: torch.Tensor) -> bool:
+        return True
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self.before_update()
+        for name, parameter in self._parameters():
+            fill(parameter, state, f"{MODEL}{name}")
+        for name, buffer in self._buffers():
+            if f"{STATISTICS}{name}" in state:
+                buffer.copy_(tensor_of(state[f"{STATISTICS}{name}"]))
+        self._restore_rest(state)
+
+
+class PipelineTrainer(MeshTrainer):
+    """Of a model whose blocks are divided into stages, each of which may be divided further."""
+
+    def _distribute(self, recipe: Recipe) -> None:
+        self._ranks = recipe.mesh.at(self._comm.size).pp
+        self._evaluated = [0.0, 0.0]
+        self._pipeline = Pipeline(
+            self.model,
+            self._optimizer,
+            self._mean_loss,
+            mesh=device_mesh(self._comm, recipe.mesh),
+            plan=parallel_plan(recipe),
+            schedule=recipe.pipeline.schedule,
+            micro_batches=recipe.pipeline.count(self._ranks),
+            guard_every=recipe.guard.every,
+            comm=self._comm,
+        )
+
+    def _modules(self) -> Sequence[torch.nn.Module]:
+        return self._pipeline.stages
+
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return self._pipeline.named_parameters()
+
+    def average_statistics(self) -> None:
+        """Do nothing: what can be cut into stages has no batch normalisation."""
+
+    def _backward(self, samples: Samples, scale: float, number: int, count: int) -> torch.Tensor:
+        tokens, labels = self._tensors(samples)
+        own = scale * len(tokens)
+        with self._autocast():
+            # The mean over all samples of what is returned here is the mean loss, whatever each rank's factor is.
+            return torch.tensor(own * self._pipeline.step(tokens, labels, scale=own, scaler=self._scaler))
+
+    def _mean_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Of a micro-batch on the last stage; notes what an evaluation asks for."""
+        logits, labels = logits.flatten(0, -2).float(), labels.flatten()
+        if not torch.is_grad_enabled():
+            self._evaluated[0] += F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum").item()
+            self._evaluated[1] += int((logits.argmax(dim=1) == labels).sum())
+        return self._loss.sum(logits, labels, None) / len(labels)
+
+    @torch.no_grad()
+    def _evaluate(self, samples: Samples) -> tuple[float, float]:
+        """Of this rank's samples for all ranks of its pipeline, on the last; on the others 0."""
+        for module in self._modules():
+            module.eval()
+        tokens, labels = self._tensors(samples)
+        self._evaluated = [0.0, 0.0]
+        with self._autocast():
+            self._pipeline.evaluate(tokens, labels)
+        loss_sum, correct = (self._ranks * each / labels[0].numel() for each in self._evaluated)
+        return loss_sum, correct
+
+    def _update(self) -> None:
+        if self._clip_norm:
+            gradients = [each.grad for _, each in self._parameters() if each.grad is not None]
+            scale_gradients(gradients, self._clip_norm, torch.tensor(self._pipeline.grad_norm()))
+        self._pipeline.accept_gradients()
+        self._scaler.step(self._optimizer)

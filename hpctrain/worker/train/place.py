@@ -1,0 +1,112 @@
+"""Keeps a rank to the GPUs, adapters and cores that its plan has for it, as far as these fit the machine that it is on.
+
+A node map may be of another machine, or older than a change of this one. What does not fit is left out with a warning:
+a rank that may use too much is slower at worst, and one that may use nothing of what it needs does not run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.common.cluster.launch_files import host_variables, slot_variables
+from hpctrain.common.cluster.machine_cores import allowed_cpus, cpus_of_node, numa_nodes, threads_of
+from hpctrain.common.cluster.node_map import Slot, share
+from hpctrain.common.cluster.rdma import ADAPTERS, all_ports
+from hpctrain.common.run.plan import Plan
+
+_RESTRICTIONS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+_HINT = "give --node a node map of that host, or leave it out"
+
+
+def take_place(plan: Plan, rank: int, root: Path = Path("/")) -> None:
+    """Set the variables and the cores of a rank. What the user has set stays.
+
+    Args:
+        root: where /sys and /proc are.
+    """
+    if not any(host.places for host in plan.hosts):
+        return
+    host, local = [(host, local) for host in plan.hosts for local in range(len(host.places))][rank]
+    slot = host.places[local]
+    variables = {**host_variables(host.places), **slot_variables(slot)}
+    if not all(name in os.environ for name in _RESTRICTIONS if name in variables):
+        devices = list(dict.fromkeys(device for place in host.places for device in place.devices))
+        unfit = unfit_adapters(devices, host.adapters, root / ADAPTERS.relative_to("/"))
+        if unfit:
+            _warn(rank, host.host, f"adapters are left to NCCL and UCX: {unfit}")
+            variables = {name: value for name, value in variables.items() if name not in _RESTRICTIONS}
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    if slot.cores:
+        unfit, cores = unfit_cores(host.places, local, root), slot.cores
+    else:
+        unfit, cores = shared_cores(host.places, local, root)
+    if unfit:
+        _warn(rank, host.host, f"it is bound to no cores: {unfit}")
+    elif cores:
+        os.sched_setaffinity(0, cores)
+
+
+def unfit_adapters(devices: Sequence[str], listed: Sequence[str], folder: Path) -> str:
+    """Why traffic must not be restricted to these devices, or nothing.
+
+    Args:
+        devices: with a port where it is not the first.
+        listed: all devices that the node map lists.
+        folder: the kernel's, of all RDMA devices.
+    """
+    ports = {f"{port.adapter.name}:{port.number}": port for port in all_ports(folder) if port.active}
+    wanted = [device if ":" in device else f"{device}:1" for device in devices]
+    if down := [name for name in wanted if name not in ports]:
+        return f"{down[0]} of the node map is not up here"
+    layers = {ports[name].link_layer for name in wanted}
+    if len(layers) > 1:
+        return f"they are {' and '.join(sorted(layers))} here"
+    known = {name.partition(":")[0] for name in listed}
+    for name, port in ports.items():
+        # RDMA in software has no device. A virtual function is for a guest of this host.
+        device = port.adapter / "device"
+        own = device.exists() and not (device / "physfn").exists()
+        if own and port.link_layer in layers and port.adapter.name not in known:
+            return f"{name} is up here, and the node map does not list it"
+    return ""
+
+
+def unfit_cores(places: Sequence[Slot], local: int, root: Path) -> str:
+    """Why a rank must not be bound to the cores that its plan gives it, or nothing."""
+    slot = places[local]
+    if missing := sorted(set(slot.cores) - allowed_cpus(root)):
+        return f"it may not use core {missing[0]} of the node map"
+    of_node = cpus_of_node(slot.numa, root) if slot.numa is not None else None
+    if of_node is not None and not set(slot.cores).issubset(of_node):
+        return f"its cores are not all of NUMA node {slot.numa} here"
+    owner = {core: rank for rank, place in enumerate(places) for core in place.cores}
+    for core in slot.cores:
+        for thread in sorted(threads_of(core, root)):
+            if owner.get(thread, local) != local:
+                return f"core {core} is a hardware thread of core {thread} here, which another rank has"
+    return ""
+
+
+def shared_cores(places: Sequence[Slot], local: int, root: Path) -> tuple[str, tuple[int, ...]]:
+    """Why a rank whose plan names no cores can have none, and its share of the cores of its NUMA node.
+
+    The ranks of that node share what this process may use of it, but for cores that the plan gives to others.
+    """
+    numa = places[local].numa
+    if numa is None:
+        return "", ()
+    found = next((node.cores for node in numa_nodes(root) if node.index == numa), ())
+    given = {core for place in places for core in place.cores}
+    free = [core for core in found if given.isdisjoint(threads_of(core, root))]
+    ranks = [rank for rank, place in enumerate(places) if place.numa == numa and not place.cores]
+    if len(free) < len(ranks):
+        return f"{len(ranks)} ranks for the {len(free)} cores of NUMA node {numa} that they may use", ()
+    return "", tuple(share(free, ranks.index(local), len(ranks)))
+
+
+def _warn(rank: int, host: str, text: str) -> None:
+    print(f"hpctrain: warning: rank {rank} on {host}: {text}; {_HINT}", file=sys.stderr)

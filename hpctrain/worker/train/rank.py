@@ -1,0 +1,344 @@
+"""Runs one rank: redirects its output, keeps its record, does its work, and reports its end.
+
+Each rank keeps its own log and its own record, so that nothing depends on what a launcher does with output and
+exit statuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import runpy
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from hpctrain.common.cluster.launcher import detect
+from hpctrain.common.errors import HpctrainError, TransientError
+from hpctrain.common.extras import missing_extra
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.private import private
+from hpctrain.common.run import stopping
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events.kinds import StallEvent
+from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.plan import Plan, Script
+from hpctrain.common.run.records import RankError, RankRecord, is_own_record, write_record
+from hpctrain.worker.adapters import recording
+from hpctrain.worker.adapters.frameworks import serve_frameworks
+from hpctrain.worker.comm import forks
+from hpctrain.worker.comm.graph_errors import original
+from hpctrain.worker.comm.places import note_exit
+from hpctrain.worker.comm.stall_reports import Stall, reports
+from hpctrain.worker.train.place import take_place
+
+# Libraries that start torch.distributed where they see a launcher's variables, also over a backend that has no groups.
+_WRAPPERS = {"transformers.trainer": "the Trainer", "accelerate": "Accelerate", "lightning": "Lightning"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """The end of a rank that is not done: an exit status other than 0, and the error as text.
+
+    ``resumable`` where the work was stopped in good order, because it was asked to, with its state saved; ``refused``
+    where hpctrain says what is wrong, and another attempt would not help.
+    """
+
+    exit_code: int
+    kind: str
+    message: str
+    resumable: bool = False
+    refused: bool = False
+
+
+_ENDED_THOUGH_STOPPED = (
+    "hpctrain: ht.should_stop() returned True, and the script ended with status 0, so the run counts as done; "
+    "end it with sys.exit(ht.RESUMABLE) so that it can be resumed"
+)
+
+
+def run_rank(path: Path) -> int:
+    """Do this rank's part of the run in ``path`` and keep ``ranks/rank-N.json``.
+
+    Returns:
+        0, or the exit status of a run of one rank that failed. Where a run of several ranks fails, this ends the
+        whole job and does not return. A rank that was stopped in good order says so in its record alone: launchers
+        take any other exit status than 0 for a failure, and end the ranks that still write theirs.
+    """
+    launcher = detect()
+    rank = launcher.rank if launcher else 0
+    # For as long as this process lives, by which it is known as the run's.
+    held = HeldDirectory(RunDirectory(path))
+    if held.now() is None:
+        # Nothing is written into what has come in its place.
+        raise HpctrainError(f"{path} has no plan.json: it was moved or deleted before this rank began", exit_code=1)
+    directory = held.work
+    stopping.watch(directory.stop, held.lost)
+    forks.watch()
+    terminal, log_begin = _redirect_output(directory.log(rank))
+    faulthandler.enable()
+    record = RankRecord(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started=psutil.Process().create_time(),
+        status="running",
+        listens=stopping.listens(),
+        log_begin=log_begin,
+    )
+    write_record(directory, record)
+    stopping.announce(lambda: _update(directory, record, listens=True))
+    _report_stalls(directory, record)
+    ending = _attempt(held, rank, lambda: _update(directory, record, joined=True))
+    try:
+        _update(directory, record, **_of_the_end(ending))
+    except HpctrainError as error:
+        # The launcher reads this stream too, the only way left on a full disk.
+        text = f"rank {rank} on {record.host}: {(ending or error).message}; {held.in_words(error)}\n"
+        os.write(terminal, text.encode(errors="backslashreplace"))
+        if ending is None or ending.resumable:
+            ending = _describe(error)
+    if ending is None or ending.resumable:
+        return 0
+    if launcher and launcher.size > 1:
+        _end_job(ending.exit_code)
+    return ending.exit_code
+
+
+def _update(directory: RunDirectory, record: RankRecord, **update: Any) -> None:
+    """Change this rank's record, on disk too unless that is another attempt's by now.
+
+    Raises:
+        HpctrainError: the disk is full.
+    """
+    for name, value in update.items():
+        setattr(record, name, value)
+    if is_own_record(directory, record.rank):
+        write_record(directory, record)
+
+
+def _redirect_output(log: Path) -> tuple[int, int]:
+    """Send both streams to ``log``, C++ libraries' output too.
+
+    Returns:
+        A copy of the old stderr, and how long the log was.
+    """
+    terminal = os.dup(2)
+    try:
+        file = private(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError as error:
+        raise disk_error(error, log) from error
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    length = os.fstat(file).st_size
+    os.close(file)
+    return terminal, length
+
+
+def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
+    """Let what is found out about ranks that others wait for become events, and the last limit an end on record."""
+
+    def note(stall: Stall) -> None:
+        if not is_own_record(directory, record.rank):
+            return
+        # Rank 0, which keeps the file open, may be the one that stalled.
+        with EventWriter(directory.events, alone=False) as events:
+            events.emit(StallEvent(**asdict(stall)))
+
+    def give_up(error: HpctrainError) -> None:
+        with contextlib.suppress(OSError):
+            _print_error(error, None)
+        with contextlib.suppress(HpctrainError):
+            _update(directory, record, **_of_the_end(_describe(error)))
+        _end_job(error.exit_code)
+
+    reports.record, reports.give_up = note, give_up
+
+
+def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Ending | None:
+    """Do the work; what goes wrong is printed to the log and returned. ``joined`` is called when all ranks have met."""
+    script, directory = None, held.work
+    try:
+        plan = read_model(directory.plan, Plan)
+        take_place(plan, rank)
+        script = plan.script
+        if script:
+            if rank == 0:
+                recording.begin(directory.events)
+            try:
+                if plan.capabilities and plan.capabilities.distributes_scripts:
+                    from hpctrain.worker.comm import init
+
+                    init()
+                serve_frameworks(plan, rank)
+                _run_script(script)
+            finally:
+                recording.end()
+            _make_last_checks()
+            _mention_forgotten(rank, plan.processes)
+            if rank == 0 and stopping.agreed():
+                print(_ENDED_THOUGH_STOPPED, file=sys.stderr)
+        else:
+            from hpctrain.worker.train.recipe import train_recipe
+
+            train_recipe(plan, directory, joined)
+            _make_last_checks()
+    except SystemExit as stop:
+        ending = _exit_status(stop)
+        if script and ending and ending.resumable:
+            try:
+                recording.stopped(stopping.asked(look=False) or "asked")
+            except HpctrainError as fault:
+                return _describe(fault)
+        return ending
+    except BaseException as raised:
+        error = held.in_words(original(raised))
+        if script is None and isinstance(error, ModuleNotFoundError):
+            error = missing_extra(error) or error
+        with contextlib.suppress(OSError):
+            _print_error(error, script)
+        return _describe(error)
+    return None
+
+
+def _make_last_checks() -> None:
+    """While a failure can still become the run's: exit handlers come too late for the record."""
+    if comm := sys.modules.get("hpctrain.worker.comm"):
+        comm.make_last_checks()
+
+
+def _mention_forgotten(rank: int, ranks: int) -> None:
+    from hpctrain.worker.comm import mention_forgotten
+
+    mention_forgotten(rank, ranks)
+
+
+def _run_script(script: Script) -> None:
+    """Run a user's script as Python itself does: as ``__main__``, its folder first on the path.
+
+    Returns in the rank alone: what the script has forked ends here.
+    """
+    sys.argv = [str(script.path), *script.arguments]
+    sys.path.insert(0, str(script.path.parent))
+    try:
+        # A fork keeps the script's variables to its end: what its parent had made is not the fork's to take down.
+        _variables = runpy.run_path(str(script.path), run_name="__main__")
+    except BaseException as raised:
+        if forks.is_fork():
+            _leave_fork(raised, script)
+        # The others may wait for what comes after that line.
+        note_exit(raised.__traceback__)
+        # Its end is a good one, and the last checks still come.
+        if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
+            raise
+    if forks.is_fork():
+        _leave_fork(None, script)
+
+
+def _leave_fork(error: BaseException | None, script: Script) -> None:
+    with contextlib.suppress(OSError):
+        if isinstance(error, SystemExit) and not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
+        elif error and not isinstance(error, SystemExit):
+            _print_error(error, script)
+    forks.leave(forks.exit_status(error))
+
+
+def _exit_status(stop: SystemExit) -> Ending | None:
+    if stop.code is None or stop.code == 0:
+        return None
+    if isinstance(stop.code, int):
+        message = f"exit status {stop.code}"
+        resumable = stop.code == stopping.RESUMABLE and stopping.asked(look=True) is not None
+        if stop.code == stopping.RESUMABLE and not resumable:
+            message += ", which says that it was stopped, but nobody asked it to stop"
+        return Ending(exit_code=stop.code & 0xFF or 1, kind="SystemExit", message=message, resumable=resumable)
+    with contextlib.suppress(OSError):
+        print(stop.code, file=sys.stderr)
+    return Ending(exit_code=1, kind="SystemExit", message=str(stop.code))
+
+
+def _describe(error: BaseException) -> Ending:
+    kind, message = type(error).__name__, f"{error}{_explanation(error)}"
+    if not isinstance(error, HpctrainError):
+        return Ending(exit_code=1, kind=kind, message=message)
+    refused = error.exit_code != stopping.RESUMABLE and not isinstance(error, TransientError)
+    return Ending(exit_code=error.exit_code, kind=kind, message=message, refused=refused)
+
+
+def _print_error(error: BaseException, script: Script | None) -> None:
+    if isinstance(error, HpctrainError):
+        print(f"hpctrain: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(type(error), error, _from_script(error, script))
+        if explained := _explanation(error):
+            print(f"hpctrain: {explained.removeprefix('; ')}", file=sys.stderr)
+
+
+def _explanation(error: BaseException) -> str:
+    """What an error of PyTorch's own means to a script, or nothing."""
+    if misuse := sys.modules.get("hpctrain.worker.adapters.torch.parallel.misuse"):
+        explained: str = misuse.of_divided_tensors(error)
+        if explained:
+            return f"; {explained}"
+    return _of_a_wrapper(error)
+
+
+def _of_a_wrapper(error: BaseException) -> str:
+    """The explanation of an error of torch.distributed raised by a library that starts it itself; or nothing."""
+    library = next((title for name, title in _WRAPPERS.items() if name in sys.modules), None)
+    if library is None or "MASTER_ADDR expected" not in str(error):
+        return ""
+    return (
+        f"; {library} distributes the training by itself, over process groups of torch.distributed: choose --backend "
+        "mpi, gloo or nccl, which have them, or let it train as on one device (Lightning: devices=1)"
+    )
+
+
+def _from_script(error: BaseException, script: Script | None) -> TracebackType | None:
+    """The part of an error's traceback that begins in the user's script; the frames above it are hpctrain's."""
+    if script and isinstance(error, SyntaxError) and error.filename == str(script.path):
+        # It names its place by itself, and nothing of the script was executed.
+        return None
+    start = error.__traceback__
+    while script and start and start.tb_frame.f_code.co_filename != str(script.path):
+        start = start.tb_next
+    return start or error.__traceback__
+
+
+def _of_the_end(ending: Ending | None) -> dict[str, Any]:
+    if ending is None:
+        return {"status": "done", "ended": time.time()}
+    return {
+        "status": "resumable" if ending.resumable else "failed",
+        "ended": time.time(),
+        "exit_code": ending.exit_code,
+        "error": None
+        if ending.resumable
+        else RankError(type=ending.kind, message=ending.message, refused=ending.refused),
+    }
+
+
+def _end_job(exit_code: int) -> None:
+    """End every rank: the others may wait for this one in a collective for ever."""
+    with contextlib.suppress(ImportError, RuntimeError):
+        import mpi4py
+
+        # Starting MPI only in order to leave it would wait for ranks that never start it.
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.COMM_WORLD.Abort(exit_code)
+    # Not sys.exit: exit handlers leave MPI and Horovod in good order, and wait for the other ranks to do the same.
+    os._exit(exit_code)

@@ -1,0 +1,146 @@
+"""Trains a recipe on a rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hpctrain.common.checkpoints.keep import Policy, scores
+from hpctrain.common.cluster.gpu_models import matmul_flops
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run import stopping
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import EventsFile, EventWriter, kept
+from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.plan import Plan
+from hpctrain.worker.adapters.data_ranks import set_mesh
+from hpctrain.worker.comm import Communicator, init
+from hpctrain.worker.comm.stall_reports import reports
+from hpctrain.worker.data import open_sources
+from hpctrain.worker.data.source import First, Source
+from hpctrain.worker.train.asynchronous import AsynchronousLoop
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.energy import RunEnergy
+from hpctrain.worker.train.loop import Loop
+from hpctrain.worker.train.phases import phase
+from hpctrain.worker.train.recovery import Recovery, require_fault_tolerance
+from hpctrain.worker.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from hpctrain.worker.train.torch_trainer import TorchTrainer
+
+
+def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]) -> None:
+    """Train the plan's recipe on the ranks that the launcher started. Rank 0 records the run in ``directory``.
+
+    Calls ``joined`` once all of them have met.
+
+    Raises:
+        SystemExit: with ``stopping.RESUMABLE``, after a stop.
+        HpctrainError: settings that leave nothing to train, ranks that differ, a reduction that failed.
+    """
+    assert plan.recipe is not None
+    recipe = plan.recipe
+    comm = init()
+    joined()
+    set_mesh(comm, recipe.mesh)
+    require_fault_tolerance(comm, recipe.fault_tolerance)
+    with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
+        train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe, comm))
+    with (
+        contextlib.closing(train),
+        contextlib.closing(test),
+        EventWriter(directory.events if comm.rank == 0 else None) as events,
+        _checkpoints(plan, directory, comm, events) as checkpoints,
+        contextlib.closing(RunEnergy(comm, events)) as energy,
+    ):
+        trainer = _trainer(plan, comm)
+        asynchronous = recipe.sync is not None and recipe.sync.mode == "async"
+        loop = (AsynchronousLoop if asynchronous else Loop)(
+            recipe,
+            comm,
+            trainer,
+            train,
+            test,
+            events,
+            checkpoints=checkpoints,
+            dumps=directory.dumps,
+            asked=lambda: stopping.asked(look=comm.rank == 0),
+            recovery=Recovery(comm, trainer, events, directory) if plan.fault_tolerant else None,
+            begun_ranks=plan.begun_ranks,
+            energy=energy,
+            peak_flops=matmul_flops(trainer.gpu, recipe.precision),
+        )
+        reports.iteration = lambda: loop.iteration + 1
+        begun = comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0)
+        with phase(comm, _beginning(plan, begun), over=lambda: loop.iteration > begun):
+            done = loop.run(begun)
+    if not done:
+        stopping.agree()
+        raise SystemExit(stopping.RESUMABLE)
+
+
+def _checkpoints(plan: Plan, directory: RunDirectory, comm: Communicator, events: EventWriter) -> Checkpoints:
+    assert plan.recipe is not None
+    asked = plan.recipe.checkpoints
+    return Checkpoints(
+        directory.checkpoints,
+        comm,
+        events,
+        plan=plan.model_dump(mode="json"),
+        policy=Policy(last=asked.keep_last, best=asked.keep_best, every_epochs=asked.keep_every_epochs),
+        scores=scores(kept(EventsFile(directory.events).outline())) if comm.rank == 0 else {},
+    )
+
+
+def _limited(source: Source, limit: int | None) -> Source:
+    return First(source=source, count=limit) if limit else source
+
+
+def _resumed_from(directory: RunDirectory) -> int:
+    """The iteration that the launcher says this attempt begins at."""
+    starts = EventsFile(directory.events).few(StartEvent)
+    return starts[-1].iteration if starts else 0
+
+
+def _trainer(plan: Plan, comm: Communicator) -> Trainer:
+    assert plan.recipe is not None
+    building = f"building {plan.recipe.model.name}"
+    if plan.framework == "keras":
+        with phase(comm, "loading TensorFlow and Keras"):
+            from hpctrain.worker.train.keras_trainer import KerasTrainer
+        with phase(comm, building):
+            if comm.strategy is None or comm.size > 1:
+                return KerasTrainer(plan.recipe, comm)
+            from hpctrain.worker.train.strategy_trainer import strategy_trainer
+
+            return strategy_trainer(plan.recipe, comm)
+    with phase(comm, "loading PyTorch"):
+        trainer = torch_trainer(plan.recipe, comm)
+    with phase(comm, building):
+        return trainer(plan.recipe, comm)
+
+
+def torch_trainer(recipe: Recipe, comm: Communicator) -> type[TorchTrainer]:
+    """What trains a recipe under its mesh, with PyTorch."""
+    sizes, zero = recipe.mesh.at(comm.size).sizes, recipe.sharding.zero
+    if sizes["pp"] > 1:
+        from hpctrain.worker.train.mesh_trainer import PipelineTrainer
+
+        return PipelineTrainer
+    if sizes["tp"] > 1 or (sizes["dp_shard"] > 1 and zero > 1):
+        from hpctrain.worker.train.mesh_trainer import MeshTrainer
+
+        return MeshTrainer
+    from hpctrain.worker.train.torch_trainer import TorchTrainer
+
+    return TorchTrainer
+
+
+def _beginning(plan: Plan, begun: int) -> str:
+    """What comes before the first step is done, which in Keras takes much longer than the others."""
+    if begun:
+        # A checkpoint may have been written before its epoch was evaluated, and then that comes first.
+        return f"reading the checkpoint of step {begun} and continuing from it"
+    return "compiling and taking the first step" if plan.framework == "keras" else "taking the first step"

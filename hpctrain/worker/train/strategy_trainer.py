@@ -1,0 +1,120 @@
+"""A recipe's model and optimizer in Keras 3, made in the scope of a tf.distribute strategy."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.worker.adapters.keras.finite import all_finite, counts
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.tf_parameter_server import ParameterServerCommunicator
+from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.train.keras_losses import Mixed
+from hpctrain.worker.train.keras_trainer import KerasTrainer
+from hpctrain.worker.train.state import LazyState
+
+# Steps under way for each worker: one that is computed, and one whose samples are there when that is done.
+_STEPS_A_WORKER = 2
+
+
+class StrategyTrainer(KerasTrainer):
+    """Replicas within one process: a step's samples are divided over them, and Keras adds their gradients up.
+
+    Its communicator has a strategy with a scope, and is one of a single rank.
+    """
+
+    communication_seconds = 0.0
+
+    def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        assert comm.strategy is not None
+        self._strategy = comm.strategy
+        with self._strategy.scope():
+            super().__init__(recipe, comm)
+
+    def _connect(self, recipe: Recipe) -> None:
+        # What a step does not make, every replica must have before it.
+        self._optimizer.build(self.model.trainable_variables)
+
+    def _traced_step(
+        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        def part() -> tuple[tf.Tensor, list[tf.Tensor]]:
+            replica, replicas = _place()
+            samples = tf.shape(images)[0]
+            own = slice(samples * replica // replicas, samples * (replica + 1) // replicas)
+            return self._gradients(images[own], labels[own], scale, None)
+
+        losses, gradients = self._strategy.run(part)
+        everyone = [local for each in gradients for local in self._strategy.experimental_local_results(each)]
+        finite = all_finite(everyone)
+
+        def update() -> None:
+            # Not within the first run: an update cannot be left out there.
+            self._strategy.run(self._optimizer.apply, (gradients, self.model.trainable_variables))
+
+        def leave_out() -> None:
+            self._counts.assign(counts([self._sum(each) for each in gradients]))
+            self._own_finite.assign(False)
+
+        tf.cond(finite, update, leave_out)
+        return self._sum(losses), finite
+
+    def _sum(self, value: Any) -> tf.Tensor:
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
+
+
+def _place() -> tuple[int, int]:
+    context = tf.distribute.get_replica_context()
+    return context.replica_id_in_sync_group, context.num_replicas_in_sync
+
+
+class ParameterServerTrainer(StrategyTrainer):
+    """Workers that compute whole steps beside each other: an update's gradient is of parameters some updates old.
+
+    ``loss`` is that of the newest step which has come back; :meth:`step` waits for one only where two a worker are
+    under way, and the first for itself.
+    """
+
+    def __init__(self, recipe: Recipe, comm: ParameterServerCommunicator) -> None:
+        super().__init__(recipe, comm)
+        self._servers = comm
+        self._under_way: deque[Any] = deque()
+        self._newest: Any = None
+
+    def state(self) -> LazyState:
+        self._end_steps()
+        return super().state()
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self._end_steps()
+        super().restore(state)
+
+    def evaluate(self, samples: Samples) -> tuple[float, int]:
+        self._end_steps()
+        return super().evaluate(samples)
+
+    def _call(self, graph: Callable[..., Any], arguments: tuple[tf.Tensor, ...], *, updates: bool) -> Any:
+        if not updates:
+            return super()._call(graph, arguments, updates=updates)
+        self._under_way.append(self._servers.coordinator.schedule(graph, args=arguments))
+        if self._newest is None or len(self._under_way) > _STEPS_A_WORKER * self._servers.workers:
+            self._newest = self._servers.fetch(self._under_way.popleft())
+        return self._newest
+
+    def _end_steps(self) -> None:
+        """All that were begun are done after it."""
+        while self._under_way:
+            self._newest = self._servers.fetch(self._under_way.popleft())
+
+
+def strategy_trainer(recipe: Recipe, comm: Communicator) -> StrategyTrainer:
+    """The trainer for a communicator of a single rank with a strategy."""
+    if comm.backend == ParameterServerCommunicator.backend:
+        assert isinstance(comm, ParameterServerCommunicator)
+        return ParameterServerTrainer(recipe, comm)
+    return StrategyTrainer(recipe, comm)

@@ -1,0 +1,52 @@
+"""An average of a PyTorch model's parameters and statistics over the run."""
+
+from __future__ import annotations
+
+import torch
+from torch.func import functional_call
+
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.models.batch_norm import means_over_ranks
+
+
+class TorchAverage:
+    """A copy of all named values in a model, which follows the model.
+
+    Attributes:
+        parameters, buffers: by the model's names; the latter are this rank's own.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self.parameters = {name: each.detach().clone() for name, each in model.named_parameters()}
+        self.buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
+
+    @torch.no_grad()
+    def update(self, weight: float) -> None:
+        """Move the average by ``weight`` of the way to the model; counters become the model's."""
+        now = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
+        for name, each in (self.parameters | self.buffers).items():
+            if weight == 1 or not each.is_floating_point():
+                each.copy_(now[name])
+            else:
+                each.lerp_(now[name], weight)
+
+    @torch.no_grad()
+    def average_statistics(self, comm: Communicator) -> None:
+        """Replace the average's statistics by their plain mean over the ranks."""
+        statistics = [each for each in self.buffers.values() if each.is_floating_point()]
+        for each, mean in zip(
+            statistics, means_over_ranks([each.cpu().numpy() for each in statistics], comm), strict=True
+        ):
+            each.copy_(torch.from_numpy(mean))
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy the average into the model."""
+        for name, each in (*self._model.named_parameters(), *self._model.named_buffers()):
+            each.copy_((self.parameters | self.buffers)[name])
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """The model's output with the averaged values."""
+        logits: torch.Tensor = functional_call(self._model, self.parameters | self.buffers, (images,))
+        return logits

@@ -1,0 +1,66 @@
+"""PyTorch's training losses with mixed images and soft labels. hpctrain.worker.train.keras_losses is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from hpctrain.worker.data.mixing import Mixture
+from hpctrain.worker.data.samples import BROKEN
+from hpctrain.worker.train.losses import RecipeLoss
+
+
+def mixed(images: torch.Tensor, mixture: Mixture) -> torch.Tensor:
+    """The first images of (M, channels, height, width), mixed with others of them."""
+    partners = images[torch.from_numpy(mixture.partners).to(images.device)]
+    own, other = (_along(each, images)[:, None, None, None] for each in (mixture.own, mixture.other))
+    top, bottom, left, right = (_along(each, images) for each in mixture.boxes.T)
+    rows, columns = (torch.arange(size, device=images.device) for size in images.shape[2:])
+    inside = _between(rows, top, bottom)[:, None, :, None] & _between(columns, left, right)[:, None, None, :]
+    return torch.where(inside, partners, own * images[: len(partners)] + other * partners)
+
+
+def _along(values: NDArray[np.float32] | NDArray[np.int64], images: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(images.device)
+
+
+def _between(places: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Shape (N, places)."""
+    return (places >= low[:, None]) & (places < high[:, None])
+
+
+class TorchLoss(RecipeLoss):
+    """A recipe's loss in PyTorch's operations."""
+
+    def sum(self, logits: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
+        """The sum over all samples; labels :data:`~hpctrain.worker.data.samples.BROKEN` do not count.
+
+        Args:
+            logits: float32, shape (N, classes).
+            labels: int64, shape (M,), of the images that were mixed.
+            mixture: how; None where they were not.
+        """
+        if mixture is None and self.name == "cross_entropy":
+            return F.cross_entropy(logits, labels, ignore_index=BROKEN, label_smoothing=self.smoothing, reduction="sum")
+        targets = _targets(labels, mixture, logits.shape[1])
+        known = targets.sum(dim=1, keepdim=True)
+        smoothed = (1 - self.smoothing) * targets + self.smoothing / logits.shape[1] * known
+        if self.name == "cross_entropy":
+            return -(smoothed * F.log_softmax(logits, dim=1)).sum()
+        if self.threshold is not None:
+            smoothed = (smoothed > self.threshold).to(logits.dtype)
+        each = F.binary_cross_entropy_with_logits(logits, smoothed, reduction="none").mean(dim=1, keepdim=True)
+        return (known * each).sum()
+
+
+def _targets(labels: torch.Tensor, mixture: Mixture | None, classes: int) -> torch.Tensor:
+    """Shares of the classes in the labels, shape (N, classes): 1 in sum, less what is broken."""
+    known = (labels != BROKEN)[:, None]
+    targets = F.one_hot(labels.clamp(min=0), classes).float() * known
+    if mixture is None:
+        return targets
+    own = _along(mixture.label, targets)[:, None]
+    partners = targets[torch.from_numpy(mixture.partners).to(labels.device)]
+    return own * targets[: len(partners)] + (1 - own) * partners

@@ -1,0 +1,132 @@
+"""Makes a recipe's optimizer in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from hpctrain.common.optim import rules
+from hpctrain.common.optim.rules import Operations, ParameterKind, Rule, UpdateStep
+from hpctrain.common.recipes.schema import Optimizer
+
+# Of BatchNorm in any number of dimensions, SyncBatchNorm and InstanceNorm the first is the base class.
+_NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+_OPERATIONS = Operations(norm=torch.linalg.vector_norm, sqrt=torch.sqrt, expm1=torch.expm1, where=torch.where)
+
+
+def make_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of a recipe for the parameters of a model, with one group for each kind of parameter.
+
+    PyTorch's own where its update is the recipe's. Set ``lr`` of all groups before each step, and of rmsprop_to_sgd
+    ``sgd_share`` (:func:`hpctrain.common.optim.schedule.sgd_share`) too.
+    """
+    groups = _groups(model)
+    decayed = [{**group, "weight_decay": rules.decay(settings, group["kind"])} for group in groups]
+    rate, epsilon = settings.learning_rate, rules.epsilon(settings)
+    match settings.name:
+        case "adam":
+            return torch.optim.Adam(decayed, rate, betas=settings.betas, eps=epsilon)
+        case "adamw":
+            return torch.optim.AdamW(decayed, rate, betas=settings.betas, eps=epsilon)
+        case "sgd" if not (settings.decoupled_decay or settings.rate_in_momentum):
+            return torch.optim.SGD(decayed, rate, momentum=settings.momentum, nesterov=settings.nesterov)
+        case _:
+            return TorchRuleOptimizer(groups, settings)
+
+
+def parameter_kinds(model: nn.Module) -> dict[str, ParameterKind]:
+    """The kind of each parameter in the layer that owns it, by its name in ``model.named_parameters()``.
+
+    ``norm`` is all that layers of torch.nn's normalisations, and of classes derived from them, own, ``shortcut_norm``
+    where the layer is a part of a ``downsample``; ``bias`` is what another layer calls so. A parameter that several
+    layers share is what it is to the first of them.
+    """
+    owners = {name: name.rpartition(".") for name, _ in model.named_parameters()}
+    return {name: _kind(model.get_submodule(owner), owner, own) for name, (owner, _, own) in owners.items()}
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[torch.nn.Parameter], bound: float) -> None:
+    """Scale the gradients by min(1, bound / their norm over all parameters), as TensorFlow and Keras do.
+
+    torch.nn.utils.clip_grad_norm_ divides by the norm + 1e-6.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    # Over all ranks, where gradients are divided over them.
+    scale_gradients(gradients, bound, norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def scale_gradients(gradients: Iterable[torch.Tensor], bound: float, norm: torch.Tensor) -> None:
+    """Scale gradients by min(1, bound / norm)."""
+    # A norm of 0 has the quotient infinity, and one that is not finite makes gradients so.
+    scale = torch.clamp(bound / norm, max=1.0) + (norm - norm)
+    for gradient in gradients:
+        gradient.mul_(scale.to(gradient.device))
+
+
+class TorchRuleOptimizer(torch.optim.Optimizer):
+    """A PyTorch optimizer with an update rule of :mod:`hpctrain.common.optim.rules`.
+
+    Args:
+        groups: of parameters, each with its ``kind``.
+        settings: the recipe's, any but adam and adamw.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], settings: Optimizer) -> None:
+        defaults: dict[str, Any] = {"lr": settings.learning_rate}
+        if settings.transition:
+            defaults["sgd_share"] = 1.0
+        super().__init__(groups, defaults)
+        self._settings = settings
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            rule = Rule(settings=self._settings, kind=group["kind"], ops=_OPERATIONS)
+            step = UpdateStep(rate=group["lr"], sgd_share=group.get("sgd_share", 1.0))
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(rule, step, parameter)
+        return loss
+
+    def _update(self, rule: Rule, step: UpdateStep, parameter: torch.Tensor) -> None:
+        state = self.state[parameter]
+        for name in rule.slots:
+            if name not in state:
+                state[name] = parameter.new_zeros(() if name in rules.SCALARS else parameter.shape)
+        gradient = parameter.grad
+        assert gradient is not None
+        change, new = rule.update(step, parameter, gradient.to_dense() if gradient.is_sparse else gradient, state)
+        parameter.sub_(change)
+        for name, value in new.items():
+            state[name] = torch.as_tensor(value, dtype=parameter.dtype, device=parameter.device)
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    kinds = parameter_kinds(model)
+    members: dict[ParameterKind, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        members.setdefault(kinds[name], []).append(parameter)
+    return [{"params": parameters, "kind": kind} for kind, parameters in members.items()]
+
+
+def _kind(owner: nn.Module, path: str, name: str) -> ParameterKind:
+    if isinstance(owner, _NORMALISATIONS):
+        return "shortcut_norm" if "downsample" in path.split(".") else "norm"
+    # bias_ih_l0 of recurrent layers, in_proj_bias of attention
+    return "bias" if name == "bias" or name.startswith("bias_") or name.endswith("_bias") else "weight"

@@ -1,0 +1,372 @@
+"""A recipe's model and optimizer in PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from hpctrain.common.checkpoints.layout import MOMENTS, RANDOM, STATISTICS
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sync import is_local
+from hpctrain.worker import models
+from hpctrain.worker.adapters.data_ranks import data_place
+from hpctrain.worker.adapters.guard import Guard
+from hpctrain.worker.adapters.torch import average_statistics, distribute, no_sync, statistics
+from hpctrain.worker.adapters.torch.finite import all_finite
+from hpctrain.worker.adapters.torch.guarding import guard_of
+from hpctrain.worker.adapters.torch.optimizer_state import load_optimizer, optimizer_tensors
+from hpctrain.worker.adapters.torch.pieces import array_of, is_dtensor, pieces_of, tensor_of
+from hpctrain.worker.adapters.torch.random_streams import part_streams
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.models.torch_batch_norm import begin_part
+from hpctrain.worker.models.torch_stochastic_depth import StochasticDepth
+from hpctrain.worker.train.random_state import random_state, seed, set_random_state
+from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
+from hpctrain.worker.train.torch_average import TorchAverage
+from hpctrain.worker.train.torch_losses import TorchLoss, mixed
+from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained
+from hpctrain.worker.train.torch_rules import clip_gradients, make_optimizer
+from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
+
+MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
+_AVERAGE, _AVERAGE_STATISTICS = "average.", f"{STATISTICS}average."
+_COMPUTED_IN = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# To be undone: the number of updates before, and what was changed since.
+_NOTHING: tuple[int, dict[str, torch.Tensor]] = (-1, {})
+
+
+class TorchTrainer:
+    """The PyTorch side of :class:`hpctrain.worker.train.trainer.Trainer`."""
+
+    framework = "torch"
+    bucket_mb: float | None = None
+
+    def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        torch.manual_seed(recipe.seed)
+        seed(recipe.seed)
+        self._comm = comm
+        # A GPU a rank or none at all: NCCL does not let two ranks share one.
+        gpus = not comm.in_host_memory and torch.cuda.device_count() >= comm.local_size
+        self._device = torch.device("cuda", comm.local_rank) if gpus else torch.device("cpu")
+        self.gpu = torch.cuda.get_device_name(self._device) if gpus else None
+        model: torch.nn.Module = models.build(
+            recipe.model, "torch", comm, at_once=recipe.batch.at_once(data_place(comm).ranks)
+        ).to(self._device)
+        self._depth = StochasticDepth(model, recipe.stochastic_depth) if recipe.stochastic_depth else None
+        self._mean, self._deviation = (
+            255 * torch.tensor(each, device=self._device).view(3, 1, 1)
+            for each in (recipe.images.mean, recipe.images.deviation)
+        )
+        self._loss = TorchLoss.of(recipe)
+        self._computed_in = _COMPUTED_IN[recipe.precision]
+        self._scaler = torch.amp.GradScaler(
+            self._device.type, init_scale=INITIAL_SCALE, enabled=recipe.precision == "fp16"
+        )
+        self._clip_norm = recipe.optimizer.clip_norm
+        self.before_update: Callable[[], None] = _pass
+        self.updates = 0
+        self.loss = 0.0
+        self.faulty = False
+        self.own_finite = True
+        self.alone = False
+        self._averaging_seconds = 0.0
+        optimizer = make_optimizer(recipe.optimizer, model)
+        comm.watch_numbers()
+        # Before those of distribute, of which one may find that a rank died, after the update.
+        optimizer.register_step_post_hook(self._updated)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.model, self._optimizer = model, optimizer
+        self._distribute(recipe)
+        part_streams(comm)
+        self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
+        self._before = _NOTHING
+        self._average = TorchAverage(self.model) if recipe.averaging else None
+        self._average_by: float | None = None
+        self._outer = TorchOuter(self.model, comm, recipe.sync.outer) if is_local(recipe.sync) else None
+        # Equal on all ranks, but where each makes steps by itself.
+        self._moments = MOMENTS if recipe.sync else _OPTIMIZER
+
+    def _distribute(self, recipe: Recipe) -> None:
+        """Make the model and its optimizer those of all ranks."""
+        plan = None
+        if not recipe.mesh.replicates_only:
+            # Takes a second, which only ranks that divide something need.
+            from hpctrain.worker.train.parallel_plan import parallel_plan
+
+            plan = parallel_plan(recipe)
+        self.bucket_mb = recipe.communication.bucket_mb or self._comm.bucket_bytes / 1e6
+        distribute(
+            self.model,
+            self._optimizer,
+            comm=self._comm,
+            bucket_mb=self.bucket_mb,
+            compression=recipe.communication.compression,
+            top_k=recipe.communication.top_k,
+            guard_every=recipe.guard.every,
+            plan=plan,
+        )
+        self._statistics = statistics(self.model)
+
+    def _modules(self) -> Sequence[torch.nn.Module]:
+        """What this rank has of the model: all of it, or stages of a pipeline."""
+        return [self.model]
+
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Each parameter that this rank has a part of, once, with its name in the whole model."""
+        return self.model.named_parameters()
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return (buffer for module in self._modules() for buffer in module.named_buffers())
+
+    @property
+    def guard(self) -> Guard:
+        return guard_of(self._optimizer)
+
+    @property
+    def communication_seconds(self) -> float | None:
+        return self._averaging_seconds if self.alone else self._statistics.communication_seconds
+
+    @property
+    def timeline(self) -> Timeline:
+        return self._statistics.timeline
+
+    def step(
+        self,
+        parts: Iterable[Samples],
+        count: int,
+        scale: float,
+        learning_rate: float,
+        sgd_share: float,
+        average: float | None = None,
+    ) -> float:
+        self._average_by = average
+        self._averaging_seconds = 0.0
+        if self._remembers:
+            self._before = (self.updates, self._of_forward())
+        for module in self._modules():
+            module.train()
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+            if "sgd_share" in group:
+                group["sgd_share"] = sgd_share
+        self._optimizer.zero_grad()
+        losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
+        self.loss = sum(loss.item() for loss in losses)
+        self.own_finite = math.isfinite(self.loss)
+        finite = self._finite()
+        self._scaler.unscale_(self._optimizer)
+        # Ahead of a step that is left out, too: it counts as one only where all ranks came so far.
+        self.before_update()
+        if finite:
+            self.faulty = False
+            self._update()
+        else:
+            # A factor of 1 or less does not make gradients overflow.
+            self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
+            self.own_finite = self.own_finite and not self.alone
+            self._count()
+            # After an update the optimizer's hook does so.
+            self.guard.step_done()
+        return self.loss
+
+    def average_parameters(self) -> None:
+        assert self._outer is not None
+        self._outer.step()
+        self._averaging_seconds = self._outer.seconds
+
+    def vector(self) -> NDArray[np.float32]:
+        return flat(trained(self.model)).cpu().numpy()
+
+    def set_vector(self, vector: NDArray[np.float32]) -> None:
+        assign(trained(self.model), torch.from_numpy(vector).to(self._device))
+
+    def _finite(self) -> bool:
+        """Of reduced gradients every rank finds the same infinities."""
+        if not self.alone:
+            return self._statistics.finite()
+        return all_finite(each.grad for each in self.model.parameters() if each.grad is not None)
+
+    def _update(self) -> None:
+        if self._clip_norm:
+            clip_gradients(self.model.parameters(), self._clip_norm)
+        self._scaler.step(self._optimizer)
+
+    def rebuild(self) -> None:
+        self._statistics.rebuild()
+        self.guard.restart()
+        updates, state = self._before
+        if updates == self.updates:
+            self._undo_forward(state)
+
+    def undo_forward(self) -> None:
+        self._undo_forward(self._before[1])
+
+    def gradient_numbers(self) -> list[GradientNumbers]:
+        return [
+            GradientNumbers(
+                name=name,
+                nan=int(parameter.grad.isnan().sum()),
+                inf=int(parameter.grad.isinf().sum()),
+                norm=float(torch.linalg.vector_norm(parameter.detach())),
+            )
+            for name, parameter in self._parameters()
+            if parameter.grad is not None
+        ]
+
+    def average_statistics(self) -> None:
+        average_statistics(self.model, self._comm)
+        if self._average:
+            self._average.average_statistics(self._comm)
+
+    def take_average(self) -> None:
+        if self._average:
+            self._average.take()
+
+    @torch.no_grad()
+    def evaluate(self, samples: Samples) -> tuple[float, float]:
+        self.model.eval()
+        images, labels = self._tensors(samples)
+        logits = self._logits(images, self._average.logits if self._average else self.model)
+        loss_sum = F.cross_entropy(logits, labels.flatten(), ignore_index=BROKEN, reduction="sum")
+        each = labels[0].numel()
+        return loss_sum.item() / each, int((logits.argmax(dim=1) == labels.flatten()).sum()) / each
+
+    def state(self) -> LazyState:
+        tensors: dict[str, torch.Tensor] = {f"{MODEL}{name}": each for name, each in self._parameters()}
+        kept = optimizer_tensors(self._parameters(), self._optimizer)
+        tensors |= {f"{self._moments}{name}": each for name, each in kept.items()}
+        pieces = {name: pieces_of(each) for name, each in tensors.items() if self._is_divided(each)}
+        tensors = {name: each for name, each in tensors.items() if name not in pieces}
+        tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self._buffers()}
+        tensors |= self._averages()
+        tensors |= self._outer.state if self._outer else {}
+        scaler = {f"{_SCALER}{name}": np.array(value) for name, value in self._scaler.state_dict().items()}
+        steps = {GUARD_STEPS: np.array(self.guard.steps)}
+        return LazyState(
+            scaler | steps | self._random_state() | random_state(),
+            {name: (tensor.nbytes, partial(array_of, tensor)) for name, tensor in tensors.items()},
+            pieces or None,
+        )
+
+    def _is_divided(self, tensor: torch.Tensor) -> bool:
+        """Whether other ranks have other parts of a tensor; on all ranks alike for some tensor."""
+        return is_dtensor(tensor)
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self.before_update()
+        self._before = _NOTHING
+        tensors = {name: tensor_of(state[name]) for name in state if not name.startswith((self._moments, _SCALER))}
+        kept = dict(self.model.named_buffers())
+        for name, tensor in self._averages().items():
+            if name in tensors or name.startswith(_AVERAGE):
+                tensor.copy_(tensors.pop(name))
+        self.model.load_state_dict(kept | self._shared(_under(MODEL, tensors)) | _under(STATISTICS, tensors))
+        if self._outer:
+            self._outer.restore(tensors)
+        self._restore_rest(state)
+
+    def _restore_rest(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """All but the model."""
+        load_optimizer(self._parameters(), self._optimizer, state, self._moments)
+        small = {name: tensor_of(state[name]) for name in state if name.startswith((_SCALER, _RANDOM))}
+        if self._scaler.is_enabled():
+            self._scaler.load_state_dict({name: value.item() for name, value in _under(_SCALER, small).items()})
+        self.guard.steps = int(state[GUARD_STEPS])
+        self._set_random_state(small)
+        set_random_state(state)
+
+    def _shared(self, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Parameters that are saved once, under each of their names."""
+        first = {parameter: name for name, parameter in self.model.named_parameters()}
+        names = ((name, first[each]) for name, each in self.model.named_parameters(remove_duplicate=False))
+        return parameters | {name: parameters[own] for name, own in names if own in parameters}
+
+    def _averages(self) -> dict[str, torch.Tensor]:
+        """By their names in a state."""
+        if self._average is None:
+            return {}
+        statistics = {f"{_AVERAGE_STATISTICS}{name}": each for name, each in self._average.buffers.items()}
+        return {f"{_AVERAGE}{name}": each for name, each in self._average.parameters.items()} | statistics
+
+    def _random_state(self) -> State:
+        state = {f"{_RANDOM}cpu": torch.get_rng_state().numpy()}
+        if self._device.type == "cuda":
+            state[f"{_RANDOM}cuda"] = torch.cuda.get_rng_state(self._device).numpy()
+        return state
+
+    def _set_random_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        for kind, tensor in _under(_RANDOM, tensors).items():
+            if kind == "cpu":
+                torch.set_rng_state(tensor)
+            elif self._device.type == "cuda":
+                torch.cuda.set_rng_state(tensor, self._device)
+
+    def _updated(self, *_: object) -> None:
+        if self._average and self._average_by is not None:
+            self._average.update(self._average_by)
+        self._count()
+
+    def _count(self) -> None:
+        """The scaler and the average belong to the update: it is done as a whole or not at all."""
+        self._scaler.update()
+        self.updates += 1
+
+    def _of_forward(self) -> dict[str, torch.Tensor]:
+        """The state that a step changes before its update: statistics of batch normalisation, and random states."""
+        buffers = {name: buffer.clone() for name, buffer in self._buffers()}
+        return buffers | {name: torch.from_numpy(value) for name, value in self._random_state().items()}
+
+    @torch.no_grad()
+    def _undo_forward(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, buffer in self._buffers():
+            if name in tensors:
+                buffer.copy_(tensors[name])
+        self._set_random_state(tensors)
+
+    def _backward(self, samples: Samples, scale: float, number: int, count: int) -> torch.Tensor:
+        images, labels = self._tensors(samples)
+        begin_part(self.model, number, count)
+        with contextlib.nullcontext() if number == count and not self.alone else no_sync():
+            if self._depth and samples.depths is not None:
+                self._depth.draws = torch.from_numpy(samples.depths).to(self._device)
+            if samples.mixture:
+                images = mixed(images, samples.mixture)
+            loss_sum = self._loss.sum(self._logits(images, self.model), labels.flatten(), samples.mixture)
+            loss = loss_sum * (scale / labels[0].numel())
+            # A loss that is not finite has no gradient that may be used, although it can have a finite one.
+            self._scaler.scale(loss).backward(torch.where(loss.isfinite(), 1.0, math.nan))
+        return loss.detach()
+
+    def _logits(self, images: torch.Tensor, model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """float32, whatever they are computed in; one row for each label."""
+        with self._autocast():
+            return model(images).flatten(0, -2).float()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device.type, self._computed_in, enabled=self._computed_in != torch.float32)
+
+    def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images as (N, channels, height, width), the channels innermost in memory, and labels; tokens as they are."""
+        images, labels = (torch.from_numpy(each).to(self._device) for each in (samples.images, samples.labels))
+        if images.dtype == torch.int64:
+            return images, labels
+        images = images.movedim(-1, 1)
+        if images.dtype == torch.uint8:
+            images = images.float().sub_(self._mean).div_(self._deviation)
+        return images, labels
+
+
+def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _pass() -> None: ...

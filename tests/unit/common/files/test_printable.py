@@ -1,0 +1,44 @@
+"""What others wrote cannot control the terminal on which it is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+from rich.text import Text
+
+from hpctrain.common.files.printable import printable
+from hpctrain.report.say import answer, tell, terminal
+
+_HOSTILE = "a\x1b]0;title\x07b\x9b2J\u202ec\r"
+
+
+@given(st.text())
+def test_nothing_of_it_is_a_control_character(text: str) -> None:
+    shown = printable(text)
+    assert all(each.isprintable() or each in "\n\t" or not each.isascii() for each in shown)
+    assert not {*map(chr, range(0x7F, 0xA0)), "\u202e", "\x1b"} & set(shown)
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_json_is_still_the_same(values: dict[str, str]) -> None:
+    text = json.dumps(values, ensure_ascii=False)
+    assert json.loads(printable(text)) == values
+
+
+def test_answers_remarks_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    answer(_HOSTILE)
+    tell(_HOSTILE)
+    table = Table(title=Text(_HOSTILE))
+    table.add_row(Text(_HOSTILE), style="bold")
+    stream = io.StringIO()
+    terminal(file=stream, force_terminal=True, width=200).print(table)
+    printed = capsys.readouterr()
+    assert printed.out == printed.err == "a\\u001b]0;title\\u0007b\\u009b2J\\u202ec\\u000d\n"
+    shown = stream.getvalue()
+    assert "\x1b[1m" in shown, "its own styles"
+    assert not any(each in shown for each in ("\x1b]", "\x07", "\x9b", "\u202e", "\r"))

@@ -1,0 +1,96 @@
+"""Files that others can write are opened by :mod:`hpctrain.common.files` alone, which never waits and has bounds."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import hpctrain
+
+_PACKAGE = Path(hpctrain.__file__).parent
+_METHODS = frozenset(("read_text", "read_bytes", "write_text", "write_bytes"))
+_OPENERS = frozenset(("open", "os.open", "io.open", "tarfile.open", "gzip.open", "np.load", "np.memmap", "torch.load"))
+
+# What opens files by itself, and why it may.
+_ALLOWED = {
+    "the kernel's": {
+        "worker.bench.memory",
+        "worker.energy",
+        "common.cluster.rdma",
+        "worker.comm.stacks",
+        "control.doctor.facts",
+        "control.launchers.open_mpi_folder",
+        "common.cluster.machine_cores",
+    },
+    "of this installation": {
+        "control.schedulers.slurm.script",
+        "common.cluster.gpu_models",
+        "control.packing.editables",
+        "control.packing.environment",
+        "control.packing.pack",
+        "commit",
+        "control.horovod.adapt",
+        "control.horovod.cuda",
+        "control.horovod.installed",
+        "control.horovod.source",
+        "control.horovod.wheel",
+        "control.predict.constants",
+        "common.workloads.workload",
+    },
+    "of this very command, in a temporary folder of its own": {
+        "worker.bench.allreduce",
+        "worker.bench.checkpoint",
+        "worker.bench.collectives",
+        "worker.bench.loader",
+        "worker.bench.mesh_step",
+        "worker.bench.photographs",
+        "worker.bench.raw_decode",
+        "worker.bench.step",
+        "worker.bench.sweep",
+        "control.doctor.start",
+        "control.programs.bench",
+        "control.programs.trace",
+        "worker.programs.links",
+    },
+    "written where the user says": {"cli.output_files"},
+    "a folder, of which nothing is read": {"common.run.held"},
+    "made anew, or opened with private() as opener": {
+        "common.checkpoints.manifest",
+        "common.checkpoints.publish",
+        "common.checkpoints.share",
+        "report.tensorboard",
+        "common.run.directory",
+        "common.run.events.writer",
+        "common.run.stopping",
+    },
+    "a folder, to hold it": {"control.launchers.open_mpi_folder", "common.run.held"},
+    "images that the benchmark was given": {"worker.bench.other_loaders"},
+    "the null device": {"cli.streams", "report.say", "report.tracking.__main__"},
+}
+
+
+def _openings(tree: ast.Module) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            # Images and archives in memory are not files.
+            in_memory = any("BytesIO" in ast.unparse(each) or "fileobj" in ast.unparse(each) for each in node.args)
+            in_memory |= any(each.arg == "fileobj" for each in node.keywords)
+            method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            opens = name in _OPENERS or method in _METHODS or method == "open"
+            if opens and not in_memory and not name.startswith("self._tracking."):
+                yield node
+
+
+def test_nobody_else_opens_files() -> None:
+    found = set()
+    for path in _PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(_PACKAGE).with_suffix("").parts)
+        if not module.startswith(("common.files.", "common.shards.", "report.progress")) and any(
+            _openings(ast.parse(path.read_text()))
+        ):
+            found.add(module)
+    allowed = set().union(*_ALLOWED.values())
+    assert found - allowed == set(), "use hpctrain.common.files.regular, or say here why not"
+    assert allowed - found == set(), "no longer needed here"

@@ -1,0 +1,64 @@
+"""One definition of clip_norm: gradients times min(1, bound / norm over all of them), in both frameworks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("keras")
+
+import keras
+import torch
+from optimizer_runs import START, settings
+
+from hpctrain.worker.train import keras_rules
+from hpctrain.worker.train.torch_rules import clip_gradients
+
+
+def in_torch(gradients, bound):
+    parameters = [torch.nn.Parameter(torch.zeros_like(torch.tensor(each))) for each in gradients]
+    idle = torch.nn.Parameter(torch.zeros(3))
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = torch.tensor(gradient)
+    clip_gradients([*parameters[:1], idle, *parameters[1:]], bound)
+    assert idle.grad is None
+    return [parameter.grad.numpy() for parameter in parameters]
+
+
+def in_keras(gradients, bound):
+    """By the change that a rate of 1 makes of variables that are 0."""
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        net = keras.Sequential(
+            [keras.Input((len(gradients),), dtype="float64"), keras.layers.Dense(1, dtype="float64")]
+        )
+        optimizer = keras_rules.make_optimizer(settings("sgd", clip_norm=bound), net)
+        optimizer.learning_rate.assign(1.0)
+        kernel, bias = net.trainable_variables
+        kernel.assign(np.zeros(kernel.shape))
+        optimizer.apply([np.array(gradients)[:, None], np.zeros(1)], [kernel, bias])
+        return -kernel.numpy()[:, 0]
+    finally:
+        keras.config.set_floatx(before)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-5, 1e-9])
+@pytest.mark.parametrize("part", [0.5, 0.999999, 1.5])
+def test_gradients_are_scaled_to_the_bound(size, part):
+    """At a norm of 1e-5, the 1e-6 that PyTorch's own function adds to it would be a tenth."""
+    gradients = [size * each for each in START]
+    norm = np.sqrt(sum((each**2).sum() for each in gradients))
+    expected = [each * min(1.0, part) for each in gradients]
+    for ours, wanted in zip(in_torch(gradients, part * norm), expected, strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-12, atol=0)
+    flat = np.concatenate([each.ravel() for each in gradients])
+    clipped = in_keras(list(flat), part * norm)
+    np.testing.assert_allclose(clipped, flat * min(1.0, part), rtol=1e-12, atol=1e-20)
+
+
+def test_gradients_of_zero_stay_and_infinite_ones_are_not_made_finite():
+    assert not any(each.any() for each in in_torch([np.zeros(3), np.zeros((2, 2))], 0.1))
+    assert not in_keras([0.0, 0.0], 0.1).any()
+    assert np.isnan(in_torch([np.array([np.inf, 1.0])], 0.1)[0]).all()

@@ -1,0 +1,94 @@
+"""The recipe of GPT-2: nanoGPT's schedule step by step, and what does not go together with text."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.optim.schedule import learning_rate
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.requirements import require_recipe
+from hpctrain.common.recipes.smoke import smoke
+from hpctrain.report.course import training_samples
+
+
+def get_lr(it: int) -> float:
+    """train.py of nanoGPT at 3adf61e1, lines 231 to 242."""
+    if it < 2000:
+        return 6e-4 * (it + 1) / 2001
+    ratio = (it - 2000) / (600000 - 2000)
+    return 6e-5 + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (6e-4 - 6e-5)
+
+
+def test_the_rate_is_nanogpts():
+    recipe = load_recipe("gpt2-124m").at(8)
+    rate = learning_rate(recipe, training_samples(recipe.data))
+    assert rate.iterations_per_epoch * rate.epochs == 600_000
+    for step in (0, 1, 999, 1999, 2000, 2001, 100_000, 301_000, 599_999, 600_000):
+        assert rate(step) == pytest.approx(get_lr(step), rel=1e-10), step
+
+
+def test_the_batch_is_half_a_million_tokens_on_any_ranks():
+    for ranks in (1, 8, 40):
+        recipe = load_recipe("gpt2-124m").at(ranks)
+        assert recipe.global_batch * recipe.model.context == 491_520
+        assert recipe.batch.at_once(ranks) == 12
+        assert recipe.batch.parts(480, ranks) == 40 // ranks
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.name=digits"], "model.name: gpt does not go with data.name: digits"),
+        (["model.heads=5"], "width (768) is not a multiple of heads (5)"),
+        (["loss=binary_cross_entropy"], "loss: binary_cross_entropy is for images"),
+        (["model.batch_norm.span=4"], "batch_norm belongs to resnet18"),
+        (["stochastic_depth=0.1"], "stochastic_depth belongs to resnet18"),
+        (["mixing={name: mixup, alpha: 0.2}"], "mixing"),
+    ],
+)
+def test_what_does_not_go_with_text_is_refused(overrides, message):
+    with pytest.raises(HpctrainError) as raised:
+        load_recipe("gpt2-124m", overrides)
+    assert message in str(raised.value)
+
+
+def test_keys_of_a_gpt_are_for_nothing_else():
+    with pytest.raises(HpctrainError, match="layers belongs to gpt, not to digits_cnn"):
+        load_recipe("digits", ["model.layers=3"])
+    with pytest.raises(HpctrainError, match="digits_cnn does not go with"):
+        load_recipe("digits", ["data.name=text"])
+
+
+def test_without_a_folder_only_a_small_run_begins():
+    recipe = load_recipe("gpt2-124m")
+    with pytest.raises(HpctrainError, match="the folder of the text's tokens"):
+        require_recipe(recipe.at(2), 2)
+    require_recipe(smoke(recipe).at(2), 2)
+
+
+def test_a_small_run_keeps_the_vocabulary_of_a_folder():
+    assert smoke(load_recipe("gpt2-124m", ["data.path=there"])).model.vocabulary == 50304
+    small = smoke(load_recipe("gpt2-124m"))
+    assert (small.model.vocabulary, small.model.layers, small.schedule.warmup_steps) == (320, 4, None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides", "message"),
+    [
+        (5, ["mesh={tp: 5}"], "mesh.tp: 5 ranks cannot share the 12 heads"),
+        (13, ["mesh={pp: 13}"], "mesh.pp: 13 ranks make 13 stages with pipeline.schedule 1f1b"),
+        (8, ["mesh={pp: 8}", "pipeline.schedule=zbv"], "8 ranks make 16 stages"),
+        (12, ["mesh={tp: 4, pp: 3}"], None),
+    ],
+)
+def test_a_gpt_is_divided_into_no_more_than_it_has(ranks, overrides, message):
+    recipe = load_recipe("gpt2-124m", ["data.path=there", *overrides]).at(ranks)
+    if message is None:
+        require_recipe(recipe, ranks)
+        return
+    with pytest.raises(HpctrainError) as raised:
+        require_recipe(recipe, ranks)
+    assert message in raised.value.message

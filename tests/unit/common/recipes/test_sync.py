@@ -1,0 +1,123 @@
+"""A recipe's ``sync``: what is taken, shown and refused, before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from digits_recipes import digits_recipe
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.difference import deciding_differences
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.requirements import require_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.smoke import EPOCHS, smoke
+from hpctrain.common.recipes.used import used_values
+
+DILOCO = {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["sync.every=8"], {"mode": "local", "every": 8, "after_epochs": 0.0, "outer": {"optimizer": "none"}}),
+        (
+            ["sync.every=20", "sync.outer.optimizer=nesterov"],
+            {"mode": "local", "every": 20, "after_epochs": 0.0, "outer": DILOCO},
+        ),
+        (["sync=async"], {"mode": "async", "every": 1, "rule": "downpour", "staleness": 8}),
+        (["sync.every=3", "sync=async"], {"mode": "async", "every": 3, "rule": "downpour", "staleness": 8}),
+        (
+            ["sync={mode: async, rule: easgd, every: 4, staleness: 2}"],
+            {"mode": "async", "every": 4, "rule": "easgd", "moving_rate": 0.9, "staleness": 2},
+        ),
+    ],
+)
+def test_shows_the_keys_that_are_used_and_reads_them_again(given: list[str], shown: dict[str, object]) -> None:
+    recipe = load_recipe("digits", given)
+    values = used_values(recipe)
+    assert values["sync"] == shown
+    assert Recipe.model_validate_json(json.dumps(values)) == recipe
+    assert deciding_differences(load_recipe("digits"), recipe)
+
+
+def test_gradients_are_averaged_in_every_step_unless_it_says_otherwise() -> None:
+    assert load_recipe("digits").sync is None
+    assert "sync" not in used_values(load_recipe("digits"))
+    assert load_recipe("digits", ["sync=null"]).sync is None
+
+
+def test_a_small_run_goes_through_both_phases() -> None:
+    recipe = load_recipe("digits", ["sync={every: 2, after_epochs: 10}"])
+    assert smoke(recipe).sync.after_epochs == 10 * EPOCHS / recipe.epochs
+    assert smoke(load_recipe("digits")).sync is None
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ("sync=sometimes", "'async', null or a section, not 'sometimes'"),
+        ("sync.every=0", "greater than or equal to 1"),
+        ("sync.mode=loose", "'local' or 'async'"),
+        ("sync={mode: async, after_epochs: 2}", "after_epochs belongs to local, not to async"),
+        ("sync={mode: async, outer: {optimizer: nesterov}}", "outer belongs to local, not to async"),
+        ("sync={every: 2, staleness: 3}", "staleness belongs to async, not to local"),
+        ("sync={mode: async, moving_rate: 0.5}", "moving_rate belongs to easgd, not to downpour"),
+        ("sync={every: 2, outer: {momentum: 0.5}}", "momentum belongs to nesterov, not to none"),
+        ("sync={every: 2, outer: {optimizer: nesterov, learning_rate: 0}}", "greater than 0"),
+        ("sync={mode: async, staleness: 0}", "greater than or equal to 1"),
+    ],
+)
+def test_wrong_values(given: str, what: str) -> None:
+    with pytest.raises(HpctrainError, match=what):
+        load_recipe("digits", [given])
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ({"fault_tolerance": "shrink"}, "what a dead rank has learnt in them is lost"),
+        ({"communication": {"compression": "bf16"}}, "without gradients for communication.compression"),
+        ({"communication": {"compression": "top_k"}}, "without gradients for communication.compression"),
+        ({"mesh": {"dp_shard": 2}}, "no rank of mesh dp_shard 2 has the whole model; --mesh dp_replicate=-1"),
+        ({"averaging": {"decay": 0.9}}, "averaging follows parameters that are equal on all ranks"),
+        ({"precision": "fp16"}, "fp16 scales the loss by what overflowed on any rank; bf16 does not"),
+        ({"numbers": {"non_finite": "skip"}}, "skip leaves a step out on all of them"),
+        (
+            {"model": {"name": "resnet18", "batch_norm": {"span": "world"}}, "data": {"name": "imagenet"}},
+            "span: world joins all ranks in each",
+        ),
+    ],
+)
+def test_what_cannot_be_combined_says_why(others: dict[str, object], why: str) -> None:
+    digits_recipe(**others)
+    with pytest.raises(ValueError, match=why):
+        digits_recipe(sync={"every": 4}, **others)
+    with pytest.raises(ValueError, match=why):
+        digits_recipe(sync="async", **others)
+
+
+def test_compression_is_for_the_steps_before() -> None:
+    assert digits_recipe(sync={"every": 4, "after_epochs": 0.5}, communication={"compression": "bf16"}).sync
+    with pytest.raises(ValueError, match="to keep for later steps"):
+        digits_recipe(sync={"every": 4, "after_epochs": 0.5}, communication={"compression": "top_k"})
+
+
+def test_asynchronous_ranks_meet_at_the_end_of_an_epoch_only() -> None:
+    assert digits_recipe(sync={"every": 4}, checkpoints={"every_steps": 5}).sync
+    with pytest.raises(ValueError, match=r"leave checkpoints\.every_steps out"):
+        digits_recipe(sync="async", checkpoints={"every_steps": 5})
+
+
+def test_statistics_over_ranks_are_refused(tmp_path: Path) -> None:
+    values = {
+        "model": {"name": "resnet18", "batch_norm": {"span": 16}},
+        "data": {"name": "imagenet", "path": str(tmp_path)},
+        "batch": {"per_rank": 8},
+    }
+    require_recipe(digits_recipe(**values).at(4), 4)
+    with pytest.raises(HpctrainError, match="joins 2 ranks in each step") as caught:
+        require_recipe(digits_recipe(**values, sync={"every": 4}).at(4), 4)
+    assert "model.batch_norm.span=8" in caught.value.hint

@@ -1,0 +1,68 @@
+"""``tracking`` in a recipe, and what it is to a run that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from unit.report.written_runs import digits, recipe_plan, script_plan
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.difference import deciding_differences, differences
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.tracking import parse_trackers
+from hpctrain.control.resuming.resume import changed_work
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("[tensorboard, mlflow, wandb]", ("tensorboard", "mlflow", "wandb")),
+        ("mlflow", ("mlflow",)),
+        ("[mlflow, mlflow]", ("mlflow",)),
+        ("[]", ()),
+        ("null", None),
+    ],
+)
+def test_trackers_of_a_recipe(value: str, found: tuple[str, ...] | None) -> None:
+    assert load_recipe("digits", [f"tracking={value}"]).tracking == found
+
+
+@pytest.mark.parametrize("value", ["[tensorboard, mlfow]", "mlfow", "7", "{mlflow: 1}", "[[mlflow]]"])
+def test_what_is_no_tracker(value: str) -> None:
+    with pytest.raises(HpctrainError, match=r"--set tracking=.*: tracking(.*should be|.*valid tuple)"):
+        load_recipe("digits", [f"tracking={value}"])
+
+
+def test_trackers_of_the_command_line() -> None:
+    assert parse_trackers("tensorboard, mlflow,mlflow") == ("tensorboard", "mlflow")
+    assert parse_trackers("none") == ()
+    for text in ("mlfow", "mlflow,", "", "none,mlflow"):
+        with pytest.raises(HpctrainError, match=r"unknown tracker(.|\n)*valid: mlflow, none, tensorboard, wandb"):
+            parse_trackers(text)
+
+
+def test_a_run_that_names_none_has_tensorboard() -> None:
+    assert recipe_plan().trackers == script_plan().trackers == ("tensorboard",)
+    assert recipe_plan(recipe=load_recipe("digits", ["tracking=[]"])).trackers == ()
+
+
+def test_who_follows_a_run_is_no_difference_of_it() -> None:
+    plain, tracked = digits(), load_recipe("digits", ["tracking=[wandb]"])
+    assert not differences(plain, tracked)
+    assert not deciding_differences(plain, tracked)
+    assert not tracked.reported[0].of_other_values
+
+
+def test_a_run_goes_on_with_the_trackers_that_are_said_last() -> None:
+    begun = recipe_plan(recipe=load_recipe("digits", ["tracking=[mlflow]"]))
+    assert changed_work(begun, None)[0].trackers == ("mlflow",)
+    assert changed_work(begun, load_recipe("digits"))[0].trackers == ("mlflow",)
+    plan, changed = changed_work(begun, load_recipe("digits", ["tracking=[wandb]"]))
+    assert (plan.trackers, changed) == (("wandb",), {})
+    longer, changed = changed_work(begun, load_recipe("digits", ["epochs=30"]), accept=True)
+    assert (longer.trackers, set(changed)) == (("mlflow",), {"epochs"})
+    script = script_plan()
+    assert script.script is not None
+    named = script.script.model_copy(update={"tracking": ("mlflow",), "path": Path("train.py")})
+    assert changed_work(script, named)[0].trackers == ("mlflow",)

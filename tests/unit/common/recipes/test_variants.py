@@ -1,0 +1,229 @@
+"""Variants of a recipe file, and recipes that only say what is known."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.names import recipe_names
+
+DIGITS = (resources.files("hpctrain.common.recipes") / "digits.yaml").read_text()
+
+VARIANTS = """
+variants:
+  64: {}
+  512:
+    batch: {size: 512}
+    schedule:
+      warmup_epochs: 5
+    reported:
+      - {metric: test_accuracy, value: 0.96, batch: 512}
+  adam:
+    optimizer: {name: adam, momentum: 0, nesterov: false, weight_decay: 0}
+  unknown:
+    missing: [the learning rate]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(DIGITS + VARIANTS)
+    return path
+
+
+def changed(file: Path, old: str, new: str) -> str:
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+    return str(file)
+
+
+def line_of(file: Path, part: str) -> int:
+    text = file.read_text()
+    return text[: text.index(part)].count("\n") + 1
+
+
+def test_a_variant_changes_values_and_leaves_the_others_of_their_section(file: Path) -> None:
+    base, large = load_recipe(f"{file}@64"), load_recipe(f"{file}@512")
+    assert (large.batch.size, large.schedule.warmup_epochs) == (512, 5)
+    assert (large.schedule.name, large.schedule.base_batch) == (base.schedule.name, base.schedule.base_batch)
+    assert [row.value for row in large.reported] == [0.96]
+    assert large.optimizer == base.optimizer
+    assert (base.name, large.name) == ("digits@64", "digits@512")
+
+
+def test_the_first_variant_is_meant_without_a_name(file: Path) -> None:
+    assert variant_names(str(file)) == ("64", "512", "adam", "unknown")
+    assert load_recipe(str(file)) == load_recipe(f"{file}@64")
+    assert variant_names("digits") == ()
+    assert variant_names(f"{file}@512") == ()
+    assert load_recipe("digits").name == "digits"
+
+
+def test_a_path_may_hold_an_at_sign(file: Path) -> None:
+    odd = file.with_name("with@sign.yaml")
+    file.rename(odd)
+    assert load_recipe(str(odd)).name == "digits@64"
+    assert load_recipe(f"{odd}@512").name == "digits@512"
+
+
+def test_overrides_come_after_the_variant(file: Path) -> None:
+    recipe = load_recipe(f"{file}@512", ["schedule.warmup_epochs=3"])
+    assert (recipe.batch.size, recipe.schedule.warmup_epochs) == (512, 3)
+
+
+@pytest.mark.slow
+def test_every_published_recipe_is_what_its_name_loads() -> None:
+    entries = list(all_entries())
+    assert {entry.name.partition("@")[0] for entry in entries} == set(recipe_names())
+    assert all(load_entry(entry.name) == entry for entry in entries)
+    names = [entry.name for entry in entries]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mlperf-resnet50@8129", "unknown variant '8129' of mlperf-resnet50\n  did you mean '8192'? valid: 1632, "),
+        ("digits@64", "unknown variant '64' of digits\n  digits has no variants"),
+        ("mlperf-resnet5@8192", "unknown recipe 'mlperf-resnet5'\n  did you mean 'mlperf-resnet50'?"),
+        ("nowhere/mine.yaml@64", "cannot read the recipe nowhere/mine.yaml: No such file"),
+    ],
+)
+def test_names_that_are_not_there(name: str, said: str) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        load_recipe(name)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "variant", "blamed", "said"),
+    [
+        # What the variant says is blamed on its line, with its name.
+        ("size: 512", "size: many", "512", "    batch: {size: many}", ": variant 512: batch.size: input should be"),
+        ("size: 512", "sise: 512", "512", "    batch: {sise: 512}", ": variant 512: unknown key 'batch.sise'; did you"),
+        (
+            "warmup_epochs: 5",
+            "warmup_epochs: -5",
+            "512",
+            "      warmup_epochs: -5",
+            ": variant 512: schedule.warmup_epochs: ",
+        ),
+        (
+            "momentum: 0,",
+            "momentum: 0.9,",
+            "adam",
+            "    optimizer: {name: adam",
+            ": variant adam: optimizer: momentum belongs",
+        ),
+        (
+            "512}\n  adam",
+            "512, remrk: x}\n  adam",
+            "512",
+            "      - {metric",
+            "unknown key 'reported.0.remrk'; did you mean",
+        ),
+        # What the base says is blamed on its own line, whichever variant was asked for.
+        ("learning_rate: 0.025", "learning_rate: -1", "512", "  learning_rate: -1", ": optimizer.learning_rate: input"),
+        ("base_batch: 32", "base_batsh: 32", "512", "  base_batsh: 32", ": unknown key 'schedule.base_batsh'"),
+        ("seed: 7", "seed: x", "64", "seed: x", ": seed: "),
+    ],
+)
+def test_a_fault_is_told_where_it_was_made(
+    file: Path, old: str, new: str, variant: str, blamed: str, said: str
+) -> None:
+    path = changed(file, old, new)
+    with pytest.raises(HpctrainError) as caught:
+        load_recipe(f"{path}@{variant}")
+    assert said in str(caught.value)
+    assert f"{file}:{line_of(file, blamed)}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["variants: 3", "variants: [a, b]", "variants:\n  a: 3"])
+def test_variants_that_are_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{DIGITS}\n{text}\n")
+    with pytest.raises(HpctrainError, match=rf"mine\.yaml:{line_of(path, 'variants:')}: variants is not a mapping"):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize("name", ["''", "a@b", "a/b"])
+def test_names_that_no_variant_can_have(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{DIGITS}\nvariants:\n  a: {{}}\n  {name}: {{}}\n")
+    with pytest.raises(HpctrainError, match=rf"mine\.yaml:{line_of(path, f'  {name}: ')}: .* cannot name a variant"):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize("nothing", ["[]", "null", ""])
+def test_nothing_that_is_missing(tmp_path: Path, nothing: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{DIGITS}\nmissing: {nothing}\n")
+    with pytest.raises(HpctrainError, match=rf"mine\.yaml:{line_of(path, 'missing:')}: missing: nothing is said"):
+        load_entry(str(path))
+
+
+def test_a_name_that_no_file_can_have() -> None:
+    with pytest.raises(HpctrainError, match=r"cannot read the recipe n+\.yaml: File name too long"):
+        load_entry(f"{'n' * 300}.yaml@64")
+
+
+def test_what_is_missing_is_shown_and_not_run(file: Path) -> None:
+    entry = load_entry(f"{file}@unknown")
+    assert isinstance(entry, Listed)
+    assert (entry.name, entry.missing) == ("digits@unknown", ("the learning rate",))
+    assert entry.reported == load_recipe(f"{file}@64").reported
+    with pytest.raises(
+        HpctrainError, match=r"digits@unknown cannot be run; .*missing:\n  - the learning rate\n"
+    ) as caught:
+        load_recipe(f"{file}@unknown")
+    assert caught.value.exit_code == 2
+    assert f"hpctrain recipes show {file}@unknown" in caught.value.hint
+
+
+def test_overrides_do_not_make_up_for_what_is_missing() -> None:
+    with pytest.raises(HpctrainError, match="jia2018 cannot be run"):
+        load_recipe("jia2018", ["optimizer={name: lars, learning_rate: 1}"])
+
+
+@pytest.mark.parametrize("override", ["schedule.decay_steps=1846", "schedule={name: polynomial, decay_steps: 1846}"])
+def test_the_keys_that_a_recipe_needs_make_it_run(override: str) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        load_recipe("mlperf-resnet50@49152", ["epochs=71"])
+    assert caught.value.hint.endswith("; --set schedule.decay_steps=… makes it run")
+    recipe = load_recipe("mlperf-resnet50@49152", [override])
+    assert (recipe.global_batch, recipe.optimizer.learning_rate, recipe.schedule.decay_steps) == (49152, 19.405, 1846)
+    assert recipe.model.batch_norm.span == 256
+    # What was given for it is not the source's.
+    assert all(row.of_other_values for row in recipe.reported)
+    with pytest.raises(HpctrainError, match=r"decay_steps=0: schedule\.decay_steps: input should"):
+        load_recipe("mlperf-resnet50@49152", ["schedule.decay_steps=0"])
+    with pytest.raises(HpctrainError, match="cannot be run"):
+        load_recipe("mlperf-resnet50@49152", ["schedule.decay_steps=null"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("missing: [a]\nname: n\nsource: s\nreported: []\n", ":4: reported: "),
+        ("missing: [a]\nname: n\nreported: [{metric: m, value: 1}]\n", "the key 'source' is missing"),
+        (
+            "missing: [1]\nname: n\nsource: s\nreported: [{metric: m, value: 1}]\n",
+            ":1: missing.0: input should be a str",
+        ),
+        ("missing: [a]\nname: n\nsource: s\nreported: [{metric: m, value: 1}]\nspeed: 3\n", "unknown key 'speed'"),
+    ],
+)
+def test_a_wrong_list_of_what_is_missing(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "listed.yaml"
+    path.write_text(text)
+    with pytest.raises(HpctrainError) as caught:
+        load_entry(str(path))
+    assert said in str(caught.value)

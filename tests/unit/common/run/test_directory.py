@@ -1,0 +1,60 @@
+"""The files of a run, and what an attempt clears away."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from unit.report.written_runs import recipe_plan, write_run
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.whole import temporary
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Start
+from hpctrain.common.run.records import RankRecord, read_records, write_record
+
+
+def test_an_attempt_begins_without_what_killed_processes_left_half_written(tmp_path):
+    directory = write_run(tmp_path / "run", recipe_plan(), [])
+    leftovers = [temporary(path) for path in (directory.rank(0), directory.rank(1), directory.summary)]
+    own = [directory.path / ".download.part", directory.path / "archive.part"]
+    for path in (*leftovers, *own):
+        path.write_text("{")
+    write_record(directory, RankRecord(rank=0, host="n1", pid=7, started=1.0, status="running"))
+    assert list(read_records(directory)) == [0]
+    directory.begin_attempt(recipe_plan())
+    assert not any(path.exists() for path in leftovers)
+    assert all(path.exists() for path in own)
+    assert list(directory.ranks.iterdir()) == []
+
+
+def test_an_option_that_is_not_utf8_is_refused_before_anything_is_written(tmp_path):
+    plan = recipe_plan().model_copy(update={"start": Start(environment={"NAME": os.fsdecode(b"a\xff")})})
+    new = RunDirectory(tmp_path / "new")
+    with pytest.raises(HpctrainError, match="an option holds text that is not UTF-8"):
+        new.create(plan)
+    assert not new.path.exists()
+    begun = write_run(tmp_path / "begun", recipe_plan(), [])
+    before = begun.plan.read_bytes()
+    with pytest.raises(HpctrainError, match="an option holds text that is not UTF-8"):
+        begun.begin_attempt(plan)
+    assert begun.plan.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["ranks", "logs", "tracking", "dumps", "tensorboard"])
+def test_a_folder_that_is_a_link_is_not_written_to(tmp_path, name):
+    directory = write_run(tmp_path / "run", recipe_plan(), [])
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "rank-7.json").write_text("{}")
+    folder = directory.path / name
+    if folder.is_dir():
+        folder.rename(tmp_path / "before")
+    folder.symlink_to(theirs)
+    with pytest.raises(HpctrainError) as refused:
+        directory.begin_attempt(recipe_plan())
+    assert refused.value.exit_code == 2
+    assert [path.name for path in theirs.iterdir()] == ["rank-7.json"]
+    folder.unlink()
+    directory.checkpoints.symlink_to(theirs)
+    directory.begin_attempt(recipe_plan())

@@ -1,0 +1,219 @@
+"""Events survive a crash, and a reader is told what is wrong with a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.events import EventWriter, line_of, read_events
+from hpctrain.common.run.events.kinds import (
+    EndEvent,
+    OtherEvent,
+    StallEvent,
+    StartEvent,
+    StepEvent,
+)
+
+
+def step(iteration: int) -> StepEvent:
+    numbers = dict.fromkeys(("loss", "learning_rate", "seconds", "communication_seconds"), 0.5)
+    return StepEvent(iteration=iteration, epoch=1, samples=2, **numbers)
+
+
+def test_what_was_emitted_is_read_in_order(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventWriter(path) as events:
+        events.emit(step(1))
+        events.emit(EndEvent(status="done"))
+    first, last = read_events(path)
+    assert isinstance(first, StepEvent) and (first.iteration, first.loss) == (1, 0.5)
+    assert isinstance(last, EndEvent) and last.status == "done" and last.time >= first.time
+
+
+def test_a_line_cut_short_by_a_crash_is_dropped_by_readers_and_by_the_next_writer(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventWriter(path) as events:
+        events.emit(step(1))
+    with path.open("ab") as file:
+        file.write(b'{"time": 1.0, "event": "st')
+    assert [event.iteration for event in read_events(path)] == [1]
+    with EventWriter(path) as events:
+        events.emit(step(2))
+    assert [event.iteration for event in read_events(path)] == [1, 2]
+
+
+def test_a_disk_that_fills_up_within_a_line_leaves_no_part_of_it(tmp_path):
+    path = tmp_path / "events.jsonl"
+    first, lost, later = (step(number) for number in (1, 2, 3))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with EventWriter(path) as events:
+        events.emit(first)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
+        try:
+            with pytest.raises(HpctrainError):
+                events.emit(lost)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        events.emit(later)
+    assert list(read_events(path)) == [first, later]
+
+
+def test_zeros_that_a_crash_of_the_machine_left_are_dropped(tmp_path):
+    path = tmp_path / "events.jsonl"
+    for damage in (b"\0" * 40, b'{"time": 1.0, \0\0\0\0\n'):
+        path.write_bytes(line_of(step(1)) + damage)
+        assert [event.iteration for event in read_events(path)] == [1]
+        with EventWriter(path) as events:
+            events.emit(step(2))
+        assert [event.iteration for event in read_events(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        "[1]",
+        json.dumps({"event": "step"}),
+        '{"time": 1, "event": []}',
+        "\xff",
+        '{"\0": 1}\n{}',
+        "[" * 100_000,
+        "9" * 10_000,
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, line):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time": 1.0, "event": "mark"}\n' + line + "\n", encoding="latin-1")
+    with pytest.raises(HpctrainError, match=r"events\.jsonl:2: not an event"):
+        list(read_events(path))
+
+
+def test_a_key_that_a_kind_lacks_is_named(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time": 1.0, "event": "mark"}\n{"time": 1.0, "event": "overlap", "iteration": 2}\n')
+    with pytest.raises(HpctrainError, match=r"events\.jsonl:2: the event 'overlap' lacks 'timeline'"):
+        list(read_events(path))
+
+
+def test_what_a_value_cannot_be_is_named(tmp_path):
+    path = tmp_path / "events.jsonl"
+    text = line_of(step(7)).decode()
+    path.write_text(text + text.replace('"iteration": 7', '"iteration": -7'))
+    with pytest.raises(HpctrainError) as caught:
+        list(read_events(path))
+    said = "the event 'step' cannot have iteration = -7: Input should be greater than or equal to 0"
+    assert caught.value.message == f"{path}:2: {said}"
+
+
+def test_a_kind_of_a_later_version_is_passed_on(tmp_path):
+    path = tmp_path / "events.jsonl"
+    line = b'{"time": 1.0, "event": "later", "values": [1, {"a": null}]}\n'
+    path.write_bytes(line)
+    (event,) = read_events(path)
+    assert isinstance(event, OtherEvent) and event.event == "later"
+    assert line_of(event) == line
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path):
+    with pytest.raises(HpctrainError, match=r"cannot write .*File name too long") as caught:
+        EventWriter(tmp_path / ("n" * 300))
+    assert caught.value.exit_code == 2
+
+
+def test_no_file_is_an_error(tmp_path):
+    with pytest.raises(HpctrainError, match="cannot read"):
+        list(read_events(tmp_path / "events.jsonl"))
+
+
+def test_ranks_without_a_file_write_nothing():
+    with EventWriter(None) as events:
+        events.emit(step(1))
+
+
+def test_a_new_writer_goes_on_where_the_dead_one_was(tmp_path):
+    """Both emit the same; the dead one had an attempt before, wrote up to step 4, and half of step 5."""
+    path = tmp_path / "events.jsonl"
+    heir = EventWriter(None)
+    with EventWriter(path) as dead:
+        for iteration in range(1, 8):
+            dead.emit(step(iteration))
+        dead.emit(StartEvent(attempt=2, iteration=2))
+        for iteration in range(3, 7):
+            heir.emit(step(iteration))
+            if iteration < 5:
+                dead.emit(step(iteration))
+    with path.open("ab") as file:
+        file.write(b'{"time": 1, "event": "st')
+    heir.take_over(path)
+    with heir:
+        # Of step 4, which is there; and step 7, which is there in the attempt before only.
+        for iteration in (4, 7):
+            heir.emit(step(iteration))
+        heir.take_over(path)
+    events = list(read_events(path))
+    begin = [event.event for event in events].index("start")
+    assert [event.iteration for event in events[begin + 1 :]] == [3, 4, 5, 6, 7]
+
+
+def test_a_new_writer_passes_over_kinds_of_later_versions(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(line_of(step(1)) + b'{"time": 1.0, "event": "later", "iteration": [2]}\n')
+    heir = EventWriter(None)
+    heir.emit(step(1))
+    heir.emit(step(2))
+    heir.take_over(path)
+    with heir:
+        assert [event.event for event in read_events(path)] == ["step", "later", "step"]
+
+
+def test_a_new_writer_looks_behind_stalls_for_what_is_there(tmp_path):
+    path = tmp_path / "events.jsonl"
+    heir = EventWriter(None)
+    with EventWriter(path) as dead:
+        for iteration in range(1, 17):
+            dead.emit(step(iteration))
+            heir.emit(step(iteration))
+        for rank in range(40):
+            stack = "s" * 4000
+            dead.emit(StallEvent(rank=rank, host="n1", iteration=16, waiting_for="x", seconds=1.0, stack=stack))
+    heir.take_over(path)
+    with heir:
+        heir.emit(step(17))
+    steps = [event.iteration for event in read_events(path) if isinstance(event, StepEvent)]
+    assert steps == list(range(1, 18))
+
+
+@pytest.mark.parametrize("before", [b"", b"{}\n"])
+def test_a_long_file_without_lines_is_refused_and_nothing_is_cut_off_of_it(tmp_path, before):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(before)
+    size = 2**32
+    os.truncate(path, size)
+    begin = time.process_time()
+    with pytest.raises(HpctrainError) as refusal:
+        EventWriter(path)
+    assert refusal.value.exit_code == 1 and path.stat().st_size == size
+    # Each part was once read again with every further one, which took minutes.
+    assert time.process_time() - begin < 5
+
+
+@pytest.mark.parametrize("length", [1, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**16])
+def test_a_partial_line_of_any_length_is_dropped(tmp_path, length):
+    path = tmp_path / "events.jsonl"
+    whole = line_of(EndEvent(status="done")) * 3
+    path.write_bytes(whole + b"x" * length)
+    EventWriter(path).__exit__(None, None, None)
+    assert path.read_bytes() == whole
+
+
+def test_one_of_several_writers_leaves_a_partial_line_alone(tmp_path):
+    """It may be the other one's, who is about to end it."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"time": 1.0, "event": "mark"}\n{"time": 1.0, "ev')
+    EventWriter(path, alone=False).__exit__(None, None, None)
+    assert path.read_bytes().endswith(b'"ev')

@@ -1,0 +1,316 @@
+"""Long files of events: what is not parsed, the index beside them, and which events count."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, EventsFile, kept, line_of, parse_event, read_events
+from hpctrain.common.run.events import index as index_module
+from hpctrain.common.run.events import reader as reader_module
+from hpctrain.common.run.events.kinds import (
+    CheckpointEvent,
+    EnergyEvent,
+    EpochEvent,
+    LogEvent,
+    RunEvent,
+    StartEvent,
+    StepEvent,
+    StoppedEvent,
+    class_of,
+)
+from hpctrain.report.record import Record
+
+
+def step(iteration: int, **values: Any) -> StepEvent:
+    given = {"epoch": 1 + (iteration - 1) // 10, "loss": 0.5, "learning_rate": 0.1, "samples": 8, "seconds": 0.25}
+    return StepEvent(time=float(iteration), iteration=iteration, **{**given, "communication_seconds": 0.1, **values})
+
+
+def run(recipe: str | None = "digits") -> RunEvent:
+    counts = {"epochs": 9, "iterations_per_epoch": 10} if recipe else {"epochs": None, "iterations_per_epoch": None}
+    return RunEvent(recipe=recipe, framework="torch", backend="mpi", ranks=2, parameters=1, **counts)
+
+
+def epoch(number: int) -> EpochEvent:
+    return EpochEvent(epoch=number, samples_per_s=1.0, train_loss=1.0, test_accuracy=0.5)
+
+
+def steps_of_a_run(count: int) -> Iterator[Event]:
+    """An epoch ends every ten steps, with a checkpoint."""
+    yield StartEvent(attempt=1, iteration=0)
+    yield run()
+    for iteration in range(1, count + 1):
+        yield step(iteration)
+        if iteration % 10 == 0:
+            yield CheckpointEvent(iteration=iteration)
+            yield epoch(iteration // 10)
+
+
+def write(path: Path, events: Sequence[Event]) -> Path:
+    path.write_bytes(b"".join(map(line_of, events)))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is not long, but has an index as soon as it is read."""
+    monkeypatch.setattr(reader_module, "_INDEX_BYTES", 0)
+    monkeypatch.setattr(index_module, "_END_BYTES", 300)
+    return write(tmp_path / "events.jsonl", [*steps_of_a_run(257)])
+
+
+def index_of(path: Path) -> Path:
+    return path.with_name("events.index")
+
+
+def contents(path: Path) -> tuple[list[Event], list[Event], list[StepEvent], Event | None]:
+    file = EventsFile(path)
+    return [*file], [*file.outline()], file.newest(StepEvent), file.last()
+
+
+def expected(path: Path) -> tuple[list[Event], list[Event], list[Event], Event | None]:
+    """The same, of all events parsed."""
+    events = [*read_events(path)]
+    outline: list[Event] = []
+    last, begin = None, 0
+    for number, event in enumerate(events):
+        if isinstance(event, StepEvent):
+            last = event
+        elif not isinstance(event, LogEvent):
+            if isinstance(event, StartEvent):
+                last, begin = None, number
+            if isinstance(event, EpochEvent) and last:
+                outline.append(last)
+            outline.append(event)
+    newest = [event for event in events if isinstance(event, StepEvent)][-100:]
+    own = [event for event in events[begin:] if isinstance(event, StepEvent)][-100:]
+    return events, outline, newest if len(newest) == len(own) else own, events[-1] if events else None
+
+
+def test_what_is_not_parsed_is_as_if_it_were(path: Path) -> None:
+    assert not index_of(path).exists()
+    assert contents(path) == expected(path)
+    assert index_of(path).exists()
+    assert contents(path) == expected(path)
+
+
+def test_a_file_that_grows(path: Path) -> None:
+    """What was read before is not read again, and a line that is not whole is none."""
+    assert contents(path) == expected(path)
+    before = json.loads(index_of(path).read_bytes())
+    with path.open("ab") as file:
+        for event in (StartEvent(attempt=2, iteration=240), *map(step, range(241, 300)), epoch(24)):
+            file.write(line_of(event))
+        file.write(line_of(step(300))[:40])
+    assert contents(path) == expected(path)
+    after = json.loads(index_of(path).read_bytes())
+    assert after["few"][: len(before["few"])] == before["few"] and after["lines"] == before["lines"] + 61
+
+
+def test_no_file_has_no_events(tmp_path: Path) -> None:
+    assert contents(tmp_path / "events.jsonl") == ([], [], [], None)
+
+
+def changed_within(path: Path) -> None:
+    """Same length, other lines: a step becomes a checkpoint."""
+    text = path.read_bytes()
+    line = line_of(step(7))
+    other = line_of(CheckpointEvent(iteration=7))
+    path.write_bytes(text.replace(line, other[:-2] + b" " * (len(line) - len(other)) + other[-2:]))
+
+
+def changed_order(path: Path) -> None:
+    """In the middle of what the index covers, and the file has grown since."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    number = lines.index(line_of(step(100)))
+    lines[number : number + 2] = lines[number : number + 2][::-1]
+    path.write_bytes(b"".join([*lines, line_of(step(258))]))
+
+
+def other_steps(path: Path) -> None:
+    """At the end of what the index covers, and the file has grown since."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:-5], *(line_of(step(number, loss=1 / 3)) for number in range(251, 280))]))
+
+
+def cut_and_grown(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:200], *(line_of(step(number, samples=9)) for number in range(1000, 1200))]))
+
+
+def another_run(path: Path) -> None:
+    write(path, [StartEvent(attempt=1, iteration=0), run(None), *map(step, range(1, 999))])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:9000])
+
+
+@pytest.mark.parametrize("change", [changed_within, changed_order, other_steps, cut_and_grown, another_run, cut])
+def test_an_index_that_does_not_fit_is_made_anew(path: Path, change: Any) -> None:
+    contents(path)
+    os.utime(path, ns=(1, 1))
+    contents(path)
+    change(path)
+    assert contents(path) == expected(path)
+    assert contents(path) == expected(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0\xff",
+        b"[]",
+        b'{"length": -1}',
+        b'{"few": [[[1, 999999999], null]], "lines": 5, "length": 10}',
+        b"[" * 99999,
+        b'{"length": 0, "lines": 5, "steps": [[1, -5]]}',
+        b'{"length": 0, "lines": 5, "steps": [[1, 1180591620717411303424]]}',
+        b'{"length": 0, "lines": 5, "steps": [[1, 7]]}',
+    ],
+)
+def test_an_index_that_is_none_is_made_anew(path: Path, content: bytes) -> None:
+    index_of(path).write_bytes(content)
+    assert contents(path) == expected(path)
+    assert json.loads(index_of(path).read_bytes())["lines"] == len([*read_events(path)])
+
+
+def test_an_index_is_written_in_place_of_a_link(path: Path, tmp_path: Path) -> None:
+    aim = tmp_path / "aim"
+    aim.write_text("mine")
+    index_of(path).symlink_to(aim)
+    contents(path)
+    assert aim.read_text() == "mine" and not index_of(path).is_symlink()
+
+
+def test_a_folder_that_cannot_be_written(path: Path) -> None:
+    index_of(path).mkdir()
+    assert contents(path) == expected(path)
+
+
+@pytest.mark.parametrize("keys", [["event", "time"], ["iteration", "event", "time"]])
+def test_lines_of_other_writers(path: Path, keys: list[str]) -> None:
+    records = [event.record() for event in steps_of_a_run(60)]
+    path.write_text(
+        "".join(
+            json.dumps({**{key: record[key] for key in keys if key in record}, **record}, separators=(",", ":")) + "\n"
+            for record in records
+        )
+    )
+    assert contents(path) == expected(path)
+    assert len(EventsFile(path).newest(StepEvent)) == 60
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"time": 1.0, "event": "step", "iter{"time": 2.0, "event": "checkpoint", "iteration": 3}\n',
+        b'{"time": 1.0, "event": "step", "event": "end", "status": "done"}\n',
+        b"no event\n",
+    ],
+)
+def test_lines_that_hide_an_event_are_refused(path: Path, line: bytes) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:5], line, *lines[5:]]))
+    for read in (
+        lambda: [*EventsFile(path)],
+        lambda: [*EventsFile(path).outline()],
+        lambda: EventsFile(path).few(RunEvent),
+    ):
+        with pytest.raises(HpctrainError, match=r"events\.jsonl:6: "):
+            read()
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 2**70), st.floats(), st.text(max_size=3), st.just([1]), st.just({"a": 1})
+)
+
+
+@given(
+    st.sampled_from(
+        [step(3), LogEvent(iteration=1, values={"a": 1.0, "event": 2.0}), epoch(2), EnergyEvent(iteration=1, hosts={})]
+    ),
+    st.data(),
+)
+def test_lines_are_parsed_as_the_models_say(event: Event, data: st.DataObject) -> None:
+    """Whichever way: by pydantic from the text, or from what Python's json makes of it."""
+    record = event.record()
+    for key in data.draw(st.sets(st.sampled_from(sorted(record.keys() - {"event"})), max_size=2)):
+        record[key] = data.draw(VALUES)
+    line = json.dumps(record).encode()
+    # A key that is there twice has its last value.
+    if data.draw(st.booleans()):
+        line = line[:-1] + b', "iteration": 77}'
+    values = json.loads(line)
+    try:
+        wanted = class_of(values).model_validate(values)
+    except ValidationError:
+        with pytest.raises(HpctrainError):
+            parse_event(line, "here")
+    else:
+        found = parse_event(line, "here")
+        assert type(found) is type(wanted) and repr(found) == repr(wanted)
+
+
+EVENTS = st.one_of(
+    st.builds(lambda iteration: StartEvent(attempt=1, iteration=iteration), st.integers(0, 6)),
+    st.builds(step, st.integers(1, 8)),
+    st.builds(lambda iteration: LogEvent(iteration=iteration, values={"a": 1.0}), st.integers(1, 8)),
+    st.builds(lambda iteration: StoppedEvent(iteration=iteration, reason="asked"), st.integers(1, 8)),
+    st.builds(lambda iteration: CheckpointEvent(iteration=iteration), st.integers(1, 8)),
+    st.builds(epoch, st.integers(1, 3)),
+    st.builds(run, st.sampled_from([None, "digits"])),
+)
+
+
+@given(st.lists(EVENTS, max_size=30))
+def test_kept_is_what_no_later_start_undoes(events: list[Event]) -> None:
+    """By definition: each event against each later start, up to where a script has saved its state."""
+    wanted = []
+    done, script = 0, False
+    saves = []
+    for number, event in enumerate(events):
+        script = event.recipe is None if isinstance(event, RunEvent) else script
+        if isinstance(event, StoppedEvent) and (
+            script or not any(isinstance(each, RunEvent) for each in events[:number])
+        ):
+            saves.append(number)
+    for number, event in enumerate(events):
+        if isinstance(event, StartEvent | StepEvent):
+            done = event.iteration
+        needed = event.last_step_needed(done)
+        end = min((save for save in saves if save >= number), default=len(events))
+        later = [start.iteration for start in events[number + 1 : end] if isinstance(start, StartEvent)]
+        if all(needed <= iteration for iteration in later):
+            wanted.append(event)
+        if number in saves:
+            done = 0
+    assert [*kept(events)] == wanted
+
+
+def test_a_record_of_a_long_run_is_small(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    path = write(directory.events, [StartEvent(attempt=1, iteration=0), run(), *map(step, range(1, 20_001))])
+    tracemalloc.start()
+    try:
+        record = Record.read(directory)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert record.totals.count == 20_000 and record.totals.samples == 160_000
+    assert record.timed.seconds == 0.25 * 19_999
+    # As models they have 20 MB; 8 bytes each are for the median.
+    assert peak < 2e6 < path.stat().st_size

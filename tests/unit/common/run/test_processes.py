@@ -1,0 +1,117 @@
+"""Which processes belong to a run, and signals that reach no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.processes import send_signal, works_in
+from hpctrain.common.run.records import RankRecord, write_record
+from hpctrain.control.resuming.attempts import require_nobody
+from hpctrain.control.schedulers.cancel import stop_launcher
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    made = RunDirectory(tmp_path / "run")
+    made.ranks.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture(params=[False, True], ids=["another's", "the run's"])
+def process(request: pytest.FixtureRequest, directory: RunDirectory) -> Iterator[tuple[psutil.Process, bool]]:
+    """A process that names the directory in its command line and works in it, and may hold it open as well."""
+    program = f"import os, sys, time; held = {request.param} and os.open('.', os.O_RDONLY); print(flush=True)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{program}; time.sleep(60)", str(directory.path)],
+        stdout=subprocess.PIPE,
+        cwd=directory.path,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    try:
+        yield psutil.Process(child.pid), request.param
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def test_who_holds_the_directory_works_in_it(
+    directory: RunDirectory, process: tuple[psutil.Process, bool], tmp_path: Path
+) -> None:
+    assert works_in(process[0], directory.path) == process[1]
+    assert not works_in(process[0], tmp_path)
+    (tmp_path / "link").symlink_to(directory.path)
+    assert works_in(process[0], tmp_path / "link") == process[1]
+    directory.path.rename(tmp_path / "moved")
+    assert works_in(process[0], tmp_path / "moved") == process[1]
+    # What has its name now is another one.
+    directory.path.mkdir()
+    assert not works_in(process[0], directory.path)
+
+
+def test_cancel_ends_no_other_process(directory: RunDirectory, process: tuple[psutil.Process, bool]) -> None:
+    each, own = process
+    start = StartEvent(attempt=1, iteration=0, host=os.uname().nodename, pid=each.pid)
+    said = list(stop_launcher(directory, start, 10.0))
+    assert bool(said) == own
+    assert each.is_running() == (not own)
+
+
+def test_ranks_of_the_last_attempt_are_the_runs_processes(
+    directory: RunDirectory, process: tuple[psutil.Process, bool]
+) -> None:
+    each, own = process
+    record = RankRecord(rank=0, host=os.uname().nodename, pid=each.pid, started=each.create_time(), status="running")
+    write_record(directory, record)
+    refused = False
+    try:
+        require_nobody(directory, [])
+    except Exception as error:
+        refused = str(each.pid) in str(error)
+    assert refused == own
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_a_signal_for_a_process_that_has_ended(monkeypatch: pytest.MonkeyPatch, pidfd: bool) -> None:
+    if not pidfd:
+
+        def missing(number: int) -> int:
+            raise OSError(38, "Function not implemented")
+
+        monkeypatch.setattr(os, "pidfd_open", missing)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        process = psutil.Process(child.pid)
+        send_signal(process, signal.SIGTERM)
+        assert child.wait(10) == -signal.SIGTERM
+        with pytest.raises(psutil.NoSuchProcess):
+            send_signal(process, signal.SIGTERM)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_signal_for_an_earlier_process_of_that_number() -> None:
+    """As if the number had been used again: the process of now began at another time."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        earlier = psutil.Process(child.pid)
+        number, began = earlier._ident
+        earlier._ident = (number, began - 5.0)
+        with pytest.raises(psutil.NoSuchProcess):
+            send_signal(earlier, signal.SIGKILL)
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()

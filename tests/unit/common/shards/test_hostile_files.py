@@ -1,0 +1,342 @@
+"""What somebody else put in place of a file of a data set or of shards is refused at once, and takes no memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+import struct
+import tarfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile_files import cost_of
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.shards import archives, devkit
+from hpctrain.common.shards.decoding import MOST_BYTES
+from hpctrain.common.shards.fake import FakeSet, _meta, make_fake
+from hpctrain.common.shards.folders import verify_folder
+from hpctrain.common.shards.listing import ClassFolder, ClassTar, ValidationTar, list_part
+from hpctrain.common.shards.make import Sharding, make_shards
+from hpctrain.common.shards.manifest import INDEX_ROW, MOST_MANIFEST_BYTES, read_manifest
+from hpctrain.common.shards.read import open_shards
+from hpctrain.common.shards.stage import NodeShare, stage
+from hpctrain.common.shards.text.documents import Span, TextFile, divide, documents
+from hpctrain.common.shards.text.manifest import read_text_manifest
+from hpctrain.common.shards.text.prepare import Preparation, prepare_text
+from hpctrain.common.shards.text.read import TokenShards
+
+_SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``source``, ``shards``, ``texts`` and ``tokens``."""
+    folder = tmp_path_factory.mktemp("made")
+    make_fake(folder / "source", FakeSet(images=60, classes=2, seed=0, size=16, broken=0))
+    sharding = Sharding(source=folder / "source", folder=folder / "shards", shard_samples=30)
+    make_shards(sharding, map, lambda words: None)
+    (folder / "texts").mkdir()
+    (folder / "texts" / "a.jsonl").write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(200)))
+    preparation = Preparation(
+        sources=(folder / "texts",), folder=folder / "tokens", tokenizer="bytes", validation_share=0.2
+    )
+    prepare_text(preparation, map, lambda words: None)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(20 * 10**9)
+
+
+_INSTEAD: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "device": _device,
+    "20 GB of zeros": _sparse,
+    "folder": Path.mkdir,
+}
+
+
+def _sharded(folder: Path) -> None:
+    make_shards(Sharding(source=folder / "source", folder=folder / "new", shard_samples=30), map, lambda words: None)
+
+
+def _verified(folder: Path) -> None:
+    for name in ("shards", "tokens"):
+        if faults := verify_folder(folder / name).faults:
+            raise HpctrainError(str(faults))
+
+
+def _opened(folder: Path) -> None:
+    for split in ("train", "val"):
+        shards = open_shards(folder / "shards", split)
+        shards.read(0)
+        shards.close()
+        TokenShards(folder / "tokens", split).read(0, 5)
+
+
+def _prepared(folder: Path) -> None:
+    work = Preparation(sources=(folder / "texts",), folder=folder / "new", tokenizer="bytes", validation_share=0.2)
+    prepare_text(work, map, lambda words: None)
+
+
+def _staged(folder: Path) -> None:
+    stage(folder / "shards", folder / "staged", NodeShare(node=0, nodes=1), wait_seconds=1, check=True)
+
+
+@pytest.mark.parametrize("kind", _INSTEAD)
+@pytest.mark.parametrize(
+    ("name", "reading"),
+    [
+        *((f"source/{name}", _sharded) for name in archives.CHECKSUMS),
+        ("shards/manifest.json", _verified),
+        ("shards/manifest.json", _opened),
+        ("shards/manifest.json", _staged),
+        ("shards/train-index.npy", _verified),
+        ("shards/train-index.npy", _opened),
+        ("shards/train-index.npy", _staged),
+        ("shards/train-000000.tar", _verified),
+        ("shards/train-000000.tar", _opened),
+        ("shards/train-000000.tar", _staged),
+        ("shards/origin.json", _opened),
+        ("tokens/manifest.json", _verified),
+        ("tokens/manifest.json", _opened),
+        ("tokens/train-000000.bin", _verified),
+        ("tokens/train-000000.bin", _opened),
+        ("texts/a.jsonl", _prepared),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_is_refused_at_once(kind: str, name: str, reading: Callable[[Path], None], folder: Path) -> None:
+    path = folder / name
+    path.unlink(missing_ok=True)
+    _INSTEAD[kind](path)
+    begun = time.monotonic()
+    with pytest.raises(HpctrainError):
+        reading(folder)
+    assert time.monotonic() - begun < _SECONDS
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "20 GB of zeros"])
+@pytest.mark.parametrize("name", ["records/train-000000.tar.json", "train-000000.tar"])
+def test_what_is_in_place_of_a_shard_being_made_is_made_again(kind: str, name: str, folder: Path) -> None:
+    expected = (folder / "shards" / "train-000000.tar").read_bytes()
+    (folder / "shards" / name).unlink()
+    _INSTEAD[kind](folder / "shards" / name)
+    begun = time.monotonic()
+    sharding = Sharding(source=folder / "source", folder=folder / "shards", shard_samples=30)
+    make_shards(sharding, map, lambda words: None)
+    assert time.monotonic() - begun < _SECONDS
+    assert (folder / "shards" / "train-000000.tar").read_bytes() == expected
+
+
+def test_an_image_of_30_gigabytes_is_refused_when_it_is_listed(tmp_path: Path) -> None:
+    with (tmp_path / "a.jpg").open("wb") as file:
+        file.truncate(30 * 10**9)
+    with pytest.raises(HpctrainError, match=r"a\.jpg"):
+        list_part(ClassFolder(folder=tmp_path, label=0))
+
+
+def _index(rows: int, path: Path, *, version: tuple[int, int] = (1, 0), size: int = 10) -> None:
+    row = np.zeros(rows, INDEX_ROW)
+    row["size"] = size
+    with path.open("wb") as file:
+        np.lib.format.write_array(file, row, version=version)
+
+
+def test_an_index_with_images_that_are_too_large_is_refused(folder: Path) -> None:
+    manifest = json.loads((folder / "shards" / "manifest.json").read_text())
+    split = manifest["splits"]["val"]
+    split["shards"][0]["bytes"] = 1 << 33
+    (folder / "shards" / "manifest.json").write_text(json.dumps(manifest))
+    os.truncate(folder / "shards" / "val-000000.tar", 1 << 33)
+    _index(split["samples"], folder / "shards" / "val-index.npy", size=MOST_BYTES)
+    open_shards(folder / "shards", "val")
+    _index(split["samples"], folder / "shards" / "val-index.npy", size=MOST_BYTES + 1)
+    with pytest.raises(HpctrainError, match="image"):
+        open_shards(folder / "shards", "val")
+
+
+def test_an_index_whose_header_has_gigabytes_is_refused(folder: Path) -> None:
+    path = folder / "shards" / "train-index.npy"
+    path.write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", (1 << 32) - 1))
+    os.truncate(path, 1 << 33)
+    program = (
+        "import sys; from pathlib import Path; "
+        "from hpctrain.common.shards.read import *; open_shards(Path(sys.argv[1]), 'train')"
+    )
+    cost = cost_of(program, str(folder / "shards"))
+    assert cost.status == 1 and "HpctrainError" in cost.stderr
+    assert cost.peak < 3e8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"classes": [' + b"1," * (MOST_MANIFEST_BYTES // 2 - 100) + b'1], "format": 1}',
+        b'{"broken": [' + b"{}," * (MOST_MANIFEST_BYTES // 3 - 100) + b'{}], "format": 1}',
+        b"{" + b",".join(b'"%d": 1' % number for number in range(200_000)) + b"}",
+        b"[" * 1_000_000,
+        b'{"format": 1' + b" " * MOST_MANIFEST_BYTES,
+    ],
+    ids=["numbers for names", "empty records", "keys", "nested", "too long"],
+)
+def test_manifests_of_many_faults(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+    for read in (read_manifest, read_text_manifest):
+        with pytest.raises(HpctrainError) as refused:
+            read(tmp_path)
+        assert len(str(refused.value)) < 10_000
+
+
+def _tar(*members: tarfile.TarInfo) -> bytes:
+    return b"".join(info.tobuf(tarfile.USTAR_FORMAT) for info in members)
+
+
+def _member(kind: bytes, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo("ILSVRC2012_val_00000001.JPEG")
+    info.type, info.size = kind, size
+    return info
+
+
+_TARS: dict[str, tuple[bytes, int]] = {
+    "an extended header of 7 GB": (_tar(_member(tarfile.XHDTYPE, 7 << 30)), 8 << 30),
+    "a long name of 7 GB": (_tar(_member(tarfile.GNUTYPE_LONGNAME, 7 << 30)), 8 << 30),
+    "a thousand long names in a row": ((_tar(_member(tarfile.GNUTYPE_LONGNAME, 5)) + b"a".ljust(512, b"\0")) * 3000, 0),
+    "an image of 5 GB": (_tar(_member(tarfile.REGTYPE, 5 << 30)), (5 << 30) + 2048),
+    "300,000 empty members": (_tar(_member(tarfile.REGTYPE, 0)) * 300_000 + bytes(1024), 0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _TARS)
+def test_tars_with_more_than_a_listing_holds(kind: str, tmp_path: Path) -> None:
+    content, size = _TARS[kind]
+    path = tmp_path / "val.tar"
+    path.write_bytes(content)
+    if size:
+        os.truncate(path, size)
+    program = (
+        "import sys; from pathlib import Path; from hpctrain.common.shards.listing import *; "
+        "list_part(ValidationTar(archive=Path(sys.argv[1]), labels=(0,)))"
+    )
+    cost = cost_of(program, str(path))
+    assert cost.status == 1 and "HpctrainError" in cost.stderr, cost.stderr
+    assert cost.peak < 6e8
+
+
+def test_headers_are_counted_without_what_a_buffer_reads_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a buffer the limit would be that of the headers and of the images between them."""
+    monkeypatch.setattr("hpctrain.common.shards.listing._MOST_HEADERS", 300 * 513 + (1 << 16))
+    inner, path = io.BytesIO(), tmp_path / "train.tar"
+    with tarfile.open(fileobj=inner, mode="w") as tar:
+        for number in range(300):
+            info = tarfile.TarInfo(f"{number}.JPEG")
+            info.size = 3000
+            tar.addfile(info, io.BytesIO(bytes(info.size)))
+    with tarfile.open(path, "w") as tar:
+        info = tarfile.TarInfo("n0.tar")
+        info.size = len(inner.getvalue())
+        tar.addfile(info, io.BytesIO(inner.getvalue()))
+    with tarfile.open(path) as tar:
+        (info,) = tar.getmembers()
+    found = list_part(ClassTar(archive=path, info=info, label=0, samples=300))
+    assert [member.size for member in found] == [3000] * 300
+    monkeypatch.setattr("hpctrain.common.shards.listing._MOST_HEADERS", 300 * 512)
+    with pytest.raises(HpctrainError, match=r"train\.tar: n0\.tar"):
+        list_part(ClassTar(archive=path, info=info, label=0, samples=300))
+
+
+def test_an_archive_in_place_of_an_image_is_a_broken_image(tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w") as tar:
+        tar.addfile(_member(tarfile.REGTYPE, 0))
+    path = tmp_path / "val.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(_member(tarfile.REGTYPE, len(inner.getvalue())), io.BytesIO(inner.getvalue()))
+    (member,) = list_part(ValidationTar(archive=path, labels=(0,)))
+    assert member.size == len(inner.getvalue())
+
+
+def _kit(meta: bytes, truth: bytes = b"1\n", extra: int = 0) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in ((devkit.META, meta), (devkit.GROUND_TRUTH, truth), ("zeros", bytes(extra))):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return gzip.compress(buffer.getvalue(), 1)
+
+
+def _packed_table(size: int) -> bytes:
+    packed = zlib.compress(bytes(size), 9)
+    return b"MATLAB 5.0".ljust(124) + b"\x00\x01IM" + struct.pack("<II", 15, len(packed)) + packed
+
+
+_KITS: dict[str, Callable[[], bytes]] = {
+    "packed zeros": lambda: _kit(b"", extra=300_000_000),
+    "a packed table of zeros": lambda: _kit(_packed_table(300_000_000)),
+    "a table that is too large": lambda: _kit(bytes(20_000_000)),
+    "a label of many digits": lambda: _kit(
+        _meta(FakeSet(images=60, classes=2, seed=0, size=16, broken=0), [1, 2]), b"1" * 10_000
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _KITS)
+def test_kits_that_unpack_to_more_than_they_may(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "kit.tar.gz"
+    path.write_bytes(_KITS[kind]())
+    program = (
+        "import sys; from pathlib import Path; from hpctrain.common.shards.devkit import *; "
+        "read_devkit(Path(sys.argv[1]))"
+    )
+    cost = cost_of(program, str(path))
+    assert cost.status == 1 and "HpctrainError" in cost.stderr, cost.stderr
+    assert cost.peak < 3e8
+
+
+def test_lines_and_documents_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpctrain.common.shards.text.documents._MOST_LINE_BYTES", 100)
+    monkeypatch.setattr("hpctrain.common.shards.text.documents._MOST_DOCUMENT_BYTES", 100)
+    fits, longer = (json.dumps({"text": "a" * (size - 12)}).encode() for size in (99, 101))
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(fits + b"\n" + fits)
+    assert len(list(documents(Span(path=path, begin=0, end=199)))) == 2
+    with pytest.raises(HpctrainError, match="ends at byte 199"):
+        list(documents(Span(path=path, begin=0, end=200)))
+    path.write_bytes(fits + b"\n" + longer + b"\n" + fits + b"\n")
+    with pytest.raises(HpctrainError, match="byte 100"):
+        list(documents(Span(path=path, begin=0, end=500)))
+    # One of another span is passed over.
+    assert len(list(documents(Span(path=path, begin=150, end=302)))) == 1
+    text = tmp_path / "a.txt"
+    text.write_bytes(b"\r\nb\r" * 20)
+    (whole,) = divide([TextFile(path=text, name="a.txt", size=100)], 10)
+    assert list(documents(whole[0])) == [text.read_text()]
+    text.write_bytes(b"a" * 101)
+    with pytest.raises(HpctrainError, match=r"a\.txt"):
+        list(documents(Span(path=text, begin=0, end=101)))
+    path.write_bytes(b"[" * 100)
+    with pytest.raises(HpctrainError, match="byte 0"):
+        list(documents(Span(path=path, begin=0, end=100)))

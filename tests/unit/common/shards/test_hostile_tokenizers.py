@@ -1,0 +1,121 @@
+"""A tokenizer.json that somebody else made: the library panics, raises and allocates; a sentence names the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.shards.bounded import BeyondLimitsError
+from hpctrain.common.shards.confined import confined
+from hpctrain.common.shards.text.prepare import Preparation, prepare_text
+from hpctrain.common.shards.text.tokenizer import open_tokenizer, tokenizer_settings
+
+tokenizers = pytest.importorskip("tokenizers")
+_END = "<|endoftext|>"
+_WORDS = {"type": "WordLevel", "vocab": {"a": 0, _END: 1, "[UNK]": 2}, "unk_token": "[UNK]"}
+
+
+def _unigram(*vocabulary: Any, unknown: int | None) -> dict[str, Any]:
+    return {"type": "Unigram", "vocab": list(vocabulary), "unk_id": unknown, "byte_fallback": False}
+
+
+def _split(**keys: Any) -> dict[str, Any]:
+    return {"behavior": "Removed", "invert": False, "type": "Split", **keys}
+
+
+_PARTS: dict[str, dict[str, Any]] = {
+    "a table of characters that is none": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "a table of characters of 8 GB": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "//////////8="}},
+    "an expression that is none": {"pre_tokenizer": _split(pattern={"Regex": "(("})},
+    "merges of unknown tokens": {"model": {"type": "BPE", "vocab": {_END: 1}, "merges": ["a b"]}},
+    "an unknown token's number": {"model": _unigram([_END, 0.0], unknown=99)},
+    "numbers of 32 bits": {"model": {**_WORDS, "vocab": {"a": 0, _END: 4_000_000_000}}},
+    "no separator": {"model": {**_WORDS, "vocab": {"[UNK]": 2}}},
+}
+_WITH_A_TEXT: dict[str, dict[str, Any]] = {
+    "parts of length 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "a letter that becomes 10^12": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}] * 6,
+        }
+    },
+    "an expression that backtracks": {"pre_tokenizer": _split(pattern={"Regex": "(a+)+$"})},
+}
+_UNKNOWN: dict[str, dict[str, Any]] = {
+    "words": {"model": {**_WORDS, "vocab": {_END: 1}}},
+    "pairs": {"model": {"type": "BPE", "vocab": {_END: 1}, "merges": [], "unk_token": "none"}},
+    "unigrams": {"model": _unigram([_END, -1.0], unknown=None)},
+}
+
+
+def _file(folder: Path, **parts: Any) -> str:
+    whole = json.loads(tokenizers.Tokenizer(tokenizers.models.WordLevel(_WORDS["vocab"], "[UNK]")).to_str())
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(whole | parts))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", _PARTS)
+def test_is_refused_by_name(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    name = _file(tmp_path, **_PARTS[kind])
+    with pytest.raises(HpctrainError) as refused:
+        confined(tokenizer_settings, name, _END)
+    assert name in refused.value.message
+    # Nothing of the library's own words about its panic.
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", _WITH_A_TEXT)
+def test_what_fails_or_takes_all_memory_with_a_text_is_refused_by_name(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("a" * 64 + "!")
+    name = _file(tmp_path, **_WITH_A_TEXT[kind])
+    work = Preparation(sources=(tmp_path / "text.txt",), folder=tmp_path / "out", tokenizer=name, validation_share=0)
+    with pytest.raises(HpctrainError) as refused:
+        prepare_text(work, map, lambda words: None)
+    assert name in refused.value.message
+    assert isinstance(refused.value, BeyondLimitsError) == (kind == "a letter that becomes 10^12")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", _UNKNOWN)
+def test_texts_that_it_cannot_encode_name_it(kind: str, tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(_file(tmp_path, **_UNKNOWN[kind]), _END)
+    with pytest.raises(HpctrainError, match=r"tokenizer\.json"):
+        tokenizer.tokens(["a b c"])
+
+
+@pytest.mark.parametrize("content", [b"", bytes(range(256)), b"[" * 100_000, b"{}"])
+def test_what_is_no_json_of_a_tokenizer_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(HpctrainError, match=r"tokenizer\.json"):
+        confined(tokenizer_settings, str(tmp_path / "tokenizer.json"), _END)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "20 GB of zeros"])
+def test_what_is_no_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 20 * 10**9)
+    begun = time.monotonic()
+    with pytest.raises(HpctrainError):
+        open_tokenizer(str(path), _END)
+    assert time.monotonic() - begun < 2
+
+
+def test_a_good_one_is_used_as_before(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(_file(tmp_path), _END)
+    assert [each.tolist() for each in tokenizer.tokens(["a", "b"])] == [[0, 1], [2, 1]]

@@ -1,0 +1,341 @@
+"""Text to tokens: the same bytes on any processes, what is resumed, what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from hpctrain.cli.main import main
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.shards.processes import worker_processes
+from hpctrain.common.shards.text.documents import Span, divide, documents, list_files
+from hpctrain.common.shards.text.prepare import Preparation, prepare_text
+from hpctrain.common.shards.text.read import TokenShards
+from hpctrain.worker.data import open_sources
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "zwölf", "große", "Hunde", "and", "𝄞", "<|endoftext|>"]
+
+
+def text(number: int) -> str:
+    chosen = random.Random(number)
+    return " ".join(chosen.choices(WORDS, k=chosen.randrange(1, 60)))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    (folder / "more").mkdir()
+    for number in range(20):
+        (folder / f"{number:02}.txt").write_text(text(number), encoding="utf-8")
+    documents = ({"id": number, "text": text(number)} for number in range(20, 120))
+    lines = [json.dumps(each, ensure_ascii=each["id"] % 2 == 0) for each in documents]
+    written = "\n".join([*lines[:80], "", *lines[80:]])
+    (folder / "more" / "many.jsonl").write_text(written, encoding="utf-8")
+    return folder
+
+
+def prepared(source: Path, folder: Path, workers: int = 1, **changes):
+    settings = {"tokenizer": "bytes", "validation_share": 0.2, "part_bytes": 3000, **changes}
+    said: list[str] = []
+    with worker_processes(workers) as run:
+        manifest = prepare_text(Preparation(sources=(source,), folder=folder, **settings), run, said.append)
+    return manifest, said
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.bin"))}
+
+
+def texts(folder: Path, split: str) -> list[str]:
+    shards = TokenShards(folder, split)
+    row = shards.read(0, len(shards))
+    parts = np.split(row, np.flatnonzero(row == 256) + 1)[:-1]
+    return [part[:-1].astype(np.uint8).tobytes().decode() for part in parts]
+
+
+def test_every_document_is_once_in_one_split_and_in_order(source, tmp_path):
+    manifest, _ = prepared(source, tmp_path / "out")
+    assert len(manifest.train.shards) > 4
+    train, val = texts(tmp_path / "out", "train"), texts(tmp_path / "out", "val")
+    everything = [text(number) for number in range(120)]
+    assert sorted(train + val) == sorted(everything)
+    assert [each for each in everything if each in train] == train
+    assert (manifest.train.documents, manifest.val.documents) == (len(train), len(val))
+    assert 0.1 < len(val) / 120 < 0.35
+    assert not set(train) & set(val)
+
+
+def test_where_parts_are_cut_does_not_matter(source, tmp_path):
+    rows = []
+    for size in (999, 10**6):
+        folder = tmp_path / str(size)
+        manifest, _ = prepared(source, folder, part_bytes=size)
+        shards = TokenShards(folder, "train")
+        rows.append(shards.read(0, len(shards)).tobytes())
+        assert (manifest.train.documents + manifest.val.documents) == 120
+    assert len(set(rows)) == 1
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_makes_the_same_bytes(source, tmp_path):
+    manifests = [prepared(source, tmp_path / str(workers), workers)[0] for workers in (1, 3)]
+    assert content(tmp_path / "1") == content(tmp_path / "3")
+    assert manifests[0] == manifests[1]
+
+
+def test_what_is_missing_or_damaged_is_made_again_and_nothing_else(source, tmp_path):
+    folder = tmp_path / "out"
+    manifest, _ = prepared(source, folder)
+    before = content(folder)
+    times = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.bin")}
+    (folder / "train-000002.bin").unlink()
+    (folder / "val-000001.bin").write_bytes(b"damaged")
+    (folder / "manifest.json").unlink()
+    again, said = prepared(source, folder)
+    assert (again, content(folder)) == (manifest, before)
+    assert said[-1].endswith("2 of them made now")
+    changed = {path.name for path in folder.glob("*.bin") if path.stat().st_mtime_ns != times[path.name]}
+    assert changed == {f"{split}-00000{number}.bin" for split in ("train", "val") for number in (1, 2)}
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+from hpctrain.common.shards.processes import worker_processes
+from hpctrain.common.shards.text import prepare
+
+def slowly(done):
+    if len(list(Path(sys.argv[2]).glob("records/*.json"))) >= 3:
+        sys.stdin.read()
+
+wanted = prepare.Preparation(
+    sources=(Path(sys.argv[1]),), folder=Path(sys.argv[2]), tokenizer="bytes", validation_share=0.2, part_bytes=3000
+)
+with worker_processes(int(sys.argv[3])) as run:
+    prepare.prepare_text(wanted, run, slowly)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_preparation_goes_on(source, tmp_path, workers):
+    prepared(source, tmp_path / "whole")
+    folder = tmp_path / "killed"
+    words = [sys.executable, "-c", _KILLED, str(source), str(folder), str(workers)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        limit = time.monotonic() + 60
+        while len(list(folder.glob("records/*.json"))) < 3 and time.monotonic() < limit:
+            time.sleep(0.02)
+        others = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(others, timeout=60)
+    assert not alive
+    assert not (folder / "manifest.json").exists()
+    with pytest.raises(HpctrainError, match="holds no complete text"):
+        TokenShards(folder, "train")
+    _, said = prepared(source, folder)
+    assert content(folder) == content(tmp_path / "whole")
+    parts = len(said) - 1
+    if workers == 1:
+        assert said[-1] == f"{parts} of {parts} parts are done, {parts - 3} of them made now"
+
+
+def test_reading_goes_from_one_shard_into_the_next(source, tmp_path):
+    prepared(source, tmp_path / "out")
+    shards = TokenShards(tmp_path / "out", "train")
+    files = sorted((tmp_path / "out").glob("train-*.bin"))
+    whole = np.concatenate([np.frombuffer(path.read_bytes(), "<u2") for path in files])
+    assert len(shards) == len(whole)
+    opened = psutil.Process().num_fds()
+    rows = [shards.read(begin, 2000) for begin in range(0, len(whole) - 2000, 577)]
+    for number, row in enumerate(rows):
+        np.testing.assert_array_equal(row, whole[number * 577 : number * 577 + 2000])
+    # A large text has more shards than a process may have open files.
+    assert psutil.Process().num_fds() == opened
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "gone"])
+def test_a_shard_that_is_not_whole_is_named(source, tmp_path, damage):
+    folder = tmp_path / "out"
+    prepared(source, folder)
+    shard = folder / "train-000001.bin"
+    if damage == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[:-2] if damage == "cut" else shard.read_bytes() + b"xx")
+    with pytest.raises(HpctrainError) as raised:
+        TokenShards(folder, "train")
+    assert str(shard) in raised.value.message
+    # The command that mends it.
+    assert raised.value.hint.startswith(f"hpctrain data prepare-text {source} {folder} --tokenizer bytes")
+    prepared(source, folder)
+    TokenShards(folder, "train")
+
+
+def test_other_settings_do_not_go_on_in_a_folder(source, tmp_path):
+    folder = tmp_path / "out"
+    prepared(source, folder)
+    with pytest.raises(HpctrainError, match="another source or other settings: seed differ"):
+        prepared(source, folder, seed=1)
+    moved = tmp_path / "moved"
+    shutil.copytree(source, moved)
+    prepared(moved, folder)
+    (moved / "00.txt").write_text("another", encoding="utf-8")
+    with pytest.raises(HpctrainError, match="listing differ"):
+        prepared(moved, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "one"}\n{"text": 5}\n',
+            "begins at byte 16 is not a JSON object whose key 'text' is a text",
+        ),
+        ("a.jsonl", b'{"text": "one"}\n{"body": "two"}\n', "begins at byte 16"),
+        ("a.jsonl", b"nothing\n", "begins at byte 0"),
+        ("a.jsonl", b'{"text": "\\ud83d"}\n', "begins at byte 0"),
+        ("a.txt", b"gr\xfcn", "byte 2: not UTF-8"),
+        ("a.csv", b"a,b", "neither a text file nor a folder"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path, name, line, message):
+    (tmp_path / name).write_bytes(line)
+    with pytest.raises(HpctrainError) as raised:
+        prepared(tmp_path / name, tmp_path / "out")
+    assert message in str(raised.value)
+    assert name in raised.value.message
+
+
+def test_misuse_is_refused(source, tmp_path):
+    with pytest.raises(HpctrainError, match=r"cannot read .*missing\.txt"):
+        prepared(tmp_path / "missing.txt", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(HpctrainError, match="has no text in it"):
+        prepared(tmp_path / "empty", tmp_path / "out")
+    with pytest.raises(HpctrainError, match="none of 120 documents is in val"):
+        prepared(source, tmp_path / "none", validation_share=0.0)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    with pytest.raises(HpctrainError, match="holds other files already: mine"):
+        prepared(source, tmp_path / "full")
+
+
+def test_spans_of_any_size_have_each_line_once(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": "x" * length}) for length in (0, 1, 5, 2, 9)]
+    path.write_text("\n".join(lines) + "\n")
+    for size in range(1, 60):
+        parts = divide(list_files([path]), size)
+        found = [len(each) for part in parts for span in part for each in documents(span)]
+        assert found == [0, 1, 5, 2, 9], size
+    assert [*documents(Span(path=path, begin=0, end=1))] == [""]
+
+
+def library(folder: Path, tokens: int = 300, special: tuple[str, ...] = ("<|endoftext|>",)) -> Path:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=tokens, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([text(number) for number in range(100)], trainer)
+    made.enable_truncation(8)
+    made.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_a_tokenizers_file_is_used(source, tmp_path):
+    file = library(tmp_path)
+    manifest, _ = prepared(source, tmp_path / "out", tokenizer=str(file))
+    separator = manifest.settings.tokenizer.separator
+    assert manifest.settings.tokenizer.vocabulary == 300
+    import tokenizers
+
+    plain = tokenizers.Tokenizer.from_file(str(file))
+    assert separator == plain.token_to_id("<|endoftext|>")
+    plain.no_truncation()
+    shards = TokenShards(tmp_path / "out", "val")
+    row = shards.read(0, len(shards))
+    decoded = [plain.decode(part[:-1].tolist()) for part in np.split(row, np.flatnonzero(row == separator) + 1)[:-1]]
+    # Written out in a text, it is no separator.
+    assert any("<|endoftext|>" in each for each in decoded)
+    prepared(source, tmp_path / "bytes")
+    assert decoded == texts(tmp_path / "bytes", "val")
+
+
+def test_a_tokenizer_that_does_not_do_is_refused(source, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    with pytest.raises(HpctrainError, match="cannot read the tokeniser"):
+        prepared(source, tmp_path / "out", tokenizer=str(tmp_path / "none.json"))
+    (tmp_path / "no.json").write_text("{}")
+    with pytest.raises(HpctrainError, match="is not a tokeniser"):
+        prepared(source, tmp_path / "out", tokenizer=str(tmp_path / "no.json"))
+    file = library(tmp_path)
+    with pytest.raises(HpctrainError, match="no token '<eos>' to separate") as raised:
+        prepared(source, tmp_path / "out", tokenizer=str(file), separator="<eos>")
+    assert "<|endoftext|>" in raised.value.hint
+    words = {"<|endoftext|>": 0, **{f"word{number}": number for number in range(1, 65537)}}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<|endoftext|>"))
+    made.save(str(file))
+    with pytest.raises(HpctrainError, match="65,537 tokens, but shards hold 16-bit tokens"):
+        prepared(source, tmp_path / "out", tokenizer=str(file))
+
+
+def recipe(folder: Path, *overrides: str):
+    return load_recipe("gpt2-124m", [f"data.path={folder}", *overrides])
+
+
+def test_a_model_must_know_all_tokens(source, tmp_path):
+    prepared(source, tmp_path / "out")
+    train, val = open_sources(recipe(tmp_path / "out", "model.context=8", "model.vocabulary=257"))
+    assert len(train) and len(val)
+    with pytest.raises(HpctrainError, match="has 257 tokens, but the model's vocabulary has 256") as raised:
+        open_sources(recipe(tmp_path / "out", "model.context=8", "model.vocabulary=256"))
+    assert "--set model.vocabulary=320" in raised.value.hint
+
+
+def test_a_text_shorter_than_a_window_is_refused(source, tmp_path):
+    prepared(source, tmp_path / "out")
+    with pytest.raises(HpctrainError, match="the text in val is shorter than a window of 8000 tokens"):
+        open_sources(recipe(tmp_path / "out", "model.context=8000"))
+
+
+def command_line(*arguments: str | Path) -> int:
+    return main([*map(str, arguments)])
+
+
+def test_the_commands(source, tmp_path, capsys):
+    folder = tmp_path / "out"
+    options = ["--tokenizer", "bytes", "--validation-share", "0.2", "--part-mb", "0.003"]
+    assert command_line("data", "prepare-text", source / "more", source / "00.txt", folder, *options, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    splits = printed["splits"]
+    assert (printed["vocabulary"], printed["separator"]) == (257, 256)
+    assert splits["train"]["documents"] + splits["val"]["documents"] == 101
+    assert splits["train"]["tokens"] == len(TokenShards(folder, "train"))
+    assert command_line("data", "verify", folder) == 0
+    assert f"{splits['val']['tokens']} tokens in val" in capsys.readouterr().out
+    shard = folder / "train-000001.bin"
+    content = bytearray(shard.read_bytes())
+    content[7] ^= 1
+    shard.write_bytes(content)
+    assert command_line("data", "verify", folder) == 3
+    said = capsys.readouterr().err
+    assert "train-000001.bin: changed: its SHA-256 is not the one" in said
+    assert f"hpctrain data prepare-text {source / 'more'} {source / '00.txt'} {folder} --tokenizer bytes" in said
+    assert command_line("data", "stage", folder, tmp_path / "staged") == 2
+    assert "holds tokens, and only images are staged" in capsys.readouterr().err

@@ -1,0 +1,300 @@
+"""Shards of a small set: against the source as tarfile and webdataset read it, resumed, damaged, misused."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.cli.main import main
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.locks import locked
+from hpctrain.common.files.whole import temporary
+from hpctrain.common.shards import archives
+from hpctrain.common.shards import make as sharding
+from hpctrain.common.shards.confined import end_all
+from hpctrain.common.shards.fake import FakeSet, make_fake
+from hpctrain.common.shards.listing import ImageFile
+from hpctrain.common.shards.make import Sharding, cut_shards, make_shards
+from hpctrain.common.shards.manifest import ShardManifest
+from hpctrain.common.shards.one_shard import tar_bytes
+from hpctrain.common.shards.processes import Map
+from hpctrain.common.shards.read import open_shards
+
+_TRAIN, _VAL, _DEVKIT = archives.CHECKSUMS
+Sample = tuple[str, int, bytes]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("it's odd") / "source"
+    make_fake(folder, FakeSet(images=120, classes=4, seed=0, size=32, broken=2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards that tests read and do not change."""
+    folder = tmp_path_factory.mktemp("whole") / "shards"
+    _make(source, folder)
+    return folder
+
+
+@pytest.fixture
+def shards(whole: Path, tmp_path: Path) -> Path:
+    """Shards of a test's own."""
+    return Path(shutil.copytree(whole, tmp_path / "shards"))
+
+
+def _make(source: Path, folder: Path, run: Map = map, **settings: Any) -> tuple[ShardManifest, list[str]]:
+    said: list[str] = []
+    settings = {"shard_samples": 20, **settings}
+    manifest = make_shards(Sharding(source=source, folder=folder, **settings), run, said.append)
+    return manifest, said
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    """All files but the lock."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def _of_source(source: Path) -> dict[str, list[Sample]]:
+    """Key, label and content of each image, by tarfile alone; labels are indices of the sorted class tars' names."""
+    train, val = [], []
+    with tarfile.open(source / _TRAIN) as outer:
+        wnids = sorted(name.removesuffix(".tar") for name in outer.getnames())
+        for member in outer:
+            label = wnids.index(member.name.removesuffix(".tar"))
+            with tarfile.open(fileobj=outer.extractfile(member)) as inner:
+                train += [(i.name.removesuffix(".JPEG"), label, inner.extractfile(i).read()) for i in inner]
+    from scipy.io import loadmat
+
+    with tarfile.open(source / _DEVKIT) as kit:
+        meta = loadmat(io.BytesIO(kit.extractfile("ILSVRC2012_devkit_t12/data/meta.mat").read()), squeeze_me=True)
+        truth = kit.extractfile("ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt").read().split()
+    wnid_of = {row[0]: row[1] for row in meta["synsets"]}
+    with tarfile.open(source / _VAL) as tar:
+        for name, line in zip(sorted(tar.getnames()), truth, strict=True):
+            val.append((name.removesuffix(".JPEG"), wnids.index(wnid_of[int(line)]), tar.extractfile(name).read()))
+    return {"train": train, "val": val}
+
+
+def _by_webdataset(folder: Path, split: str) -> list[Sample]:
+    urls = sorted(str(path) for path in folder.glob(f"{split}-*.tar"))
+    dataset = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
+    return [(sample["__key__"], int(sample["cls"]), sample["jpg"]) for sample in dataset]
+
+
+def test_webdataset_and_the_reader_see_what_the_archives_hold(source: Path, whole: Path):
+    wanted = _of_source(source)
+    for split, samples in wanted.items():
+        read = _by_webdataset(whole, split)
+        assert sorted(read) == sorted(samples)
+        shards = open_shards(whole, split)
+        assert [(shards.key(i), int(shards.labels[i]), shards.read(i)) for i in range(len(shards))] == read
+        shards.close()
+    assert _by_webdataset(whole, "val") == wanted["val"]
+
+
+def test_training_is_mixed_and_broken_images_are_named(whole: Path, source: Path):
+    labels = open_shards(whole, "train").labels
+    # Of four classes, 20 images drawn at random lack one rarely, and never two.
+    assert all(len(set(labels[start : start + 20].tolist())) >= 3 for start in range(0, 100, 20))
+    manifest, _ = _make(source, whole)
+    assert len(manifest.broken) == 2
+    assert {image.split for image in manifest.broken} == {"train"}
+    assert [shard.samples for shard in manifest.splits["train"].shards] == [20, 20, 20, 20, 20, 8]
+    assert [shard.samples for shard in manifest.splits["val"].shards] == [12]
+
+
+def test_folders_of_classes_make_the_same_shards(source: Path, whole: Path, tmp_path: Path):
+    classes = json.loads((whole / "manifest.json").read_text())["classes"]
+    for split, samples in _of_source(source).items():
+        for key, label, content in samples:
+            path = tmp_path / "tree" / split / classes[label] / f"{key}.JPEG"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    _make(tmp_path / "tree", tmp_path / "shards")
+    train = {name: content for name, content in _contents(tmp_path / "shards").items() if name.startswith("train-")}
+    assert len(train) == 7
+    assert train == {name: content for name, content in _contents(whole).items() if name.startswith("train-")}
+    # Validation is in the order of the folders there.
+    assert sorted(_by_webdataset(tmp_path / "shards", "val")) == sorted(_by_webdataset(whole, "val"))
+
+
+def test_the_seed_orders_training_alone(source: Path, whole: Path, tmp_path: Path):
+    _make(source, tmp_path / "other", seed=1)
+    assert [s[0] for s in _by_webdataset(tmp_path / "other", "train")] != [s[0] for s in _by_webdataset(whole, "train")]
+    assert (tmp_path / "other/val-000000.tar").read_bytes() == (whole / "val-000000.tar").read_bytes()
+
+
+_members = st.lists(
+    st.builds(ImageFile, st.just("f"), st.integers(0, 9), st.integers(0, 5000), st.integers(0, 999), st.text()),
+    max_size=40,
+)
+
+
+@given(_members, st.none() | st.integers(1, 20_000), st.none() | st.integers(1, 9))
+def test_shards_are_cut_in_order_and_within_limits(members: list[ImageFile], most_bytes: int, most_samples: int):
+    groups = cut_shards(members, most_bytes, most_samples)
+    assert [member for group in groups for member in group] == members
+    for group, behind in zip(groups, [*groups[1:], None], strict=False):
+        size = sum(tar_bytes(member.size, member.label) for member in group)
+        assert len(group) >= 1
+        assert most_samples is None or len(group) <= most_samples
+        assert most_bytes is None or size <= most_bytes or len(group) == 1
+        if behind:
+            more = size + tar_bytes(behind[0].size, behind[0].label)
+            assert len(group) == most_samples or (most_bytes is not None and more > most_bytes)
+
+
+def test_a_shard_has_the_size_that_was_reckoned(whole: Path):
+    for path in whole.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            images = [member for member in tar if member.name.endswith(".jpg")]
+        # tarfile fills the end up to a record.
+        reckoned = sum(tar_bytes(image.size, 0) for image in images) + 2 * tarfile.BLOCKSIZE
+        assert -(-reckoned // tarfile.RECORDSIZE) * tarfile.RECORDSIZE == path.stat().st_size
+
+
+def test_what_was_interrupted_goes_on(source: Path, whole: Path, tmp_path: Path):
+    def until_the_fourth(function: Callable[[Any], Any], tasks: Any) -> Iterator[Any]:
+        for number, task in enumerate(tasks):
+            if isinstance(task, sharding.ShardTask) and number == 3:
+                raise KeyboardInterrupt
+            yield function(task)
+
+    folder = tmp_path / "shards"
+    with pytest.raises(KeyboardInterrupt):
+        _make(source, folder, until_the_fourth)
+    temporary(folder / "train-000003.tar").write_bytes(b"half")
+    # A shard whose record was not written yet is made again.
+    (folder / "records/train-000002.tar.json").unlink()
+    with pytest.raises(HpctrainError, match="holds no complete set of shards"):
+        open_shards(folder, "train")
+    _, said = _make(source, folder)
+    assert said[-1] == "7 of 7 shards are done, 5 of them made now"
+    assert _contents(folder) == _contents(whole)
+
+
+@pytest.mark.slow
+def test_damage_is_found_and_mended(source: Path, shards: Path, whole: Path, capsys: pytest.CaptureFixture[str]):
+    flipped, short = shards / "train-000001.tar", shards / "val-000000.tar"
+    content = bytearray(flipped.read_bytes())
+    content[5000] ^= 1
+    flipped.write_bytes(content)
+    os.truncate(short, 4096)
+    (shards / "train-000004.tar").unlink()
+    index = shards / "train-index.npy"
+    index.write_bytes(index.read_bytes()[:-1] + b"x")
+    assert main(["data", "verify", str(shards)]) == 3
+    said = capsys.readouterr().err
+    assert "train-000001.tar: changed" in said
+    assert f"val-000000.tar: cut short: 4096 bytes of {(whole / short.name).stat().st_size}" in said
+    assert "train-000004.tar: No such file" in said
+    assert "train-index.npy: changed" in said
+    assert main(["data", "verify", str(shards), "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["status"] == "failed"
+    assert sorted(fault["file"] for fault in found["faults"]) == sorted(
+        ["train-000001.tar", "val-000000.tar", "train-000004.tar", "train-index.npy"]
+    )
+    untouched = {path: path.stat().st_ino for path in shards.glob("train-00000[0235].tar")}
+    assert subprocess.run(["bash", "-c", f"PATH={_bin()}:$PATH; {found['remedy']}"], check=True).returncode == 0
+    assert {path: path.stat().st_ino for path in untouched} == untouched
+    assert _contents(shards) == _contents(whole)
+    assert main(["data", "verify", str(shards)]) == 0
+    assert "ok, 7 shards, 108 images in train, 12 images in val" in capsys.readouterr().out
+
+
+def _bin() -> str:
+    import sys
+
+    return str(Path(sys.executable).parent)
+
+
+def test_a_size_that_is_none(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for size in ("inf", "nan"):
+        assert main(["data", "shard", str(source), str(tmp_path / "shards"), "--shard-mb", size]) == 2
+        assert "--shard-mb" in capsys.readouterr().err
+    assert not (tmp_path / "shards").exists()
+
+
+def test_a_source_that_moved_is_noted(source: Path, shards: Path, whole: Path, tmp_path: Path):
+    moved = shutil.copytree(source, tmp_path / "moved")
+    manifest, said = _make(moved, shards)
+    assert said[-1].endswith("0 of them made now")
+    assert manifest.settings.source == str(moved)
+    assert json.loads((shards / "sharding.json").read_text())["source"] == str(moved)
+    kept = {name: content for name, content in _contents(shards).items() if not name.endswith("ing.json")}
+    assert {name: content for name, content in _contents(whole).items() if name in kept} | {
+        "manifest.json": kept["manifest.json"]
+    } == kept
+
+
+def test_a_shard_and_its_record_in_the_place_of_another_are_made_again(source: Path, shards: Path, whole: Path):
+    for name, other in (("train-000001.tar", "train-000002.tar"), ("records/{}.json", "records/{}.json")):
+        one, two = (text.format(f"train-00000{number}.tar") for text, number in ((name, 1), (other, 2)))
+        shutil.copy(shards / two, shards / one)
+    _, said = _make(source, shards)
+    assert said[-1] == "7 of 7 shards are done, 1 of them made now"
+    assert _contents(shards) == _contents(whole)
+
+
+def test_other_settings_and_other_folders_are_refused(source: Path, shards: Path, tmp_path: Path):
+    before = _contents(shards)
+    for settings, what in (({"seed": 1}, "seed"), ({"shard_samples": 21}, "shard_samples")):
+        with pytest.raises(HpctrainError, match=f"other settings: {what} differ") as caught:
+            _make(source, shards, **settings)
+        assert "--shard-samples 20 --seed 0 goes on with it" in caught.value.hint
+    other = tmp_path / "other"
+    make_fake(other, FakeSet(images=40, classes=4, seed=9, size=16, broken=0))
+    with pytest.raises(HpctrainError, match="images differ"):
+        _make(other, shards)
+    assert _contents(shards) == before
+    with pytest.raises(HpctrainError, match=r"holds other files already: ILSVRC2012"):
+        _make(source, other)
+
+
+def test_no_room_is_said_before_anything_is_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(HpctrainError, match=r"no space left .* are to be written, 1e-06 GB are free"):
+        _make(source, tmp_path / "shards")
+    assert not list((tmp_path / "shards").glob("*.tar"))
+
+
+def test_a_file_that_cannot_grow_leaves_nothing_half_written(source: Path, whole: Path, tmp_path: Path):
+    folder = tmp_path / "shards"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A process that was started before has no such limit.
+    end_all()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(HpctrainError, match=r"cannot write .*train-000000\.tar: File too large"):
+            _make(source, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        end_all()
+    assert not list(folder.glob("*.tar")) + list(folder.glob(".*.part")) + list(folder.glob("manifest.json"))
+    _make(source, folder)
+    assert _contents(folder) == _contents(whole)
+
+
+def test_one_process_at_a_time_makes_a_folder(source: Path, shards: Path, capsys: pytest.CaptureFixture[str]):
+    with locked(shards, seconds=0):
+        assert main(["data", "shard", str(source), str(shards), "--shard-samples", "20"]) == 1
+    assert f"another process is writing in {shards}" in capsys.readouterr().err

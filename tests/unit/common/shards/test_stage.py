@@ -1,0 +1,180 @@
+"""Shards copied to a disk of the node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpctrain.cli.main import main
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.locks import locked
+from hpctrain.common.files.whole import temporary
+from hpctrain.common.shards import stage as stage_module
+from hpctrain.common.shards.fake import FakeSet, make_fake
+from hpctrain.common.shards.make import Sharding, make_shards
+from hpctrain.common.shards.read import open_shards
+from hpctrain.common.shards.stage import NodeShare, StagedFolder, stage
+
+_ALL = NodeShare(node=0, nodes=1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("staging")
+    make_fake(folder / "source", FakeSet(images=60, classes=3, seed=0, size=24, broken=0))
+    make_shards(Sharding(source=folder / "source", folder=folder / "shards", shard_samples=10), map, lambda text: None)
+    return folder / "shards"
+
+
+def _same(one: Path, other: Path) -> None:
+    for split in ("train", "val"):
+        a, b = open_shards(one, split), open_shards(other, split)
+        assert [(a.key(i), a.labels[i], a.read(i)) for i in range(len(a))] == [
+            (b.key(i), b.labels[i], b.read(i)) for i in range(len(b))
+        ]
+        a.close()
+        b.close()
+
+
+def test_all_shards_are_copied_once(whole: Path, tmp_path: Path):
+    size = sum(path.stat().st_size for path in whole.glob("*.tar"))
+    assert stage(whole, tmp_path / "to", _ALL, wait_seconds=0) == StagedFolder(copied=7, bytes=size, there=0, linked=0)
+    _same(whole, tmp_path / "to")
+    files = {path: path.stat().st_ino for path in (tmp_path / "to").glob("*.tar")}
+    assert stage(whole, tmp_path / "to", _ALL, wait_seconds=0) == StagedFolder(copied=0, bytes=0, there=7, linked=0)
+    assert {path: path.stat().st_ino for path in files} == files
+    assert main(["data", "verify", str(tmp_path / "to")]) == 0
+
+
+def test_a_share_reaches_the_rest_where_it_is(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("SLURM_NODEID", raising=False)
+    assert main(["data", "stage", str(whole), str(tmp_path / "1"), "--nodes", "2"]) == 2
+    assert "--node I says which" in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert main(["data", "stage", str(whole), str(tmp_path / "1"), "--nodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) | {"bytes": 0} == {"copied": 3, "bytes": 0, "there": 0, "linked": 4}
+    stage(whole, tmp_path / "0", NodeShare(node=0, nodes=2), wait_seconds=0)
+    own = [{path.name for path in (tmp_path / n).glob("*.tar") if not path.is_symlink()} for n in "01"]
+    assert own[0] | own[1] == {path.name for path in whole.glob("*.tar")}
+    assert not own[0] & own[1]
+    _same(whole, tmp_path / "0")
+    _same(whole, tmp_path / "1")
+    # Another share, later: what is a link becomes a copy.
+    assert stage(whole, tmp_path / "1", _ALL, wait_seconds=0).copied == 4
+    assert not any(path.is_symlink() for path in (tmp_path / "1").iterdir())
+    assert main(["data", "stage", str(whole), str(tmp_path / "1"), "--nodes", "2", "--node", "2"]) == 2
+
+
+def test_what_was_interrupted_goes_on(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    to = tmp_path / "to"
+    copy, copied = stage_module._copy, []
+
+    def twice(*arguments: object) -> None:
+        if len(copied) == 2:
+            raise KeyboardInterrupt
+        copied.append(copy(*arguments))
+
+    monkeypatch.setattr(stage_module, "_copy", twice)
+    with pytest.raises(KeyboardInterrupt):
+        stage(whole, to, _ALL, wait_seconds=0)
+    with pytest.raises(HpctrainError, match="holds no complete set of shards"):
+        open_shards(to, "train")
+    monkeypatch.setattr(stage_module, "_copy", copy)
+    temporary(to / "train-000002.tar").write_bytes(b"half")
+    done = stage(whole, to, _ALL, wait_seconds=0)
+    assert (done.copied, done.there) == (5, 2)
+    _same(whole, to)
+    assert {path.name for path in to.iterdir()} == {
+        *(path.name for path in whole.glob("*.tar")), "manifest.json", "train-index.npy", "val-index.npy", ".lock"
+    }  # fmt: skip
+
+
+def test_a_damaged_source_is_refused(whole: Path, tmp_path: Path):
+    source = shutil.copytree(whole, tmp_path / "source")
+    content = bytearray((source / "train-000001.tar").read_bytes())
+    content[700] ^= 1
+    (source / "train-000001.tar").write_bytes(content)
+    with pytest.raises(HpctrainError, match=r"train-000001\.tar is not as it was written") as caught:
+        stage(source, tmp_path / "to", _ALL, wait_seconds=0)
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "to/train-000001.tar").exists()
+    assert not (tmp_path / "to/manifest.json").exists()
+
+
+@pytest.mark.parametrize("share", [_ALL, NodeShare(node=1, nodes=2)])
+def test_a_source_that_is_not_whole_is_told_before_anything_is_written(whole: Path, tmp_path: Path, share: NodeShare):
+    source = shutil.copytree(whole, tmp_path / "source")
+    (source / "val-000000.tar").unlink()
+    with pytest.raises(HpctrainError, match=rf"{source}/val-000000\.tar: No such file"):
+        stage(source, tmp_path / "to", share, wait_seconds=0)
+    shutil.copy(whole / "val-000000.tar", source)
+    os.truncate(source / "train-000002.tar", 1000)
+    with pytest.raises(HpctrainError, match=rf"{source}/train-000002\.tar: 1000 bytes where the manifest says"):
+        stage(source, tmp_path / "to", share, wait_seconds=0)
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_damaged_copy_is_mended_by_the_command_that_verify_names(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    to = tmp_path / "to"
+    stage(whole, to, _ALL, wait_seconds=0)
+    content = bytearray((to / "train-000001.tar").read_bytes())
+    content[700] ^= 1
+    (to / "train-000001.tar").write_bytes(content)
+    (to / "train-index.npy").unlink()
+    with pytest.raises(HpctrainError, match=r"train-index\.npy") as caught:
+        open_shards(to, "train")
+    assert f"hpctrain data stage DIR {to} --check" in caught.value.hint
+    assert main(["data", "verify", str(to), "--json"]) == 3
+    command = json.loads(capsys.readouterr().out)["remedy"].replace("DIR", str(whole), 1).split()
+    assert main(command[1:]) == 0
+    assert "1 shards copied" in capsys.readouterr().out
+    assert main(["data", "verify", str(to)]) == 0
+    _same(whole, to)
+
+
+def test_misuse(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(HpctrainError, match="cannot be staged to itself"):
+        stage(whole, whole, _ALL, wait_seconds=0)
+    with pytest.raises(HpctrainError, match="is not there"):
+        stage(tmp_path / "none", tmp_path / "to", _ALL, wait_seconds=0)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.tex").write_text("")
+    with pytest.raises(HpctrainError, match=r"holds other files already: thesis\.tex"):
+        stage(whole, tmp_path / "full", _ALL, wait_seconds=0)
+    other = shutil.copytree(whole, tmp_path / "other")
+    (other / "manifest.json").write_text((other / "manifest.json").read_text().replace('"seed": 0', '"seed": 1'))
+    stage(other, tmp_path / "to", _ALL, wait_seconds=0)
+    with pytest.raises(HpctrainError, match="holds another set of shards"):
+        stage(whole, tmp_path / "to", _ALL, wait_seconds=0)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(HpctrainError, match=r"no space left for .*: .* are to be copied, 1e-06 GB are free"):
+        stage(whole, tmp_path / "small", _ALL, wait_seconds=0)
+    assert not list((tmp_path / "small").glob("*.tar"))
+
+
+def test_one_process_copies_and_others_wait(whole: Path, tmp_path: Path):
+    to = tmp_path / "to"
+    results: list[StagedFolder] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(stage(whole, to, _ALL, wait_seconds=60))) for _ in range(3)
+    ]
+    with locked(to, seconds=0):
+        for thread in threads:
+            thread.start()
+        with pytest.raises(HpctrainError, match=r"another process is writing in .*, waited 0\.3 s for it"):
+            stage(whole, to, _ALL, wait_seconds=0.3)
+        assert not results
+    for thread in threads:
+        thread.join()
+    assert sorted(result.copied for result in results) == [0, 0, 7]
+    _same(whole, to)

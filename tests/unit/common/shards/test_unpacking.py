@@ -1,0 +1,128 @@
+"""Archives whose members would lead out of their folder, or are no files: nothing of them gets out."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.shards.listing import ValidationTar, open_tar, whole_members
+from hpctrain.control.schedulers.profiles import slurm_folder
+
+_STAGING = (slurm_folder() / "parts" / "staging.sh.j2").read_text()
+
+
+def _file(name: str, content: bytes = b"new") -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    return info, content
+
+
+def _other(kind: bytes, name: str, link: str = "") -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info, b""
+
+
+def _escapes(outside: Path) -> dict[str, list[tuple[tarfile.TarInfo, bytes]]]:
+    """By what they try: to write ``outside/old``, or a new file beside it."""
+    return {
+        "parent folders": [_file(f"../{outside.name}/new"), _file(f"a/../../{outside.name}/old")],
+        "absolute name": [_file(f"{outside}/new"), _file(f"{outside}/old")],
+        "through a symbolic link": [_other(tarfile.SYMTYPE, "link", f"../{outside.name}"), _file("link/old")],
+        "through an absolute link": [_other(tarfile.SYMTYPE, "link", str(outside)), _file("link/new")],
+        "over a symbolic link": [_other(tarfile.SYMTYPE, "link", f"{outside}/old"), _file("link")],
+        "over a hard link": [_other(tarfile.LNKTYPE, "link", f"../{outside.name}/old"), _file("link")],
+        "over an absolute hard link": [_other(tarfile.LNKTYPE, "link", f"{outside}/old"), _file("link")],
+    }
+
+
+def _write(path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for info, content in members:
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "old").write_text("old")
+    (tmp_path / "stage").mkdir()
+    yield folder
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"old": "old"}
+
+
+def _unpack(program: str, archive: Path, into: Path) -> None:
+    """By the command of the job script that stages archives."""
+    found = re.search(rf"once_a_node ({program} .*)$", _STAGING, re.MULTILINE)
+    assert found
+    text = found[1].replace("{{ copy.source | quote }}", str(archive))
+    command = text.replace('"$stage"/{{ copy.name | quote }}', str(into)).split()
+    assert command[-1] == str(into)
+    # It complains of what it leaves out.
+    subprocess.run(command, cwd=into.parent, capture_output=True, timeout=30, check=False, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("case", _escapes(Path()))
+def test_a_tar_that_a_job_stages_stays_in_its_folder(case: str, outside: Path, tmp_path: Path) -> None:
+    archive = _write(tmp_path / "data.tar", [_file("right"), *_escapes(outside)[case]])
+    _unpack("tar", archive, tmp_path / "stage")
+    assert (tmp_path / "stage" / "right").read_text() == "new"
+
+
+@pytest.mark.skipif(shutil.which("unzip") is None, reason="no unzip")
+def test_a_zip_that_a_job_stages_stays_in_its_folder(outside: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "data.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("right", "new")
+        packed.writestr(f"../{outside.name}/new", "new")
+        packed.writestr(f"{outside}/old", "new")
+        link = zipfile.ZipInfo("link")
+        link.create_system, link.external_attr = 3, 0o120777 << 16
+        packed.writestr(link, str(outside))
+        packed.writestr("link/new", "new")
+    _unpack("unzip", archive, tmp_path / "stage")
+    assert (tmp_path / "stage" / "right").read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE]
+)
+def test_what_is_no_file_is_no_image(kind: bytes, tmp_path: Path) -> None:
+    name = "ILSVRC2012_val_00000001.JPEG"
+    archive = _write(tmp_path / "val.tar", [_other(kind, name, "/etc/passwd")])
+    with pytest.raises(HpctrainError, match="holds 0 images where the devkit's ground truth has 1"):
+        ValidationTar(archive=archive, labels=(0,)).members()
+
+
+def test_names_lead_nowhere(tmp_path: Path) -> None:
+    """Nothing is unpacked, and of a name only its last part is looked at."""
+    archive = _write(tmp_path / "val.tar", [_file("/../../etc/ILSVRC2012_val_00000001.JPEG", b"image")])
+    (member,) = ValidationTar(archive=archive, labels=(3,)).members()
+    assert (member.file, member.size, member.label, member.key) == (str(archive), 5, 3, "ILSVRC2012_val_00000001")
+
+
+def test_a_file_with_holes_is_refused(tmp_path: Path) -> None:
+    """It says to be larger than what lies in the archive, so that bytes of others would be read for its own."""
+    holes = tmp_path / "ILSVRC2012_val_00000001.JPEG"
+    with holes.open("wb") as file:
+        file.truncate(1 << 30)
+        file.seek(1 << 20)
+        file.write(b"image")
+    subprocess.run(["tar", "-S", "-cf", "val.tar", holes.name], cwd=tmp_path, timeout=30, check=True)
+    assert (tmp_path / "val.tar").stat().st_size < 1 << 20
+    with (
+        open_tar(tmp_path / "val.tar") as tar,
+        pytest.raises(HpctrainError, match=r"00000001\.JPEG is a sparse fil"),
+    ):
+        whole_members(tar, "val.tar")

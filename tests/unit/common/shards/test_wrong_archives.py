@@ -1,0 +1,182 @@
+"""Sources that are not whole, or not what they are named: each is refused in words, and nothing is left of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpctrain.cli.main import main
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.shards import archives
+from hpctrain.common.shards.fake import FakeSet, make_fake
+from hpctrain.common.shards.make import Sharding, make_shards
+
+_TRAIN, _VAL, _DEVKIT = archives.CHECKSUMS
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("right") / "source"
+    make_fake(folder, FakeSet(images=120, classes=4, seed=0, size=32, broken=2))
+    return folder
+
+
+def _make(source: Path, folder: Path) -> None:
+    make_shards(Sharding(source=source, folder=folder, shard_samples=20), map, lambda words: None)
+
+
+def _rewritten(path: Path, change: Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]) -> None:
+    """Write a tar again with other members."""
+    with tarfile.open(path) as tar:
+        members = change([(info.name, tar.extractfile(info).read()) for info in tar])
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def _cut_class_tar(members: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    return [(name, content[:9000] if number == 1 else content) for number, (name, content) in enumerate(members)]
+
+
+_WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "no archive": (_VAL, Path.unlink, rf"has no {_VAL}"),
+    "no ground truth": (_DEVKIT, Path.unlink, rf"has no {_DEVKIT}"),
+    "not a tar": (_TRAIN, lambda path: path.write_bytes(b"<html>403 Forbidden</html>" * 99), "is not a tar file"),
+    "not a kit": (_DEVKIT, lambda path: path.write_bytes(b"<html>"), f"{_DEVKIT} cannot be read"),
+    "kit cut short": (_DEVKIT, lambda path: os.truncate(path, 300), f"{_DEVKIT} cannot be read"),
+    "kit with a flipped byte": (_DEVKIT, lambda path: _flipped(path), f"{_DEVKIT} cannot be read"),
+    "archive that is a folder": (_VAL, lambda path: (path.unlink(), path.mkdir()), f"cannot read .*{_VAL}"),
+    "kit that is a folder": (_DEVKIT, lambda path: (path.unlink(), path.mkdir()), f"{_DEVKIT} cannot be read"),
+    "header of nonsense": (_TRAIN, lambda path: _overwritten(path, b"\x81" + b"\xff" * 11), f"{_TRAIN}"),
+    "name that is no UTF-8": (
+        _TRAIN,
+        lambda path: _rewritten(path, lambda m: [(m[0][0], _renamed(m[0][1], b"\xff\xfe.JPEG")), *m[1:]]),
+        r"an image has the name '\\udcff\\udcfe', which is not UTF-8",
+    ),
+    "name with dots": (
+        _TRAIN,
+        lambda path: _rewritten(path, lambda m: [(m[0][0], _renamed(m[0][1], b"n1.2.JPEG")), *m[1:]]),
+        r"an image has the name 'n1\.2', whose part after the dot",
+    ),
+    "kit without a file": (_DEVKIT, lambda path: _rewritten(path, lambda m: m[:1]), r"holds no .*ground_truth\.txt"),
+    "kit of another set": (
+        _DEVKIT,
+        lambda path: _rewritten(path, lambda m: [m[0], (m[1][0], b"1\n77\n")]),
+        "line 2: '77' is not a class",
+    ),
+    "kit without a table": (
+        _DEVKIT,
+        lambda path: _rewritten(path, lambda m: [(m[0][0], b"nothing"), m[1]]),
+        r"meta\.mat is not a table of synsets",
+    ),
+    "empty": (_TRAIN, lambda path: os.truncate(path, 0), "is not a tar file"),
+    "cut in an image": (_VAL, lambda path: os.truncate(path, 4000), f"{_VAL} is cut short or damaged"),
+    "cut between images": (_VAL, lambda path: os.truncate(path, _second(path)), f"{_VAL} is cut short or damaged"),
+    "class tar cut short": (
+        _TRAIN,
+        lambda path: _rewritten(path, _cut_class_tar),
+        rf"{_TRAIN}: n09000017\.tar is cut short or damaged",
+    ),
+    "class missing": (_TRAIN, lambda path: _rewritten(path, lambda m: m[:-1]), r"lacks n09000051\.tar"),
+    "class too many": (
+        _TRAIN,
+        lambda path: _rewritten(path, lambda m: [*m, ("n1.tar", m[0][1])]),
+        r"has n1\.tar, against the 4 classes",
+    ),
+    "another class's images": (
+        _TRAIN,
+        lambda path: _rewritten(path, lambda m: [m[0], (m[1][0], m[0][1]), *m[2:]]),
+        "2 images have the name n09000000_1: ",
+    ),
+    "image missing": (_VAL, lambda path: _rewritten(path, lambda m: m[1:]), "holds 11 images where .* has 12"),
+    "image renamed": (
+        _VAL,
+        lambda path: _rewritten(path, lambda m: [*m[:-1], ("ILSVRC2012_val_00000099.JPEG", b"")]),
+        r"00000099\.JPEG stands where ILSVRC2012_val_00000012\.JPEG should",
+    ),
+}
+
+
+def _flipped(path: Path) -> None:
+    """One bit, in the middle of what is packed, where a table's sizes are."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _overwritten(path: Path, size: bytes) -> None:
+    """The size in the first header, with its sum put right."""
+    content = bytearray(path.read_bytes())
+    content[124:136] = size
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content[:512])
+    path.write_bytes(content)
+
+
+def _renamed(tar: bytes, name: bytes) -> bytes:
+    """A tar whose first member has another name."""
+    content = bytearray(tar)
+    content[:100] = name.ljust(100, b"\0")
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content[:512])
+    return bytes(content)
+
+
+def _second(path: Path) -> int:
+    with tarfile.open(path) as tar:
+        return tar.getmembers()[1].offset
+
+
+@pytest.mark.parametrize("case", _WRONG)
+def test_a_wrong_archive_is_refused(case: str, source: Path, tmp_path: Path):
+    archive, spoil, message = _WRONG[case]
+    copy = tmp_path / "source"
+    shutil.copytree(source, copy)
+    spoil(copy / archive)
+    with pytest.raises(HpctrainError, match=message) as caught:
+        _make(copy, tmp_path / "shards")
+    assert caught.value.hint
+    assert not (tmp_path / "shards").exists()
+
+
+def test_a_split_without_images_is_refused(source: Path, tmp_path: Path):
+    copy = Path(shutil.copytree(source, tmp_path / "source"))
+    _rewritten(copy / _VAL, lambda m: [])
+    _rewritten(copy / _DEVKIT, lambda m: [m[0], (m[1][0], b"")])
+    with pytest.raises(HpctrainError, match="has no image in val"):
+        _make(copy, tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
+
+
+def test_a_folder_without_a_set_is_refused(tmp_path: Path, source: Path):
+    with pytest.raises(HpctrainError, match="is not a folder"):
+        _make(tmp_path / "nowhere", tmp_path / "shards")
+    with pytest.raises(HpctrainError, match="holds neither archives nor folders"):
+        _make(tmp_path, tmp_path / "shards")
+    (tmp_path / "tree/train/n1").mkdir(parents=True)
+    with pytest.raises(HpctrainError, match=r"there is no folder .*tree/val"):
+        _make(tmp_path / "tree", tmp_path / "shards")
+    (tmp_path / "tree/val/n2").mkdir(parents=True)
+    with pytest.raises(HpctrainError, match=r"n1, n2: a class in only one of train/ and val/"):
+        _make(tmp_path / "tree", tmp_path / "shards")
+    (tmp_path / "tree/val/n2").rename(tmp_path / "tree/val/n1")
+    with pytest.raises(HpctrainError, match=r"tree/train/n1 holds no image"):
+        _make(tmp_path / "tree", tmp_path / "shards")
+    (tmp_path / "tree/train/n1/one.JPEG").write_bytes(b"?")
+    (tmp_path / "tree/val/n1/notes.txt").write_text("")
+    with pytest.raises(HpctrainError, match=r"notes\.txt is not an image"):
+        _make(tmp_path / "tree", tmp_path / "shards")
+
+
+def test_checksums_are_compared(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["data", "shard", str(source), str(tmp_path / "shards"), "--checksums"]) == 2
+    assert "not 1d675b47d978889d74fa0da5fadfb00e" in capsys.readouterr().err
+    assert not (tmp_path / "shards").exists()

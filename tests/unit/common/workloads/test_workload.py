@@ -1,0 +1,164 @@
+"""Workloads as they are shipped and read: their sums against figures from elsewhere, their buckets against ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import needs
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.workloads.workload import buckets, load_workload, read_workload, workload_names
+
+# GMAC of a forward pass at 224 pixels as torchvision states them (`_ops` of its weights,
+# https://docs.pytorch.org/vision/stable/models.html), and parameters.
+TORCHVISION = {
+    "resnet18": (1.814, 11_689_512),
+    "resnet50": (4.089, 25_557_032),
+    "resnet101": (7.801, 44_549_160),
+}
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_residual_networks_have_the_published_size(name: str) -> None:
+    gmac, parameters = TORCHVISION[name]
+    workload = load_workload(name)
+    assert workload.flops / 2e9 == pytest.approx(gmac, abs=0.0005)
+    assert workload.parameters == parameters
+    assert workload.outputs == 1000
+    # Each product is there twice more, but for the gradient of the images.
+    first = workload.layers[0]
+    assert first.kind == "conv"
+    assert workload.backward_flops == 2 * workload.flops - first.flops
+
+
+def test_a_convolution_is_counted_as_by_hand() -> None:
+    layer = load_workload("resnet50").layers[0]
+    images, maps, weights = 3 * 224**2, 64 * 112**2, 64 * 3 * 7 * 7
+    assert layer.flops == 2 * maps * 3 * 7 * 7
+    assert layer.elements == images + maps
+    assert layer.backward_elements == images + maps
+    assert layer.fixed_elements == pytest.approx(weights, rel=0.02)
+    assert layer.parameters == (weights,)
+    norm, relu = load_workload("resnet50").layers[1:3]
+    assert (norm.elements, relu.elements, relu.backward_elements) == (2 * maps, 2 * maps, 3 * maps)
+    # Normalised values are never written, as ReLU takes them at once, which needs its result alone.
+    assert norm.fused_elements + relu.fused_elements == 2 * maps
+    assert (norm.saved_elements, relu.saved_elements) == (maps, maps)
+    assert norm.mixed_saved_bytes == 2 * maps
+
+
+@pytest.mark.parametrize("name", workload_names())
+def test_parts_fit_together(name: str) -> None:
+    workload = load_workload(name)
+    assert sum(elements for elements, _ in workload.registered) == workload.parameters
+    for layer in workload.layers:
+        assert layer.fused_elements <= layer.elements
+        assert layer.fused_backward_elements <= layer.backward_elements
+        assert layer.kind != "other" or not layer.flops
+    assert workload.saved_elements * 2 <= sum(each.mixed_saved_bytes for each in workload.layers)
+
+
+def test_feature_maps_are_rounded_up() -> None:
+    """At 176 pixels the last stage has 6 x 6 pixels, not 5.5 x 5.5."""
+    layers = {size: load_workload("resnet50", image_size=size).layers for size in (176, 192, 224)}
+    assert [each[-4].elements for each in layers.values()] == [2048 * (side**2 + 1) for side in (6, 6, 7)]
+    assert load_workload("resnet50").at(160).sample.shape == (3, 160, 160)
+    assert load_workload("resnet50").at(160) == load_workload("resnet50", image_size=160)
+
+
+def test_blocks_are_what_repeats() -> None:
+    blocks = {layer.block for layer in load_workload("resnet50").layers}
+    assert blocks == {None, *(f"layer{n + 1}.{k}" for n, count in enumerate((3, 4, 6, 3)) for k in range(count))}
+    assert {each.block for each in load_workload("transformer").layers} == {None, *(f"layers.{k}" for k in range(4))}
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError, match=r"'resnet5'(.|\n)*did you mean 'resnet50'"):
+        load_workload("resnet5")
+    with pytest.raises(HpctrainError, match=r"64, not for images of 160(.|\n)*resnet101, resnet18, resnet50 take any"):
+        load_workload("transformer").at(160)
+    with pytest.raises(HpctrainError, match="31 pixels"):
+        load_workload("resnet18", image_size=31)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    workload = load_workload("transformer")
+    workload.write(path)
+    assert read_workload(path) == workload
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda text: text[: len(text) // 2], "not a complete JSON file"),
+        (lambda text: "[]", "not a workload: Input should be"),
+        (lambda text: json.dumps({"name": "x"}), "not a workload: sample: Field required"),
+        (lambda text: text.replace('"flops":1', '"flops":-1', 1), r"layers\.\d+\.flops: Input should be greater"),
+        (lambda text: text.replace('"places":[0', '"places":[7', 1), "are not 0, 1"),
+    ],
+)
+def test_a_wrong_file_is_told(damage: object, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    load_workload("transformer").write(path)
+    path.write_text(damage(path.read_text()))  # type: ignore[operator]
+    with pytest.raises(HpctrainError, match=told) as caught:
+        read_workload(path)
+    assert str(path) in caught.value.message
+    with pytest.raises(HpctrainError, match="cannot read the workload"):
+        read_workload(tmp_path / "none.json")
+
+
+def test_a_workload_is_read_without_numpy() -> None:
+    program = (
+        "import sys; from hpctrain.common.workloads import workload; from hpctrain.control.predict import memory; "
+        "workload.load_workload('resnet50'); "
+        "assert not {'numpy', 'torch'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@needs.pytorch
+@pytest.mark.parametrize("name", ["resnet50", "transformer", "digits_cnn"])
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(("megabytes", "compressed"), [(25.0, False), (1.0, False), (200.0, True)])
+def test_buckets_are_those_of_the_ranks(name: str, in_place: bool, megabytes: float, compressed: bool) -> None:
+    import torch
+
+    from hpctrain.worker.adapters.torch.buckets import LargeGradient, make_buckets
+    from hpctrain.worker.programs.workloads import OTHERS, RESIDUAL
+
+    class Engine:
+        def __init__(self) -> None:
+            self.in_place = in_place
+
+        def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            return torch.empty(numel, dtype=dtype, device=device)
+
+    with torch.device("meta"):
+        model = (RESIDUAL | OTHERS)[name]()
+        wire = torch.float16 if compressed else None
+        made, _ = make_buckets(
+            list(model.named_parameters()),
+            Engine(),  # type: ignore[arg-type]
+            name="g",
+            bucket_bytes=megabytes * 1e6,
+            wire=wire,
+        )
+    found = buckets(load_workload(name), megabytes * 1e6, in_place=in_place, compressed=compressed)
+    numbers = {key: number for number, (key, _) in enumerate(model.named_parameters())}
+    assert [each.members for each in found] == [tuple(numbers[slot.name] for slot in each.slots) for each in made]
+    assert [each.in_place for each in found] == [isinstance(each, LargeGradient) for each in made]
+    own = [
+        each.slots[0].parameter.nbytes if isinstance(each, LargeGradient) else each._reduced.nbytes  # type: ignore[attr-defined]
+        for each in made
+    ]
+    assert [each.nbytes for each in found] == own
+    launched = [each.launched for each in found]
+    assert launched == sorted(launched, reverse=True)
+    assert all(each.launched <= each.layer for each in found)
+    assert launched[-1] == 0

@@ -1,0 +1,112 @@
+"""A /sys, /proc and /dev built for a test: two GPUs and an adapter on one PCIe switch, and what a test adds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpctrain.control.doctor.facts import Host, read_host
+
+SWITCH = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
+ACS = 0x000D
+
+
+def configuration(control: int) -> bytes:
+    """The configuration space of a bridge whose second extended capability is ACS."""
+    space = bytearray(4096)
+    space[0x100:0x104] = (0x0001 | 1 << 16 | 0x150 << 20).to_bytes(4, "little")
+    space[0x150:0x154] = (ACS | 1 << 16).to_bytes(4, "little")
+    space[0x156:0x158] = control.to_bytes(2, "little")
+    return bytes(space)
+
+
+class FakeMachine:
+    """Files of the kernel, written one by one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.write("proc/self/status", "Cpus_allowed_list:\t0-1")
+        self.write("sys/devices/system/node/node0/cpulist", "0-1")
+        self.write("sys/devices/system/cpu/online", "0-1")
+        self.write("proc/sys/kernel/osrelease", "5.14.0-427.el9.x86_64")
+        self.interface("lo", kind="772")
+        self.interface("eth0")
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+
+    def interface(self, name: str, *, up: bool = True, kind: str = "1") -> None:
+        self.write(f"sys/class/net/{name}/type", kind)
+        self.write(f"sys/class/net/{name}/flags", "0x1003" if up else "0x1002")
+
+    def device(self, path: str, **values: str) -> Path:
+        device = self.root / "sys/devices" / path
+        for name, value in {"numa_node": "0", **values}.items():
+            self.write(f"sys/devices/{path}/{name}", value)
+        link = self.root / "sys/bus/pci/devices" / device.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(device)
+        return device
+
+    def gpu(self, path: str = f"{SWITCH}/0000:3c:04.0/0000:3d:00.0") -> None:
+        device = self.device(path, vendor="0x10de", **{"class": "0x030200"})
+        (device / "driver").symlink_to(self.root / "sys/bus/pci/drivers/nvidia")
+
+    def bridge(self, path: str, control: int) -> None:
+        (self.device(path) / "config").write_bytes(configuration(control))
+
+    def adapter(
+        self,
+        name: str,
+        path: str,
+        *,
+        layer: str = "InfiniBand",
+        state: str = "4: ACTIVE",
+        rate: str = "400 Gb/sec (4X NDR)",
+        gids: dict[int, str] | None = None,
+    ) -> None:
+        device = self.device(path, vendor="0x15b3", **{"class": "0x020700"})
+        port = f"sys/class/infiniband/{name}/ports/1"
+        for file, value in {"link_layer": layer, "state": state, "rate": rate}.items():
+            self.write(f"{port}/{file}", value)
+        self.write(f"{port}/gids/9", "0000:0000:0000:0000:0000:0000:0000:0000")
+        for index, kind in (gids or {}).items():
+            self.write(f"{port}/gids/{index}", "0000:0000:0000:0000:0000:ffff:0a00:0001")
+            self.write(f"{port}/gid_attrs/types/{index}", kind)
+        (self.root / "sys/class/infiniband" / name / "device").symlink_to(device)
+
+    def verbs(self) -> None:
+        self.write("dev/infiniband/uverbs0", "")
+
+    def host(self, ranks: int = 1, hosts: int = 1, changes: dict[str, Any] | None = None, **environment: str) -> Host:
+        """What the checks see, with limits of a well-kept host, and ``changes`` of single facts."""
+        host = read_host(self.root, environment, ranks=ranks, hosts=hosts)
+        good: dict[str, Any] = {
+            "memlock": (math.inf, math.inf),
+            "nofile": (65536.0, 65536.0),
+            "shared_memory": 16 << 30,
+            "temporary_fault": "",
+        }
+        return replace(host, **{**good, **(changes or {})})
+
+
+def full_machine(root: Path) -> FakeMachine:
+    """A healthy host with GPUs and InfiniBand."""
+    machine = FakeMachine(root)
+    machine.gpu()
+    machine.gpu(f"{SWITCH}/0000:3c:08.0/0000:3e:00.0")
+    for bridge in (
+        "pci0000:3a/0000:3a:00.0",
+        SWITCH,
+        f"{SWITCH}/0000:3c:04.0",
+        f"{SWITCH}/0000:3c:08.0",
+    ):
+        machine.bridge(bridge, 0)
+    machine.adapter("mlx5_0", f"{SWITCH}/0000:3c:0c.0/0000:3f:00.0")
+    machine.verbs()
+    machine.write("proc/modules", "nvidia_peermem 16384 0 - Live 0x0\nib_uverbs 1 0 - Live 0x0")
+    return machine

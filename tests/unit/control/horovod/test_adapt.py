@@ -1,0 +1,62 @@
+"""The adaptations: every one applied, or an error that names what is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.horovod import adapt
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Sources that hold exactly what the adaptations replace, with other text around it."""
+    for adaptation in adapt.ADAPTATIONS:
+        path = tmp_path / adaptation.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.read_text() if path.exists() else "before\n"
+        path.write_text(f"{before}{adaptation.old}\nbetween\n")
+    return tmp_path
+
+
+def test_every_text_is_replaced_and_the_rest_is_kept(source: Path) -> None:
+    adapt.adapt(source, ("torch", "tensorflow"))
+    root = (source / "CMakeLists.txt").read_text()
+    assert "set(CMAKE_CXX_STANDARD 20)" in root
+    assert '"\\"hpctrain\\": $ENV{HPCTRAIN_FINGERPRINT}\\n}"' in root
+    assert root.startswith("before\n")
+    assert root.count("between\n") == 3
+    assert "xla_mpi_ops" not in (source / "horovod/tensorflow/CMakeLists.txt").read_text()
+
+
+def test_only_the_frameworks_that_are_built_are_adapted(source: Path) -> None:
+    tensorflow = source / "horovod/tensorflow/CMakeLists.txt"
+    torch = source / "horovod/torch/CMakeLists.txt"
+    adapt.adapt(source, ("torch",))
+    assert "xla_mpi_ops" in tensorflow.read_text()
+    assert "set(CMAKE_CXX_STANDARD 20)" in torch.read_text()
+
+
+@pytest.mark.parametrize("lost", adapt.ADAPTATIONS, ids=lambda adaptation: adaptation.old[:30])
+def test_a_text_that_is_not_found_is_an_error(source: Path, lost: adapt.Adaptation) -> None:
+    path = source / lost.file
+    path.write_text(path.read_text().replace(lost.old, "something else"))
+    with pytest.raises(HpctrainError) as error:
+        adapt.adapt(source, ("torch", "tensorflow"))
+    assert lost.file in error.value.message
+    assert lost.reason in error.value.message
+    assert error.value.exit_code == 1
+
+
+def test_a_file_that_is_not_there_is_an_error(source: Path) -> None:
+    (source / "horovod/torch/CMakeLists.txt").unlink()
+    with pytest.raises(HpctrainError, match=r"horovod/torch/CMakeLists\.txt"):
+        adapt.adapt(source, ("torch",))
+
+
+def test_the_version_changes_with_the_adaptations(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = adapt.version()
+    monkeypatch.setattr(adapt, "ADAPTATIONS", adapt.ADAPTATIONS[:-1])
+    assert adapt.version() != before

@@ -1,0 +1,173 @@
+"""Files of hosts, and lists of hosts with their slots."""
+
+from __future__ import annotations
+
+import getpass
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.common.cluster.host_list import expand_slots
+from hpctrain.common.cluster.launch_files import hydra_hostfile, open_mpi_hostfile, slurm_hostfile
+from hpctrain.common.cluster.node_map import Slot
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.hosts.hostfile import parse_hostfile, read_hostfile
+
+NAMES = st.from_regex(r"[a-c]{1,2}[0-9]{1,3}(-ib[0-9])?(\.x)?", fullmatch=True)
+SLOTS = st.dictionaries(NAMES, st.integers(1, 20), min_size=1, max_size=8)
+PLACE = Slot(gpu=None, adapter=None, cores=())
+
+
+@given(SLOTS)
+def test_what_is_written_is_read(slots: dict[str, int]) -> None:
+    placed = [(name, [PLACE] * count) for name, count in slots.items()]
+    for write in (open_mpi_hostfile, hydra_hostfile):
+        assert list(parse_hostfile(write(placed), "f").hosts.items()) == list(slots.items())
+    alone = set(slots.values()) == {1}
+    assert parse_hostfile(slurm_hostfile(placed), "f").hosts == (dict.fromkeys(slots) if alone else slots)
+
+
+@given(SLOTS)
+def test_a_list_with_slots(slots: dict[str, int]) -> None:
+    text = ",".join(f"{name}:{count}" for name, count in slots.items())
+    assert list(expand_slots(text, "--hosts").items()) == list(slots.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ("n1:8,n2:8", {"n1": 8, "n2": 8}),
+        ("gpu[001-003]:8,login1", {"gpu001": 8, "gpu002": 8, "gpu003": 8, "login1": None}),
+        ("n[1,3]:2,n2:1", {"n1": 2, "n3": 2, "n2": 1}),
+        # As mpirun -H of Open MPI 5.0.11 counts them, with --display allocation.
+        ("n1:2,n1:2", {"n1": 4}),
+        ("n1,n1", {"n1": 2}),
+        ("n1:2,n1", {"n1": 3}),
+        ("n[1-3]:8,n2", {"n1": 8, "n2": 9, "n3": 8}),
+    ],
+)
+def test_lists(text: str, slots: dict[str, int | None]) -> None:
+    assert expand_slots(text, "--hosts") == slots
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("n1:0", "after ':' is a number of slots, at least 1"),
+        ("n1:", "after ':' is a number"),
+        ("n1:two", "after ':' is a number"),
+        ("n1:2:3", "after ':' is a number"),
+        ("n[1-3:8", "is not a list of hosts"),
+        ("", "is not a list of hosts"),
+        (":8", "is not a list of hosts"),
+        ("n1:8;id", "is not a list of hosts"),
+    ],
+)
+def test_no_lists(text: str, said: str) -> None:
+    with pytest.raises(HpctrainError, match=said.replace("(", r"\(")):
+        expand_slots(text, "--hosts")
+
+
+def test_a_file_as_people_write_it() -> None:
+    text = "# ours\n\n n1 slots=8 max_slots=16 # the first\r\nn2\tslots = 4\nn[3-4]:2\nlogin\n"
+    assert parse_hostfile(text, "f").hosts == {"n1": 8, "n2": 4, "n3": 2, "n4": 2, "login": None}
+
+
+def test_tasks_that_go_round_the_hosts() -> None:
+    assert parse_hostfile("n1\nn2\nn1\nn2\nn3\n", "f").hosts == {"n1": 2, "n2": 2, "n3": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "f names no host"),
+        ("# none\n", "f names no host"),
+        ("n1 slots=8\nn1 slots=8\n", "f:2: slots= for n1, which was named before"),
+        ("n1\nn1 slots=4\n", "f:2: slots= for n1, which was named before"),
+        ("n1 slots=8 max-slots=4\n", "f:1: .* more slots than the most"),
+        ("n1 slots=8 slots=8\n", "f:1: "),
+        ("n1 slots\n", "f:1: "),
+        ("+n0 slots=4\n", r"f:1: '\+n0' counts the nodes of an allocation"),
+        ("+e:2\n", "counts the nodes of an allocation"),
+        ("n1\n^n2\n", r"f:2: '\^n2' leaves a host out"),
+        ("rank 0=n1 slot=1:0-3\n", "f:1: a line of a rankfile"),
+        ("fe80::1 slots=4\n", "f:1: fe80::1 is an IPv6 address"),
+        ("[2001:db8::7]\n", "f:1: 2001:db8::7 is an IPv6 address"),
+        ("somebody@fe80::1%eth0\n", "f:1: fe80::1 is an IPv6 address"),
+        ("somebody@n1 slots=8\n", "f:1: n1 with the user 'somebody'\n?.*: hosts are named without"),
+        ("n1 slots=8 username=somebody\n", "f:1: n1 with the user 'somebody'"),
+        ("n1:8 user=somebody\n", "f:1: n1 with the user 'somebody'"),
+        ("n1\nn2 slots=0\n", "f:2: 'n2 slots=0' is not a host"),
+        ("n1 slot=8", "f:1: 'n1 slot=8' is not a host"),
+        ("n1:8 slots=8", "f:1: "),
+        ("n1 n2", "f:1: "),
+        ("n1\n$(id)", r"f:2: '\$\(id\)' is not a list of hosts"),
+    ],
+)
+def test_no_hostfiles(text: str, said: str) -> None:
+    with pytest.raises(HpctrainError, match=said):
+        parse_hostfile(text, "f")
+
+
+# What Open MPI 5.0.11 (mpirun --display allocation) and MPICH 5.0.2 (ranks of a host) made of these lines.
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ("n1 slots=8 max-slots=8\nn2 slots=8 max_slots=8\n", {"n1": 8, "n2": 8}),
+        ("n1 max-slots=8\n", {"n1": 8}),
+        ("n1 max_slots = 8 slots=4\n", {"n1": 4}),
+        ("n1 slots-max=8\nn2 cpu=4\nn3 count=2 max-cpu=4\n", {"n1": 8, "n2": 4, "n3": 2}),
+        ("n1\nn1\n", {"n1": 2}),
+        ("n1 slots=2\nn1\n", {"n1": 3}),
+        ("n1:2\nn1:2\nn2:2\n", {"n1": 4, "n2": 2}),
+        ("n1:2\nn2:2\nn1:2\n", {"n1": 4, "n2": 2}),
+        ("n1:2\nn1\n", {"n1": 3}),
+        ("10.0.0.1 slots=4 // the first\n# all\n", {"10.0.0.1": 4}),
+    ],
+)
+def test_slots_as_mpirun_counts_them(text: str, slots: dict[str, int]) -> None:
+    assert parse_hostfile(text, "f").hosts == slots
+
+
+@given(st.lists(st.tuples(NAMES, st.none() | st.integers(1, 20)), min_size=1, max_size=12))
+def test_repeated_hosts_have_the_sum(lines: list[tuple[str, int | None]]) -> None:
+    text = "".join(f"{name}{f':{count}' if count else ''}\n" for name, count in lines)
+    listed = ",".join(f"{name}{f':{count}' if count else ''}" for name, count in lines)
+    found = parse_hostfile(text, "f").hosts
+    known = {name: slots or 1 for name, slots in found.items()}
+    assert known == {name: slots or 1 for name, slots in expand_slots(listed, "--hosts").items()}
+    total = Counter[str]()
+    for name, count in lines:
+        total[name] += count or 1
+    assert known == dict(total)
+    assert list(found) == list(dict.fromkeys(name for name, _ in lines))
+
+
+def test_what_is_passed_over_is_said_once() -> None:
+    read = parse_hostfile("n1:8 ifname=ib0\nn2:8 ifname=ib0 binding=core\nn3 slots=8 port=2222\n", "f")
+    assert read.hosts == {"n1": 8, "n2": 8, "n3": 8}
+    assert [warning.partition(" is passed over: ")[0] for warning in read.warnings] == [
+        "f:1: ifname=ib0",
+        "f:2: binding=core",
+        "f:3: port=2222",
+    ]
+    assert "--interface" in read.warnings[0] and "--ssh-port" in read.warnings[2]
+
+
+def test_ones_own_name_changes_nothing() -> None:
+    own = getpass.getuser()
+    assert parse_hostfile(f"{own}@n1 slots=8\nn2:4 user={own}\n", "f").hosts == {"n1": 8, "n2": 4}
+    with pytest.raises(HpctrainError) as refused:
+        parse_hostfile("somebody@n1 slots=8\n", "f")
+    assert "Host n1" in refused.value.hint and "User somebody" in refused.value.hint
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError, match=r"cannot read .*nowhere: No such file"):
+        read_hostfile(tmp_path / "nowhere")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(HpctrainError, match="binary is not a text file"):
+        read_hostfile(tmp_path / "binary")

@@ -1,0 +1,351 @@
+"""The command of each MPI, against files that a person can read.
+
+After a change that is meant: ``REGENERATE=1 python -m pytest tests/unit/control/launchers/test_command.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import needs
+import pytest
+
+from hpctrain.common.cluster.container import Container
+from hpctrain.common.cluster.launcher import MPI_LAUNCHERS
+from hpctrain.common.cluster.machine import Machine
+from hpctrain.common.cluster.mpi import Flavour, MpiInstallation
+from hpctrain.common.cluster.node_map import Slot
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.run.plan import Plan, Slots, Start
+from hpctrain.control.launchers.command import (
+    Command,
+    Launcher,
+    Srun,
+    Torchrun,
+    guarded_daemons,
+    launch_command,
+    rank_environment,
+    settings_of,
+)
+from hpctrain.control.launchers.fault_tolerance import require_choices, require_mitigation
+from hpctrain.control.launchers.launcher_choice import bindable_cores, first_launcher, needs_proof
+from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.planner import make_plan
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "launch"
+MACHINE = Machine(host="n1", cores=8, frameworks=frozenset({"torch"}), versions={})
+RUN_DIRECTORY = Path("/home/me/it's a run")
+
+
+def mpi(flavour: Flavour) -> MpiInstallation:
+    return MpiInstallation(flavour=flavour, version="0", mpirun=Path("/opt/mpi/bin/mpirun"), mpicc=None, mpicxx=None)
+
+
+def command(
+    flavour: Flavour | Srun | Torchrun | None,
+    ranks: int,
+    *,
+    hosts: dict[str, int] | None = None,
+    root: bool = False,
+    slurm: dict[str, str] | None = None,
+    settings: tuple[str, ...] = (),
+    backend: str = "auto",
+    overrides: tuple[str, ...] = (),
+    **start: object,
+) -> Command:
+    slots = tuple(Slots(host=name, slots=count) for name, count in (hosts or {}).items())
+    plan = make_plan(
+        load_recipe("digits", overrides),
+        MACHINE,
+        ranks=ranks,
+        backend=backend,
+        hosts=Hosts(slots=slots) if slots else None,
+        start=Start(**start),
+    )
+    return launch_command(
+        plan,
+        RUN_DIRECTORY,
+        python=Path("/venv/bin/python"),
+        launcher=mpi(flavour) if isinstance(flavour, str) else flavour,
+        cores=MACHINE.cores,
+        root=root,
+        slurm=slurm,
+        settings=settings,
+    )
+
+
+UNEVEN = {"n3": 4, "n1": 2}
+SRUN = Srun(mpi="pmix")
+IN_JOB = {"SLURM_OVERLAP": "1"}
+USERS = {"A": "1,2", "OMP_NUM_THREADS": "3"}
+SIF = Container(runtime="apptainer", image="/images/it's.sif", mounts=("/data:/data:ro",))
+TORCHRUN = Torchrun(node=1, port=29500)
+NGC = Container(runtime="pyxis", image="nvcr.io#nvidia/pytorch:25.01-py3", mounts=("/data", "/a:/b:ro"))
+CASES = {
+    "single": command(None, 1),
+    "srun-pmix": command(SRUN, 6, hosts=UNEVEN, environment=USERS, arguments=("--mem=0",)),
+    "srun-pmi2-more-ranks-than-cores": command(Srun(mpi="pmi2"), 18, hosts={"n1": 9, "n2": 9}),
+    "srun-pmix-pyxis": command(SRUN, 2, hosts={"n2": 1, "n1": 1}, container=NGC),
+    "srun-pmix-apptainer": command(SRUN, 2, hosts={"n2": 1, "n1": 1}, container=SIF),
+    "open-mpi-5-apptainer": command("open-mpi-5", 2, container=SIF, python="/opt/conda/bin/python"),
+    "open-mpi-5-fault-tolerant": command(
+        "open-mpi-5", 6, hosts=UNEVEN, backend="mpi", overrides=("fault_tolerance=shrink",)
+    ),
+    "open-mpi-5-in-a-job": command("open-mpi-5", 6, hosts=UNEVEN, slurm=IN_JOB),
+    "torchrun": command(TORCHRUN, 6, hosts=UNEVEN, environment=USERS, launcher="torchrun"),
+}
+for each in get_args(Flavour):
+    CASES[each] = command(each, 2)
+    CASES[f"{each}-more-ranks-than-cores"] = command(each, 9)
+    CASES[f"{each}-uneven-ssh-port"] = command(
+        each, 6, hosts=UNEVEN, environment=USERS, ssh_port=1022, arguments=("-v",)
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str) -> None:
+    path = GOLDEN / f"{name}.sh"
+    text = f"{CASES[name].shell()}\n"
+    if os.environ.get("REGENERATE"):
+        path.write_text(text)
+    assert text == path.read_text(), f"if the change is meant: REGENERATE=1 python -m pytest {__file__}"
+
+
+def test_every_golden_file_has_its_case() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("flavour", get_args(Flavour))
+def test_only_open_mpi_is_told_of_the_superuser(flavour: Flavour) -> None:
+    added = set(command(flavour, 2, root=True).arguments) - set(command(flavour, 2).arguments)
+    assert added == ({"--allow-run-as-root"} if flavour.startswith("open-mpi") else set())
+
+
+@pytest.mark.parametrize(
+    ("flavour", "hosts", "slurm", "guarded"),
+    [
+        ("open-mpi-5", UNEVEN, IN_JOB, True),
+        ("open-mpi-5", None, IN_JOB, True),
+        ("open-mpi-5", UNEVEN, None, False),
+        ("open-mpi-4", UNEVEN, IN_JOB, False),
+    ],
+)
+def test_daemons_that_slurm_starts_are_kept_from_its_signal(
+    flavour: Flavour, hosts: dict[str, int] | None, slurm: dict[str, str] | None, guarded: bool
+) -> None:
+    words = command(flavour, 6, hosts=hosts, slurm=slurm).arguments
+    assert ("prte_launch_agent" in words) == guarded
+
+
+def test_a_python_that_mpirun_could_not_start_guards_no_daemons() -> None:
+    """It splits the command of its daemons at spaces."""
+    assert "prte_launch_agent" in " ".join(guarded_daemons(RUN_DIRECTORY, Path("/venv/bin/python")))
+    assert guarded_daemons(RUN_DIRECTORY, Path("/my venv/bin/python")) == []
+
+
+def test_the_shell_text_is_the_same_command() -> None:
+    odd = ["a b", "it's", 'say "x"', "$HOME", "`id`", "line\nbreak", "*", "", "--"]
+    show = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['A'], 'B' in os.environ]))"
+    made = Command(program=(sys.executable, "-c", show, *odd), environment={"A": "1 'x' $y"}, without=("B",))
+    for arguments in (["sh", "-c", made.shell()], list(made.arguments)):
+        environment = made.environment_from({**os.environ, "B": "1"}) if arguments[0] != "sh" else {"B": "1"}
+        printed = subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True).stdout
+        assert json.loads(printed) == [odd, "1 'x' $y", False]
+
+
+def test_one_rank_forgets_the_step_around_it() -> None:
+    inherited = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "7"}
+    environment = CASES["single"].environment_from(inherited)
+    assert "SLURM_STEP_NUM_TASKS" not in environment
+    assert environment["SLURM_JOB_ID"] == "7"
+
+
+def test_pyxis_is_of_srun_alone() -> None:
+    with pytest.raises(
+        HpctrainError, match=r"pyxis, a plugin of srun, and Open MPI 0 starts(.|\n)*--launcher srun-pmix"
+    ):
+        command("open-mpi-5", 2, container=NGC)
+    with pytest.raises(HpctrainError, match="no launcher starts the ranks"):
+        command(None, 1, container=NGC)
+
+
+def test_a_directory_that_a_container_cannot_mount() -> None:
+    plan = make_plan(load_recipe("digits"), MACHINE, ranks=2, start=Start(container=SIF))
+    with pytest.raises(HpctrainError, match="/a,b cannot be mounted"):
+        launch_command(plan, Path("/a,b"), python=Path("python"), launcher=SRUN, cores=1, root=False)
+
+
+def test_the_shell_text_writes_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "it's"
+    made = Command(program=("cat", str(path)), launcher=("env", "-i"), files={path: "n1\nn 'x' $y\n"})
+    said = subprocess.run(["sh", "-c", made.shell()], check=True, capture_output=True, text=True).stdout
+    assert said == made.files[path]
+    path.unlink()
+    made.write_files()
+    assert path.read_text() == made.files[path]
+
+
+def test_slurm_nodes_on_one_machine_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them would bind its ranks to the same cores."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1.cluster")
+    assert bindable_cores(8, {}) == bindable_cores(8, {"SLURMD_NODENAME": "n1"}) == 8
+    assert bindable_cores(8, {"SLURMD_NODENAME": "n2"}) == 0
+    assert bindable_cores(8, {"SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "0"}) == 0
+
+
+def test_ranks_of_a_pod_are_not_bound() -> None:
+    """It has a share of the time of all cores, and its neighbours have theirs."""
+    assert bindable_cores(8, {"HPCTRAIN_POD": "digits"}) == 0
+    # Of somebody else's Indexed Job.
+    assert bindable_cores(8, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}) == 8
+
+
+def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
+    def plan(hosts: int, backend: str = "auto") -> Plan:
+        slots = tuple(Slots(host=f"n{host}", slots=2) for host in range(hosts))
+        start = Start(launcher="torchrun")
+        return make_plan(load_recipe("digits"), MACHINE, hosts=Hosts(slots=slots), backend=backend, start=start)
+
+    assert first_launcher(plan(1), {}) == Torchrun(node=0)
+    pod = {"HPCTRAIN_POD": "digits", "JOB_COMPLETION_INDEX": "1", "MASTER_PORT": "4000"}
+    assert first_launcher(plan(2), pod) == Torchrun(node=1, port=4000)
+    assert (plan(2).backend, plan(2).backend_reason) == ("gloo", "torchrun")
+    with pytest.raises(
+        HpctrainError, match=r"only on its own host, and the run has 2 hosts(.|\n)*--cluster kubernetes"
+    ):
+        first_launcher(plan(2), {})
+    with pytest.raises(HpctrainError, match=r"this is pod 1, from 0, and the run has 1 host\n"):
+        first_launcher(plan(1), pod)
+    with pytest.raises(HpctrainError, match=r"'mpi' needs ranks that MPI started(.|\n)*gloo or nccl"):
+        plan(2, "mpi")
+    assert MPI_LAUNCHERS == ("mpirun", "srun-pmix", "srun-pmi2"), "a job of Slurm would try it, where nobody asked"
+
+
+def test_only_open_mpi_5_goes_on_without_a_dead_rank() -> None:
+    def refusal(launcher: Launcher, **choices: Any) -> str:
+        plan = make_plan(load_recipe("digits", ["fault_tolerance=shrink"]), MACHINE, ranks=2, **choices)
+        try:
+            require_choices(plan)
+            require_mitigation(plan, launcher)
+        except HpctrainError as error:
+            return f"{error.message}; {error.hint}"
+        return ""
+
+    assert refusal(mpi("open-mpi-5"), backend="mpi") == ""
+    for launcher in (mpi("open-mpi-4"), mpi("mpich-hydra"), mpi("intel-mpi"), SRUN):
+        said = refusal(launcher, backend="mpi")
+        assert "needs the mpirun of Open MPI 5" in said and "--set fault_tolerance=stop" in said
+    assert "--launcher mpirun" in refusal(SRUN, backend="mpi", start=Start(launcher="srun-pmix"))
+
+
+def test_an_open_mpi_without_failure_mitigation(tmp_path: Path) -> None:
+    plan = make_plan(load_recipe("digits", ["fault_tolerance=shrink"]), MACHINE, ranks=2, backend="mpi")
+    info = tmp_path / "ompi_info"
+    launcher = dataclasses.replace(mpi("open-mpi-5"), mpirun=tmp_path / "mpirun")
+    for word, refused in (("yes", False), ("no", True)):
+        info.write_text(f"#!/bin/sh\necho options:ft_mpi_support:{word}\n")
+        info.chmod(0o700)
+        with pytest.raises(HpctrainError, match="--with-ft=no") if refused else contextlib.nullcontext():
+            require_mitigation(plan, launcher)
+
+
+@needs.pytorch
+def test_ranks_that_heal_have_one_launcher() -> None:
+    """Inside a job nothing is tried for them."""
+    job = {"SLURM_JOB_ID": "1"}
+    fault_tolerant, ends = (
+        make_plan(load_recipe("digits", [f"fault_tolerance={word}"]), MACHINE, ranks=2, backend="mpi")
+        for word in ("shrink", "stop")
+    )
+    assert (needs_proof(fault_tolerant, job), needs_proof(ends, job)) == (False, True)
+    assert isinstance(first_launcher(fault_tolerant, job), MpiInstallation)
+
+
+def test_settings_of_a_run_are_known_by_their_names() -> None:
+    settings = [
+        "HPCTRAIN_STALL",
+        "HPCTRAIN_TIMEOUT",
+        "NCCL_DEBUG",
+        "OMPI_MCA_btl",
+        "PYTHONPATH",
+        "TORCH_LOGS",
+        "UCX_TLS",
+    ]
+    others = [
+        "CUDA_VISIBLE_DEVICES",
+        "DISPLAY",
+        "HOME",
+        "HPCTRAIN_API_KEY",
+        "MY_NCCL_DEBUG",
+        "PATH",
+        "SLURM_JOB_ID",
+        "TF_CONFIG",
+    ]
+    assert settings_of(dict.fromkeys([*others, *settings])) == tuple(settings)
+
+
+@pytest.mark.parametrize("flavour", ["open-mpi-4", "open-mpi-5"])
+def test_open_mpi_is_told_which_settings_to_pass_on(flavour: Flavour) -> None:
+    """Not those that the plan sets, nor a secret twice that the user passes on."""
+    settings = ("HPCTRAIN_BACKEND", "HPCTRAIN_STALL", "OMP_NUM_THREADS", "TOKEN")
+    words = command(flavour, 2, hosts={"n1": 1, "n2": 1}, passed=("TOKEN",), settings=settings).launcher
+    given = [words[number + 1] for number, word in enumerate(words) if word == "-x"]
+    assert [name for name in given if "=" not in name] == ["TOKEN", "HPCTRAIN_STALL"]
+    assert len({name.partition("=")[0] for name in given}) == len(given)
+
+
+@pytest.mark.parametrize("launcher", ["mpich-hydra", "intel-mpi", SRUN])
+def test_other_launchers_pass_on_all_that_they_have(launcher: Flavour | Srun) -> None:
+    hosts = {"n1": 1, "n2": 1}
+    made = command(launcher, 2, hosts=hosts, settings=("HPCTRAIN_STALL",))
+    assert made == command(launcher, 2, hosts=hosts)
+    assert made.environment_from({"HPCTRAIN_STALL": "7"})["HPCTRAIN_STALL"] == "7"
+    if isinstance(launcher, Srun):
+        assert "--export=ALL" in made.launcher
+
+
+def environment(backend: str = "mpi", **start: object) -> dict[str, str]:
+    recipe = load_recipe("digits", ["mesh.dp_shard=2"])
+    return rank_environment(make_plan(recipe, MACHINE, ranks=4, backend=backend, start=Start(**start)))
+
+
+def test_ranks_get_their_mesh() -> None:
+    assert (
+        not {"HPCTRAIN_MESH", "MALLOC_MMAP_THRESHOLD_"}
+        & rank_environment(make_plan(load_recipe("digits"), MACHINE, ranks=4)).keys()
+    )
+    found = environment()
+    assert found["HPCTRAIN_MESH"] == "dp_replicate=2,dp_shard=2,pp=1,cp=1,tp=1"
+    assert found["MALLOC_MMAP_THRESHOLD_"] == "131072"
+
+
+def test_glibc_keeps_its_threshold_on_gpus_and_where_nothing_is_sharded() -> None:
+    assert "MALLOC_MMAP_THRESHOLD_" not in environment("nccl")
+    assert environment(environment={"MALLOC_MMAP_THRESHOLD_": "1"})["MALLOC_MMAP_THRESHOLD_"] == "1"
+    recipe = load_recipe("digits", ["mesh.dp_replicate=4"])
+    found = rank_environment(make_plan(recipe, MACHINE, ranks=4, backend="mpi"))
+    assert found["HPCTRAIN_MESH"] == "dp_replicate=4,dp_shard=1,pp=1,cp=1,tp=1"
+    assert "MALLOC_MMAP_THRESHOLD_" not in found
+    slots = Slots(host="n1", slots=2, places=tuple(Slot(gpu=gpu, adapter=None, cores=()) for gpu in (0, 1)))
+    placed = make_plan(load_recipe("digits", ["mesh.dp_shard=2"]), MACHINE, backend="mpi", hosts=Hosts(slots=(slots,)))
+    assert "MALLOC_MMAP_THRESHOLD_" not in rank_environment(placed)
+
+
+def test_replicas_share_the_threads_of_their_process_and_servers_have_some_to_wait_in() -> None:
+    def environment(backend: str) -> dict[str, str]:
+        machine = Machine(host="n1", cores=8, frameworks=frozenset({"torch", "keras"}), versions={})
+        return rank_environment(make_plan(load_recipe("digits"), machine, ranks=4, backend=backend, framework="keras"))
+
+    names = ("HPCTRAIN_REPLICAS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    assert [environment("mirrored").get(name) for name in names] == ["4", "8", "4"]
+    assert [environment("multi_worker").get(name) for name in names] == [None, "2", "1"]
+    assert [environment("parameter_server").get(name) for name in names] == [None, "2", "8"]

@@ -1,0 +1,50 @@
+"""Disks and limits that are too short for ranks to start are named as the cause."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from small_disks import small_disk_at
+
+from hpctrain.control.launchers.room import shortages, socket_fault
+
+
+def test_a_host_with_room_lacks_nothing(tmp_path: Path) -> None:
+    assert list(shortages({"TMPDIR": str(tmp_path)}, tmp_path)) == []
+
+
+def test_folders_that_are_full_small_or_missing_are_named(tmp_path: Path) -> None:
+    with small_disk_at(tmp_path / "small", "64k") as small:
+        (said,) = shortages({"TMP": str(tmp_path)}, small)
+        assert str(small) in said.fault and "0.0655 MB free" in said.fault
+        (small / "all").write_bytes(bytes(64 << 10))
+        (said,) = shortages({"TMPDIR": str(small)}, tmp_path)
+        assert str(small) in said.fault and "TMPDIR" in said.remedy
+        assert list(shortages({"TMPDIR": str(small)}, tmp_path, temporary=False)) == []
+    (said,) = shortages({"TMPDIR": str(tmp_path / "none")}, tmp_path)
+    assert str(tmp_path / "none") in said.fault
+    assert list(tmp_path.iterdir()) == [small], "nothing is left of the look"
+
+
+def test_a_limit_on_files_is_named(tmp_path: Path) -> None:
+    look = "from hpctrain.control.launchers.room import shortages"
+    code = f"{look}; print(*(each.remedy for each in shortages()), sep='\\n')"
+    words = ["prlimit", "--fsize=8192", sys.executable, "-c", code]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert "ulimit -f unlimited" in ended.stdout.splitlines()[-1]
+
+
+def test_a_folder_whose_name_is_too_long_for_sockets_is_named(tmp_path: Path) -> None:
+    assert socket_fault(tmp_path) == ""
+    # What multiprocessing adds has 32 bytes.
+    fits = Path("/tmp", "a" * (75 - len("/tmp/")))
+    for folder, fault in ((fits, ""), (fits.with_name(fits.name + "a"), "too long")):
+        folder.mkdir()
+        try:
+            assert fault in socket_fault(folder)
+            assert bool(socket_fault(folder)) == bool(fault)
+            assert list(folder.iterdir()) == []
+        finally:
+            folder.rmdir()

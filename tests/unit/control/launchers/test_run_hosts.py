@@ -1,0 +1,222 @@
+"""Where the hosts of a run and its fabric are known from; small scripts stand in for Slurm's programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.plan import HostOptions
+from hpctrain.control.hosts import hosts as launch_hosts
+from hpctrain.control.hosts.fabric import FLAT, find_fabric
+from hpctrain.control.hosts.hosts import arrange
+from hpctrain.control.topology.fat_tree import fat_tree
+
+HOSTS = ("n1", "n2", "n3", "n4")
+LEAVES = {"a": ("n1", "n3"), "b": ("n2", "n4")}
+TREE = "SwitchName=top Switches=a,b\nSwitchName=a Nodes=n[1,3]\nSwitchName=b Nodes=n[2,4]\n"
+SCONTROL = f"cat <<'END'\n{TREE}END"
+SRUN = """\
+test "$*" = "--overlap --ntasks-per-node=1 --nodelist=n1,n2,n3,n4 sh -c \
+echo \\"\\$SLURM_TOPOLOGY_ADDR \\$SLURM_TOPOLOGY_ADDR_PATTERN\\"" || exit 1
+for address in a.n1 b.n2 a.n3 b.n4; do echo "top.$address switch.switch.node"; done
+"""
+IN_A_TASK = {"SLURM_TOPOLOGY_ADDR": "top.a.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+TABLE = """\
+Unicast lids [0x0-0x3] of switch Lid 1 guid 0x0000000000000001 (leaf1):
+  Lid  Out   Destination
+       Port     Info
+0x0002 001 : (Channel Adapter portguid 0x00000000000000a1: 'n1 mlx5_0')
+1 valid lids dumped
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that comes first on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def install(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def known(given: Path | None = None, environment: dict[str, str] | None = None) -> tuple[str, int]:
+    """Where the fabric is known from, and its number of leaves."""
+    fabric, known_from = find_fabric(HostOptions(fabric=given), HOSTS, environment or {})
+    return known_from, len({fabric.leaves[host] for host in range(len(fabric.hosts))})
+
+
+def test_first_a_file_then_scontrol_then_the_tasks_then_flat(programs: Path, tmp_path: Path) -> None:
+    assert known() == (FLAT, 1)
+    assert known(environment={"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}) == (FLAT, 1)
+    # The program is not there: nothing but this task's own address could be known.
+    assert known(environment=IN_A_TASK) == (FLAT, 1)
+    install(programs, "srun", SRUN)
+    assert known() == (FLAT, 1)
+    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
+    install(programs, "scontrol", "exit 1")
+    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
+    install(programs, "scontrol", "echo No topology information available")
+    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
+    install(programs, "scontrol", SCONTROL)
+    assert known(environment=IN_A_TASK) == ("scontrol show topology", 2)
+    path = tmp_path / "topology.conf"
+    path.write_text("".join(f"SwitchName=s{host} Nodes={host}\n" for host in HOSTS))
+    assert known(path, IN_A_TASK) == (str(path), 4)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["SwitchName=top Switches=a,b", "BlockName=b1 Nodes=n[1-", "RingName=r0 Nodes=n[1-4]", "SwitchName=s1 Colour=red"],
+)
+def test_what_slurm_prints_and_nobody_can_read_is_passed_over(programs: Path, said: str) -> None:
+    install(programs, "scontrol", f"echo '{said}'")
+    fabric, known_from = find_fabric(HostOptions(), HOSTS, {})
+    assert (known_from, fabric.hosts) == (FLAT, tuple(HOSTS))
+    assert fabric.warnings[0].startswith("scontrol show topology is not used: scontrol show topology:1: ")
+    install(programs, "srun", SRUN)
+    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
+
+
+def test_the_topology_that_has_the_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "topology.yaml"
+    path.write_text(
+        "- topology: cpu\n  cluster_default: true\n  tree: {switches: [{switch: eth, nodes: 'cpu[1-4]'}]}\n"
+        "- topology: gpu\n  tree: {switches: [{switch: a, nodes: 'n[1-2]'}, {switch: b, nodes: 'n[3-4]'}]}\n"
+    )
+    hosts, _ = arrange(HostOptions(fabric=path, hosts="n1,n3,n2,n4"), "here", None, {})
+    assert [each.host for each in hosts.slots] == ["n1", "n2", "n3", "n4"]
+    hosts, _ = arrange(HostOptions(fabric=path), "here", None, {"SLURM_JOB_NODELIST": "cpu[1-2]"})
+    assert [each.host for each in hosts.slots] == ["cpu1", "cpu2"]
+    hosts, _ = arrange(HostOptions(fabric=path, topology="gpu"), "here", None, {}, whole_fabric=True)
+    assert len(hosts.slots) == 4 and hosts.slots[0].host == "n1"
+    with pytest.raises(HpctrainError, match="--topology gpu is one of a file"):
+        arrange(HostOptions(topology="gpu", hosts="n1,n2"), "here", None, {})
+
+
+def names(options: HostOptions, **environment: str) -> list[str]:
+    hosts, _ = arrange(options, "here", None, environment, whole_fabric=True)
+    return [host.host for host in hosts.slots]
+
+
+def test_which_hosts(programs: Path, tmp_path: Path) -> None:
+    install(programs, "scontrol", SCONTROL)
+    fabric = tmp_path / "topology.conf"
+    fabric.write_text(TREE)
+    assert names(HostOptions()) == ["here"]
+    assert sorted(names(HostOptions(), SLURM_JOB_NODELIST="n[1-4]")) == list(HOSTS)
+    assert names(HostOptions(), SLURM_JOB_NODELIST="here") == names(HostOptions(), SLURM_JOB_NODELIST="") == ["here"]
+    assert sorted(names(HostOptions(hosts="n[1,3]"), SLURM_JOB_NODELIST="n[1-4]")) == ["n1", "n3"]
+    assert sorted(names(HostOptions(nodes=3), SLURM_JOB_NODELIST="n[1-4]")) == ["n1", "n2", "n3"]
+    assert sorted(names(HostOptions(fabric=fabric), SLURM_JOB_NODELIST="n[2-3]")) == ["n2", "n3"]
+    assert sorted(names(HostOptions(fabric=fabric))) == list(HOSTS)
+    placed = names(HostOptions(hosts="n4,n1,n2,n3"))
+    assert {tuple(sorted(placed[:2])), tuple(sorted(placed[2:]))} == set(LEAVES.values())
+    with pytest.raises(HpctrainError, match="--nodes 5: --hosts has 4 hosts"):
+        names(HostOptions(hosts="n[1-4]", nodes=5))
+    with pytest.raises(HpctrainError, match="--nodes 2: this machine has 1 host"):
+        names(HostOptions(nodes=2))
+
+
+def test_a_run_does_not_take_a_whole_fabric(tmp_path: Path) -> None:
+    fabric = tmp_path / "topology.conf"
+    fabric.write_text(TREE)
+    with pytest.raises(HpctrainError, match=r"topology\.conf has 4 hosts, and nothing says which(.|\n)*--hosts"):
+        arrange(HostOptions(fabric=fabric), "n1", None, {})
+    hosts, _ = arrange(HostOptions(fabric=fabric), "n1", None, {"SLURM_JOB_NODELIST": "n2"})
+    assert [host.host for host in hosts.slots] == ["n2"]
+
+
+def test_hosts_without_a_name_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = fat_tree(hosts=4, leaf_down=2, leaf_up=2)
+    fabric = tmp_path / "fabric.txt"
+    fabric.write_text(text.replace("node0002 mlx5_0", "MT4129 ConnectX7"))
+    read: list[object] = []
+    given_fabric = launch_hosts.given_fabric
+    monkeypatch.setattr(launch_hosts, "given_fabric", lambda *files: read.append(files) or given_fabric(*files))
+    hosts, warnings = arrange(HostOptions(fabric=fabric), "here", None, {}, whole_fabric=True)
+    assert [host.host for host in hosts.slots] == ["node0001", "node0003", "node0004"]
+    assert "without a name, which no run can reach, left out (1): " in warnings[0]
+    assert any("each taken for a host of its own under its GUID (1)" in warning for warning in warnings[1:])
+    assert len(read) == 1
+    for number in (1, 3, 4):
+        text = text.replace(f"node000{number} mlx5_0", "MT4129 ConnectX7")
+    fabric.write_text(text.replace("node0002 mlx5_0", "MT4129 ConnectX7"))
+    with pytest.raises(HpctrainError, match="none of its 4 hosts has a name"):
+        arrange(HostOptions(fabric=fabric), "here", None, {}, whole_fabric=True)
+
+
+def test_a_source_that_lacks_a_host_is_passed_over(programs: Path) -> None:
+    install(programs, "scontrol", SCONTROL)
+    hosts, warnings = arrange(HostOptions(hosts="n3,login,n1"), "here", None, {})
+    assert [host.host for host in hosts.slots] == ["n3", "login", "n1"]
+    assert warnings[0] == "scontrol show topology is not used: hosts that it lacks (1): login"
+    assert "no fabric is known" in warnings[1]
+
+
+def test_tables_without_cables() -> None:
+    with pytest.raises(HpctrainError, match=r"--routes nope: (.|\n)*--fabric"):
+        arrange(HostOptions(routes=Path("nope")), "here", None, {})
+
+
+def test_tables_beside_a_tree_of_names(tmp_path: Path) -> None:
+    fabric, routes = tmp_path / "topology.conf", tmp_path / "leaf1.txt"
+    fabric.write_text(TREE)
+    routes.write_text(TABLE)
+    with pytest.raises(HpctrainError, match=r"topology\.conf: a switch tree of names(.|\n)*--routes"):
+        arrange(HostOptions(hosts="n[1-4]", fabric=fabric, routes=routes), "here", None, {})
+
+
+def test_an_empty_option_is_given() -> None:
+    for options, said in (
+        (HostOptions(hosts=""), "--hosts: '' is not a list"),
+        (HostOptions(node=""), "cannot read "),
+        (HostOptions(interface=""), "--interface '' is not the name"),
+    ):
+        with pytest.raises(HpctrainError, match=said):
+            arrange(options, "here", None, {})
+
+
+def test_a_flat_fabric_keeps_the_order_and_says_so(programs: Path) -> None:
+    hosts, warnings = arrange(HostOptions(hosts="n3,n1,n2"), "here", None, {})
+    assert [host.host for host in hosts.slots] == ["n3", "n1", "n2"]
+    assert ["no fabric is known" in warning for warning in warnings] == [True]
+    assert arrange(HostOptions(), "here", 2, {})[1] == ()
+
+
+JOB = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "2(x3),1"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "environment", "slots"),
+    [
+        (None, JOB, [2, 2, 2, 1]),
+        (7, JOB, [2, 2, 2, 1]),
+        (8, JOB, [2, 2, 2, 2]),
+        # Without tasks asked for, Slurm counts processors; in a step, the step's tasks.
+        (None, {**JOB, "SLURM_NTASKS": ""} | {"SLURM_STEP_ID": "0"}, [1, 1, 1, 1]),
+        (None, {name: JOB[name] for name in ("SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE")}, [1, 1, 1, 1]),
+        (None, {**JOB, "SLURM_TASKS_PER_NODE": "2"}, [1, 1, 1, 1]),
+    ],
+)
+def test_the_tasks_of_a_job(programs: Path, ranks: int | None, environment: dict[str, str], slots: list[int]) -> None:
+    hosts, _ = arrange(HostOptions(), "here", ranks, environment)
+    assert [host.slots for host in hosts.slots] == slots
+
+
+def test_what_the_user_says_goes_before_the_job(programs: Path, tmp_path: Path) -> None:
+    hosts, _ = arrange(HostOptions(hosts="n1:3,n2"), "here", None, JOB)
+    assert [(host.host, host.slots) for host in hosts.slots] == [("n1", 3), ("n2", 1)]
+    path = tmp_path / "hosts"
+    path.write_text("n3\nn3\nn2\n")
+    hosts, _ = arrange(HostOptions(hostfile=path), "here", None, JOB)
+    assert [(host.host, host.slots) for host in hosts.slots] == [("n3", 2), ("n2", 1)]
+    with pytest.raises(HpctrainError, match="--hosts and --hostfile both say which hosts"):
+        arrange(HostOptions(hosts="n1", hostfile=path), "here", None, {})

@@ -1,0 +1,288 @@
+"""Plans: what is chosen where nothing was said, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hpctrain
+from hpctrain.common.cluster import machine as facts
+from hpctrain.common.cluster.machine import Machine, same_host, this_machine
+from hpctrain.common.cluster.node_map import Slot as Place
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.smoke import smoke
+from hpctrain.common.run.plan import Plan, Script, Slots
+from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.planner import make_plan, oversubscription
+
+RECIPE = load_recipe("digits")
+SCRIPT = Script(path=Path("/home/me/train.py"))
+MACHINE = Machine(host="n1", cores=8, frameworks=frozenset({"torch", "keras"}), versions={"torch": "2.13.0"})
+
+
+def test_defaults() -> None:
+    plan = make_plan(RECIPE, MACHINE)
+    assert (plan.ranks, plan.backend, plan.framework, plan.threads_per_rank) == (1, "single", "torch", 8)
+    assert plan.versions == {"torch": "2.13.0"}
+    assert plan.backend_reason == "one rank on n1"
+    assert make_plan(SCRIPT, MACHINE).framework is None
+
+
+@pytest.mark.parametrize(("installed", "chosen"), [({"torch"}, "torch"), ({"keras"}, "keras")])
+def test_the_framework_that_is_there(installed: set[str], chosen: str) -> None:
+    machine = Machine(host="n1", cores=8, frameworks=frozenset(installed), versions={})
+    assert make_plan(RECIPE, machine).framework == chosen
+
+
+@given(ranks=st.integers(1, 300), cores=st.integers(1, 300))
+def test_ranks_never_share_cores_unless_there_are_more_of_them(ranks: int, cores: int) -> None:
+    machine = Machine(host="n1", cores=cores, frameworks=frozenset({"torch"}), versions={})
+    plan = make_plan(RECIPE, machine, ranks=ranks)
+    assert sum(host.slots for host in plan.hosts) == ranks
+    warning = oversubscription(plan, machine)
+    if ranks <= cores:
+        assert warning is None
+        assert cores - ranks < plan.threads_per_rank * ranks <= cores
+    else:
+        assert plan.threads_per_rank == 1
+        assert warning is not None
+        assert f"{ranks} ranks share {cores} cores of n1" in warning
+
+
+def test_the_plan_survives_its_file() -> None:
+    plan = make_plan(RECIPE, MACHINE, ranks=3)
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ranks": 0}, "-np 0: a run needs at least one rank"),
+        ({"ranks": -2}, "-np -2"),
+        ({"backend": "horvod"}, "unknown backend 'horvod'\n  did you mean 'horovod'?"),
+        ({"backend": "single", "ranks": 2}, "'single' is for one process, not for -np 2"),
+        (
+            {"backend": "gloo", "framework": "keras"},
+            "'gloo' reduces PyTorch's gradients, and digits is to run in Keras",
+        ),
+        (
+            {"backend": "mirrored", "framework": "torch"},
+            "'mirrored' reduces TensorFlow's gradients, and digits is to run in PyTorch",
+        ),
+        (
+            {"backend": "parameter_server", "framework": "keras", "ranks": 2},
+            "'parameter_server' needs 3 ranks at least, and -np is 2",
+        ),
+        ({"backend": "deepspeed", "ranks": 2}, "'deepspeed' is for scripts that bring a configuration of its own"),
+        ({"framework": "pytorch"}, "unknown framework 'pytorch'\n  did you mean 'torch'?"),
+    ],
+)
+def test_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        make_plan(RECIPE, MACHINE, **options)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["mirrored", "parameter_server"])
+@pytest.mark.parametrize("setting", ["precision=fp16", "batch.micro_batch=8", "communication.compression=bf16"])
+def test_scopes_of_strategies_take_plain_steps(backend: str, setting: str) -> None:
+    recipe = load_recipe("digits", [setting])
+    with pytest.raises(HpctrainError, match=f"takes plain steps(.|\n)*{setting.replace('=', ': ')}"):
+        make_plan(recipe, MACHINE, ranks=3, backend=backend, framework="keras")
+    assert make_plan(recipe, MACHINE, ranks=3, backend="multi_worker", framework="keras").backend == "multi_worker"
+
+
+def test_no_worker_is_left_of_the_parameter_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTRAIN_PARAMETER_SERVERS", "2")
+    with pytest.raises(HpctrainError, match=r"HPCTRAIN_PARAMETER_SERVERS=2 leaves no worker of -np 3\n.*-np 4"):
+        make_plan(SCRIPT, MACHINE, ranks=3, backend="parameter_server")
+    monkeypatch.setenv("HPCTRAIN_PARAMETER_SERVERS", "none")
+    with pytest.raises(HpctrainError, match="'none' is not a number of ranks above 0"):
+        make_plan(SCRIPT, MACHINE, ranks=3, backend="parameter_server")
+
+
+def test_replicas_are_ranks_of_one_process_on_this_machine() -> None:
+    plan = make_plan(RECIPE, MACHINE, ranks=2, backend="mirrored", framework="keras")
+    assert (plan.processes, plan.ranks, plan.needs_launcher) == (1, 2, False)
+    assert make_plan(RECIPE, MACHINE, ranks=2, backend="multi_worker", framework="keras").processes == 2
+    hosts = Hosts(slots=(Slots(host="n1", slots=1), Slots(host="n2", slots=1)))
+    with pytest.raises(HpctrainError, match="starts its process on this machine, n1, not on n2"):
+        make_plan(RECIPE, MACHINE, hosts=hosts, backend="mirrored", framework="keras")
+
+
+def with_gpus(gpus: int, **changes: object) -> Machine:
+    return dataclasses.replace(MACHINE, gpus=gpus, **changes)
+
+
+@pytest.mark.parametrize(
+    ("work", "machine", "options", "expected"),
+    [
+        (RECIPE, MACHINE, {}, ("mpi", "no GPU on n1")),
+        (RECIPE, MACHINE, {"backend": "horovod"}, ("horovod", "")),
+        (RECIPE, with_gpus(1), {}, ("mpi", "1 GPU for 2 ranks on n1")),
+        (RECIPE, with_gpus(2), {}, ("nccl", "PyTorch, a GPU for each rank on n1")),
+        (RECIPE, with_gpus(2), {"framework": "keras"}, ("horovod", "Keras, a GPU for each rank on n1")),
+        (RECIPE, with_gpus(2, versions={"torch": "2.13.0+cpu"}), {}, ("mpi", "PyTorch 2.13.0+cpu is built for CPUs")),
+        (SCRIPT, MACHINE, {}, ("mpi", "no GPU on n1")),
+        (SCRIPT, with_gpus(2, frameworks=frozenset({"torch"})), {}, ("nccl", "PyTorch, a GPU for each rank on n1")),
+        (
+            SCRIPT,
+            with_gpus(2, versions={"horovod": "0.28.1"}),
+            {},
+            ("horovod", "a script of either framework, a GPU for each rank on n1"),
+        ),
+        (load_recipe("digits", ["fault_tolerance=shrink"]), with_gpus(2), {}, ("mpi", "fault_tolerance: shrink")),
+    ],
+)
+def test_the_backend_of_two_ranks_and_why(
+    work: Recipe | Script, machine: Machine, options: dict[str, str], expected: tuple[str, str]
+) -> None:
+    plan = make_plan(work, machine, ranks=2, **options)
+    assert (plan.backend, plan.backend_reason) == expected
+
+
+def test_gpus_are_those_of_the_places() -> None:
+    def backend(*gpus: int | None) -> tuple[str, str]:
+        places = tuple(Place(gpu=gpu, adapter=None, cores=(0,)) for gpu in gpus)
+        full = tuple(Place(gpu=index, adapter=None, cores=(0,)) for index in range(2))
+        slots = (Slots(host="n8", slots=2, places=full), Slots(host="n9", slots=len(places), places=places))
+        plan = make_plan(RECIPE, MACHINE, hosts=Hosts(slots=slots))
+        return plan.backend, plan.backend_reason
+
+    assert backend(0, 1)[0] == "nccl"
+    assert backend(0, None) == ("mpi", "1 GPU for 2 ranks on n9")
+
+
+def test_a_script_on_gpus_that_only_the_user_knows() -> None:
+    with pytest.raises(HpctrainError, match=r"which backend is for train\.py\?(.|\n)*--backend nccl for PyTorch"):
+        make_plan(SCRIPT, with_gpus(2), ranks=2)
+    assert make_plan(SCRIPT, with_gpus(2), ranks=2, backend="nccl").backend == "nccl"
+
+
+@pytest.mark.parametrize("backend", ["horovod", "gloo", "nccl"])
+def test_shrinking_needs_the_mpi_engine(backend: str) -> None:
+    with pytest.raises(HpctrainError, match="fault_tolerance: shrink needs --backend mpi"):
+        make_plan(load_recipe("digits", ["fault_tolerance=shrink"]), MACHINE, ranks=2, backend=backend)
+
+
+def test_more_ranks_left_than_begun_are_refused() -> None:
+    work = load_recipe("digits", ["fault_tolerance.lost_rank=shrink", "fault_tolerance.min_ranks=3"])
+    with pytest.raises(HpctrainError, match=r"min_ranks is 3, and the run has 2 ranks\n.*-np 3"):
+        make_plan(work, MACHINE, ranks=2)
+    assert make_plan(work, MACHINE, ranks=3).backend == "mpi"
+
+
+def test_a_framework_that_is_not_installed() -> None:
+    machine = Machine(host="n1", cores=8, frameworks=frozenset({"torch"}), versions={})
+    with pytest.raises(HpctrainError, match=r"keras is not installed(.|\n)*pip install 'hpctrain\[keras\]'"):
+        make_plan(RECIPE, machine, framework="keras")
+    nothing = Machine(host="n1", cores=8, frameworks=frozenset(), versions={})
+    with pytest.raises(HpctrainError, match=r"pip install 'hpctrain\[torch\]'"):
+        make_plan(RECIPE, nothing)
+
+
+def test_a_script_chooses_its_framework_itself() -> None:
+    with pytest.raises(HpctrainError, match=r"train\.py chooses by itself"):
+        make_plan(SCRIPT, MACHINE, framework="torch")
+
+
+def test_one_rank_on_another_host_needs_a_launcher() -> None:
+    def backend(host: str, wanted: str = "auto") -> str:
+        hosts = Hosts(slots=(Slots(host=host, slots=1),))
+        return make_plan(RECIPE, MACHINE, hosts=hosts, backend=wanted).backend
+
+    assert [backend(host) for host in ("n1", "n1.example.org", "n2", "n11")] == ["single", "single"] + ["mpi"] * 2
+    assert backend("n1", "single") == "single"
+    with pytest.raises(HpctrainError, match=r"on this machine, n1, not on n2\n.*--backend auto"):
+        backend("n2", "single")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("a", "a", True), ("a", "a.x", True), ("a.x", "a.y", False), ("a.x", "a.x", True), ("a", "b", False)],
+)
+def test_names_of_one_host(one: str, other: str, same: bool) -> None:
+    assert same_host(one, other) is same_host(other, one) is same
+
+
+def test_this_machine() -> None:
+    machine = this_machine()
+    assert 1 <= machine.cores <= len(os.sched_getaffinity(0))
+    assert machine.versions["hpctrain"] == hpctrain.__version__
+    assert machine.versions["numpy"].count(".") >= 1
+
+
+def test_cores_are_physical_and_within_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    assert facts.usable_cores() == 2
+    # A job's share of its smallest node, where Slurm leaves the affinity alone.
+    assert facts.usable_cores({"SLURM_JOB_CPUS_PER_NODE": "4(x2),2"}) == 1
+    assert facts.usable_cores({"SLURM_JOB_CPUS_PER_NODE": "64(x128)"}) == 2
+
+
+def test_keras_needs_tensorflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "find_spec", lambda name: None if name == "tensorflow" else object())
+    assert this_machine().frameworks == {"torch"}
+
+
+def test_the_largest_gradients_alone_need_the_engine_that_can() -> None:
+    work = load_recipe("digits", ["communication.compression=top_k"])
+    placed = make_plan(work, MACHINE, ranks=2)
+    assert (placed.backend, placed.backend_reason) == ("mpi", "communication.compression: top_k")
+    assert make_plan(work, MACHINE, ranks=1).backend == "single"
+    with pytest.raises(HpctrainError, match=r"top_k needs --backend mpi; 'gloo' sends all gradients"):
+        make_plan(work, MACHINE, ranks=2, backend="gloo")
+
+
+def test_a_mesh_of_a_recipe_and_of_a_script() -> None:
+    recipe = load_recipe("digits", ["mesh.dp_shard=2"])
+    script = SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)})
+    for work in (recipe, script):
+        assert make_plan(work, MACHINE, ranks=4).mesh.sizes["dp_replicate"] == 2
+        with pytest.raises(HpctrainError, match="the mesh dp_shard 2 = 2 does not divide 3 ranks"):
+            make_plan(work, MACHINE, ranks=3)
+        with pytest.raises(HpctrainError, match="'horovod' has no groups of ranks for the mesh dp_replicate 2 x dp_sh"):
+            make_plan(work, MACHINE, ranks=4, backend="horovod")
+        for backend in ("mpi", "gloo", "nccl"):
+            make_plan(work, MACHINE, ranks=4, backend=backend)
+    with pytest.raises(HpctrainError, match="the mesh dp_shard 2 needs PyTorch, and digits is to run in Keras"):
+        make_plan(recipe, MACHINE, ranks=2, framework="keras")
+    make_plan(load_recipe("digits", ["mesh.dp_replicate=2"]), MACHINE, ranks=2, framework="keras", backend="horovod")
+
+
+def test_a_script_with_a_mesh_is_pytorchs() -> None:
+    gpus = dataclasses.replace(MACHINE, gpus=2)
+    with pytest.raises(HpctrainError, match=r"which backend is for train\.py"):
+        make_plan(SCRIPT, gpus, ranks=2)
+    assert make_plan(SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)}), gpus, ranks=2).backend == "nccl"
+
+
+def test_a_parameter_server_needs_the_engine_that_has_one() -> None:
+    work = load_recipe("digits", ["sync=async"])
+    for ranks in (1, 2):
+        placed = make_plan(work, MACHINE, ranks=ranks)
+        assert (placed.backend, placed.backend_reason) == ("mpi", "sync: async")
+    for backend in ("gloo", "horovod", "single"):
+        with pytest.raises(HpctrainError, match=rf"sync: async needs --backend mpi.*'{backend}' cannot"):
+            make_plan(work, MACHINE, ranks=1, backend=backend)
+    # Averaging parameters is a reduction like another.
+    assert make_plan(load_recipe("digits", ["sync.every=8"]), MACHINE, ranks=2, backend="gloo").backend == "gloo"
+
+
+def test_a_gpt_is_pytorchs() -> None:
+    recipe = smoke(load_recipe("gpt2-124m"))
+    assert make_plan(recipe, MACHINE, ranks=2).framework == "torch"
+    with pytest.raises(HpctrainError, match="the network of gpt2-124m-smoke is available only in PyTorch"):
+        make_plan(recipe, MACHINE, ranks=2, framework="keras")
+    with pytest.raises(HpctrainError, match="the folder of the text's tokens"):
+        make_plan(load_recipe("gpt2-124m"), MACHINE, ranks=2)

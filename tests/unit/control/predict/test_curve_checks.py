@@ -1,0 +1,142 @@
+"""Curves that contradict the nodes of a prediction, and what split communicators correct."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.predict.collectives import Ranks, allreduce
+from hpctrain.control.predict.constants import constants
+from hpctrain.control.predict.curve_checks import check_curves
+from hpctrain.control.predict.curves import Curve
+from hpctrain.control.predict.network import stated_network
+from hpctrain.control.predict.values import drawn
+
+GB = 10**9
+HDR = 25e9
+
+
+def ranks(*, nodes: int = 2, local: int = 8, adapters: int = 8, rate: float = HDR, gpu: str = "h100-sxm") -> Ranks:
+    return Ranks(
+        network=stated_network(nodes, adapters=adapters, bytes_per_s=rate), local=local, device=gpu, engine="nccl"
+    )
+
+
+def curve(
+    seconds: float, *, local: int = 8, hosts: int = 2, groups: int = 1, gpu: str | None = "NVIDIA H100 80GB HBM3"
+) -> Curve:
+    """One size, 1 GB."""
+    return Curve(
+        collective="all-reduce",
+        engine="nccl",
+        ranks=local * hosts,
+        hosts=hosts,
+        points=((float(GB), seconds),),
+        source="f",
+        groups=groups,
+        gpu=gpu,
+    )
+
+
+# Of 8 adapters with 25 GB/s each, 1 GB takes 5 ms at the least.
+@pytest.mark.parametrize("seconds", [5e-3, 6e-3, 1.4e-2])
+def test_what_the_links_can_have_carried(seconds: float) -> None:
+    assert check_curves([curve(seconds)], ranks(), stated=True) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(4.5e-3, "sent at least 222 GB/s.*carry 200 GB/s"), (0.1, "took .* times")]
+)
+def test_faster_than_the_wire_and_far_below_it(seconds: float, said: str) -> None:
+    with pytest.raises(HpctrainError, match=said) as wrong:
+        check_curves([curve(seconds)], ranks(), stated=True)
+    assert "--link" in wrong.value.hint
+    (warning,) = check_curves([curve(seconds)], ranks(), stated=False)
+    assert "--link" in warning
+
+
+def test_some_of_a_nodes_gpus_use_some_of_its_adapters() -> None:
+    said = "all-reduces were measured with 1 rank of a node, and 8 are predicted"
+    assert check_curves([curve(4.2e-2, local=1)], ranks(), stated=True) == [said]
+    with pytest.raises(HpctrainError, match="1 of 8 ranks of a node"):
+        check_curves([curve(1e-2, local=1)], ranks(), stated=True)
+    # Eight groups of one rank use all of them.
+    assert check_curves([curve(4.2e-2, local=1, groups=8)], ranks(), stated=True) == []
+
+
+@pytest.mark.parametrize(("adapters", "local"), [(1, 1), (2, 1), (4, 1), (4, 3)])
+def test_the_ranks_of_a_host_use_whole_adapters(adapters: int, local: int) -> None:
+    """One of eight GPUs may have a node's only adapter to itself: 1 GB at 0.9 times 25 GB/s for each that is used."""
+    used = {1: 1, 3: 2}[local]
+    own, seconds = ranks(adapters=adapters), GB / (0.9 * used * HDR)
+    (warning,) = check_curves([curve(seconds, local=local)], own, stated=True)
+    assert "were measured with" in warning
+    with pytest.raises(HpctrainError, match="sent at least"):
+        check_curves([curve(0.8 * seconds, local=local)], own, stated=True)
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA GB300", "NVIDIA H200", "Tesla V100-SXM2-16GB", "NVIDIA GH200 480GB"])
+def test_another_gpu(gpu: str) -> None:
+    for hosts in (1, 2):
+        with pytest.raises(HpctrainError, match=f"measured on {gpu}, and h100-sxm") as wrong:
+            check_curves([curve(6e-3, gpu=gpu, hosts=hosts)], ranks(), stated=False)
+        assert wrong.value.hint
+
+
+def test_names_of_the_gpu() -> None:
+    assert check_curves([curve(6e-3, gpu=None)], ranks(), stated=True) == []
+    (warning,) = check_curves([curve(6e-3, gpu="NVIDIA A100-SXM-80GB")], ranks(gpu="a100-sxm-80"), stated=True)
+    assert "taken for a100-sxm-80" in warning
+
+
+def test_curves_of_other_engines_do_not_count() -> None:
+    own = Ranks(network=stated_network(2, adapters=1, bytes_per_s=1e9), local=2, device="cpu", engine="mpi")
+    assert check_curves([curve(1e-3, gpu="NVIDIA GB300")], own, stated=True) == []
+
+
+def test_the_rails_of_a_group_calibrate_all_of_them() -> None:
+    """Groups of one rank a host had an eighth of the links each: at nine tenths of the model's rate, so are all."""
+    values = drawn(constants(), count=0)
+    for groups, local in ((1, 8), (8, 1)):
+        own = ranks(local=local, adapters=local)
+        alone = float(allreduce(GB / groups, own, values)[0]) if groups > 1 else float(allreduce(GB, own, values)[0])
+        measured = Curve(
+            collective="all-reduce",
+            engine="nccl",
+            ranks=2 * local,
+            hosts=2,
+            points=((GB / groups, alone / 0.9),),
+            source="f",
+            groups=groups,
+        )
+        found = allreduce(GB, ranks(), values, [measured])[0] / allreduce(GB, ranks(), values)[0]
+        assert found == pytest.approx(1 / 0.9, rel=1e-6)
+
+
+def test_a_curve_of_one_host_leaves_the_links_alone() -> None:
+    values = drawn(constants(), count=0)
+    slow = ranks(rate=1e9)
+    fast = curve(4e-3, hosts=1)
+    assert allreduce(GB, slow, values, [fast])[0] == pytest.approx(float(allreduce(GB, slow, values)[0]))
+
+
+def rail_curve(*points: tuple[float, float]) -> Curve:
+    """Eight groups of one rank of each of two hosts."""
+    return Curve(collective="all-reduce", engine="nccl", ranks=2, hosts=2, points=points, source="f", groups=8)
+
+
+def test_each_group_has_its_part_of_the_buffer() -> None:
+    values = drawn(constants(), count=0)
+    one = ranks(local=1, adapters=1)
+    part, whole = (float(allreduce(size, one, values)[0]) for size in (GB / 8, GB))
+    measured = rail_curve((GB / 8, 2 * part), (float(GB), whole))
+    found = allreduce(GB, ranks(), values, [measured])[0] / allreduce(GB, ranks(), values)[0]
+    assert found == pytest.approx(2.0)
+
+
+def test_groups_of_one_rank_of_a_host_say_nothing_of_what_is_within() -> None:
+    values = drawn(constants(), count=0)
+    links = rail_curve((GB / 8, float(allreduce(GB / 8, ranks(local=1, adapters=1), values)[0])))
+    within = curve(0.5, hosts=1)
+    assert allreduce(GB, ranks(), values, [links, within])[0] == pytest.approx(0.5)
+    assert allreduce(GB, ranks(), values, [links])[0] == pytest.approx(float(allreduce(GB, ranks(), values)[0]))

@@ -1,0 +1,199 @@
+"""Measured curves: `hpctrain bench allreduce --json`, and texts of several versions of nccl-tests."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.predict.calibration import read_calibration
+from hpctrain.control.predict.curves import Curve, bench_curves, nccl_curves
+from hpctrain.report.benchmarks import allreduce_rows
+
+_MEASURED = Path(__file__).parent / "measured"
+# 2.13 to 2.16, with rows of a published run on 16 H100
+# (https://github.com/lessizzmore/create-a3mega-ztan-fork/blob/main/ztan-NCCL-test-result); its lines of ranks are
+# shortened, and the row of 0 bytes is of another run (https://github.com/NVIDIA/nccl-tests/issues/128).
+H100 = (_MEASURED / "nccl-tests-2.13.txt").read_text()
+# 2.16.7 and later (https://github.com/NVIDIA/dgx-spark-playbooks/pull/103): two lines before, one after, wider columns.
+# The first rows of it, with the end that this version prints.
+SPARK = (_MEASURED / "nccl-tests-2.20.txt").read_text()
+# Up to 2021: no groups, no root, errors of rounding. The header is that of
+# https://github.com/tensorflow/tensorflow/issues/30887; the numbers are made up.
+OLD = (_MEASURED / "nccl-tests-2.0.txt").read_text()
+
+
+def test_sixteen_h100() -> None:
+    out, inside = nccl_curves(H100, "run.txt")
+    assert (out.engine, inside.engine) == ("nccl", "nccl, in-place")
+    assert (out.collective, out.ranks, out.hosts) == ("all-reduce", 16, 2)
+    expected = [(8, 135.8e-6), (1 << 20, 203.2e-6), (1 << 28, 2360.9e-6), (1 << 33, 47535e-6)]
+    assert list(out.points) == [(size, pytest.approx(seconds)) for size, seconds in expected]
+    assert inside.at(1 << 33) == pytest.approx(47743e-6)
+    assert "run.txt" in out.source and "float sum" in out.source
+
+
+def test_other_versions() -> None:
+    new = nccl_curves(SPARK, "new")
+    assert [(curve.ranks, curve.hosts, len(curve.points)) for curve in new] == [(2, 2, 2), (2, 2, 2)]
+    old = nccl_curves(OLD, "old")
+    assert [(curve.ranks, curve.hosts, len(curve.points)) for curve in old] == [(2, 1, 2), (2, 1, 2)]
+    assert old[0].at(2097152) == pytest.approx(346.2e-6)
+
+
+def test_what_mpirun_puts_before_lines() -> None:
+    tagged = "".join(f"[1,0]<stdout>:{line}\n" for line in SPARK.splitlines())
+    assert nccl_curves(tagged, "x") == nccl_curves(SPARK, "x")
+
+
+def test_what_was_not_measured_or_checked() -> None:
+    unchecked = SPARK.replace("       0    30", "     N/A    30").replace("  0.27       0", "  0.27     N/A")
+    assert nccl_curves(unchecked, "x") == nccl_curves(SPARK, "x")
+    half = SPARK.replace("30.33    0.27    0.27", "N/A N/A N/A").replace("30.75    0.53    0.53", "N/A N/A N/A")
+    assert [curve.engine for curve in nccl_curves(half, "x")] == ["nccl"]
+
+
+def test_columns_of_single_iterations_and_a_date() -> None:
+    """As since 2.19.2 with its option for them, and with -S."""
+    wide = SPARK.replace("#wrong", "#wrong   i_min   i_max   i_p99   i_cv%")
+    lines = [
+        line.replace("       0    3", "       0 30.1 40.2 39.0 2.1    3") + " 29.0 41.0 40.5 3.0 2026-01-02 03:04:05"
+        if line.lstrip()[:1].isdigit() and "sum" in line
+        else line + " timestamp"
+        if "#wrong" in line
+        else line
+        for line in wide.splitlines()
+    ]
+    assert nccl_curves("\n".join(lines), "x") == nccl_curves(SPARK, "x")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("# Avg bus bandwidth    : 0.38\n", "", r"f:\d+: it ends without '# Avg bus bandwidth'"),
+        ("0.53    0.53       0", "0.53", r"f:14: a row with 11 of 13 columns, perhaps cut off"),
+        ("   31.67", "   3l.67", r"f:14: time is '3l.67'"),
+        ("   31.67", "     nan", r"f:14: time is 'nan'"),
+        ("   31.67", "    0.00", r"f:14: a time of 0"),
+        ("0.52       0", "0.52       3", r"f:14: 3 wrong values at 16384 bytes"),
+        ("values : 0 OK", "values : 248 FAILED", r"f:16: 248 values out of bounds"),
+        ("starting: all_reduce_perf", "starting: all_gather_perf", r"f:2: the test is all_gather_perf"),
+        ("  16384          4096     float     sum", "  16384          4096     float    none", "no all-reduce"),
+        ("  16384          4096     float", "  16384          4096      half", "several types or operations"),
+        ("Rank  1 Group", "Rank  0 Group", r"f:7: rank 0 for the second time"),
+        ("Rank", "Rang", "no line '#  Rank  0"),
+        ("algbw   busbw", "algbw", "no table of nccl-tests"),
+        ("  time", "cputime", r"f:11: no column time"),
+    ],
+)
+def test_damaged_texts(old: str, new: str, message: str) -> None:
+    assert old in SPARK
+    with pytest.raises(HpctrainError, match=message) as wrong:
+        nccl_curves(SPARK.replace(old, new), "f")
+    assert wrong.value.hint
+
+
+def test_bandwidths_that_are_of_another_collective_or_number_of_ranks() -> None:
+    half = "".join(line for line in H100.splitlines(keepends=True) if "gq73" not in line)
+    with pytest.raises(
+        HpctrainError, match=r"busbw is 1\.88 times algbw; of an all-reduce of 8 ranks it is 1\.75"
+    ) as one:
+        nccl_curves(half, "f")
+    assert one.value.hint
+    with pytest.raises(HpctrainError, match=r"busbw is 0\.937 times"):
+        nccl_curves(H100.replace("338.82", "169.41"), "f")
+
+
+@given(cut=st.integers(0, len(H100) - 40))
+def test_every_text_that_was_cut_off_is_refused(cut: int) -> None:
+    with pytest.raises(HpctrainError):
+        nccl_curves(H100[:cut], "f")
+
+
+@given(text=st.text())
+def test_any_text_is_read_or_refused_by_name(text: str) -> None:
+    for read in (nccl_curves, bench_curves):
+        with pytest.raises(HpctrainError, match="some file"):
+            read(text, "some file")
+
+
+def bench(**changed: object) -> str:
+    seconds = {1 << 20: {"copy": [1e-4], "mpi": [2e-4], "gloo": [4e-4]}, 1 << 24: {"copy": [1e-3], "mpi": [3e-3]}}
+    rows = allreduce_rows(seconds, 4, oversubscribed=False, hosts=2)
+    rows[1].update(changed)
+    return json.dumps({"cores": 2, "rows": rows})
+
+
+def test_the_rows_of_hpctrains_own_benchmark() -> None:
+    curves = {curve.engine: curve for curve in bench_curves(bench(), "b.json")}
+    assert set(curves) == {"mpi", "gloo"}, "a copy is no all-reduce"
+    assert curves["mpi"].points == ((1 << 20, 2e-4), (1 << 24, 3e-3))
+    assert (curves["mpi"].ranks, curves["mpi"].hosts) == (4, 2)
+
+
+def test_ranks_of_one_host_where_rows_have_no_hosts() -> None:
+    rows = [{"engine": "mpi", "bytes": 4, "ranks": ranks, "median_s": 1e-6 * ranks} for ranks in (2, 4)]
+    assert [(curve.ranks, curve.hosts) for curve in bench_curves(json.dumps({"rows": rows}), "x")] == [(2, 1), (4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "no rows"),
+        ('{"rows": []}', "no rows"),
+        ('{"rows": [3]}', "row 1 has no engine"),
+        (bench(median_s=-1.0), "row 2: median_s is -1.0"),
+        (bench(median_s=math.inf), "row 2: median_s is inf"),
+        (bench(median_s=None), "row 2: median_s is None"),
+        (bench(bytes="4"), "row 2: bytes is '4'"),
+        (bench(ranks=True), "row 2: ranks is True"),
+        (bench(hosts=0), "row 2: hosts is 0"),
+        ('{"rows": [{"engine": "copy", "bytes": 4, "ranks": 2, "median_s": 1.0}]}', "only rows of engine 'copy'"),
+    ],
+)
+def test_wrong_json(text: str, message: str) -> None:
+    with pytest.raises(HpctrainError, match=message) as wrong:
+        bench_curves(text, "b.json")
+    assert "b.json" in wrong.value.message and wrong.value.hint
+
+
+def test_files_of_either_kind(tmp_path: Path) -> None:
+    own, nccl, binary = tmp_path / "own", tmp_path / "nccl", tmp_path / "binary"
+    own.write_text(bench())
+    nccl.write_text(OLD)
+    binary.write_bytes(b"\xff\xfe")
+    engines = {curve.engine for curve in read_calibration([own, nccl]).curves}
+    assert {"mpi", "nccl"} <= engines
+    for missing in (binary, tmp_path / "none"):
+        with pytest.raises(HpctrainError, match=r"cannot read|not a text file"):
+            read_calibration([missing])
+
+
+def curve(*points: tuple[float, float]) -> Curve:
+    return Curve(collective="all-reduce", engine="mpi", ranks=2, hosts=1, points=points, source="made up")
+
+
+def test_between_points_along_a_line_of_logarithms() -> None:
+    found = curve((1e3, 1e-5), (1e5, 1e-3), (1e6, 2e-3))
+    assert found.at(1e4) == pytest.approx(1e-4)
+    assert found.at(10**5.5) == pytest.approx(1e-3 * 2**0.5)
+
+
+def test_beyond_the_points() -> None:
+    found = curve((1e3, 1e-5), (1e6, 2e-3))
+    assert (found.at(0), found.at(1), found.at(1e3)) == (0.0, 1e-5, 1e-5)
+    assert found.at(1e7) == pytest.approx(2e-2)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**12), st.floats(1e-7, 1e3)), min_size=1, unique_by=lambda point: point[0]))
+def test_a_curve_passes_through_its_points(points: list[tuple[float, float]]) -> None:
+    found = curve(*sorted(points))
+    for size, seconds in points:
+        assert found.at(size) == pytest.approx(seconds)
+        assert min(s for _, s in points) * (1 - 1e-9) <= found.at(size * 0.7)

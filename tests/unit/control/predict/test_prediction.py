@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from plain_values import plain
+
+from hpctrain.common.cluster.gpu_models import gpu_reported_as, gpus
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.workloads.workload import load_workload
+from hpctrain.control.predict.calibration import Calibration, read_calibration
+from hpctrain.control.predict.constants import constants
+from hpctrain.control.predict.energy import Site, energy
+from hpctrain.control.predict.epochs import epochs
+from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.network import stated_network
+from hpctrain.control.predict.prediction import Node, predict
+from hpctrain.control.predict.request import PredictionRequest, predicted
+from hpctrain.control.predict.sweep import make_sweep
+from hpctrain.control.predict.training import recipe_training, script_training
+from hpctrain.control.predict.values import Estimate
+from hpctrain.report.prediction import memory_warnings, prediction_notes, prediction_record
+
+GBIT = 1e9 / 8
+
+
+def networks(*counts, adapters=8, gbit=400):
+    return [stated_network(count, adapters=adapters, bytes_per_s=gbit * GBIT) for count in counts]
+
+
+def of(recipe, *counts, gpu="h100-sxm", overrides=(), **more):
+    training = recipe_training(load_recipe(recipe, overrides))
+    return predict(training, Node(gpu=gpu, local=8, engine="nccl"), networks(*counts), **more)
+
+
+def test_every_figure_lies_in_its_range_and_scaling_is_against_one_node():
+    found = of("goyal2017", 1, 4, 32, site=Site(g_per_kwh=100))
+    figures = [figure for row in found.rows for figure in vars(row).values() if isinstance(figure, Estimate)]
+    assert len(figures) == 3 * 13
+    assert all(each.low <= each.value <= each.high for each in figures)
+    one, four, many = found.rows
+    assert (one.efficiency.value, one.weak_efficiency.value) == (1, 1)
+    assert 1 > four.efficiency.value > many.efficiency.value > 0.5
+    assert four.samples_per_s.value == pytest.approx(4 * 8 * 32 / four.step_s.value)
+    assert (many.nodes, many.gpus, many.batch_per_gpu) == (32, 256, 32)
+
+
+def test_a_run_lasts_as_long_as_its_steps_and_what_lies_between():
+    (row,) = of("goyal2017", 32).rows
+    steps = 90 * (1_281_167 // 8192)
+    assert row.minutes.value > steps * row.step_s.value / 60
+    assert row.minutes.value == pytest.approx(steps * row.step_s.value / 60, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_fixed_batch_is_shared_by_more_ranks_and_another_node_brings_less_and_less():
+    found = of("mlperf-resnet50@8192", 1, 2, 4, 8, 16, 32, 64, 128)
+    assert [row.batch_per_gpu for row in found.rows] == [1024, 512, 256, 128, 64, 32, 16, 8]
+    assert found.rows[-1].efficiency.value < 0.5 < found.rows[2].efficiency.value
+    assert found.rows[-1].weak_efficiency.value > found.rows[-1].efficiency.value
+    assert found.worthwhile in (4, 8, 16, 32)
+
+
+def test_epochs_to_the_target_are_those_of_the_reference():
+    recipe = load_recipe("mlperf-resnet50@8192", []).at(64)
+    count, source = epochs(recipe, plain())
+    assert count[0] == 42.5
+    assert "MLPerf" in source
+    own, source = epochs(load_recipe("goyal2017", []).at(256), plain())
+    assert (own[0], source) == (90, "the recipe's")
+
+
+def test_the_seed_decides_the_draws_and_nothing_else():
+    one, same, other = (of("goyal2017", 4, seed=seed).rows[0].step_s for seed in (0, 0, 1))
+    assert one == same
+    assert one.value == other.value
+    assert one.low != other.low
+
+
+def test_energy_of_idle_and_of_full_gpus():
+    values = plain(gpu_power_share=0.7, full_power=1.0)
+
+    def node_w(busy):
+        found = energy(
+            values,
+            gpu="h100-sxm",
+            gpus_per_node=8,
+            nodes=2,
+            switch_ports=0,
+            busy=np.array([busy]),
+            seconds=np.array([3600.0]),
+            samples_per_s=np.array([100.0]),
+            site=Site(pue=1.5, g_per_kwh=100),
+        )
+        assert found.kwh[0] == pytest.approx(2 * found.node_w[0] / 1000)
+        assert found.facility_kwh[0] == pytest.approx(1.5 * found.kwh[0])
+        assert found.kg_co2[0] == pytest.approx(0.1 * found.facility_kwh[0])
+        assert found.joules_per_sample[0] == pytest.approx(2 * found.node_w[0] / 100)
+        return found.node_w[0]
+
+    # GPUs at their limit are 70 % of the node.
+    assert node_w(1.0) == pytest.approx(8 * 700 / 0.7)
+    assert node_w(0.0) == pytest.approx(8 * 700 / 0.7 - 8 * 700 + 8 * 70)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(gpus()))
+def test_every_gpu_can_be_predicted(name):
+    (row,) = of("goyal2017", 1, gpu=name).rows
+    assert 1e-3 < row.step_s.value < 1
+    assert row.largest_batch >= 32
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA A30", "a30"),
+        ("Tesla P100-SXM2-16GB", "p100"),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_gpus_by_what_their_driver_calls_them(reported, name):
+    assert gpu_reported_as(reported) == name
+
+
+def test_a_sweep_replaces_what_was_assumed():
+    # A machine with cores twice as fast as assumed, by the model itself: the fit has to find it again.
+    work = load_workload("transformer")
+    training = script_training(work, per_rank=8)
+    node = Node(gpu="cpu", local=1, engine="mpi")
+    blind = predict(training, node, networks(1, adapters=1)).rows[0].step_s
+    seconds = {str(batch): [blind.value / 2 * batch / 8] * 5 for batch in (4, 8, 16, 32)}
+    sweep = make_sweep(seconds, "transformer", None, ranks=1, image_size=None)
+    assert sweep.per_sample_s == pytest.approx(blind.value / 16)
+    found = predict(training, node, networks(1, adapters=1), calibration=Calibration(sweeps=(sweep,)))
+    told = found.rows[0].step_s
+    assert told.value == pytest.approx(blind.value / 2, rel=0.1)
+    assert told.high / told.low < 0.5 * blind.high / blind.low
+    assert {each.kind for name, each in found.constants.items() if name == "cpu.pace"} <= {"measured", "assumed"}
+    assert "measured" in {each.kind for each in found.constants.values()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "between"), [("mpi", 4.0), ("gloo", 25.0)])
+def test_buckets_are_as_large_as_the_engine_makes_them_by_default(engine, between):
+    def rows(*overrides):
+        training = recipe_training(load_recipe("goyal2017", overrides))
+        found = predict(
+            training, Node(gpu="cpu", local=2, engine=engine, rdma=False), networks(1, 2, adapters=1, gbit=1)
+        )
+        return [row.step_s for row in found.rows]
+
+    alone, together = rows()
+    assert alone == rows("communication.bucket_mb=25")[0]
+    assert together == rows(f"communication.bucket_mb={between}")[1] != rows("communication.bucket_mb=13")[1]
+
+
+def test_a_calibration_of_another_network_is_refused(tmp_path):
+    seconds = {"8": [0.1, 0.1], "16": [0.2, 0.2]}
+    sweep = make_sweep(seconds, "convnet", None, ranks=1, image_size=None)
+    path = tmp_path / "sweep.json"
+    path.write_text(json.dumps({"sweeps": [sweep.model_dump()]}))
+    request = PredictionRequest(
+        hardware=Hardware(gpu="cpu", gpus_per_node=2), nodes=[1], calibration=[path], backend="mpi"
+    )
+    with pytest.raises(HpctrainError, match="convnet") as error:
+        predicted(script_training(load_workload("transformer"), per_rank=8), request)
+    assert "bench step --sweep" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "text", ['{"sweeps": [{"model"', '{"rows": []}', '{"sweeps": [{"model": "convnet"}]}', "hello"]
+)
+def test_a_damaged_calibration_names_its_file(tmp_path, text):
+    path = tmp_path / "found.json"
+    path.write_text(text)
+    with pytest.raises(HpctrainError, match=r"found\.json"):
+        read_calibration([path])
+
+
+def test_an_unknown_gpu_and_hardware_that_is_not_whole():
+    training = recipe_training(load_recipe("goyal2017", []))
+    for hardware, message in (
+        (Hardware(gpu="h10", gpus_per_node=8), "h10"),
+        (Hardware(gpus_per_node=8), "which GPUs"),
+        (Hardware(gpu="h200"), "how many GPUs"),
+        (Hardware(gpu="h200", gpus_per_node=8, topology="gpu"), "--topology gpu is one of a file"),
+    ):
+        with pytest.raises(HpctrainError, match=message):
+            predicted(training, PredictionRequest(hardware=hardware, nodes=[1]))
+
+
+def test_the_record_has_what_programs_read():
+    (single,) = [of("goyal2017", 4)]
+    record = json.loads(json.dumps(prediction_record(single)))
+    for key in ("step_s", "samples_per_s", "efficiency", "communication_share", "minutes", "memory_bytes", "kwh"):
+        assert record[key]["low"] <= record[key]["value"] <= record[key]["high"]
+        assert record["rows"][0][key] == record[key]
+    assert record["gpus"] == 32
+    assert {each["kind"] for each in record["constants"]} <= {"measured", "published", "assumed"}
+    assert all(each["source"] for each in record["constants"])
+    assert "step_s" not in prediction_record(of("goyal2017", 1, 2))
+
+
+def test_explain_lists_the_constants_that_matter_most():
+    found = of("goyal2017", 4)
+    assert sum(cause.share for cause in found.causes) == pytest.approx(1)
+    assert {found.causes[0].name, found.causes[1].name} & {"h100-sxm.pace", "kernel_s"}
+    text = "\n".join(prediction_notes(found, explain=True))
+    assert found.causes[0].name in text
+    assert constants()[found.causes[0].name].source in text
+
+
+def test_a_loader_that_is_too_slow_decides():
+    slow = of("goyal2017", 1, calibration=Calibration(loaded={2: 64.0})).rows[0]
+    assert slow.step_s.value == pytest.approx(32 / 64)
+    assert any("decoded" in warning for warning in of("goyal2017", 1).warnings)
+
+
+def test_the_rank_that_has_most_samples_decides():
+    (row,) = of("goyal2017", 6, overrides=["batch.per_rank=null", "batch.size=64"]).rows
+    assert (row.batch_per_gpu, row.at_once) == (2, 2)
+    assert row.samples_per_s.value == pytest.approx(64 / row.step_s.value)
+
+
+def test_weak_efficiency_is_the_recipes_where_its_batch_is_for_each_rank():
+    overrides = ["communication.compression=top_k", "communication.top_k=0.05"]
+    training = recipe_training(load_recipe("goyal2017", overrides))
+    (row,) = predict(training, Node(gpu="h100-sxm", local=8, engine="mpi"), networks(64)).rows
+    assert row.weak_efficiency.value == pytest.approx(row.efficiency.value)
+
+
+def test_a_recipe_that_needs_an_engine_gets_it():
+    training = recipe_training(load_recipe("goyal2017", ["communication.compression=top_k"]))
+    request = PredictionRequest(hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), nodes=[2])
+    found = predicted(training, request)
+    assert found.node.engine == "mpi"
+    assert any("assumed about mpi" in warning for warning in found.warnings)
+
+
+def test_memory_that_does_not_suffice_is_said():
+    short = of("goyal2017", 1, overrides=["batch.per_rank=4096"])
+    assert any("micro_batch" in warning for warning in memory_warnings(short))
+    assert memory_warnings(of("goyal2017", 1)) == []
+
+
+def test_a_ramp_of_sizes_takes_the_memory_of_the_largest():
+    ramp = recipe_training(load_recipe("ffcv-rn50", []))
+    assert ramp.largest.sample.shape == (3, 192, 192)
+    assert 160 < ramp.workload.sample.shape[1] < 192
+    course = ramp.course(8, plain())
+    # It is validated with 256 pixels.
+    assert course.validation_cost == pytest.approx((256 / ramp.workload.sample.shape[1]) ** 2, rel=0.02)
+
+
+def test_fewer_epochs_than_the_target_takes_are_said():
+    recipe = load_recipe("mlperf-resnet50@8192", ["epochs=20"]).at(64)
+    count, source = epochs(recipe, plain())
+    assert count[0] == 20
+    assert "41 to 44" in source
+
+
+def test_bfloat16_is_no_faster_where_a_gpu_has_it_not():
+    steps = {
+        (gpu, precision): of("goyal2017", 1, gpu=gpu, overrides=[f"precision={precision}"]).rows[0].step_s.value
+        for gpu in ("v100-sxm", "a100-sxm-40")
+        for precision in ("bf16", "fp16")
+    }
+    assert steps["v100-sxm", "bf16"] > 1.5 * steps["v100-sxm", "fp16"]
+    assert steps["a100-sxm-40", "bf16"] == steps["a100-sxm-40", "fp16"]

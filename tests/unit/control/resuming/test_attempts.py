@@ -1,0 +1,235 @@
+"""What --resume begins from, when it refuses, and that a run has one launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from script_runs import happened, script_run
+from written_checkpoints import progress_of, write_checkpoint
+
+from hpctrain.common.checkpoints.find import set_aside
+from hpctrain.common.checkpoints.layout import checkpoint_path
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
+from hpctrain.common.run.held import HeldDirectory
+from hpctrain.control.resuming import attempts
+from hpctrain.control.resuming.attempts import Attempt, hold, next_attempt, require_nobody, run_events
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return script_run(tmp_path / "it's a run")
+
+
+def start(iteration: int = 0, **more: Any) -> StartEvent:
+    return StartEvent(attempt=1, iteration=iteration, **more)
+
+
+def checkpoint(directory: RunDirectory, iteration: int) -> CheckpointEvent:
+    write_checkpoint(directory.checkpoints, progress_of(iteration), {"a": np.zeros(3)})
+    return CheckpointEvent(iteration=iteration)
+
+
+FAULT = FaultEvent(rank=1, host="n2", message="rank 1 on n2 was killed")
+RESUMABLE = EndEvent(status="resumable")
+
+
+def go_on(directory: RunDirectory, idle_restarts: int, *, script: bool = False) -> Attempt | None:
+    return next_attempt(directory, run_events(directory), idle_restarts, script=script)
+
+
+def test_a_submitted_run_begins(directory: RunDirectory) -> None:
+    assert go_on(directory, 3) == Attempt()
+
+
+def test_a_run_that_is_done_is_not_started(directory: RunDirectory) -> None:
+    happened(directory, start(), EndEvent(status="done"))
+    assert go_on(directory, 3) is None
+    # A rank failed although rank 0 was done.
+    happened(directory, FAULT, EndEvent(status="failed"))
+    assert go_on(directory, 3) == Attempt(number=2)
+
+
+def test_the_newest_whole_checkpoint_is_taken(directory: RunDirectory) -> None:
+    happened(directory, start(), checkpoint(directory, 10), checkpoint(directory, 20))
+    assert go_on(directory, 3) == Attempt(number=2, iteration=20)
+    (checkpoint_path(directory.checkpoints, 20) / "rank-0-of-1.safetensors").write_bytes(b"")
+    found = go_on(directory, 3)
+    assert found is not None
+    assert (found.iteration, len(found.damaged)) == (10, 1)
+    (checkpoint_path(directory.checkpoints, 10) / "state.json").unlink()
+    with pytest.raises(
+        HpctrainError, match=r"checkpoint was written at step 20, but none can be read: .*step-0+20"
+    ) as e:
+        go_on(directory, 3)
+    assert e.value.exit_code == 1
+
+
+@pytest.mark.parametrize("lost", ["removed", "empty"])
+def test_a_run_whose_events_are_lost_goes_on_from_its_checkpoint(directory: RunDirectory, lost: str) -> None:
+    if lost == "empty":
+        directory.events.touch()
+    for iteration in (10, 20):
+        checkpoint(directory, iteration)
+    assert go_on(directory, 3) == Attempt(iteration=20)
+    (checkpoint_path(directory.checkpoints, 20) / "state.json").unlink()
+    found = go_on(directory, 3)
+    assert found is not None and (found.iteration, len(found.damaged)) == (10, 1)
+    (checkpoint_path(directory.checkpoints, 10) / "state.json").unlink()
+    with pytest.raises(HpctrainError, match=r"step-0+20.*; .*step-0+10") as caught:
+        go_on(directory, 3)
+    assert caught.value.exit_code == 1
+    for iteration in (10, 20):
+        set_aside(checkpoint_path(directory.checkpoints, iteration))
+    with pytest.raises(HpctrainError, match=r"damaged-step-0+10 was found damaged; .*damaged-step-0+20"):
+        go_on(directory, 3)
+
+
+def test_a_damaged_checkpoint_that_no_event_tells_of(directory: RunDirectory) -> None:
+    """The event comes a step later, which a crash can leave out."""
+    happened(directory, start(), FAULT, RESUMABLE)
+    checkpoint(directory, 10)
+    (checkpoint_path(directory.checkpoints, 10) / "rank-0-of-1.safetensors").write_bytes(b"")
+    with pytest.raises(HpctrainError, match=r"a checkpoint was written, but none can be read: .*step-0+10") as caught:
+        go_on(directory, 3)
+    assert caught.value.exit_code == 1
+
+
+def test_a_run_that_gets_no_further_is_refused_with_its_fault(directory: RunDirectory) -> None:
+    happened(directory, start(), checkpoint(directory, 10), RESUMABLE)
+    for _ in range(3):
+        assert go_on(directory, 2) is not None
+        happened(directory, start(10), FAULT, RESUMABLE)
+    with pytest.raises(HpctrainError, match=r"last 3 attempts started at step 10 .*rank 1 on n2 was killed") as caught:
+        go_on(directory, 2)
+    assert caught.value.exit_code == 1
+    assert f"hpctrain run --resume --run-dir {shlex.quote(str(directory.path))} --idle" in caught.value.hint
+    assert go_on(directory, 3) is not None
+    # One step further, and it may try again.
+    happened(directory, start(10), checkpoint(directory, 11), FAULT, RESUMABLE)
+    assert go_on(directory, 0) == Attempt(number=6, iteration=11)
+
+
+def test_a_launcher_that_died_counts_too(directory: RunDirectory) -> None:
+    happened(directory, start(), start())
+    with pytest.raises(HpctrainError, match="last 2 attempts started at step 0"):
+        go_on(directory, 1)
+    with pytest.raises(HpctrainError, match="its last 2 attempts ended without a clean stop"):
+        go_on(directory, 1, script=True)
+
+
+def test_a_stop_that_saved_nothing_counts(directory: RunDirectory) -> None:
+    for _ in range(2):
+        happened(directory, start(), RESUMABLE)
+    with pytest.raises(HpctrainError, match="last 2 attempts started at step 0"):
+        go_on(directory, 1)
+
+
+def test_a_script_that_worked_long_got_further(directory: RunDirectory) -> None:
+    happened(directory, start(), FAULT, RESUMABLE, start(), FAULT, RESUMABLE, start(), FAULT, RESUMABLE)
+    with pytest.raises(HpctrainError, match=r"its last 3 attempts ended without .*rank 1 on n2 was killed"):
+        go_on(directory, 1, script=True)
+    lines = [json.loads(line) for line in directory.events.read_text().splitlines()]
+    lines[3]["time"] -= 601
+    directory.events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert go_on(directory, 1, script=True) is not None
+
+
+def test_a_script_that_stops_in_good_order_gets_further(directory: RunDirectory) -> None:
+    for _ in range(9):
+        happened(directory, start(), RESUMABLE)
+        assert go_on(directory, 1, script=True) is not None
+
+
+def test_one_launcher_at_a_time(directory: RunDirectory) -> None:
+    refused = pytest.raises(HpctrainError, match=f"another hpctrain: process {os.getpid()} on ")
+    with hold(directory, {}), refused as caught, hold(directory, {}):
+        pass
+    assert caught.value.exit_code == 2
+    with hold(directory, {}) as warning:
+        assert warning is None
+
+
+@pytest.mark.parametrize(
+    ("restarts", "job", "goes_on"),
+    [("1", "17", True), ("0", "17", False), ("", "17", False), ("1", "18", False)],
+)
+def test_the_lock_of_a_job_whose_node_died(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, restarts: str, job: str, goes_on: bool
+) -> None:
+    monkeypatch.setattr(attempts, "_LOCK_SECONDS", 0.0)
+    now = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restarts}
+    with hold(directory, {"SLURM_JOB_ID": "17"}):
+        if goes_on:
+            with hold(directory, now) as warning:
+                assert warning is not None
+                assert f"still held by process {os.getpid()} on {socket.gethostname()} in start 0 of job 17" in warning
+        else:
+            with pytest.raises(HpctrainError, match="being run by another") as caught, hold(directory, now):
+                pass
+            # Not wrong use, of which a job would be told.
+            assert caught.value.exit_code == 1
+
+
+def nobody(directory: RunDirectory) -> None:
+    require_nobody(directory, run_events(directory))
+
+
+def test_ranks_that_outlived_their_launcher(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    me = psutil.Process()
+    values = {"rank": 0, "host": socket.gethostname(), "pid": me.pid, "started": me.create_time(), "status": "running"}
+    directory.rank(1).write_text('{"rank": ')
+    nobody(directory)
+    directory.rank(0).write_text(json.dumps(values))
+    # A process of any other kind can have been written there.
+    nobody(directory)
+    held = HeldDirectory(directory)
+    with held, pytest.raises(HpctrainError, match=f"still running on this host.*process {me.pid}") as caught:
+        nobody(directory)
+    assert (caught.value.exit_code, caught.value.hint) == (2, f"wait until they end, or end them: kill {me.pid}")
+    directory.rank(0).write_text(json.dumps({**values, "listens": True}))
+    # Not wrong use, of which a job would be told.
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    with HeldDirectory(directory), pytest.raises(HpctrainError, match="still running on this host") as caught:
+        nobody(directory)
+    assert caught.value.exit_code == 1
+    assert caught.value.hint.endswith(f"kill {me.pid}, which makes them save their state and leave")
+
+
+@pytest.mark.parametrize("job", ["17", "17_3"])
+def test_a_job_that_still_runs(
+    directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f'#!/bin/sh\ncase "$*" in *"--jobs={job} "*) echo RUNNING;; esac\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    happened(directory, start(job="16"))
+    nobody(directory)
+    happened(directory, start(job=job))
+    with pytest.raises(HpctrainError, match=f"job of its last attempt is still running: {job}") as caught:
+        nobody(directory)
+    assert caught.value.exit_code == 2
+    # The job itself, requeued.
+    number, _, task = job.partition("_")
+    monkeypatch.setenv("SLURM_JOB_ID", "17" if not task else "20")
+    if task:
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", number)
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+    nobody(directory)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    # Ended in good order, in an allocation that is still there.
+    happened(directory, RESUMABLE)
+    nobody(directory)

@@ -1,0 +1,115 @@
+"""A plan and a script that are not those of the last attempt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from written_checkpoints import progress_of, write_checkpoint
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events.kinds import EndEvent, PlanEvent
+from hpctrain.common.run.plan import Plan, Script
+from hpctrain.control.resuming.attempts import Attempt, run_events
+from hpctrain.control.resuming.proof import changed_script, replace_plan, require_own_plan, script_sha256
+
+PLAN = Plan(recipe=load_recipe("digits"), framework="torch", ranks=1, hosts=(), threads_per_rank=1)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    made = RunDirectory(tmp_path / "run")
+    made.create(PLAN)
+    begin(made, PLAN)
+    return made
+
+
+def begin(directory: RunDirectory, plan: Plan) -> None:
+    with EventWriter(directory.events) as events:
+        events.emit(Attempt().start(plan, "none"))
+        events.emit(EndEvent(status="resumable"))
+
+
+def differs(directory: RunDirectory, *, accept: bool = False) -> dict[str, tuple[object, object]]:
+    return require_own_plan(
+        directory, run_events(directory, PlanEvent), read_model(directory.plan, Plan), accept=accept
+    )
+
+
+def edit(directory: RunDirectory) -> None:
+    text = directory.plan.read_text()
+    assert '"epochs": 20' in text
+    directory.plan.write_text(text.replace('"epochs": 20', '"epochs": 21'))
+
+
+def test_what_hpctrain_wrote_is_taken(directory: RunDirectory) -> None:
+    assert differs(directory) == {}
+    other = PLAN.model_copy(update={"threads_per_rank": 2})
+    replace_plan(directory, other)
+    # As after a crash ahead of the attempt.
+    assert differs(directory) == {}
+    begin(directory, other)
+    assert differs(directory) == {}
+
+
+def test_a_crash_before_the_plan_is_replaced(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(directory: RunDirectory, plan: Plan) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDirectory, "begin_attempt", dies)
+    with pytest.raises(KeyboardInterrupt):
+        replace_plan(directory, PLAN.model_copy(update={"threads_per_rank": 2}))
+    assert differs(directory) == {}
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_changed_digit_is_refused(directory: RunDirectory, checkpoint: bool) -> None:
+    if checkpoint:
+        write_checkpoint(directory.checkpoints, progress_of(3), {"a": np.zeros(3)}, plan=PLAN.model_dump(mode="json"))
+    edit(directory)
+    with pytest.raises(HpctrainError) as refused:
+        differs(directory)
+    assert ("epochs: 20 there, 21 here" in refused.value.message) == checkpoint
+    assert "--accept-changes" in refused.value.hint
+    assert differs(directory, accept=True)
+    if checkpoint:
+        assert differs(directory, accept=True) == {"epochs": (20, 21)}
+
+
+def test_an_earlier_plan_is_not_the_runs_any_more(directory: RunDirectory) -> None:
+    first = directory.plan.read_bytes()
+    other = PLAN.model_copy(update={"threads_per_rank": 2})
+    replace_plan(directory, other)
+    begin(directory, other)
+    directory.plan.write_bytes(first)
+    with pytest.raises(HpctrainError):
+        differs(directory)
+
+
+def test_a_run_without_events_is_compared_with_its_checkpoint(directory: RunDirectory) -> None:
+    directory.events.unlink()
+    assert differs(directory) == {}
+    write_checkpoint(directory.checkpoints, progress_of(3), {"a": np.zeros(3)}, plan=PLAN.model_dump(mode="json"))
+    assert differs(directory) == {}
+    edit(directory)
+    with pytest.raises(HpctrainError):
+        differs(directory)
+
+
+def test_a_script_that_has_changed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("one")
+    plan = Plan(script=Script(path=script), ranks=1, hosts=(), threads_per_rank=1)
+    start = Attempt().start(plan, "none")
+    assert json.loads(start.model_dump_json())["script"] == script_sha256(plan)
+    assert changed_script([start], script_sha256(plan)) is None
+    script.write_text("two")
+    assert changed_script([start], script_sha256(plan)) == (start.script, script_sha256(plan))
+    script.unlink()
+    assert script_sha256(plan) is None
+    assert changed_script([start], None) is None

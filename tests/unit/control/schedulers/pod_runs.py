@@ -1,0 +1,98 @@
+"""The manifests that a person can read in tests/golden/kubernetes, and how each is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import HostOptions, Script, Start
+from hpctrain.control.schedulers.kubernetes.pod_template import PodRun
+from hpctrain.control.schedulers.kubernetes.settings import (
+    ClaimMount,
+    KubernetesProfile,
+    RdmaDevices,
+    Toleration,
+    TopologyLabel,
+)
+from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
+from hpctrain.control.schedulers.profile import ClusterProfile, NodeProfile
+from hpctrain.control.schedulers.request import job_request
+
+VOLUME = ClaimMount(claim="runs", path="/runs")
+PLAIN = ClusterProfile(name="plain", source="the tests", kubernetes=KubernetesProfile(volumes=(VOLUME,)))
+GPUS = ClusterProfile(
+    name="gpus",
+    source="the tests",
+    node=NodeProfile(gpus=8, cores=48, threads_per_core=2, memory="900G", exclusive=True),
+    time="24:00:00",
+    environment={"NCCL_DEBUG": "WARN", "MOTTO": 'it\'s $HOME: "y"\n- yes'},
+    signal_seconds=300,
+    kubernetes=KubernetesProfile(
+        namespace="training",
+        image="registry.example.org/hpctrain:0.1",
+        volumes=(ClaimMount(claim="imagenet", path="/data", read_only=True), VOLUME),
+        rdma=RdmaDevices(resource="rdma/hca", count=8),
+        shared_memory="64Gi",
+        node_selector={"node-pool": "h100", "y": "n"},
+        tolerations=(Toleration(key="nvidia.com/gpu"), Toleration(key="team", value="on", effect="NoSchedule")),
+        topology=(
+            TopologyLabel(label="cloud.provider.com/topology-block", required=True),
+            TopologyLabel(label="topology.kubernetes.io/zone"),
+        ),
+        secrets=("tokens",),
+        pull_secrets=("registry",),
+        user=1000,
+        group=1000,
+        ssh_path="/home/mpiuser/.ssh",
+        sshd=("/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"),
+    ),
+)
+
+
+def of_kubernetes(profile: ClusterProfile, **changes: Any) -> ClusterProfile:
+    """The profile with other values of its part about Kubernetes."""
+    assert profile.kubernetes is not None
+    return profile.model_copy(update={"kubernetes": profile.kubernetes.model_copy(update=changes)})
+
+
+def pod_run(
+    profile: ClusterProfile = PLAIN,
+    work: Recipe | Script | None = None,
+    *,
+    backend: str = "auto",
+    framework: str | None = None,
+    start: Start = Start(),
+    run_directory: Path | None = None,
+    **asked: Any,
+) -> PodRun:
+    """A run on a cluster; ``asked`` are options about the job."""
+    request = job_request(profile, "digits", asked)
+    run, _ = prepare_pods(
+        profile,
+        request,
+        load_recipe("digits", []) if work is None else work,
+        name="digits",
+        image=None if profile.kubernetes and profile.kubernetes.image else "hpctrain:test",
+        run_directory=run_directory,
+        framework=framework,
+        backend=backend,
+        hosts=HostOptions(),
+        start=start,
+        restarts=None,
+    )
+    return run
+
+
+CASES = {
+    "gloo-1": pod_run(nodes=1, tasks_per_node=2),
+    "gloo-4": pod_run(nodes=4, tasks_per_node=2),
+    "nccl-1": pod_run(GPUS),
+    "nccl-4": pod_run(GPUS, nodes=4),
+    "nccl-kueue-4": pod_run(of_kubernetes(GPUS, queue="training"), nodes=4, time="0"),
+    "mpi-1": pod_run(nodes=1, tasks_per_node=2, backend="mpi"),
+    "mpi-4": pod_run(nodes=4, tasks_per_node=2, backend="mpi"),
+    "horovod-4": pod_run(GPUS, nodes=4, framework="keras"),
+    "single": pod_run(),
+}

@@ -1,0 +1,116 @@
+"""Requests beyond what the partitions of a discovered cluster allow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from job_scripts import PLAIN
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.schedulers.preparation import Cluster, requested
+from hpctrain.control.schedulers.slurm.limits import Limits, check_limits, read_limits
+
+HOUR = Limits(partition="batch", total=4, least=2, most=3, time="01:00:00")
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Slurm's programs: none, so that nothing is known of any QOS."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def install_sacctmgr(folder: Path, text: str) -> None:
+    path = folder / "sacctmgr"
+    path.write_text(f"#!/bin/sh\nprintf '{text}'\n")
+    path.chmod(0o755)
+
+
+def ask(*partitions: Limits, **asked: object) -> tuple[str, ...]:
+    return requested(Cluster(profile=PLAIN, limits=partitions or (HOUR,)), "x", {"nodes": 2, **asked}).doubts
+
+
+@pytest.mark.parametrize("asked", [{}, {"time": "60"}, {"time": "0:59:01"}, {"nodes": 3, "time": "1:00:00"}])
+def test_what_is_within(asked: dict[str, object]) -> None:
+    assert ask(**asked) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"nodes": 9}, "--nodes 9: the partition batch has 4 nodes\n  at most --nodes 4"),
+        ({"nodes": 4}, "--nodes 4: a job in the partition batch has at most 3"),
+        ({"nodes": 1}, "--nodes 1: a job in the partition batch has at least 2"),
+        ({"time": "99:00:00"}, "--time 99:00:00: the partition batch allows 01:00:00"),
+        # Slurm counts whole minutes, and 0 is no limit.
+        ({"time": "1:00:01"}, "--time 1:00:01: "),
+        ({"time": "0"}, "--time 0: "),
+        ({"time": "2-0"}, "--time 2-0: "),
+    ],
+)
+def test_what_is_beyond(asked: dict[str, object], said: str) -> None:
+    with pytest.raises(HpctrainError, match=said):
+        ask(**asked)
+
+
+def test_without_limits() -> None:
+    free = Limits(partition="free")
+    assert ask(free, nodes=900, time="0") == ()
+    # With --time-min Slurm takes what fits.
+    assert ask(time="99:00:00", sbatch={"time-min": "10"}) == ()
+
+
+def test_of_several_partitions_one_is_enough() -> None:
+    day = Limits(partition="long", total=8, time="1-00:00:00")
+    assert ask(HOUR, day, nodes=8, time="20:00:00") == ()
+    with pytest.raises(HpctrainError, match="the partition long has 8 nodes"):
+        ask(HOUR, day, nodes=9, time="20:00:00")
+
+
+def test_a_partition_whose_limit_may_be_lifted_is_enough(programs: Path) -> None:
+    install_sacctmgr(programs, "normal|\\nlong|PartitionTimeLimit")
+    small, large = Limits(partition="small", total=4), Limits(partition="large", total=64, time="1:00:00")
+    for partitions in ((small, large), (large, small)):
+        (warning,) = ask(*partitions, nodes=9, time="2:00:00", qos="long")
+        assert "the partition large allows 1:00:00" in warning
+        with pytest.raises(HpctrainError):
+            ask(*partitions, nodes=9, time="2:00:00", qos="normal")
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "lifted"),
+    [
+        ("normal|\\nlong|DenyOnLimit,PartitionTimeLimit", {"qos": "long"}, True),
+        ("normal|\\nlong|PartitionTimeLimit", {"qos": "normal"}, False),
+        # Which one is the default is not known.
+        ("normal|PartitionTimeLimit", {}, True),
+        ("normal|PartitionMaxNodes", {}, False),
+        ("normal|PartitionTimeLimit", {"qos": "long"}, True),
+    ],
+)
+def test_a_qos_may_lift_a_limit(programs: Path, known: str, asked: dict[str, str], lifted: bool) -> None:
+    install_sacctmgr(programs, known)
+    if lifted:
+        (warning,) = ask(time="99:00:00", **asked)
+        assert warning.startswith("warning: --time 99:00:00: the partition batch allows 01:00:00")
+    else:
+        with pytest.raises(HpctrainError, match="--time 99:00:00"):
+            ask(time="99:00:00", **asked)
+    # Nothing makes nodes.
+    with pytest.raises(HpctrainError, match="has 4 nodes"):
+        ask(nodes=9, **asked)
+
+
+def test_what_slurm_prints_of_a_partition() -> None:
+    keys = {
+        "PartitionName": "gpu",
+        "TotalNodes": "32",
+        "MinNodes": "0",
+        "MaxNodes": "UNLIMITED",
+        "MaxTime": "UNLIMITED",
+    }
+    assert read_limits(keys) == Limits(partition="gpu", total=32)
+    keys |= {"MinNodes": "1", "MaxNodes": "16", "MaxTime": "2-00:00:00"}
+    assert read_limits(keys) == Limits(partition="gpu", total=32, least=1, most=16, time="2-00:00:00")
+    assert check_limits(requested(Cluster(profile=PLAIN), "x", {"nodes": 16, "time": "2-0"}), [read_limits(keys)]) == []

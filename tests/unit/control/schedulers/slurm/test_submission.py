@@ -1,0 +1,344 @@
+"""Submitting, with stand-ins for Slurm's programs: all of a run's directory, or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import needs
+import pytest
+from fake_programs import Programs
+from slurm_programs import row
+
+from hpctrain.cli.main import main
+from hpctrain.common.run.plan import Plan
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.staging import plan_staging
+
+COUNT = "count = sum(1 for line in open({notes!r})); print(f'{{100 + count}};cluster')"
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    made = Programs(tmp_path / "bin")
+    made.folder.mkdir()
+    made.add("sbatch", COUNT.format(notes=str(made.folder / "notes")))
+    made.add("scancel")
+    made.add("squeue")
+    monkeypatch.setenv("PATH", made.environment["PATH"])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return made
+
+
+def submit(*arguments: str) -> int:
+    return main(["submit", *arguments])
+
+
+@needs.pytorch
+def test_the_directory_holds_plan_script_and_submission(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("digits", "--cluster", "generic", "--nodes", "3", "--tasks-per-node", "2", "--set", "epochs=2")
+    assert submit(*asked, "--env", "A=b c", "--interface", "ib0") == 0
+    path, job = capsys.readouterr().out.splitlines()
+    directory = Path(path)
+    assert directory.is_absolute() and directory.parent == tmp_path / "here" / "runs"
+    plan = Plan.model_validate_json((directory / "plan.json").read_bytes())
+    assert (plan.ranks, plan.hosts, plan.start.environment) == (6, (), {"A": "b c"})
+    assert plan.recipe and plan.recipe.epochs == 2
+    assert plan.host_options.interface == "ib0"
+    # The ranks have to be gone, and the job requeued, before the limit.
+    assert plan.stop.signal == "USR2" and plan.stop.seconds == 96
+    (call,) = programs.calls("sbatch")
+    assert call.arguments == ["--parsable", f"--chdir={directory}", f"{directory}/job.sh"]
+    submission = json.loads((directory / "submission.json").read_text())
+    assert (submission["jobs"], submission["cluster"], submission["request"]["nodes"]) == ([job], "generic", 3)
+    assert submission["folder"] == str(tmp_path / "here")
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert (directory / "logs").is_dir()
+
+
+@needs.pytorch
+def test_the_job_of_ranks_that_heal_outlives_a_node(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    for word, lines in (("shrink", 1), ("stop", 0)):
+        assert submit("digits", "--cluster", "generic", "--nodes", "2", "--set", f"fault_tolerance={word}") == 0
+        script = Path(capsys.readouterr().out.split()[0], "job.sh").read_text()
+        assert script.splitlines().count("#SBATCH --no-kill") == lines
+    assert submit("digits", "--cluster", "generic", "--set", "fault_tolerance=shrink", "--launcher", "srun-pmix") == 2
+    assert "choose --launcher mpirun, of Open MPI 5" in capsys.readouterr().err
+    assert len(programs.calls("sbatch")) == 2
+
+
+@needs.pytorch
+def test_a_chain_depends_job_by_job(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("digits", "--cluster", "generic", "--chain", "3", "--dependency", "afterok:5") == 0
+    path, jobs = capsys.readouterr().out.splitlines()
+    assert jobs == "101 102 103"
+    dependencies = [call.arguments[1:-2] for call in programs.calls("sbatch")]
+    kill = "--kill-on-invalid-dep=yes"
+    assert dependencies == [
+        ["--dependency=afterok:5"],
+        ["--dependency=afternotok:101", kill],
+        ["--dependency=afternotok:102", kill],
+    ]
+    assert json.loads((Path(path) / "submission.json").read_text())["jobs"] == ["101", "102", "103"]
+    assert (Path(path) / "chain").read_text() == "101\n102\n103\n"
+
+
+@needs.pytorch
+def test_each_task_of_an_array_has_its_own_plan(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("digits", "--cluster", "generic", "--array", "1,3%1", "--set", "seed=1%a") == 0
+    directory = Path(capsys.readouterr().out.splitlines()[0])
+    seeds = {}
+    for path in directory.glob("task-*"):
+        plan = Plan.model_validate_json((path / "plan.json").read_bytes())
+        assert plan.recipe
+        seeds[path.name] = plan.recipe.seed
+    assert seeds == {"task-1": 11, "task-3": 13}
+    assert not (directory / "plan.json").exists()
+    assert "#SBATCH --array=1,3%1" in (directory / "job.sh").read_text()
+
+
+def test_arguments_of_a_script_in_an_array(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").touch()
+    assert submit("train.py", "--cluster", "generic", "--array", "2", "--", "--seed", "%a", "it's; $x") == 0
+    directory = Path(capsys.readouterr().out.splitlines()[0])
+    plan = Plan.model_validate_json((directory / "task-2" / "plan.json").read_bytes())
+    assert plan.script and plan.script.arguments == ("--seed", "2", "it's; $x")
+
+
+def test_an_array_of_the_same_training_is_refused(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("digits", "--cluster", "generic", "--array", "0-3", "--set", "epochs=3") == 2
+    assert "%a" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("accepted", [0, 2])
+@needs.pytorch
+def test_what_sbatch_refuses_leaves_nothing_behind(
+    accepted: int, programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = str(programs.folder / "notes")
+    refuse = f"{COUNT.format(notes=notes)}\nif count > {accepted}: sys.exit('sbatch: error: Invalid qos')"
+    programs.add("sbatch", refuse)
+    assert submit("digits", "--cluster", "generic", "--chain", "3") == 2
+    assert "Invalid qos" in capsys.readouterr().err
+    assert not Path("runs").exists()
+    cancelled = [call.arguments for call in programs.calls("scancel")]
+    assert cancelled == ([["101", "102"]] if accepted else [])
+
+
+def test_a_folder_that_was_there_keeps_what_was_in_it(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    programs.add("sbatch", "sys.exit(1)")
+    place = Path("place")
+    place.mkdir()
+    (place / "notes.txt").write_text("mine")
+    assert submit("digits", "--cluster", "generic", "--run-dir", "place") == 2
+    assert [path.name for path in place.iterdir()] == ["notes.txt"]
+
+
+@needs.pytorch
+def test_a_run_is_not_submitted_over_another(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    for code in (0, 2):
+        assert submit("digits", "--cluster", "generic", "--run-dir", "place") == code
+    assert "already holds a run" in capsys.readouterr().err
+    assert Path("place/plan.json").exists()
+    assert len(programs.calls("sbatch")) == 1
+
+
+def test_a_dry_run_prints_the_script_and_writes_nothing(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("digits", "--cluster", "generic", "--nodes", "2", "--dry-run", "--env", "A=b") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("#!/bin/bash\n#SBATCH --job-name=digits\n")
+    assert "# Placement: 2 nodes of 1 rank" in printed
+    assert "scontrol show topology" in printed
+    known, _, later = printed.partition("# Environment of every rank\n")[2].partition("decided in the job: ")
+    assert "A=b\n" in known and "OMP_NUM_THREADS" not in known and "HPCTRAIN_BACKEND" not in known
+    assert {"OMP_NUM_THREADS", "HPCTRAIN_BACKEND", "HPCTRAIN_BACKEND_REASON"} <= set(later.strip().split(", "))
+    assert list(Path.cwd().iterdir()) == []
+    assert [call.arguments[0] for call in programs.calls("sbatch")] == ["--test-only"]
+
+
+def test_a_dry_run_shows_the_variables_that_are_known(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.yaml").write_text("name: mine\nsource: me\nenvironment: {NCCL_DEBUG: INFO}\n")
+    asked = ("digits", "--cluster", "mine.yaml", "--dry-run", "--backend", "horovod", "--sbatch", "nodelist=n1")
+    assert submit(*asked, "--env", "OMP_NUM_THREADS=3") == 0
+    known = capsys.readouterr().out.partition("# Environment of every rank\n")[2].partition("decided in the job")[0]
+    assert {"NCCL_DEBUG=INFO", "OMP_NUM_THREADS=3", "HPCTRAIN_BACKEND=horovod"} <= set(known.splitlines())
+    assert "MKL_NUM_THREADS" not in known
+
+
+def test_a_dry_run_lays_the_mesh(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").touch()
+    Path("topology.conf").write_text("SwitchName=s1 Nodes=n[1-2]\n")
+    asked = ("train.py", "--cluster", "generic", "--nodes", "2", "--tasks-per-node", "2", "--fabric", "topology.conf")
+    assert submit(*asked, "--mesh", "tp=2,dp_shard=-1", "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert "\nmesh dp_shard 2 x tp 2, neighbours that send to each other:\n" in printed
+    assert "\nHPCTRAIN_MESH=dp_replicate=1,dp_shard=2,pp=1,cp=1,tp=2\n" in printed
+    assert submit(*asked, "--mesh", "tp=4", "--dry-run") == 0
+    assert "warning: tp 4 goes over several nodes" in capsys.readouterr().out
+    assert submit(*asked, "--mesh", "tp=3") == 2
+    assert "the mesh tp 3 = 3 does not divide 4 ranks" in capsys.readouterr().err
+    assert programs.calls("sbatch")[-1].arguments[0] == "--test-only"
+
+
+@needs.pytorch
+def test_variables_of_the_user_do_not_change_what_is_asked(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    assert submit("digits", "--cluster", "generic") == 0
+    (call,) = programs.calls("sbatch")
+    assert "SBATCH_PARTITION" not in call.environment and "PATH" in call.environment
+
+
+@pytest.mark.parametrize("name", ["100%", "a\\b", os.fsdecode(b"run-\xff")])
+def test_a_directory_that_slurm_or_the_job_script_cannot_name(
+    name: str, programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit("digits", "--cluster", "generic", "--run-dir", name) == 2
+    assert "choose another one with --run-dir" in capsys.readouterr().err
+    assert programs.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(("limit", "warned"), [("2", True), ("2:00:00", False)])
+@needs.pytorch
+def test_a_time_limit_that_leaves_no_time_is_warned_of(
+    limit: str, warned: bool, programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit("digits", "--cluster", "generic", "--time", limit) == 0
+    assert ("warning: --time" in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize("others", [False, True])
+@needs.pytorch
+def test_a_job_that_was_accepted_unheard_is_cancelled(
+    others: bool, programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "here" / "place"
+    if others:
+        place.mkdir()
+    own = row("77", "PENDING", place, command=f"{place}/job.sh")
+    other = row("78", "RUNNING", place, command=f"{place}/other.sh") + row("79", "COMPLETED", place)
+    programs.add("squeue", f"sys.stdout.write({own + other!r})")
+    # As where it is ended before it has said the number.
+    programs.add("sbatch", "sys.exit(143)")
+    assert submit("digits", "--cluster", "generic", "--run-dir", "place") == 2
+    assert [call.arguments for call in programs.calls("scancel")] == [["77"]]
+    assert place.exists() == others and not (place / "plan.json").exists()
+
+
+def test_the_directory_goes_where_nothing_can_be_cancelled_either(
+    programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = str(programs.folder / "notes")
+    programs.add("sbatch", f"{COUNT.format(notes=notes)}\nif count > 1: sys.exit(1)")
+    (programs.folder / "scancel").unlink()
+    submit("digits", "--cluster", "generic", "--chain", "2")
+    assert not Path("runs").exists()
+
+
+def test_a_fault_of_the_template_leaves_nothing_behind(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.j2").write_text("#!/bin/bash\n{{ nothing }}\n")
+    assert submit("digits", "--cluster", "generic", "--template", "mine.j2") == 2
+    assert not Path("runs").exists()
+
+
+@needs.pytorch
+def test_a_template_without_the_packed_environment_is_refused(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Not the one that the tests run in, which may be of a kind that cannot be packed.
+    found = SimpleNamespace(archive=Path("/cache/0123abcd.tar.gz"), digest="0123abcd")
+    monkeypatch.setattr("hpctrain.control.packing.pack.find_pack", lambda: found)
+    Path("mine.yaml").write_text("name: mine\nsource: the tests\nnode_storage: /tmp\n")
+    Path("mine.j2").write_text("#!/bin/bash\nhpctrain run --resume --run-dir {{ run_dir | quote }}\n")
+    asked = ("digits", "--cluster", "mine.yaml", "--pack", "--dry-run")
+    assert submit(*asked, "--template", "mine.j2") == 2
+    assert "mine.j2 would not start from the packed environment" in capsys.readouterr().err
+    assert submit(*asked) == 0
+
+
+@needs.pytorch
+def test_a_dry_run_needs_no_slurm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert submit("digits", "--cluster", "generic", "--dry-run") == 0
+    assert submit("digits", "--cluster", "generic") == 2
+    assert "sbatch is not on the PATH" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cluster", "nowhere"], "unknown cluster"),
+        (["--mount", "/a"], "--container"),
+        (["--container", "x", "--container-runtime", "pyxis", "--launcher", "mpirun"], "plugin of srun"),
+        (["--container", "nosuch.sif"], "no such file"),
+        (["--container", "/nosuch.sqsh", "--container-runtime", "pyxis"], "no such file"),
+        (["--array", "0-1", "--set", "sed=%a"], "unknown key 'sed'"),
+        (["--env", "1=2"], "--env"),
+        (["--stage", "/nowhere"], "names no storage"),
+        (["--pack"], "--pack: the profile generic names no storage"),
+        (["--pack", "--container", "docker://a/b"], "--pack and --container exclude each other"),
+        (["--pack", "--stage-environment", "/nowhere", "--cluster", "roihu-gpu"], "exclude each other"),
+        (["--", "x"], "arguments are for a script"),
+    ],
+)
+def test_misuse(arguments: list[str], words: str, programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = [] if "--cluster" in arguments else ["--cluster", "generic"]
+    assert submit("digits", *cluster, *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert programs.calls("sbatch") == []
+    assert not Path("runs").exists()
+
+
+@pytest.mark.long
+@needs.pytorch
+def test_submitting_loads_only_what_it_needs(programs: Programs) -> None:
+    """Its time is a matter of what is imported; the slow ones are not."""
+    program = (
+        "import sys; from hpctrain.cli.main import main; code = main(['submit', 'digits', '--cluster', 'generic']); "
+        "print(code, sorted({'matplotlib', 'networkx', 'ClusterShell', 'tensorboard'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize("name", ["100%", "a\\b"])
+@needs.pytorch
+def test_a_path_that_slurm_cannot_log_to_is_refused(
+    name: str, programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit("digits", "--cluster", "generic", "--run-dir", name) == 2
+    assert "--run-dir" in capsys.readouterr().err
+    assert not Path(name).exists()
+    Path(f"{name}.py").touch()
+    assert submit(f"{name}.py", "--cluster", "generic") == 0
+
+
+def test_what_a_link_leads_to_is_staged_under_the_links_name(tmp_path: Path) -> None:
+    (tmp_path / "real-v3.tar").touch()
+    (tmp_path / "v2").mkdir()
+    (tmp_path / "archive").symlink_to("real-v3.tar")
+    (tmp_path / "data").symlink_to("v2")
+    profile = ClusterProfile(name="c", source="s", node_storage="/tmp")
+    staging = plan_staging(profile, [tmp_path / "archive", tmp_path / "data", tmp_path / "v2" / ".."], None)
+    assert staging
+    assert [(copy.source, copy.name, copy.kind) for copy in staging.copies] == [
+        (f"{tmp_path.resolve()}/real-v3.tar", "archive", "tar"),
+        (f"{tmp_path.resolve()}/v2", "data", "copy"),
+        (str(tmp_path.resolve()), tmp_path.name, "copy"),
+    ]

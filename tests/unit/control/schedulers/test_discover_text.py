@@ -1,0 +1,323 @@
+"""What Slurm prints, and the profile that comes of it; the texts have the form of Slurm 22.05 and 24.05."""
+
+from __future__ import annotations
+
+import stat
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.profiles import load_profile
+from hpctrain.control.schedulers.slurm.discover import (
+    Answers,
+    Discovered,
+    discover,
+    profile_from,
+    profile_yaml,
+    read_config,
+    read_mpi_plugins,
+    read_nodes,
+)
+
+TODAY = date(2026, 11, 21)
+
+CONFIG = """\
+Configuration data as of 2026-11-21T08:27:07
+AccountingStorageBackupHost = (null)
+ClusterName             = alpine
+JobRequeue              = 1
+MpiDefault              = none
+SLURM_VERSION           = 22.05.8
+SelectType              = select/cons_tres
+SelectTypeParameters    = CR_CORE_MEMORY
+SlurmctldHost[0]        = ctl(10.0.0.1)
+TopologyPlugin          = topology/tree
+
+Cgroup Support Configuration:
+ConstrainCores          = yes
+
+Slurmctld(primary) at ctl is UP
+"""
+
+MPI = """\
+MPI plugin types are...
+\tpmix
+\tnone
+\tcray_shasta
+\tpmi2
+specific pmix plugin versions available: pmix_v3,pmix_v4
+"""
+
+
+def partition(name: str, **changed: str) -> str:
+    keys = {
+        "PartitionName": name,
+        "AllowGroups": "ALL",
+        "AllowAccounts": "ALL",
+        "Default": "NO",
+        "DefaultTime": "NONE",
+        "MaxNodes": "UNLIMITED",
+        "MaxTime": "1-00:00:00",
+        "Nodes": "g[001-032]",
+        "OverSubscribe": "NO",
+        "State": "UP",
+        "TotalNodes": "32",
+        "JobDefaults": "DefCpuPerGPU=16,DefMemPerGPU=120000",
+        "TRES": "cpu=4096,mem=16000M,node=32,billing=8",
+    } | changed
+    return " ".join(f"{key}={value}" for key, value in keys.items()) + "\n"
+
+
+GPU = partition("gpu", Default="YES")
+A100 = "gpu|idle|20|128|2|32|512000|gpu:a100:4(S:0-1)\n"
+
+
+def found(
+    nodes: str = A100, partitions: str = GPU, config: str = CONFIG, mpi: str = MPI, asked: str | None = None
+) -> Discovered:
+    return profile_from(Answers(nodes=nodes, config=config, partitions=partitions, mpi=mpi), asked, TODAY)
+
+
+def test_a_cluster_of_equal_nodes(tmp_path: Path) -> None:
+    discovered = found()
+    profile = discovered.profile
+    assert (profile.name, profile.partition, profile.time, profile.max_nodes) == ("alpine", "gpu", "1-00:00:00", None)
+    assert (profile.node.gpus, profile.node.gpu_type, profile.node.gpu_option) == (4, "a100", "gpus-per-node")
+    # 128 hardware threads.
+    assert (profile.node.cores, profile.node.threads_per_core) == (64, 2)
+    assert (profile.node.memory, profile.node.exclusive) == (None, False)
+    assert (profile.requeue, profile.launcher, profile.fabric, profile.tried) == (True, "auto", None, False)
+    said = "\n".join(discovered.findings)
+    assert "nodes: 20 with 4 GPUs a100, 64 cores of 2 hardware threads, 512000 MB (sinfo)" in said
+    assert "time: at most 1-00:00:00, all of it by default" in said
+    assert "srun has cray_shasta, none, pmi2, pmix, pmix_v3, pmix_v4 (srun --mpi=list)" in said
+    assert "topology/tree: the hosts of a job are ordered by its switches" in said
+    assert not any("\n" in line for line in discovered.findings)
+    path = tmp_path / "auto.yaml"
+    path.write_text(profile_yaml(profile))
+    assert path.read_text().startswith("# Discovered by sinfo and scontrol of Slurm 22.05.8 on 2026-11-21.\n")
+    assert load_profile(str(path)) == profile
+
+
+def test_the_default_partition_or_the_one_asked_for() -> None:
+    partitions = partition("cpu", Default="YES") + partition("gpu", DefaultTime="01:00:00", MaxNodes="16")
+    nodes = "cpu|mixed|8|64|2|32|256000|(null)\n" + A100
+    default = found(nodes, partitions)
+    assert (default.profile.partition, default.profile.node.gpus, default.profile.node.gpu_type) == ("cpu", 0, None)
+    assert "GPUs: none here; --partition gpu has some (sinfo)" in default.findings
+    asked = found(nodes, partitions, asked="gpu")
+    assert (asked.profile.partition, asked.profile.time, asked.profile.max_nodes) == ("gpu", "01:00:00", 16)
+    assert not any(line.startswith("GPUs:") for line in asked.findings)
+    assert found(nodes, partition("gpu")).profile.partition == "gpu"
+
+
+def test_several_partitions() -> None:
+    partitions = partition("cpu", Default="YES", MaxTime="01:00:00") + partition(
+        "gpu", MaxNodes="16", MaxTime="UNLIMITED"
+    )
+    nodes = "cpu|mixed|8|64|2|32|256000|(null)\n" + A100
+    asked = found(nodes, partitions, asked="gpu,cpu")
+    assert (asked.profile.partition, asked.profile.node.gpus) == ("gpu,cpu", 4)
+    assert [(each.partition, each.total, each.most, each.time) for each in asked.limits] == [
+        ("gpu", 32, 16, None),
+        ("cpu", 32, None, "01:00:00"),
+    ]
+    with pytest.raises(HpctrainError, match="no partition 'cup'"):
+        found(nodes, partitions, asked="gpu,cup")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "printed", "ordered"),
+    [
+        ("topology/flat", "BlockName=b1 BlockIndex=0 Nodes=g[001-018] BlockSize=18\n", True),
+        ("topology/default", "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=g[001-032]\n", True),
+        ("topology/flat", "No topology information available\n", False),
+        ("topology/flat", "", False),
+        ("topology/block", "", True),
+    ],
+)
+def test_a_topology_yaml_decides_in_place_of_the_plugin(plugin: str, printed: str, ordered: bool) -> None:
+    config = CONFIG.replace("topology/tree", plugin)
+    answers = Answers(nodes=A100, config=config, partitions=GPU, mpi=MPI, topology=printed)
+    (said,) = (line for line in profile_from(answers, None, TODAY).findings if line.startswith("topology: "))
+    assert f"{plugin}: " in said
+    assert ("ordered by its switches" in said) == ordered != ("knows no switches" in said)
+
+
+def test_nodes_of_several_kinds() -> None:
+    nodes = (
+        "gpu|idle|3|80|2|40|384000|gpu:v100:2(S:0-1),nvme:3600\n"
+        "gpu|allocated|5|128|2|64|512000|gpu:a100:4(IDX:0-3)\n"
+        "gpu|drained|9|80|2|40|384000|gpu:v100:2\n"
+        "gpu|down*|1|80|2|40|384000|gpu:v100:2\n"
+        "gpu|idle*|1|80|2|40|384000|gpu:v100:2\n"
+    )
+    discovered = found(nodes)
+    assert (discovered.profile.node.gpu_type, discovered.profile.node.cores) == ("a100", 128)
+    said = "\n".join(discovered.findings)
+    kinds = "5 with 4 GPUs a100, 128 cores, 512000 MB; 3 with 2 GPUs v100, 80 cores, 384000 MB (sinfo)"
+    assert f"of several kinds, the profile is of the first: {kinds}" in said
+    assert "nodes: 11 more are down, drained or failed (sinfo)" in said
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus", "gpu_type"),
+    [
+        ("(null)", 0, None),
+        ("", 0, None),
+        ("gpu:2", 2, None),
+        ("gpu:h100:8(S:0,1)", 8, "h100"),
+        ("nvme:100,gpu:gh200:4", 4, "gh200"),
+        ("gpu:a100:2,gpu:a100_1g.5gb:14", 2, "a100"),
+        ("gpu:0", 0, None),
+        ("craynetwork:4", 0, None),
+        ("gpu:many", 0, None),
+    ],
+)
+def test_gpus_of_gres(gres: str, gpus: int, gpu_type: str | None) -> None:
+    node = found(f"gpu|idle|1|8|1|8|1000|{gres}\n").profile.node
+    assert (node.gpus, node.gpu_type) == (gpus, gpu_type)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "sockets", "each", "cores", "threads"),
+    [(128, 2, 32, 64, 2), (64, 2, 32, 64, 1), (60, 2, 32, 60, 1), (16, 1, 4, 4, 4)],
+)
+def test_cores_are_physical(cpus: int, sockets: int, each: int, cores: int, threads: int) -> None:
+    node = found(f"gpu|idle|1|{cpus}|{sockets}|{each}|1000|(null)\n").profile.node
+    assert (node.cores, node.threads_per_core) == (cores, threads)
+
+
+def test_whole_nodes() -> None:
+    profile = found(partitions=partition("gpu", Default="YES", OverSubscribe="EXCLUSIVE")).profile
+    assert (profile.node.exclusive, profile.node.memory) == (True, "0")
+    linear = found(config=CONFIG.replace("cons_tres", "linear"))
+    assert (linear.profile.node.exclusive, linear.profile.node.gpu_option) == (True, "gres")
+    assert "nodes: each job has its own (OverSubscribe, SelectType)" in linear.findings
+    assert "nodes: each job has its own (OverSubscribe, SelectType)" not in found().findings
+
+
+def test_what_a_site_does_not_allow() -> None:
+    config = CONFIG.replace("JobRequeue              = 1", "JobRequeue = 0").replace("topology/tree", "topology/none")
+    discovered = found(config=config, partitions=partition("gpu", Default="YES", AllowAccounts="a,b"))
+    said = "\n".join(discovered.findings)
+    # JobRequeue is what jobs get that do not ask; ours do.
+    assert discovered.profile.requeue
+    assert "topology/none: Slurm knows no switches" in said
+    assert "accounts: only a,b, so name one with --account" in said
+
+
+def test_no_limit_of_time_is_no_time() -> None:
+    assert found(partitions=partition("gpu", MaxTime="UNLIMITED")).profile.time is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "partitions", "asked", "said"),
+    [
+        (A100, GPU, "gpus", "there is no partition 'gpus'\n  did you mean 'gpu'? valid: gpu"),
+        (A100, GPU + partition("old", State="DOWN"), "old", "the partition old is DOWN, not UP"),
+        (A100, partition("gpu", State="INACTIVE"), None, "no partition that is UP"),
+        (A100, "", None, "no partition that is UP"),
+        (
+            A100,
+            partition("a") + partition("b"),
+            None,
+            "no default partition that is UP\n  --partition with one of a, b",
+        ),
+        ("gpu|drained|4|8|1|8|1|(null)\n", GPU, None, "no node of the partition gpu can run a job (4 down, drained"),
+        (A100, partition("x", Default="YES"), None, "partition x can run a job (0 down, drained or failed)\n  name"),
+        (A100, partition("x", Default="YES"), None, "with nodes: gpu"),
+    ],
+)
+def test_no_usable_partition(nodes: str, partitions: str, asked: str | None, said: str) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        found(nodes, partitions, asked=asked)
+    assert said in str(caught.value)
+
+
+def test_settings_and_plugins() -> None:
+    assert read_config(CONFIG)["SlurmctldHost[0]"] == "ctl(10.0.0.1)"
+    assert read_mpi_plugins("srun: MPI types are...\nsrun: none\nsrun: pmix_v3\nsrun: pmi2\n") == [
+        "none",
+        "pmi2",
+        "pmix_v3",
+    ]
+    assert read_nodes("PARTITION|STATE\nslurm_load_partitions: error\n") == {}
+
+
+LINES = st.text(alphabet=st.sampled_from("gpu|idle:4=,()[]*-_/ \n\t\x00\x0baé²0123456789"), max_size=200)
+
+
+@given(nodes=LINES | st.just(A100), partitions=LINES | st.just(GPU), config=LINES, mpi=LINES)
+def test_any_text_gives_a_profile_or_an_error(nodes: str, partitions: str, config: str, mpi: str) -> None:
+    try:
+        discovered = found(nodes, partitions, config, mpi)
+    except HpctrainError:
+        return
+    assert isinstance(discovered.profile, ClusterProfile)
+
+
+@given(
+    name=st.text("abcé²\U0001f600&-=\"'\\;$(", min_size=1, max_size=8),
+    cluster=st.text(max_size=8),
+    cores=st.integers(0, 999),
+    time=st.text("0123456789:-UN", max_size=12),
+    gpu=st.text("aH1:_.-", max_size=6),
+)
+def test_odd_names_give_a_profile_or_an_error(name: str, cluster: str, cores: int, time: str, gpu: str) -> None:
+    config = f"ClusterName = {cluster}\n"
+    try:
+        found(f"{name}|idle|1|{cores}|1|{cores}|1|gpu:{gpu}:1\n", partition(name, MaxTime=time), config)
+    except HpctrainError as error:
+        assert "makes no profile" in str(error) or "can run a job" in str(error)
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1).filter(
+    lambda text: not text.startswith("-") and not any(character.isspace() for character in text)
+)
+LIKE_NUMBERS = st.sampled_from(
+    ["1e3", "1_0", "0x1f", "1:30", "010", "yes", "null", "~", "2026-01-01", ".5e1", "=", "<<"]
+)
+
+
+@given(word=WORDS | LIKE_NUMBERS, value=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+@example(word="1e3", value="a\x85b\u2028c\r\n d: #")
+def test_what_is_written_is_read_as_the_same(tmp_path_factory: pytest.TempPathFactory, word: str, value: str) -> None:
+    profile = ClusterProfile(name="a", source="b", account=word, environment={"A": value, "B": word})
+    path = tmp_path_factory.getbasetemp() / "written.yaml"
+    path.write_bytes(profile_yaml(profile).encode())
+    assert load_profile(str(path)) == profile
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+
+def test_no_slurm_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HpctrainError, match=r"no Slurm here: sinfo is not on the PATH\n.*--cluster generic"):
+        discover(None)
+
+
+def test_a_controller_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "sinfo", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(HpctrainError, match="exited 1: slurm_load_partitions: Unable to contact") as caught:
+        discover(None)
+    assert caught.value.exit_code == 1
+    assert "scontrol ping" in caught.value.hint
+
+
+def test_a_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "sinfo", "exec sleep 60")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("hpctrain.control.schedulers.slurm.discover._SECONDS", 0.1)
+    with pytest.raises(HpctrainError, match=r"sinfo did not answer within 0\.1 s"):
+        discover(None)

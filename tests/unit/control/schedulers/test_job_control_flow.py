@@ -1,0 +1,338 @@
+"""What a job script does as hpctrain ends and signals come, with stand-ins for hpctrain and Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from fake_programs import ON_EACH_NODE, Programs, end, slurm_programs, started
+from job_scripts import PLAIN, script
+
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.staging import StagedPaths, Staging
+
+TERM_THEN_4 = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+open({ready!r}, "w").close()
+time.sleep(30)
+"""
+# It takes its time, so that the shell has to wait for it a second time.
+USR2_THEN = """
+def leave(*_):
+    time.sleep(0.3)
+    sys.exit({status})
+signal.signal(signal.SIGUSR2, leave)
+open({ready!r}, "w").close()
+time.sleep(30)
+sys.exit(9)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Programs:
+    return slurm_programs(tmp_path / "bin")
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < deadline, f"no {file}"
+        time.sleep(0.02)
+
+
+def job(tmp_path: Path, profile: ClusterProfile = PLAIN, **asked: object) -> str:
+    more = {"run_directory": tmp_path, "folder": tmp_path}
+    return script(profile, more=more, **asked)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 4, 137])
+def test_only_a_resumable_run_goes_back_to_the_queue(status: int, programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", f"sys.exit({status})")
+    code, _ = end(programs, job(tmp_path))
+    assert code == status
+    assert [call.arguments for call in programs.calls("hpctrain")] == [["run", "--resume", "--run-dir", str(tmp_path)]]
+    assert [call.arguments for call in programs.calls("scontrol")] == ([["requeue", "7"]] if status == 4 else [])
+    assert programs.calls("sbatch") == []
+
+
+def test_a_requeue_that_ends_the_job_is_no_failed_one(programs: Programs, tmp_path: Path) -> None:
+    """Slurm may end what the job runs before scontrol has its answer: a second job beside the first would follow."""
+    programs.add("hpctrain", "sys.exit(4)")
+    programs.add("scontrol", "os.killpg(0, signal.SIGTERM); time.sleep(0.1)")
+    code, output = end(programs, job(tmp_path))
+    assert code == 4, output
+    assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "7"]]
+    assert programs.calls("sbatch") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 1, 4])
+def test_the_signal_is_passed_on_and_the_status_is_hpctrains(status: int, programs: Programs, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    programs.add("hpctrain", USR2_THEN.format(ready=str(ready), status=status))
+    with started(programs, job(tmp_path)) as process:
+        wait_for(ready)
+        # To the shell alone, as Slurm's B: does.
+        os.kill(process.pid, signal.SIGUSR2)
+        process.communicate(timeout=30)
+        assert process.returncode == status
+    assert [call.arguments for call in programs.calls("scontrol")] == ([["requeue", "7"]] if status == 4 else [])
+
+
+def test_a_signal_before_hpctrain_listens_is_a_stop_too(programs: Programs, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    programs.add("hpctrain", f"open({str(ready)!r}, 'w').close(); time.sleep(30)")
+    with started(programs, job(tmp_path)) as process:
+        wait_for(ready)
+        os.kill(process.pid, signal.SIGUSR2)
+        process.communicate(timeout=30)
+        assert process.returncode == 4
+    assert len(programs.calls("scontrol")) == 1
+
+
+def end_too_late(programs: Programs, directory: Path) -> str:
+    """What a job prints that gets its signal before hpctrain starts."""
+    ready = directory / "ready"
+    ready.unlink(missing_ok=True)
+    programs.add("prepare", f"open({str(ready)!r}, 'w').close(); time.sleep(0.3)")
+    with started(programs, job(directory, PLAIN.model_copy(update={"setup": ("prepare",)}))) as process:
+        wait_for(ready)
+        os.kill(process.pid, signal.SIGUSR2)
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 4
+    return output
+
+
+def test_a_signal_before_hpctrain_starts_leaves_it_out(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain")
+    end_too_late(programs, tmp_path)
+    assert programs.calls("hpctrain") == []
+    assert len(programs.calls("scontrol")) == 1
+
+
+@pytest.mark.long
+def test_jobs_that_never_get_to_hpctrain_are_not_requeued_for_ever(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(4)")
+    end_too_late(programs, tmp_path)
+    end_too_late(programs, tmp_path)
+    # One that began is judged by hpctrain itself.
+    end(programs, job(tmp_path))
+    outputs = [end_too_late(programs, tmp_path) for _ in range(4)]
+    assert [("--time" in output, "sbatch --chdir=" in output) for output in outputs] == [(False, False)] * 2 + [
+        (True, True)
+    ] * 2
+    assert len(programs.calls("scontrol")) == 5
+
+
+@pytest.mark.parametrize("first", [None, signal.SIGUSR2])
+def test_a_cancelled_job_does_not_come_back(first: signal.Signals | None, programs: Programs, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    programs.add("hpctrain", "signal.signal(signal.SIGUSR2, lambda *_: None)" + TERM_THEN_4.format(ready=str(ready)))
+    with started(programs, job(tmp_path)) as process:
+        wait_for(ready)
+        if first:
+            os.kill(process.pid, first)
+            time.sleep(0.2)
+        # To all processes of the job, as Slurm does.
+        os.killpg(process.pid, signal.SIGTERM)
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 4
+    assert programs.calls("scontrol") == []
+    assert programs.calls("sbatch") == []
+    assert output.endswith(f". To go on:\n  sbatch --chdir={tmp_path} {tmp_path}/job.sh\n")
+
+
+def test_hpctrain_learns_of_what_the_shell_alone_is_told(programs: Programs, tmp_path: Path) -> None:
+    """Slurm's TERM goes to the shell alone where it tracks processes by cgroups."""
+    ready = tmp_path / "ready"
+    programs.add("hpctrain", USR2_THEN.format(ready=str(ready), status=4))
+    with started(programs, job(tmp_path)) as process:
+        wait_for(ready)
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 4
+    assert programs.calls("scontrol") == []
+
+
+def test_where_jobs_do_not_go_back_another_one_follows_at_once(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(4)")
+    text = job(tmp_path, PLAIN.model_copy(update={"requeue": False}))
+    code, output = end(programs, text, SBATCH_PARTITION="other", SBATCH_TIMELIMIT="1")
+    assert code == 4
+    assert "job 8 goes on" in output
+    assert programs.calls("scontrol") == []
+    (call,) = programs.calls("sbatch")
+    assert call.arguments == ["--parsable", "--dependency=afterany:7", f"--chdir={tmp_path}", f"{tmp_path}/job.sh"]
+    assert not [name for name in call.environment if name.startswith("SBATCH_")]
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_where_a_job_cannot_go_back_another_one_follows(present: bool, programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(4)")
+    (programs.folder / "scontrol").unlink()
+    # 127 is what a shell says of a program that is not there.
+    programs.add("scontrol", f"sys.exit({1 if present else 127})")
+    code, output = end(programs, job(tmp_path))
+    assert code == 4
+    assert [call.arguments for call in programs.calls("sbatch")] == [
+        ["--parsable", "--dependency=afterany:7", f"--chdir={tmp_path}", f"{tmp_path}/job.sh"]
+    ]
+    assert "job 8 goes on" in output
+
+
+def test_where_nothing_works_it_says_what_to_do(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "it's a run"
+    directory.mkdir()
+    programs.add("hpctrain", "sys.exit(4)")
+    programs.add("scontrol", "sys.exit(1)")
+    programs.add("sbatch", "sys.exit(1)")
+    code, output = end(programs, job(directory))
+    assert code == 4
+    command = output.splitlines()[-1]
+    assert command.startswith("  sbatch ")
+    words = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], check=True, capture_output=True, text=True)
+    assert words.stdout.splitlines() == ["sbatch", f"--chdir={directory}", f"{directory}/job.sh"]
+
+
+def test_a_task_of_an_array_is_requeued_alone(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(4)")
+    ids = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
+    code, _ = end(programs, job(tmp_path, array="0-4"), **ids)
+    assert code == 4
+    assert programs.calls("hpctrain")[0].arguments[-1] == f"{tmp_path}/task-3"
+    assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "5_3"]]
+    programs.add("scontrol", "sys.exit(1)")
+    end(programs, job(tmp_path, array="0-4"), **ids)
+    (call,) = programs.calls("sbatch")
+    # After the task alone: the others may run for long.
+    assert call.arguments[1:4] == ["--dependency=afterany:5_3", f"--chdir={tmp_path}", "--array=3"]
+
+
+def test_a_job_of_a_chain_leaves_the_rest_to_the_next(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(4)")
+    code, output = end(programs, job(tmp_path, chain=3))
+    assert code == 4
+    assert programs.calls("scontrol") == programs.calls("sbatch") == []
+    assert "next job of the chain" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 1, 2, 4, 137])
+def test_what_leaves_nothing_to_do_ends_the_chain(status: int, programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", f"sys.exit({status})")
+    programs.add("scancel")
+    (tmp_path / "chain").write_text("6\n7\n8\n70\n")
+    code, _ = end(programs, job(tmp_path, chain=4))
+    assert code == status
+    assert [call.arguments for call in programs.calls("scancel")] == ([["8", "70"]] if status != 4 else [])
+    programs.add("scancel", "sys.exit(1)")
+    assert end(programs, job(tmp_path, chain=4))[0] == status
+
+
+def test_a_failure_before_hpctrain_ends_the_chain(programs: Programs, tmp_path: Path) -> None:
+    programs.add("scancel")
+    (tmp_path / "chain").write_text("7\n8\n")
+    code, _ = end(programs, job(tmp_path, PLAIN.model_copy(update={"setup": ("false",)}), chain=2))
+    assert code == 1
+    assert [call.arguments for call in programs.calls("scancel")] == [["8"]]
+
+
+def test_a_cancelled_job_leaves_the_rest_of_its_chain(programs: Programs, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    # Not at once: bash can lose a status that comes together with a signal.
+    later = "(time.sleep(0.3), sys.exit(1))"
+    programs.add(
+        "hpctrain",
+        "signal.signal(signal.SIGUSR2, lambda *_: None)"
+        + TERM_THEN_4.format(ready=str(ready)).replace("sys.exit(4)", later),
+    )
+    programs.add("scancel")
+    (tmp_path / "chain").write_text("7\n8\n")
+    with started(programs, job(tmp_path, chain=2)) as process:
+        wait_for(ready)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 1
+    assert programs.calls("scancel") == []
+
+
+def test_staging_happens_on_every_node_and_is_taken_away(programs: Programs, tmp_path: Path) -> None:
+    programs.add("srun", "os.execvp(sys.argv[3], sys.argv[3:])")
+    data = tmp_path / "it's data"
+    data.mkdir()
+    (data / "a").write_text("1")
+    subprocess.run(["tar", "-czf", str(tmp_path / "more.tar.gz"), "-C", str(data), "a"], check=True)
+    copies = (
+        StagedPaths(source=str(data), name="it's data", kind="copy"),
+        StagedPaths(source=str(tmp_path / "more.tar.gz"), name="more", kind="tar"),
+    )
+    programs.add("hpctrain", "os.system('find \"$HPCTRAIN_STAGE\" -type f'); sys.exit(4)")
+    staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=copies)
+    text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "staging": staging})
+    storage = tmp_path / "node's own"
+    storage.mkdir()
+    code, output = end(programs, text, TMPDIR=str(storage), SLURM_JOB_NUM_NODES="3")
+    assert code == 4, output
+    stage = storage / "hpctrain-7"
+    assert {f"{stage}/more/a", f"{stage}/it's data/a"} <= set(output.splitlines())
+    assert not stage.exists()
+    assert {call.arguments[0] for call in programs.calls("srun")} == {"--ntasks=3"}
+
+
+def test_what_a_failed_staging_left_is_taken_away(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain")
+    programs.add("srun", "os.execvp(sys.argv[3], sys.argv[3:])")
+    gone = StagedPaths(source=str(tmp_path / "gone"), name="gone", kind="copy")
+    staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=(gone,))
+    text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "staging": staging})
+    code, _ = end(programs, text, TMPDIR=str(tmp_path))
+    assert code == 1
+    assert programs.calls("hpctrain") == []
+    assert not (tmp_path / "hpctrain-7").exists()
+
+
+def staged_job(directory: Path, **asked: object) -> str:
+    copies = (StagedPaths(source=str(directory / "data"), name="data", kind="copy"),)
+    (directory / "data").write_text("1")
+    staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=copies)
+    return script(PLAIN, more={"run_directory": directory, "folder": directory, "staging": staging}, **asked)
+
+
+def test_storage_that_nodes_share_is_refused(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain")
+    programs.add("srun", ON_EACH_NODE)
+    code, output = end(programs, staged_job(tmp_path), TMPDIR=str(tmp_path), SLURM_JOB_NUM_NODES="2")
+    assert code == 2
+    assert f"each node has for itself; {tmp_path}/hpctrain-7 is none" in output
+    assert programs.calls("hpctrain") == []
+
+
+def test_what_comes_while_staged_files_are_removed_does_not_lose_the_requeue(
+    programs: Programs, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready"
+    programs.add("hpctrain", "sys.exit(4)")
+    slow = f"import pathlib\nif len(pathlib.Path({str(programs.folder)!r}, 'notes').read_text().splitlines()) > 4:\n"
+    slow += f"    open({str(ready)!r}, 'w').close(); time.sleep(30)\n"
+    programs.add("srun", slow + "os.execvp(sys.argv[3], sys.argv[3:])")
+    with started(programs, staged_job(tmp_path), TMPDIR=str(tmp_path)) as process:
+        wait_for(ready)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 4
+    assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "7"]]
+
+
+def test_the_end_of_a_chain_takes_staged_files_away_too(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(0)")
+    programs.add("srun", ON_EACH_NODE)
+    programs.add("scancel")
+    (tmp_path / "chain").write_text("7\n8\n")
+    code, _ = end(programs, staged_job(tmp_path, chain=2), TMPDIR=str(tmp_path))
+    assert code == 0
+    assert [call.arguments for call in programs.calls("scancel")] == [["8"]]
+    assert not (tmp_path / "hpctrain-7").exists()

@@ -1,0 +1,41 @@
+"""What Slurm's accounting says that jobs drew."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from slurm_programs import NO_ACCOUNTING, install, prints
+
+from hpctrain.control.schedulers.slurm.energy import consumed_joules
+
+
+def test_jobs_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SACCT_FORMAT", "JobName")
+    # The second has not been measured, and says so in one of two ways.
+    calls = install(tmp_path, monkeypatch, sacct=prints("3600000\n\n0\n1800000\n"))
+    assert consumed_joules(["7", "8_2"]) == 5_400_000
+    assert calls.read_text() == "sacct --allocations --noheader --parsable2 --format=ConsumedEnergyRaw --jobs=7,8_2\n"
+
+
+@pytest.mark.parametrize(
+    "sacct", [NO_ACCOUNTING, prints("0\n"), prints("\n"), prints("18446744073709551614\n"), prints("5 J\n")]
+)
+def test_nothing_was_measured(sacct: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, sacct=sacct)
+    assert consumed_joules(["7"]) is None
+
+
+def test_no_slurm_and_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = install(tmp_path, monkeypatch, sacct=prints("5\n"))
+    assert consumed_joules([]) is None and calls.read_text() == ""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert consumed_joules(["7"]) is None
+
+
+def test_an_accounting_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, sacct="exec sleep 60")
+    begin = time.monotonic()
+    assert consumed_joules(["7"], seconds=0.2) is None
+    assert time.monotonic() - begin < 10

@@ -1,0 +1,386 @@
+"""The manifests of Kubernetes, against files that a person can read, the published schemas, and what they promise.
+
+After a change that is meant: ``REGENERATE=1 python -m pytest tests/unit/control/schedulers/test_manifests.py``.
+
+The schemas of Kubernetes are kubernetes-validate's. Of MPIJob no package has any: its fields are checked against those
+that mpi-operator documents, and ``MPIJOB_CRD=FILE`` has the tests read its kubeflow.org_mpijobs.yaml too.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import pytest
+import yaml
+from pod_runs import CASES, GPUS, PLAIN, VOLUME, of_kubernetes, pod_run
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hpctrain.common.cluster.host_list import expand_slots
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.checked_yaml import dump_all
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.run.plan import Plan, Script, Start
+from hpctrain.control.hosts.hostfile import parse_hostfile
+from hpctrain.control.schedulers.kubernetes.manifests import MPI_HOSTFILE, manifest_text, manifests
+from hpctrain.control.schedulers.kubernetes.pod_template import PLAN, PodRun, memory_quantity
+from hpctrain.control.schedulers.kubernetes.settings import ClaimMount, KubernetesProfile
+from hpctrain.control.schedulers.kubernetes.submission import object_name
+from hpctrain.control.schedulers.profile import ClusterProfile
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "kubernetes"
+# podFailurePolicy is stable from the first on; the second is the newest that the validator has.
+OLDEST = "1.31.0"
+
+
+def shown(run: PodRun) -> str:
+    """The manifests without the plan, which has a test of its own and grows with every key of a recipe."""
+    objects = manifests(run)
+    objects[0]["data"][PLAN] = "(the plan)"
+    return dump_all(objects)
+
+
+def documents(run: PodRun) -> list[dict[str, Any]]:
+    """The objects as another program reads them."""
+    return list(yaml.safe_load_all(manifest_text(run)))
+
+
+def job(run: PodRun) -> dict[str, Any]:
+    return documents(run)[-1]
+
+
+def templates(run: PodRun) -> list[dict[str, Any]]:
+    spec = job(run)["spec"]
+    replicas = spec.get("mpiReplicaSpecs")
+    return [each["template"] for each in replicas.values()] if replicas else [spec["template"]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str) -> None:
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("REGENERATE"):
+        path.write_text(shown(CASES[name]))
+    assert shown(CASES[name]) == path.read_text(), f"if the change is meant: REGENERATE=1 python -m pytest {__file__}"
+
+
+def test_every_golden_file_has_its_case() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_read_is_what_was_meant(name: str) -> None:
+    assert documents(CASES[name]) == manifests(CASES[name])
+
+
+@pytest.mark.parametrize("version", [OLDEST, None])
+@pytest.mark.parametrize("name", CASES)
+def test_the_published_schemas_accept_it(name: str, version: str | None) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    version = version or kubernetes_validate.latest_version()
+    for each in documents(CASES[name]):
+        if each["kind"] != "MPIJob":
+            kubernetes_validate.validate(each, version, strict=True)
+            continue
+        _MpiJob.model_validate(each)
+        for template in templates(CASES[name]):
+            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "any"}, "template": template}
+            kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_the_validators_refuse_what_is_wrong() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    wrong = job(CASES["gloo-4"])
+    wrong["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] = ["four"]
+    with pytest.raises(kubernetes_validate.ValidationError, match="four"):
+        kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
+    wrong = job(CASES["mpi-4"])
+    wrong["spec"]["podFailurePolicy"] = {}
+    with pytest.raises(ValidationError, match="podFailurePolicy"):
+        _MpiJob.model_validate(wrong)
+
+
+@pytest.mark.skipif("MPIJOB_CRD" not in os.environ, reason="MPIJOB_CRD names kubeflow.org_mpijobs.yaml")
+@pytest.mark.parametrize("name", [name for name in CASES if "mpiReplicaSpecs" in job(CASES[name])["spec"]])
+def test_the_operators_own_schema_accepts_it(name: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    definition = yaml.safe_load(Path(os.environ["MPIJOB_CRD"]).read_text())
+    (schema,) = (each["schema"]["openAPIV3Schema"] for each in definition["spec"]["versions"] if each["served"])
+    jsonschema.Draft202012Validator(_closed(schema)).validate(job(CASES[name]))
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, refusing fields that it does not know, and without what is not JSON Schema's."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and "type" in schema and schema["type"] == "object":
+        closed["additionalProperties"] = False
+    if "metadata" in closed.get("properties", {}) and "kind" in closed["properties"]:
+        closed["properties"]["metadata"] = {"type": "object"}
+    return closed
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Replica(_Fields):
+    replicas: int
+    restartPolicy: Literal["Always", "OnFailure", "Never", "ExitCode"]
+    template: dict[str, Any]
+
+
+class _RunPolicy(_Fields):
+    cleanPodPolicy: Literal["All", "Running", "None"]
+    backoffLimit: int
+    activeDeadlineSeconds: int | None = None
+
+
+class _MpiJobSpec(_Fields):
+    """Source: https://github.com/kubeflow/mpi-operator/blob/master/pkg/apis/kubeflow/v2beta1/types.go."""
+
+    slotsPerWorker: int
+    mpiImplementation: Literal["OpenMPI", "Intel", "MPICH"]
+    sshAuthMountPath: str
+    launcherCreationPolicy: Literal["AtStartup", "WaitForWorkersReady"]
+    runPolicy: _RunPolicy
+    mpiReplicaSpecs: dict[Literal["Launcher", "Worker"], _Replica]
+
+
+class _MpiJob(_Fields):
+    apiVersion: Literal["kubeflow.org/v2beta1"]
+    kind: Literal["MPIJob"]
+    metadata: dict[str, Any]
+    spec: _MpiJobSpec
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_comes_back_whole(name: str) -> None:
+    run = CASES[name]
+    assert Plan.model_validate_json(documents(run)[0]["data"][PLAN]) == run.plan
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_mount_has_its_volume_and_the_run_directory_is_on_one(name: str) -> None:
+    run = CASES[name]
+    for template in templates(run):
+        (container,) = template["spec"]["containers"]
+        mounts = {each["name"]: each for each in container["volumeMounts"]}
+        assert set(mounts) == {volume["name"] for volume in template["spec"]["volumes"]}
+        writable = [each["mountPath"] for each in mounts.values() if not each.get("readOnly")]
+        assert any(run.run_directory.is_relative_to(path) for path in writable)
+
+
+def test_the_hosts_of_the_plan_are_the_names_that_the_service_gives_the_pods() -> None:
+    _, service, four = documents(CASES["gloo-4"])
+    name, subdomain = four["metadata"]["name"], four["spec"]["template"]["spec"]["subdomain"]
+    assert service["metadata"]["name"] == subdomain
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= four["spec"]["template"]["metadata"]["labels"].items()
+    # Kubernetes calls them JOB-INDEX.SUBDOMAIN.
+    hosts = CASES["gloo-4"].plan.host_options.hosts
+    assert hosts is not None
+    assert expand_slots(hosts, "") == {f"{name}-{index}.{subdomain}": 2 for index in range(4)}
+    one = CASES["gloo-1"].plan.host_options.hosts
+    assert one is not None and expand_slots(one, "") == {"digits-0.digits": 2}
+
+
+def test_the_operators_hostfile_is_read() -> None:
+    """As mpi-operator writes it: https://github.com/kubeflow/mpi-operator (newConfigMap in mpi_job_controller.go)."""
+    run = CASES["mpi-4"]
+    assert run.plan.host_options.hostfile == MPI_HOSTFILE
+    names = [f"digits-worker-{worker}.digits.default.svc" for worker in range(4)]
+    for line in ("{} slots=2\n", "{}:2\n"):
+        assert parse_hostfile("".join(map(line.format, names)), "hostfile").hosts == dict.fromkeys(names, 2)
+    spec = job(run)["spec"]
+    assert (spec["slotsPerWorker"], spec["mpiReplicaSpecs"]["Worker"]["replicas"]) == (2, 4)
+
+
+def test_exit_codes() -> None:
+    """0 done, 1 failed, 2 wrong use, 3 a check refused, 4 resumable: as hpctrain documents them."""
+    spec = job(CASES["nccl-4"])["spec"]
+    rules = spec["podFailurePolicy"]["rules"]
+
+    def action(code: int, *, disrupted: bool = False) -> str:
+        for rule in rules:
+            condition = rule.get("onPodConditions")
+            if condition == [{"type": "DisruptionTarget", "status": "True"}] and disrupted:
+                return str(rule["action"])
+            if (codes := rule.get("onExitCodes")) and codes["operator"] == "In" and code in codes["values"]:
+                assert codes["containerName"] == spec["template"]["spec"]["containers"][0]["name"]
+                return str(rule["action"])
+        return "Count"
+
+    assert [action(code) for code in (1, 2, 3, 4, 137)] == ["FailJob", "FailJob", "FailJob", "Ignore", "Count"]
+    assert action(143, disrupted=True) == action(1, disrupted=True) == "Ignore"
+    # A pod failure policy is allowed with no other restart policy; with another replacement two pods would train.
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert spec["podReplacementPolicy"] == "Failed"
+
+
+def test_a_pod_has_longer_to_leave_than_the_ranks_have_to_stop() -> None:
+    for run in CASES.values():
+        for template in templates(run):
+            assert run.plan.stop.seconds < template["spec"]["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "framework", "profile", "kind", "chosen"),
+    [
+        ("auto", "torch", PLAIN, "Job", "gloo"),
+        ("auto", "torch", GPUS, "Job", "nccl"),
+        ("auto", "keras", PLAIN, "MPIJob", "mpi"),
+        ("auto", "keras", GPUS, "MPIJob", "horovod"),
+        ("gloo", "torch", GPUS, "Job", "gloo"),
+        ("mpi", "torch", GPUS, "MPIJob", "mpi"),
+        ("multi_worker", "keras", PLAIN, "MPIJob", "multi_worker"),
+    ],
+)
+def test_the_backend_decides_the_kind(
+    backend: str, framework: str, profile: ClusterProfile, kind: str, chosen: str
+) -> None:
+    run = pod_run(profile, backend=backend, framework=framework, nodes=2, tasks_per_node=2)
+    assert (job(run)["kind"], run.plan.asked_backend) == (kind, chosen)
+    assert run.plan.start.launcher == ("torchrun" if kind == "Job" else "mpirun")
+
+
+def test_what_needs_mpi_gets_it_where_nobody_says_a_backend() -> None:
+    shrinking = load_recipe("digits", ["fault_tolerance=shrink"])
+    run = pod_run(work=shrinking, nodes=2)
+    assert (job(run)["kind"], run.plan.asked_backend) == ("MPIJob", "mpi")
+
+
+def test_one_and_four_nodes_differ_in_numbers_and_in_nearness_alone() -> None:
+    one, four = (shown(CASES[name]).splitlines() for name in ("nccl-1", "nccl-4"))
+    gone = [line.strip() for line in one if line not in four]
+    assert gone == ["completions: 1", "parallelism: 1"]
+    (affinity,) = ([line for line in four if line.strip() == "affinity:"],)
+    assert len(affinity) == 1 and not any("affinity" in line for line in one)
+
+
+def test_nodes_get_what_is_asked_for() -> None:
+    (template,) = templates(CASES["nccl-4"])
+    (container,) = template["spec"]["containers"]
+    limits = {"cpu": "96", "memory": "900Gi", "nvidia.com/gpu": "8", "rdma/hca": "8"}
+    assert container["resources"] == {"requests": limits, "limits": limits}
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    launcher, worker = templates(CASES["horovod-4"])
+    assert "nvidia.com/gpu" not in launcher["spec"]["containers"][0]["resources"]["limits"]
+    assert worker["spec"]["containers"][0]["resources"]["limits"] == limits
+    assert job(CASES["nccl-4"])["spec"]["activeDeadlineSeconds"] == 24 * 3600
+    assert "activeDeadlineSeconds" not in job(CASES["nccl-kueue-4"])["spec"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "quantity"),
+    [("480G", "480Gi"), ("500", "500Mi"), ("1T", "1Ti"), ("0", None), ("0G", None), (None, None)],
+)
+def test_memory(memory: str | None, quantity: str | None) -> None:
+    assert memory_quantity(memory) == quantity
+
+
+def test_kueue_places_by_its_own_annotation() -> None:
+    queued = job(CASES["nccl-kueue-4"])
+    assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+    template = queued["spec"]["template"]
+    block = "cloud.provider.com/topology-block"
+    assert template["metadata"]["annotations"] == {"kueue.x-k8s.io/podset-required-topology": block}
+    assert "podAffinity" not in template["spec"]["affinity"]
+
+
+@pytest.mark.parametrize(
+    "text", ["y", "NO", "1e3", "0o17", "1_000", "null", "~", "a: b", "- x", "#", "é\n $(HOME) \t", "01"]
+)
+def test_no_text_becomes_anything_else(text: str) -> None:
+    run = pod_run(of_kubernetes(PLAIN, node_selector={"pool": "x"}), start=Start(environment={"TEXT": text}))
+    assert Plan.model_validate_json(documents(run)[0]["data"][PLAN]).start.environment["TEXT"] == text
+    written = dump_all([{"value": text}])
+    assert yaml.safe_load(written) == {"value": text}
+    # What go-yaml 2 would read as a truth value or as an octal number is in quotes.
+    assert text not in ("y", "NO", "0o17") or f"'{text}'" in written
+
+
+def test_a_script_goes_with_the_plan_unless_it_is_on_a_volume(tmp_path: Path) -> None:
+    file = tmp_path / "my train.py"
+    file.write_text("print('here')\n")
+    run = pod_run(work=Script(path=file), backend="gloo", nodes=2)
+    script = run.plan.script
+    assert script is not None and script.path == Path("/etc/hpctrain/my-train.py")
+    assert documents(run)[0]["data"]["my-train.py"] == "print('here')\n"
+    there = Path("/runs/code/train.py")
+    run = pod_run(work=Script(path=there), backend="gloo", nodes=2)
+    assert run.plan.script is not None and run.plan.script.path == there
+    assert set(documents(run)[0]["data"]) == {PLAN}
+    file.write_bytes(b"#" * 200_000)
+    with pytest.raises(HpctrainError, match="put it on a volume: /runs"):
+        pod_run(work=Script(path=file), backend="gloo")
+
+
+def test_run_directories() -> None:
+    (template,) = templates(pod_run(run_directory=Path("/runs/$(HOME)/it's")))
+    assert "--run-dir=/runs/$$(HOME)/it's" in template["spec"]["containers"][0]["command"]
+    assert pod_run(GPUS).run_directory == PurePosixPath("/runs/runs/digits")
+    assert pod_run(GPUS, run_directory=Path("/runs/one")).run_directory == PurePosixPath("/runs/one")
+    for elsewhere in ("/data/one", "one", "/runs/../etc", "/runsx"):
+        with pytest.raises(HpctrainError, match="--run-dir /runs/runs/one"):
+            pod_run(GPUS, run_directory=Path(elsewhere))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("digits", "digits"),
+        ("My_Run.v2", "my-run-v2"),
+        ("2017 goyal", "run-2017-goyal"),
+        ("…", "run"),
+        ("x" * 80, "x" * 48),
+        (f"{'x' * 80}-20260101-120000", f"{'x' * 32}-20260101-120000"),
+    ],
+)
+def test_names(text: str, name: str) -> None:
+    assert object_name(text) == name
+
+
+def test_misuse() -> None:
+    with pytest.raises(HpctrainError, match="not UTF-8"):
+        pod_run(run_directory=Path(os.fsdecode(b"/runs/\xff")))
+    with pytest.raises(HpctrainError, match=r"plan\.json can hold no other"):
+        manifest_text(pod_run(start=Start(environment={"A": os.fsdecode(b"\xff")})))
+    with pytest.raises(HpctrainError, match="--container IMAGE"):
+        prepare_without_image()
+    with pytest.raises(HpctrainError, match=r"kubernetes\.secrets"):
+        pod_run(start=Start(passed=("HF_TOKEN",)))
+    assert pod_run(GPUS, start=Start(passed=("HF_TOKEN",))).plan.start.passed == ("HF_TOKEN",)
+    for volumes, words in (
+        ((ClaimMount(claim="a", path="/a", read_only=True),), "none can be written to"),
+        ((VOLUME, ClaimMount(claim="other", path="/runs")), "path /runs appears twice"),
+    ):
+        with pytest.raises(ValidationError, match=words):
+            KubernetesProfile(volumes=volumes)
+    with pytest.raises(ValidationError, match="modules, partition: for Slurm"):
+        ClusterProfile(name="x", source="x", kubernetes=PLAIN.kubernetes, partition="gpu", modules=("a",))
+
+
+def prepare_without_image() -> None:
+    from hpctrain.common.run.plan import HostOptions
+    from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
+    from hpctrain.control.schedulers.request import job_request
+
+    prepare_pods(
+        PLAIN,
+        job_request(PLAIN, "digits", {}),
+        load_recipe("digits", []),
+        name=None,
+        image=None,
+        run_directory=None,
+        framework=None,
+        backend="auto",
+        hosts=HostOptions(),
+        start=Start(),
+        restarts=None,
+    )

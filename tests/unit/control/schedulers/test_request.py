@@ -1,0 +1,138 @@
+"""What is asked of Slurm: defaults from the profile, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from job_scripts import GPUS, PLAIN
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.schedulers.profile import NodeProfile
+from hpctrain.control.schedulers.request import array_tasks, further_options, job_request
+from hpctrain.control.schedulers.slurm.directives import directives
+
+
+def test_a_task_a_gpu_with_its_share_of_the_cores() -> None:
+    request = job_request(GPUS, "digits", {"nodes": 3})
+    assert (request.gpus_per_node, request.tasks_per_node, request.cpus_per_task, request.ranks) == (4, 4, 16, 12)
+
+
+def test_one_task_a_node_where_there_are_no_gpus() -> None:
+    request = job_request(PLAIN, "digits", {})
+    assert (request.nodes, request.tasks_per_node, request.cpus_per_task) == (1, 1, None)
+    lines = "\n".join(directives(request))
+    assert "gpu" not in lines and "gres" not in lines and "cpus-per-task" not in lines
+
+
+def test_the_command_line_goes_before_the_profile() -> None:
+    asked = {"gpus_per_node": 2, "partition": "short", "time": "10", "sbatch": {"comment": "mine", "reservation": "r"}}
+    request = job_request(GPUS, "digits", asked)
+    assert (request.tasks_per_node, request.cpus_per_task, request.partition, request.time) == (2, 32, "short", "10")
+    assert request.sbatch == {"mail-type": "END,FAIL", "comment": "mine", "reservation": "r"}
+
+
+def test_gpus_as_gres() -> None:
+    node = NodeProfile(gpus=4, gpu_type="a100", gpu_option="gres")
+    profile = PLAIN.model_copy(update={"node": node})
+    assert "#SBATCH --gres=gpu:a100:4" in directives(job_request(profile, "digits", {}))
+    lines = directives(job_request(profile, "digits", {"sbatch": {"gres": "nvme:100"}}))
+    assert [line for line in lines if "gres" in line] == ["#SBATCH --gres=gpu:a100:4,nvme:100"]
+
+
+def test_a_share_of_the_cores_is_counted_in_slurms_cpus() -> None:
+    profile = PLAIN.model_copy(update={"node": NodeProfile(gpus=4, cores=66, threads_per_core=2)})
+    assert job_request(profile, "x", {}).cpus_per_task == 32
+    assert job_request(profile, "x", {"cpus_per_task": 5}).cpus_per_task == 5
+
+
+@pytest.mark.parametrize("option", ["mem", "mem-per-cpu", "mem-per-gpu"])
+def test_memory_of_the_command_line_replaces_the_profiles(option: str) -> None:
+    lines = directives(job_request(GPUS, "x", {"sbatch": {option: "4G"}}))
+    assert [line for line in lines if "mem" in line] == [f"#SBATCH --{option}=4G"]
+
+
+def test_exclusive_on_the_command_line() -> None:
+    assert "#SBATCH --exclusive" in directives(job_request(PLAIN, "x", {"sbatch": {"exclusive": None}}))
+    lines = directives(job_request(GPUS, "x", {"sbatch": {"exclusive": "user"}}))
+    assert [line for line in lines if "exclusive" in line] == ["#SBATCH --exclusive=user"]
+
+
+@pytest.mark.parametrize(("limit", "warns"), [("3", True), ("4", False), ("3:01", False), ("0", False), (None, False)])
+def test_no_time_before_the_signal_is_warned_of(limit: str | None, warns: bool) -> None:
+    warning = job_request(PLAIN, "x", {"time": limit}).warning
+    assert ("--time 3" in warning and "signal_seconds" in warning) if warning else not warns
+    assert warns == bool(warning)
+
+
+def test_jobs_of_a_chain_do_not_requeue_themselves() -> None:
+    assert job_request(PLAIN, "x", {}).requeue
+    assert not job_request(PLAIN, "x", {"chain": 2}).requeue
+    assert not job_request(PLAIN.model_copy(update={"requeue": False}), "x", {}).requeue
+
+
+def test_a_recipes_name_is_made_one_line() -> None:
+    assert job_request(PLAIN, "a\nb\x1b", {}).name == "a b "
+    assert job_request(PLAIN, "", {}).name == "hpctrain"
+
+
+@pytest.mark.parametrize(
+    ("spec", "tasks"),
+    [("3", (3,)), ("0-3", (0, 1, 2, 3)), ("7,1-2%1", (1, 2, 7)), ("0-15:4%2", (0, 4, 8, 12)), ("1,1-2", (1, 2))],
+)
+def test_tasks_of_an_array(spec: str, tasks: tuple[int, ...]) -> None:
+    assert array_tasks(spec) == tasks
+
+
+@pytest.mark.parametrize("spec", ["", "a", "3-1", "0-3:0", "0-3%0", "0-3%", "0-", "-1", "0-999999", "0 1", "٣"])
+def test_no_array(spec: str) -> None:
+    with pytest.raises(HpctrainError, match=r"^--array: "):
+        job_request(PLAIN, "x", {"array": spec})
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"nodes": 0}, "--nodes: "),
+        ({"tasks_per_node": 0}, "--tasks-per-node: "),
+        ({"cpus_per_task": 0}, "--cpus-per-task: "),
+        ({"gpus_per_node": -1}, "--gpus-per-node: "),
+        ({"time": "tomorrow"}, "--time: "),
+        ({"name": "a\nb"}, "--job-name: "),
+        ({"name": ""}, "--job-name: "),
+        ({"partition": "a b"}, "--partition: "),
+        ({"account": "a\n#SBATCH --nodes=99"}, "--account: "),
+        ({"qos": "-x"}, "--qos: "),
+        ({"dependency": ""}, "--dependency: "),
+        ({"chain": 0}, "--chain: "),
+        ({"chain": 2, "array": "0-1"}, "--chain and --array"),
+        ({"sbatch": {"nodes": "3"}}, "use --nodes"),
+        ({"sbatch": {"outpu": "x"}}, "output is set by hpctrain"),
+        ({"sbatch": {"clusters": "b"}}, "clusters is set by hpctrain"),
+        ({"sbatch": {"cluster": "b"}}, "clusters is set by hpctrain"),
+        ({"sbatch": {"job-name": "x"}}, "use --job-name"),
+        ({"sbatch": {"Comment": "x"}}, "'Comment'"),
+        ({"sbatch": {"comment": "a\nb"}}, "one line"),
+        ({"sbatch": {"gres": "gpu:1"}}, "GPUs"),
+    ],
+)
+def test_refused(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        job_request(PLAIN, "digits", asked)
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_more_than_the_cluster_has() -> None:
+    small = PLAIN.model_copy(update={"max_nodes": 2, "node": NodeProfile(cores=4)})
+    with pytest.raises(HpctrainError, match="--nodes 3: a job on plain has at most 2"):
+        job_request(small, "x", {"nodes": 3})
+    with pytest.raises(HpctrainError, match="--tasks-per-node 5: a node of plain has 4 cores"):
+        job_request(small, "x", {"tasks_per_node": 5})
+
+
+def test_further_options() -> None:
+    given = ["comment=a=b", "--exclude=n1", "contiguous", "x="]
+    assert further_options(given) == {"comment": "a=b", "exclude": "n1", "contiguous": None, "x": ""}
+    request = job_request(PLAIN, "x", {"sbatch": {"contiguous": None}})
+    assert "#SBATCH --contiguous" in directives(request)

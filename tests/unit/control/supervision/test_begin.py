@@ -1,0 +1,183 @@
+"""Requests for runs, without the command line: what is done, what is written, and who is told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import needs
+import pytest
+
+from hpctrain.common.cluster.machine import Machine
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan, Script
+from hpctrain.control.supervision import one_run, seeds
+from hpctrain.control.supervision.begin import begin_or_resume
+from hpctrain.control.supervision.execution import Audience
+from hpctrain.control.supervision.failure import Failure
+from hpctrain.control.supervision.repeats import Series
+from hpctrain.control.supervision.request import ReadyRun, RunRequest
+from hpctrain.report.summary import summarise
+
+
+class Heard:
+    """An output that remembers."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+        self.ready: list[tuple[ReadyRun, RunDirectory]] = []
+        self.lines: list[str] = []
+        self.failures: list[Failure | None] = []
+        self.series: list[Series] = []
+        self.begun_in: list[tuple[int, Path]] = []
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+    def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
+        self.ready.append((run, directory))
+
+    def begun(self, plan: Plan, directory: RunDirectory) -> None:
+        self.begun_in.append((plan.ranks, directory.path))
+
+    @contextlib.contextmanager
+    def follow(self, plan: Plan, directory: RunDirectory) -> Iterator[Audience]:
+        yield Audience(
+            show=lambda event: None, line=self.lines.append, notice=self.notice, failed=lambda failure, place: None
+        )
+
+    def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:
+        return summarise(directory, plan, status)
+
+    def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: dict[str, Any]) -> None:
+        assert json.loads(directory.summary.read_text()) == summary
+        self.failures.append(failure)
+
+    def series_ended(self, series: Series) -> None:
+        self.series.append(series)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def script(text: str) -> Script:
+    path = Path("train.py").absolute()
+    path.write_text(text)
+    return Script(path=path)
+
+
+def asked(work: Script | None, **further: Any) -> RunRequest:
+    return RunRequest(work=work, ranks=1, backend="single", run_dir=Path("run"), **further)
+
+
+def test_a_run_is_begun_and_a_second_resume_finds_it_done() -> None:
+    heard = Heard()
+    assert begin_or_resume(asked(script("print('hello')")), heard, resume=False) == 0
+    assert (heard.lines, heard.failures, heard.notices) == (["hello"], [None], [])
+    assert heard.begun_in == [(1, Path("run"))]
+    Path("run/summary.json").unlink()
+    again = Heard()
+    assert begin_or_resume(asked(None), again, resume=True) == 0
+    assert (again.notices, again.failures, again.begun_in) == (["run is done"], [], [])
+    # It was lost between the last event and the summary.
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "done"
+
+
+@needs.pytorch
+def test_each_run_of_a_series_is_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeds, "go_on_with_series", lambda request, series, output: 0)
+    heard = Heard()
+    asked_for = RunRequest(work=load_recipe("digits", ["seed=5"]), ranks=1, run_dir=Path("series"), repeat=2)
+    assert begin_or_resume(asked_for, heard, resume=False) == 0
+    assert heard.begun_in == [(1, Path("series/seed-5")), (1, Path("series/seed-6"))]
+
+
+def test_a_run_that_fails_says_so_and_its_code_is_the_ranks() -> None:
+    heard = Heard()
+    assert begin_or_resume(asked(script("raise SystemExit(3)")), heard, resume=False) == 1
+    (failure,) = heard.failures
+    assert failure is not None and failure.status == "failed"
+
+
+def test_an_error_of_the_launchers_own_is_on_record_as_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **settings: Any) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("hpctrain.control.supervision.execution.launch_attempt", broken)
+    with pytest.raises(RuntimeError):
+        begin_or_resume(asked(script("")), Heard(), resume=False)
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["status"] == "failed" and "RuntimeError: a defect" in summary["failure"]["message"]
+
+
+def test_a_script_that_damages_the_events_is_done_all_the_same() -> None:
+    heard = Heard()
+    damage = "open('run/events.jsonl', 'a').write('nonsense\\n')"
+    assert begin_or_resume(asked(script(damage)), heard, resume=False) == 0
+    assert heard.failures == [None] and len(heard.notices) == 2
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "done"
+
+
+@pytest.mark.parametrize("repeat", [None, 2])
+def test_a_dry_run_starts_and_writes_nothing(repeat: int | None) -> None:
+    heard = Heard()
+    request = RunRequest(work=load_recipe("digits"), ranks=1, backend="single", repeat=repeat, dry_run=True)
+    assert begin_or_resume(request, heard, resume=False) == 0
+    found = [run.plan.recipe.seed for run, _ in heard.ready if run.plan.recipe]
+    assert found == [*range(found[0], found[0] + (repeat or 1))]
+    assert {run.launcher for run, _ in heard.ready} == {None}
+    assert heard.lines == heard.failures == heard.series == []
+    assert not any(Path().iterdir())
+
+
+def test_seeds_are_of_recipes_whatever_else_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(plan: Plan, machine: Machine) -> None:
+        raise HpctrainError("there is no launcher")
+
+    monkeypatch.setattr(one_run, "available_launcher", missing)
+    with pytest.raises(HpctrainError, match=r"--repeat is for recipes, and train\.py is a script"):
+        begin_or_resume(asked(script(""), repeat=2), Heard(), resume=False)
+
+
+@pytest.mark.parametrize(("begun", "code"), [(True, 4), (False, 1)])
+def test_a_signal_before_the_ranks_are_started(begun: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there can be resumed; what was never begun cannot."""
+    work = script("raise SystemExit(3)")
+    if begun:
+        begin_or_resume(asked(work), Heard(), resume=False)
+
+    def interrupt(plan: Plan, machine: Machine) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(one_run, "available_launcher", interrupt)
+    heard = Heard()
+    assert begin_or_resume(asked(work), heard, resume=True) == code
+    assert heard.notices == ["interrupted by SIGTERM before the ranks were started"]
+    assert Path("run").exists() == begun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("further", "said"),
+    [
+        ({"run_dir": None}, "--resume: which run?"),
+        ({"run_dir": Path("nothing")}, "nothing holds no run"),
+        ({"repeat": 2}, "run holds one run"),
+    ],
+)
+def test_what_cannot_go_on(further: dict[str, Any], said: str) -> None:
+    begin_or_resume(asked(script("raise SystemExit(3)")), Heard(), resume=False)
+    request = RunRequest(**{"work": None, "run_dir": Path("run"), **further})
+    with pytest.raises(HpctrainError, match=said.replace("?", r"\?")):
+        begin_or_resume(request, Heard(), resume=True)

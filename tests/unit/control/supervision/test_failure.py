@@ -1,0 +1,236 @@
+"""Which rank is blamed, from the records and from what real launchers print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from script_runs import script_run
+
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.control.supervision.failure import find_failure
+
+OPEN_MPI = """\
+--------------------------------------------------------------------------
+prterun noticed that process rank 1 with PID 8399 on node n2 exited on
+signal {signal} (Killed).
+--------------------------------------------------------------------------
+"""
+OPEN_MPI_4 = """\
+mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal {signal} (Killed).
+"""
+INTEL = """\
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   RANK 1 PID 1001 RUNNING AT n2
+=   KILLED BY SIGNAL: {signal} (Killed)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return script_run(tmp_path)
+
+
+def record(directory: RunDirectory, rank: int, status: str, error: str = "", **more: Any) -> None:
+    values = {"rank": rank, "host": f"n{rank + 1}", "pid": 1000 + rank, "started": 1.0, "status": status, **more}
+    if error:
+        values["error"] = {"type": "ValueError", "message": error}
+    directory.rank(rank).write_text(json.dumps(values))
+
+
+def test_wrong_use_that_a_rank_found_is_told_apart(directory: RunDirectory) -> None:
+    wrong_use = {"type": "HpctrainError", "message": "no such data"}
+    for error, exit_code, told in ((wrong_use, 2, 2), (wrong_use, 1, 1), ({"type": "SystemExit", "message": ""}, 2, 1)):
+        record(directory, 0, "failed", ended=2.0, exit_code=exit_code)
+        values = json.loads(directory.rank(0).read_text())
+        directory.rank(0).write_text(json.dumps({**values, "error": error}))
+        failure = find_failure(directory, 1, output="", exit_status=exit_code)
+        assert failure is not None
+        assert failure.exit_code == told
+
+
+def test_done_is_what_every_rank_says(directory: RunDirectory) -> None:
+    record(directory, 0, "done")
+    record(directory, 1, "done")
+    assert find_failure(directory, 2, output="", exit_status=0) is None
+    assert find_failure(directory, 2, output="noise at exit", exit_status=1) is None
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_exit_status_0_is_not_believed(directory: RunDirectory, ranks: int) -> None:
+    """mpirun exits 0 when a whole node is lost; then a record says 'running', or was never written."""
+    record(directory, 0, "done")
+    record(directory, 1, "running")
+    failure = find_failure(directory, ranks, output="", exit_status=0)
+    assert failure is not None
+    assert "rank 1" in failure.message
+
+
+def test_the_first_rank_that_failed_is_the_cause(directory: RunDirectory) -> None:
+    record(directory, 0, "failed", "a consequence", ended=20.0)
+    record(directory, 1, "failed", "the cause", ended=10.0)
+    directory.log(1).write_text("".join(f"line {number}\n" for number in range(50)))
+    failure = find_failure(directory, 2, output="", exit_status=1)
+    assert failure is not None
+    assert (failure.rank, failure.host, failure.message) == (1, "n2", "rank 1 on n2 failed: ValueError: the cause")
+    assert failure.lines == tuple(f"line {number}" for number in range(30, 50))
+    assert f"the end of {directory.log(1)}:\n    line 30\n" in str(failure)
+    assert failure.told_after(shown=0) == str(failure)
+    assert failure.told_after(shown=1) == f"{failure.message}\n  its log: {directory.log(1)}"
+
+
+@pytest.mark.parametrize("text", [OPEN_MPI, OPEN_MPI_4, INTEL])
+def test_a_killed_rank_goes_before_the_ranks_that_missed_it(directory: RunDirectory, text: str) -> None:
+    record(directory, 0, "failed", "lost the others", ended=5.0)
+    record(directory, 1, "running")
+    failure = find_failure(directory, 2, output=text.format(signal=9), exit_status=137)
+    assert failure is not None
+    assert failure.message.startswith("rank 1 on n2 was killed by signal 9 (SIGKILL), which is also")
+    crash = find_failure(directory, 2, output=text.format(signal=11), exit_status=139)
+    assert crash is not None
+    assert crash.message == "rank 1 on n2 was killed by signal 11 (SIGSEGV)"
+
+
+def test_the_launchers_own_sigterm_is_no_cause(directory: RunDirectory) -> None:
+    record(directory, 0, "failed", "the cause", ended=5.0)
+    record(directory, 1, "running")
+    failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=15), exit_status=1)
+    assert failure is not None
+    assert failure.message == "rank 0 on n1 failed: ValueError: the cause"
+
+
+def test_a_single_process_that_was_killed(directory: RunDirectory) -> None:
+    record(directory, 0, "running")
+    failure = find_failure(directory, 1, output="", exit_status=-11)
+    assert failure is not None
+    assert failure.message == "rank 0 on n1 was killed by signal 11 (SIGSEGV)"
+
+
+def test_a_launcher_that_starts_nothing_is_quoted(directory: RunDirectory) -> None:
+    failure = find_failure(directory, 2, output="\nno such host: n7\n", exit_status=3)
+    assert failure is not None
+    assert str(failure) == (
+        "rank 0, 1 did not finish; exit status 3\n  printed outside the logs:\n    no such host: n7"
+    )
+
+
+def test_a_log_is_quoted_from_where_the_attempt_began(directory: RunDirectory) -> None:
+    before = "Traceback of the attempt before\n"
+    directory.log(0).write_text(f"{before}only this\n")
+    record(directory, 0, "failed", "ValueError", log_begin=len(before))
+    failure = find_failure(directory, 1, output="", exit_status=1)
+    assert failure and failure.lines == ("only this",)
+
+
+def test_a_start_of_open_mpi_that_failed_by_chance_is_told_apart(directory: RunDirectory) -> None:
+    output = "----\nThe PMIx server's listener thread failed to start. We cannot\ncontinue.\n----\n"
+    failure = find_failure(directory, 2, output=output, exit_status=213)
+    assert failure and failure.passing
+    record(directory, 0, "running")
+    failure = find_failure(directory, 2, output=output, exit_status=213)
+    assert failure and not failure.passing
+
+
+NO_DAEMON = """\
+A daemon failed to report back after being spawned. This could
+be due to several factors, including inability to find the
+daemon executable.
+
+  Local host:    n1
+  Remote host:   n2
+
+  Daemon exit status: 255
+"""
+
+
+def test_a_host_that_went_while_mpirun_started_there_is_named_and_passes(directory: RunDirectory) -> None:
+    failure = find_failure(directory, 2, output=NO_DAEMON, exit_status=255)
+    assert failure and failure.passing
+    assert failure.message == "mpirun's daemon on n2 did not report back; exit status 255"
+    record(directory, 0, "running")
+    failure = find_failure(directory, 2, output=NO_DAEMON, exit_status=255)
+    assert failure and not failure.passing
+
+
+def test_a_rank_that_was_seen_dead_goes_before_its_consequences(directory: RunDirectory) -> None:
+    record(directory, 0, "failed", "a consequence", ended=5.0)
+    record(directory, 1, "running")
+    for output in ("", OPEN_MPI.format(signal=15)):
+        failure = find_failure(directory, 2, output=output, exit_status=1, first_dead=1)
+        assert failure is not None
+        assert failure.message == "rank 1 on n2 died without recording an error: killed, or crashed"
+
+
+LOST_DAEMON = """\
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-n1-1@0,0] on node n1
+  Remote daemon: [prterun-n1-1@0,1] on node n2
+"""
+
+
+def test_ranks_whose_loss_the_others_survived(directory: RunDirectory) -> None:
+    """What mpirun says of the rank that was killed is then no cause, and neither is its exit status."""
+    killed = OPEN_MPI.format(signal=9)
+    record(directory, 0, "done")
+    record(directory, 1, "lost")
+    assert find_failure(directory, 2, output=killed, exit_status=137, fault_tolerant=True) is None
+    record(directory, 0, "running")
+    failure = find_failure(directory, 2, output=killed, exit_status=137, fault_tolerant=True)
+    assert failure is not None
+    assert failure.message == "rank 0 on n1 did not finish; exit status 137"
+    record(directory, 0, "failed", "boom", ended=5.0, exit_code=1)
+    failure = find_failure(directory, 2, output=killed, exit_status=137, fault_tolerant=True)
+    assert failure is not None
+    assert (failure.message, failure.exit_code) == ("rank 0 on n1 failed: ValueError: boom", 1)
+
+
+def test_a_rank_that_died_when_all_was_done(directory: RunDirectory) -> None:
+    """Nobody was left to notice. If the first rank died so, its last work may not be done."""
+    record(directory, 0, "done")
+    record(directory, 1, "running")
+    assert find_failure(directory, 2, output="", exit_status=137, fault_tolerant=True) is None
+    assert find_failure(directory, 2, output="", exit_status=137) is not None
+    record(directory, 0, "running")
+    record(directory, 1, "done")
+    assert find_failure(directory, 2, output="", exit_status=137, fault_tolerant=True) is not None
+    record(directory, 0, "lost")
+    record(directory, 1, "lost")
+    assert find_failure(directory, 2, output="", exit_status=137, fault_tolerant=True) is not None
+
+
+def test_too_few_ranks_are_a_stop(directory: RunDirectory) -> None:
+    record(directory, 0, "resumable")
+    record(directory, 1, "lost")
+    directory.events.write_text('{"time": 1, "event": "stopped", "iteration": 7, "reason": "1 rank left of 2"}\n')
+    failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, fault_tolerant=True)
+    assert failure is not None
+    assert (failure.message, failure.status, failure.stopped) == ("stopped: 1 rank left of 2", "resumable", True)
+
+
+def test_a_rank_that_gave_up_makes_the_run_resumable(directory: RunDirectory) -> None:
+    record(directory, 0, "failed", ended=5.0, exit_code=4)
+    values = json.loads(directory.rank(0).read_text())
+    error = {"type": "RanksLostError", "message": "rank 1 died"}
+    directory.rank(0).write_text(json.dumps({**values, "error": error}))
+    record(directory, 1, "running")
+    failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, fault_tolerant=True)
+    assert failure is not None
+    assert (failure.message, failure.status) == ("rank 0 on n1 failed: RanksLostError: rank 1 died", "resumable")
+
+
+@pytest.mark.parametrize("fault_tolerant", [False, True])
+def test_a_lost_host_is_the_cause_of_all_else(directory: RunDirectory, fault_tolerant: bool) -> None:
+    record(directory, 0, "failed", "a consequence", ended=5.0)
+    record(directory, 1, "lost" if fault_tolerant else "running")
+    output = OPEN_MPI.format(signal=9) + LOST_DAEMON
+    failure = find_failure(directory, 2, output=output, exit_status=0, fault_tolerant=fault_tolerant)
+    assert failure is not None
+    assert (failure.lost_hosts, failure.status) == (("n2",), "resumable")
+    # The others saved their state at the launcher's SIGTERM.
+    record(directory, 0, "resumable")
+    failure = find_failure(directory, 2, output=output, exit_status=0, fault_tolerant=fault_tolerant)
+    assert failure is not None
+    assert (failure.lost_hosts, failure.stopped) == (("n2",), False)

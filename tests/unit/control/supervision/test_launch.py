@@ -1,0 +1,557 @@
+"""Following and ending processes; small programs stand in for a launcher and its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from script_runs import script_run
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.plan import Stop
+from hpctrain.common.run.records import read_records
+from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.control.launchers.command import Command
+from hpctrain.control.supervision import run as launching
+from hpctrain.control.supervision.failure import Failure
+from hpctrain.control.supervision.follow import Tail
+from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
+from hpctrain.control.supervision.run import launch
+
+# A rank's record, written by the program itself so that pid and start are real. It holds the directory as ranks do.
+RECORD = """
+import json, os, psutil, signal, socket, subprocess, sys, time
+held = os.open(".", os.O_RDONLY)
+def record(rank, status, pid=None, **more):
+    process = psutil.Process(pid)
+    values = dict(rank=rank, host=socket.gethostname(), pid=process.pid, started=process.create_time(), status=status)
+    path = f"ranks/rank-{rank}.json"
+    with open(path + ".new", "w") as file:
+        json.dump({**values, **more}, file)
+    os.replace(path + ".new", path)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    made = script_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def start(
+    directory: RunDirectory,
+    program: str,
+    ranks: int = 1,
+    *,
+    fault_tolerant: bool = False,
+    meet_seconds: float | None = None,
+    stop_seconds: float = 60.0,
+    notice: Callable[[str], None] = lambda text: None,
+) -> tuple[Failure | None, list[str], list[str]]:
+    shown: list[str] = []
+    lines: list[str] = []
+    failure = launch(
+        Command(program=(sys.executable, "-c", RECORD + program)),
+        directory,
+        ranks,
+        start=StartEvent(attempt=1, iteration=0),
+        stop=Stop(seconds=stop_seconds),
+        fault_tolerant=fault_tolerant,
+        meet_seconds=meet_seconds,
+        show=lambda event: shown.append(event.event),
+        line=lines.append,
+        notice=notice,
+    )
+    return failure, shown, lines
+
+
+def test_what_is_written_is_passed_on(directory: RunDirectory) -> None:
+    failure, shown, lines = start(
+        directory,
+        """
+log = open("logs/rank-0.log", "wb", buffering=0)
+events = open("events.jsonl", "ab", buffering=0)
+log.write(b"one\\ntw"); events.write(b'{"time": 1, "event": "mark"}\\n{"time": 2, ')
+time.sleep(0.3)
+log.write(b"o\\nend without newline"); events.write(b'"event": "end", "status": "done"}\\n{"time": 3, "ev')
+record(0, "done")
+""",
+    )
+    assert failure is None
+    assert lines == ["one", "two", "end without newline"]
+    assert shown == ["start", "mark", "end"]
+
+
+def test_tail_gives_each_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert tail.lines() == []
+    given = []
+    text = "é\nüö\n\nß\n".encode()
+    for end in range(len(text) + 1):
+        path.write_bytes(text[:end])
+        given += tail.lines()
+    assert given == text.splitlines()
+
+
+@pytest.mark.slow
+def test_ranks_that_outlive_their_launcher_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the launcher was killed: its ranks are nobody's children any more, and they ignore SIGTERM."""
+    monkeypatch.setattr(launching, "_TERMINATE_SECONDS", 0.5)
+    failure, _, _ = start(
+        directory,
+        """
+stubborn = "import os, signal, time; held = os.open('.', os.O_RDONLY); "
+stubborn += "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+for rank in range(2):
+    child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True)
+    child.stdout.readline()
+    record(rank, "running", child.pid)
+os._exit(0)
+""",
+        ranks=2,
+    )
+    assert failure is not None
+    records = read_records(directory)
+    assert len(records) == 2
+    assert [record.process() for record in records.values()] == [None, None]
+
+
+# A rank as hpctrain's: it looks in the directory that it holds for the file that asks it to stop.
+_HOLDS = """
+record(0, "running", listens=True)
+while not os.path.exists(f"/proc/self/fd/{held}/stop") and time.time() < began + 20: time.sleep(0.01)
+open(f"/proc/self/fd/{held}/checkpoint", "w").close()
+record(0, "resumable")
+"""
+
+
+def test_a_directory_that_is_moved_is_stopped_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script_run(tmp_path / "run")
+    monkeypatch.chdir(made.path)
+    move = "began = time.time()\nos.rename('../run', '../moved')\nos.mkdir('../run')"
+    failure, _, _ = start(made, f"{move}\n{_HOLDS}")
+    assert failure is not None
+    assert (failure.stopped, failure.exit_code) == (True, RESUMABLE)
+    assert str(tmp_path / "moved") in failure.message
+    assert (tmp_path / "moved" / "checkpoint").exists()
+    assert not any(made.path.iterdir())
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_ranks_elsewhere_are_ended_though_the_directory_was_just_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    """Ranks that are no descendants of the launcher, and in another session, as those of a daemon."""
+    made = script_run(tmp_path / "run")
+    monkeypatch.chdir(made.path)
+    failure, _, _ = start(
+        made,
+        f"""
+rank = "import os, time; held = os.open('.', os.O_RDONLY); print(flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", rank], stdout=subprocess.PIPE, start_new_session=True)
+child.stdout.readline()
+record(0, "running", child.pid)
+os.rename("../run", "../moved")
+if {replaced}: os.mkdir("../run")
+os._exit(0)
+""",
+    )
+    assert failure is not None
+    assert failure.exit_code == RESUMABLE
+    (record,) = read_records(RunDirectory(tmp_path / "moved")).values()
+    assert record.process() is None
+
+
+def test_an_interrupt_just_after_a_move_still_asks_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script_run(tmp_path / "run", ranks=1)
+    monkeypatch.chdir(made.path)
+    program = _HOLDS.replace("while", "os.rename('../run', '../moved'); os.kill(os.getppid(), signal.SIGINT)\nwhile", 1)
+    failure, _, _ = start(made, f"began = time.time()\n{program}")
+    assert failure is not None
+    assert (failure.stopped, failure.exit_code) == (True, RESUMABLE)
+    assert (tmp_path / "moved" / "checkpoint").exists()
+
+
+def test_a_directory_that_is_deleted_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script_run(tmp_path / "run")
+    monkeypatch.chdir(made.path)
+    failure, _, _ = start(made, "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(20)", stop_seconds=0.2)
+    assert failure is not None
+    assert (failure.stopped, failure.exit_code) == (False, 1)
+    assert not made.path.exists()
+
+
+def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None:
+    """A record of somebody else's, with a process of this user's own."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        error = {"type": "E", "message": "x"}
+        program = f"record(0, 'failed', error={error}, exit_code=1)\nrecord(1, 'running', {other.pid})"
+        failure, _, _ = start(directory, program, ranks=2)
+        assert failure is not None
+        assert read_records(directory)[1].process() is not None
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "record(0, 'running'); time.sleep(1)"])
+def test_the_end_of_another_process_is_not_a_ranks(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Whether the launcher has seen the rank's own process before or not."""
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(launching, "_POLLS_A_LOOK", 2)
+    said: list[str] = []
+    failure, _, _ = start(
+        directory,
+        f"""
+other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+{before}
+record(0, "running", other.pid); record(1, "running")
+time.sleep(1)
+other.kill(); other.wait()
+time.sleep(2)
+record(0, "done"); record(1, "done")
+""",
+        ranks=2,
+        notice=said.append,
+    )
+    assert failure is None
+    assert len(said) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True])
+def test_the_state_of_a_rank_is_not_that_of_another_process(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """The others of a fault-tolerant run are dead; a rank that lives is waited for, and another's process is not."""
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(launching, "_POLLS_A_LOOK", 2)
+    said: list[str] = []
+    failure, _, _ = start(
+        directory,
+        f"""
+passed = [held] if {own} else []
+other = subprocess.Popen(["sleep", "600"], pass_fds=passed, start_new_session=True)
+dead = subprocess.Popen(["sleep", "600"], pass_fds=[held], start_new_session=True)
+record(0, "running", dead.pid)
+record(1, "running", other.pid)
+dead.kill(); dead.wait()
+time.sleep(3)
+record(0, "lost"); record(1, "done")
+other.kill()
+""",
+        ranks=2,
+        fault_tolerant=True,
+        notice=said.append,
+    )
+    assert (failure is None) == own
+    assert len(said) == (not own)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault_tolerant", [False, True])
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("time.sleep(30)", "rank 0, 1 did not begin within 1 s"),
+        ('record(1, "running"); time.sleep(30)', "rank 0 did not begin within 1 s"),
+        (
+            'record(0, "running"); time.sleep(0.7); record(1, "running"); time.sleep(30)',
+            "the ranks did not find each other within 1 s",
+        ),
+    ],
+)
+def test_ranks_that_wait_for_others_at_their_start_have_a_limit(
+    directory: RunDirectory, program: str, message: str, *, fault_tolerant: bool
+) -> None:
+    """As in MPI_Init, which waits for a host that is cut off for ever."""
+    failure, _, _ = start(directory, program, ranks=2, fault_tolerant=fault_tolerant, meet_seconds=1)
+    assert failure is not None
+    assert (failure.message, failure.exit_code, failure.passing) == (message, 4, True)
+
+
+@pytest.mark.slow
+def test_ranks_that_have_met_may_take_their_time(directory: RunDirectory) -> None:
+    program = """
+record(0, "running", joined=True); record(1, "running")
+time.sleep(2.5)
+record(0, "done"); record(1, "done")
+"""
+    failure, _, _ = start(directory, program, ranks=2, meet_seconds=0.5)
+    assert failure is None
+
+
+@pytest.mark.slow
+def test_what_a_rank_left_behind_is_ended(directory: RunDirectory) -> None:
+    """No record names it, and it is nobody's child any more: only its session tells whose it is."""
+    failure, _, _ = start(
+        directory,
+        """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open("left.pid", "w").write(str(child.pid))
+record(0, "done")
+""",
+    )
+    assert failure is None
+    left = int(Path("left.pid").read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_a_record_that_cannot_be_read_ends_no_run(directory: RunDirectory, at_the_end: bool) -> None:
+    failure, _, _ = start(
+        directory,
+        f"""
+record(0, "done")
+record(1, "running")
+open("ranks/rank-1.json", "w").write("{{")
+time.sleep(1.5)
+{at_the_end} or record(1, "done")
+""",
+        ranks=2,
+    )
+    if at_the_end:
+        assert failure and failure.exit_code == RESUMABLE and "ranks/rank-1.json" in failure.message
+    else:
+        assert failure is None
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_a_failed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    failure, _, _ = start(
+        directory,
+        """
+record(1, "failed", ended=time.time(), exit_code=1, error={"type": "ValueError", "message": "boom"})
+record(0, "running")
+time.sleep(600)
+""",
+        ranks=2,
+    )
+    assert failure is not None
+    assert failure.message == f"rank 1 on {socket.gethostname()} failed: ValueError: boom"
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_a_killed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the launcher itself takes no notice."""
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    failure, _, _ = start(
+        directory,
+        """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+record(1, "running", child.pid)
+record(0, "running")
+child.kill()
+time.sleep(600)
+""",
+        ranks=2,
+    )
+    assert failure is not None
+    assert failure.rank == 1
+
+
+@pytest.mark.slow
+def test_ranks_that_heal_are_left_to_it(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than ranks have that are not fault-tolerant, after which they would be ended."""
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.0)
+    failure, _, _ = start(
+        directory,
+        """
+record(0, "running")
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+record(1, "running", child.pid)
+kept = open("ranks/rank-1.json").read()
+child.kill(); child.wait()
+time.sleep(2)
+open("ranks/rank-1.json", "w").write(kept.replace("running", "lost"))
+record(0, "done")
+sys.exit(137)
+""",
+        ranks=2,
+        fault_tolerant=True,
+    )
+    assert failure is None
+
+
+def test_a_process_number_used_again_is_left_alone(directory: RunDirectory) -> None:
+    """The record names a pid that now belongs to somebody else: to this very test."""
+    me = psutil.Process()
+    values = {"rank": 0, "host": socket.gethostname(), "pid": me.pid, "started": me.create_time() - 60}
+    directory.rank(0).write_text(json.dumps({**values, "status": "running"}))
+    assert read_records(directory)[0].process() is None
+    directory.rank(0).write_text(json.dumps({**values, "started": me.create_time(), "status": "running"}))
+    assert read_records(directory)[0].process() == me
+    directory.rank(0).write_text(json.dumps({**values, "started": me.create_time(), "host": "x", "status": "running"}))
+    assert read_records(directory)[0].process() is None
+
+
+@pytest.mark.parametrize("what", ["a", "w"])
+def test_events_that_are_damaged_or_lost_end_no_run(directory: RunDirectory, what: str) -> None:
+    failure, shown, _ = start(
+        directory,
+        f"""
+record(0, "running")
+open("events.jsonl", "{what}").write("nonsense\\n")
+time.sleep(0.3)
+open("events.jsonl", "a").write('{{"time": 3, "event": "stopped", "iteration": 1, "reason": "x"}}\\n')
+record(0, "done")
+""",
+    )
+    assert failure is None
+    assert shown[-1] == "stopped"
+
+
+def test_interrupts_are_collected_and_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    # the tests themselves may run under nohup, which ignores it
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0)
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
+    assert interrupts.received == [signal.SIGTERM, signal.SIGHUP]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_nohup_is_respected() -> None:
+    program = (
+        "import os, signal; from hpctrain.control.supervision.interrupts import Interrupts\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "with Interrupts() as interrupts: os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print(interrupts.received)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout == "[]\n"
+
+
+def test_a_signal_before_the_ranks_is_raised() -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(Interrupted, match="interrupted by SIGTERM before"), interrupts.raised():
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted, match="interrupted by SIGTERM before"), interrupts.raised():
+            pytest.fail("the one that came before")
+
+
+def test_a_program_that_is_not_there(directory: RunDirectory) -> None:
+    with pytest.raises(HpctrainError, match="cannot start /nope/python: No such file"):
+        launch(
+            Command(program=("/nope/python",)),
+            directory,
+            1,
+            start=StartEvent(attempt=1, iteration=0),
+            show=lambda event: None,
+            line=lambda text: None,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", ["done", "resumable"])
+def test_ranks_that_do_not_leave_mpi(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    monkeypatch.setattr(launching, "_FINALIZE_SECONDS", 0.2)
+    failure, _, _ = start(directory, f"record(0, {status!r})\ntime.sleep(600)")
+    assert (failure and (failure.message, failure.exit_code)) == (("stopped as asked", 4) if status != "done" else None)
+
+
+@pytest.mark.slow
+def test_ranks_stop_because_their_launcher_was_killed(directory: RunDirectory) -> None:
+    """Nobody asked for that, so it is a failure, and the run is started again."""
+    failure, _, _ = start(
+        directory,
+        """
+def leave(*_):
+    record(0, "resumable", exit_code=4)
+    os._exit(0)
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, leave)
+    record(0, "running")
+    time.sleep(600)
+while not os.path.exists("ranks/rank-0.json"): time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    assert failure is not None
+    assert (failure.stopped, failure.exit_code) == (False, 4)
+    assert failure.message == (
+        "the program that started the ranks was killed by signal 9 (SIGKILL); they saved their state"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("listens", [False, True])
+def test_sigterm_waits_for_a_script_that_listens(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    """It saves its state, and then hangs; one that does not listen is ended."""
+    monkeypatch.setattr(launching, "_FINALIZE_SECONDS", 0.2)
+    failure, _, _ = start(
+        directory,
+        f"""
+record(0, "running", listens={listens})
+os.kill(os.getppid(), signal.SIGTERM)
+while not os.path.exists("stop"): time.sleep(0.01)
+record(0, "resumable", exit_code=4)
+time.sleep(600)
+""",
+    )
+    assert failure is not None
+    assert (failure.message, failure.exit_code) == (
+        ("interrupted by SIGTERM; all ranks saved their state and left", 4)
+        if listens
+        else ("interrupted by SIGTERM; every process was ended", 1)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["USR1", "USR2", "INT", "TERM"])
+def test_a_second_signal_ends_ranks_that_do_not_stop(
+    directory: RunDirectory, request: pytest.FixtureRequest, first: str
+) -> None:
+    """Within the minute that they would have. One that only asks, as Slurm may deliver it twice or before SIGTERM, does
+    not count.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    # Of jobs in the background a shell has it ignored, and an ignored one stays so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    failure, _, _ = start(
+        directory,
+        f"""
+record(0, "running", listens=True)
+os.kill(os.getppid(), signal.SIG{first})
+while not os.path.exists("stop"): time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGUSR1)
+time.sleep(0.5)
+if {first!r} in ("USR1", "USR2"):
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(0.5)
+open("asked twice", "w").close()
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(600)
+""",
+    )
+    assert Path("asked twice").exists()
+    assert failure is not None
+    assert (failure.message, failure.exit_code) == (f"interrupted by SIG{first}; every process was ended", 4)
+    assert read_records(directory)[0].process() is None

@@ -1,0 +1,128 @@
+"""The part of the other pods of an Indexed Job, without ranks: what each look at a run's events leads to.
+
+The ranks of several pods are in tests/mpi/test_pod_ranks.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpctrain.common.cluster.machine import Machine, usable_processors
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events.kinds import EndEvent, StartEvent
+from hpctrain.common.run.plan import Slots, Start
+from hpctrain.common.run.records import RankRecord, write_record
+from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.planner import make_plan
+from hpctrain.control.supervision.pod_names import await_names
+from hpctrain.control.supervision.pods import take_part
+
+RECORD = RankRecord(rank=1, host="a pod that is gone", pid=1, started=0.0, status="running")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run on two hosts of a rank each, of which this is the second."""
+    monkeypatch.setenv("HPCTRAIN_POD", "digits")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    machine = Machine(host="a", cores=1, frameworks=frozenset({"torch"}), versions={})
+    hosts = Hosts(slots=(Slots(host="a", slots=1), Slots(host="b", slots=1)))
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(make_plan(load_recipe("digits"), machine, hosts=hosts, start=Start(launcher="torchrun")))
+    return directory
+
+
+def begin(directory: RunDirectory, attempt: int) -> None:
+    with EventWriter(directory.events) as events:
+        hosts = ("a", "b")
+        events.emit(StartEvent(attempt=attempt, iteration=0, launcher="torchrun", hosts=hosts, host="a", pid=1))
+
+
+def end(directory: RunDirectory, status: str) -> None:
+    with EventWriter(directory.events) as events:
+        events.emit(EndEvent(status=status))
+
+
+def test_a_run_that_is_done_needs_no_pod_any_more(run: RunDirectory) -> None:
+    begin(run, 1)
+    end(run, "done")
+    assert take_part(run, seconds=5, poll=0.01) == 0
+
+
+@pytest.mark.parametrize("status", ["failed", "resumable"])
+def test_how_it_ended_before_says_nothing_of_how_it_goes_on(run: RunDirectory, status: str) -> None:
+    begin(run, 1)
+    end(run, status)
+    begun = time.monotonic()
+    assert take_part(run, seconds=0.3, poll=0.01) == 4
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_an_attempt_that_had_this_pods_ranks_is_not_joined_again(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin(run, 1)
+    write_record(run, RECORD)
+    assert take_part(run, seconds=0.3, poll=0.01) == 4
+    assert "attempt" not in capfd.readouterr().err
+
+
+def test_nothing_begins_in_a_directory_that_is_not_there_yet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert take_part(RunDirectory(tmp_path / "none"), seconds=0.1, poll=0.01) == 4
+    assert "the first pod started nothing within 0.1 s: kubectl get pods" in capfd.readouterr().err
+
+
+def test_a_pod_that_waits_leaves_at_once(tmp_path: Path) -> None:
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    begun = time.monotonic()
+    assert take_part(RunDirectory(tmp_path), seconds=30, poll=0.01) == 4
+    assert time.monotonic() - begun < 5
+
+
+def test_events_that_cannot_be_read_are_read_again(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(run, 1)
+    end(run, "done")
+    text = run.events.read_bytes()
+    run.events.write_bytes(b"\0" * 20 + text[20:])
+    threading.Timer(0.3, lambda: run.events.write_bytes(text)).start()
+    assert take_part(run, seconds=30, poll=0.01) == 0
+    run.events.write_bytes(b"\0" * 20 + text[20:])
+    monkeypatch.setattr("hpctrain.control.supervision.pods._UNREAD_SECONDS", 0.1)
+    with pytest.raises(HpctrainError, match=r"could not be read for 0\.1 s") as raised:
+        take_part(run, seconds=30, poll=0.01)
+    # The Job makes another pod, and is not over.
+    assert raised.value.exit_code == 4
+
+
+def test_an_event_that_is_taken_back_is_forgotten(run: RunDirectory) -> None:
+    begin(run, 1)
+    write_record(run, RECORD)
+    text = run.events.read_bytes()
+    end(run, "failed")
+    threading.Timer(0.2, lambda: run.events.write_bytes(text)).start()
+    threading.Timer(0.6, lambda: (begin(run, 2), end(run, "done"))).start()
+    assert take_part(run, seconds=30, poll=0.01) == 0
+
+
+def test_names_are_waited_for() -> None:
+    said: list[str] = []
+    await_names(["127.0.0.1", "localhost"], notice=said.append, seconds=0)
+    assert not said
+    with pytest.raises(HpctrainError, match=r"digits-1\.invalid had no address within 0\.2 s(.|\n)*kubectl") as raised:
+        await_names(["127.0.0.1", "digits-1.invalid"], notice=said.append, seconds=0.2, poll=0.05)
+    assert raised.value.exit_code == 4
+    assert said == ["waiting for digits-1.invalid, for 0.2 s at most"]
+
+
+def test_processors_are_those_that_the_manifest_asks_for() -> None:
+    assert usable_processors({"HPCTRAIN_POD_CPUS": "7"}) == 7
+    assert usable_processors({"HPCTRAIN_POD_CPUS": ""}) == usable_processors({}) == len(os.sched_getaffinity(0))

@@ -1,0 +1,390 @@
+"""Records to fabric: order, levels, subnets, oversubscription, and a warning for all that is odd."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from infiniband_texts import DUMP_LFTS, IBNETDISCOVER
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.build import build_fabric, read_fabric
+from hpctrain.control.topology.fabric import NO_PORT, Fabric
+from hpctrain.control.topology.levels import oversubscription
+from hpctrain.control.topology.link_speed import bandwidth
+from hpctrain.control.topology.names import host_and_device, is_service_host, natural, switch_name
+from hpctrain.control.topology.readers import forwarding, ibnetdiscover
+from hpctrain.control.topology.records import FabricNode, Link, Record, Remark, SwitchGroup
+
+
+class Plant:
+    """Nodes and cables laid by hand; ``records`` is what a reader would tell of them."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self._ports: dict[str, int] = {}
+
+    def switch(self, name: str, *, guid: str = "") -> str:
+        guid = guid or f"{len(self._ports) + 1:016x}"
+        self._ports[guid] = 0
+        lid = len(self._ports)
+        self.records.append(FabricNode(kind="switch", guid=guid, name=name, ports=64, lid=lid, where="f:1"))
+        return guid
+
+    def adapter(self, name: str, *switches: str, speed: str = "NDR", device: int = 0x1021) -> str:
+        guid = f"{0xA000 + len(self._ports):016x}"
+        self._ports[guid] = 0
+        self.records.append(
+            FabricNode(kind="adapter", guid=guid, name=name, ports=len(switches), device_id=device, where="f:1")
+        )
+        for switch in switches:
+            self.cable(guid, switch, speed)
+        return guid
+
+    def cable(self, one: str, other: str, speed: str | None = "NDR", *, sides: int = 2) -> None:
+        ends = (one, self._port(one)), (other, self._port(other))
+        for (guid, port), (peer, peer_port) in (ends, ends[::-1])[:sides]:
+            link = Link(guid=guid, port=port, peer=peer, peer_port=peer_port, width=4, speed=speed, where="f:1")
+            self.records.append(link)
+
+    def _port(self, guid: str) -> int:
+        self._ports[guid] += 1
+        return self._ports[guid]
+
+    def build(self, *, leave_out: tuple[str, ...] = ()) -> Fabric:
+        return build_fabric(self.records, leave_out=leave_out)
+
+
+def _level(fabric: Fabric, name: str) -> int:
+    return int(fabric.level[fabric.names.index(name)])
+
+
+def _two_leaves() -> tuple[Plant, str, str, str]:
+    plant = Plant()
+    spine, one, two = plant.switch("spine"), plant.switch("leaf10"), plant.switch("leaf9")
+    plant.cable(one, spine)
+    plant.cable(two, spine)
+    for number in (10, 9, 1):
+        plant.adapter(f"n{number} mlx5_10", one)
+        plant.adapter(f"n{number} mlx5_2", two)
+    return plant, spine, one, two
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_discovery_does_not_matter(chosen: random.Random) -> None:
+    plant, *_ = _two_leaves()
+    fabric = plant.build()
+    chosen.shuffle(plant.records)
+    other = plant.build()
+    assert other.names == fabric.names
+    assert other.names[:3] == ("leaf9", "leaf10", "spine")
+    assert other.hosts == fabric.hosts == ("n1", "n9", "n10")
+    assert [fabric.names[adapter] for adapter in fabric.adapters(2)] == ["n10 mlx5_2", "n10 mlx5_10"]
+    for made in (fabric, other):
+        assert made.level.tolist() == [1, 1, 2] + [0] * 6
+        assert made.leaves[0] == {0, 1}
+        assert made.warnings == ()
+    assert set(zip(fabric.source.tolist(), fabric.target.tolist(), strict=True)) == set(
+        zip(other.source.tolist(), other.target.tolist(), strict=True)
+    )
+
+
+def test_aggregation_nodes_take_no_part_and_make_no_leaf() -> None:
+    plant, spine, *_ = _two_leaves()
+    plant.adapter("Mellanox Technologies Aggregation Node", spine)
+    plant.adapter("n4 mlx5_0", spine, device=0xCF09)
+    fabric = plant.build()
+    assert _level(fabric, "spine") == 2
+    assert fabric.hosts == ("n1", "n9", "n10")
+    assert (fabric.level == -1).sum() == 2
+    assert fabric.warnings == ("2 SHARP aggregation nodes left out: they are parts of switches",)
+
+
+def test_a_management_host_on_a_spine_makes_no_leaf_of_it_but_a_storage_leaf_is_one() -> None:
+    plant, spine, *_ = _two_leaves()
+    plant.adapter("dc1-ufm01 mlx5_0", spine)
+    storage = plant.switch("storage-leaf")
+    plant.cable(storage, spine)
+    plant.adapter("oss1 mlx5_0", storage)
+    fabric = plant.build()
+    assert _level(fabric, "spine") == 2
+    assert _level(fabric, "storage-leaf") == 1
+    assert "dc1-ufm01" in fabric.hosts
+    assert (fabric.level == 0).sum() == 8
+
+
+def test_a_fabric_of_management_hosts_alone_has_leaves() -> None:
+    plant = Plant()
+    switch = plant.switch("s")
+    for number in (1, 2):
+        plant.adapter(f"ufm{number} mlx5_0", switch)
+    assert _level(plant.build(), "s") == 1
+
+
+def test_hosts_that_the_caller_leaves_out() -> None:
+    plant, spine, *_ = _two_leaves()
+    plant.adapter("login1 mlx5_0", spine)
+    assert _level(plant.build(), "spine") == 1
+    fabric = plant.build(leave_out=("login*",))
+    assert _level(fabric, "spine") == 2
+    assert "login1" not in fabric.hosts
+    assert fabric.warnings == ("adapters of hosts that were to be left out (1): login1 mlx5_0",)
+
+
+def test_a_host_without_a_name_is_left_out_by_its_guid_and_a_pattern_without_a_host_is_a_warning() -> None:
+    plant, spine, *_ = _two_leaves()
+    guid = plant.adapter("MT4129 ConnectX7", spine)
+    assert guid in plant.build().hosts
+    fabric = plant.build(leave_out=(guid[:-1] + "?", "strage*"))
+    assert guid not in fabric.hosts
+    assert fabric.warnings == (
+        f"adapters of hosts that were to be left out (1): {guid}",
+        "no host was left out for 'strage*'",
+    )
+
+
+def test_odd_cables_are_warnings() -> None:
+    plant, _, one, two = _two_leaves()
+    plant.cable(one, one)
+    plant.cable(one, two, sides=1)
+    plant.adapter("n9 mlx5_3", one, speed="HDR")
+    plant.records += [
+        Link(guid=one, port=60, where="f:1"),
+        Link(guid=one, port=61, peer=two, peer_port=1, where="f:1"),
+        Link(guid=one, port=62, peer="f" * 16, peer_port=1, where="f:1"),
+        FabricNode(kind="adapter", guid="e" * 16, name="n5 mlx5_0", ports=1, where="f:1"),
+        Remark(text="odd", where="f:9"),
+        Remark(text="odd", where="g:9"),
+    ]
+    fabric = plant.build()
+    assert fabric.warnings == (
+        "f:9, g:9: odd",
+        "switch ports cabled to their own switch, left out (2): leaf10 port 5, leaf10 port 6",
+        "ports at whose other end nothing answers (no cable, or a dead one) (1): leaf10 port 60",
+        "cables that only one of their ends reports (1): leaf10 port 7",
+        "ports whose other end reports another cable, left out (1): leaf10 port 61",
+        "cables to nodes that are not in the file, left out (1): leaf10 port 62",
+        "adapters without a cable, left out (1): n5 mlx5_0",
+        "links slower than their peers (1): n9 mlx5_3 to leaf10 (50%)",
+    )
+    between = (fabric.source == 0) & (fabric.target == 1)
+    assert between.sum() == 1, "the one-sided cable carries traffic both ways"
+    assert ((fabric.source == 1) & (fabric.target == 0)).sum() == 1
+
+
+def test_names_that_do_not_tell_nodes_apart() -> None:
+    plant = Plant()
+    one, two = plant.switch("Quantum Mellanox Technologies"), plant.switch("Quantum Mellanox Technologies")
+    plant.cable(one, two)
+    nameless = plant.adapter("MT4129 ConnectX7   Mellanox Technologies", one)
+    plant.adapter("localhost mlx5_0", one)
+    two_ports = plant.adapter("n1 mlx5_0", one, two)
+    fabric = plant.build()
+    assert fabric.names[:2] == (f"Quantum Mellanox Technologies {one}", f"Quantum Mellanox Technologies {two}")
+    assert fabric.hosts == (nameless, "localhost", "n1")
+    assert [fabric.names[adapter] for adapter in fabric.adapters(2)] == ["n1 mlx5_0/1", "n1 mlx5_0/2"]
+    assert two_ports not in fabric.hosts
+    assert fabric.leaves[2] == {0, 1}
+    assert len(fabric.warnings) == 3
+
+
+def test_subnets_are_kept_apart() -> None:
+    plant, *_ = _two_leaves()
+    chain = [plant.switch(f"x{number}") for number in range(30)]
+    for one, other in pairwise(chain):
+        plant.cable(one, other)
+    plant.adapter("n77 mlx5_0", chain[-1])
+    fabric = plant.build()
+    assert fabric.subnet.max() == 1
+    apart = {fabric.names[node] for node in np.flatnonzero(fabric.subnet == fabric.subnet[-1])}
+    assert apart == {"n77 mlx5_0", *(f"x{number}" for number in range(30))}
+    assert fabric.warnings == (
+        "switches without hosts that are on no shortest path between two leaves, left out (29): x0, x1, x2 and 26 more",
+    )
+
+
+def test_oversubscription_counts_bandwidth() -> None:
+    plant, spine, one, _ = _two_leaves()
+    plant.cable(one, spine, "HDR")
+    ratio = oversubscription(plant.build())
+    assert ratio == {0: 3.0, 1: 2.0}
+    plant = Plant()
+    plant.adapter("n1 mlx5_0", plant.switch("s"))
+    assert oversubscription(plant.build()) == {0: float("inf")}
+    plant, _, one, two = _two_leaves()
+    plant.cable(one, two)
+    assert oversubscription(plant.build()) == {0: 1.5, 1: 1.5}
+
+
+def test_links_of_unknown_speed() -> None:
+    plant, *_ = _two_leaves()
+    switch = plant.switch("x")
+    plant.cable(switch, plant.records[0].guid, None)  # type: ignore[union-attr]
+    fabric = plant.build()
+    assert set(fabric.bandwidth) == {50e9}
+    assert any(warning.startswith("1 links of unknown speed") for warning in fabric.warnings)
+
+
+def test_nothing_to_place_ranks_on_is_an_error() -> None:
+    with pytest.raises(HpctrainError, match="no host on a fabric, only no channel adapter"):
+        build_fabric([])
+    plant = Plant()
+    plant.cable(plant.switch("a"), plant.switch("b"))
+    with pytest.raises(HpctrainError, match="no channel adapter"):
+        plant.build()
+
+
+def test_forwarding_tables_join_their_switches() -> None:
+    cables = list(ibnetdiscover.read(IBNETDISCOVER, "f"))
+    fabric = build_fabric([*cables, *forwarding.read(DUMP_LFTS, "t")])
+    assert fabric.tables is not None
+    table = dict(zip((fabric.names[node] for node in fabric.table_switches), fabric.tables.tolist(), strict=True))
+    assert table["leaf1"] == [NO_PORT, 0, 3, NO_PORT, 1, 3]
+    assert table["leaf2"] == [NO_PORT] * 4 + [3, 1]
+    assert not any(warning.startswith("no route") for warning in fabric.warnings)
+
+    wrong = DUMP_LFTS.replace("0x0005 002", "0x0005 001")
+    warnings = build_fabric([*cables, *forwarding.read(wrong, "t")]).warnings
+    assert any(warning.startswith("no route from leaf1 to n2 mlx5_0") for warning in warnings)
+    without = DUMP_LFTS[: DUMP_LFTS.index("Unicast lids [0x0-0x5] of switch Lid 3")]
+    assert (
+        "switches without a forwarding table (1): spine"
+        in build_fabric([*cables, *forwarding.read(without, "t")]).warnings
+    )
+    strange = DUMP_LFTS.replace("guid 0x000000000000000", "guid 0xf00000000000000").replace("Lid 2", "Lid 99")
+    with pytest.raises(HpctrainError, match=r"t:4: .* switches that f does not have: f000000000000001, .*"):
+        build_fabric([*cables, *forwarding.read(strange, "t")])
+
+
+def test_two_subnets_may_use_the_same_lids() -> None:
+    def elsewhere(text: str) -> str:
+        return text.replace("00000000000000", "10000000000000").replace(' "n', ' "m').replace('"spine', '"other')
+
+    listing, tables = IBNETDISCOVER + elsewhere(IBNETDISCOVER), DUMP_LFTS + elsewhere(DUMP_LFTS)
+    fabric = build_fabric([*ibnetdiscover.read(listing, "f"), *forwarding.read(tables, "t")])
+    assert fabric.subnet.max() == 1
+    assert len(fabric.table_switches) == 6
+    assert not any(warning.startswith(("no route", "switches without")) for warning in fabric.warnings)
+
+
+def _group(name: str, *, hosts: tuple[str, ...] = (), switches: tuple[str, ...] = ()) -> SwitchGroup:
+    return SwitchGroup(name=name, hosts=hosts, switches=switches, where="t:1")
+
+
+def test_a_slurm_tree_becomes_a_fabric() -> None:
+    fabric = build_fabric(
+        [_group("core", switches=("s2", "s10")), _group("s10", hosts=("n10", "n2")), _group("s2", hosts=("n1",))]
+    )
+    assert fabric.names == ("core", "s2", "s10", "n1", "n2", "n10")
+    assert fabric.level.tolist() == [2, 1, 1, 0, 0, 0]
+    assert fabric.leaves[fabric.hosts.index("n10")] == {2}
+    assert set(fabric.bandwidth) == {1.0}
+    for node in range(6):
+        ports = sorted(fabric.source_port[fabric.source == node].tolist())
+        assert ports == list(range(1, len(ports) + 1))
+    assert fabric.warnings == ()
+
+
+def test_hosts_of_a_slurm_tree_that_are_left_out_take_their_empty_switches_along() -> None:
+    tree = [
+        _group("core", switches=("pod1", "pod2")),
+        _group("pod1", switches=("s1", "s2")),
+        _group("pod2", switches=("s3",)),
+        _group("s1", hosts=("n1", "login1")),
+        _group("s2", hosts=("n2",)),
+        _group("s3", hosts=("login2",)),
+    ]
+    fabric = build_fabric(tree, leave_out=("login*", "x"))
+    assert fabric.hosts == ("n1", "n2")
+    assert fabric.names == ("core", "pod1", "s1", "s2", "n1", "n2")
+    assert fabric.level.tolist() == [3, 2, 1, 1, 0, 0]
+    assert fabric.warnings == (
+        "no host was left out for 'x'",
+        "hosts that were to be left out (2): login1, login2",
+    )
+    with pytest.raises(HpctrainError, match="no hosts in it but those left out"):
+        build_fabric(tree, leave_out=("*",))
+
+
+def test_blocks_are_joined_with_a_warning() -> None:
+    fabric = build_fabric([_group("b1", hosts=("n1",)), _group("b2", hosts=("n2",))])
+    assert fabric.subnet.tolist() == [0] * 5
+    assert fabric.level.tolist() == [1, 1, 2, 0, 0]
+    assert fabric.warnings == ("nothing joins b1, b2 in t: assumed to hang from one switch above them",)
+
+
+def test_groups_that_are_no_tree() -> None:
+    with pytest.raises(HpctrainError, match="'s9' is not defined"):
+        build_fabric([_group("core", switches=("s9",)), _group("s1", hosts=("n1",))])
+    with pytest.raises(HpctrainError, match="no hosts"):
+        build_fabric([_group("core")])
+    plant, *_ = _two_leaves()
+    with pytest.raises(HpctrainError, match="both a switch tree"):
+        build_fabric([*plant.records, _group("s1", hosts=("n1",))])
+
+
+def test_files_that_are_no_fabric(tmp_path: Path) -> None:
+    def message(text: bytes, routes: Path | None = None) -> str:
+        (tmp_path / "f").write_bytes(text)
+        with pytest.raises(HpctrainError) as caught:
+            read_fabric(tmp_path / "f", routes)
+        return f"{caught.value}".replace(str(tmp_path), "")
+
+    assert message(b"").startswith("/f: an empty file\n  valid: the output of ibnetdiscover, ")
+    assert message(b"\x7fELF\0\0\xff").startswith("/f: a binary file")
+    assert message(b"hello\n").startswith("/f: a file of no known format")
+    assert "--routes /f" in message(DUMP_LFTS.encode())
+    (tmp_path / "none").mkdir()
+    assert message(IBNETDISCOVER.encode(), tmp_path / "none").startswith("/none: an empty folder")
+    assert message(IBNETDISCOVER.encode(), tmp_path / "nowhere").startswith(
+        "cannot read the fabric file /nowhere: No such file"
+    )
+    assert message(IBNETDISCOVER.encode(), tmp_path / "f").startswith("/f:")
+    with pytest.raises(HpctrainError, match="Is a directory"):
+        read_fabric(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("description", "host", "device"),
+    [
+        ("a08-p1-dgx-04-c01 mlx5_5", "a08-p1-dgx-04-c01", "mlx5_5"),
+        ("r-ufm111 HCA-1", "r-ufm111", "HCA-1"),
+        ("n1 mlx5_bond_0", "n1", "mlx5_bond_0"),
+        ("n1", "n1", ""),
+        ("MT4129 ConnectX7   Mellanox Technologies", None, "MT4129 ConnectX7   Mellanox Technologies"),
+        ("MT25408 ConnectX-3", None, "MT25408 ConnectX-3"),
+        ("Connect-IB", None, "Connect-IB"),
+        ("", None, ""),
+    ],
+)
+def test_hosts_and_devices_of_descriptions(description: str, host: str | None, device: str) -> None:
+    assert host_and_device(description) == (host, device)
+
+
+def test_other_names() -> None:
+    assert switch_name("MF0;A09-P1-IBLEAF-04-04:MQM9701/U1") == "A09-P1-IBLEAF-04-04"
+    assert switch_name("MF0;director:CS7500/L01/U1") == "MF0;director:CS7500/L01/U1"
+    assert switch_name("spine") == "spine"
+    assert sorted(["n10", "n9", "m²", "n1a"], key=natural) == ["m²", "n1a", "n9", "n10"]
+    assert [
+        name for name in ("cufm-1", "dc1-ufm01", "mds2", "small", "costly", "nas", "node-sm1") if is_service_host(name)
+    ] == [
+        "cufm-1",
+        "dc1-ufm01",
+        "mds2",
+        "nas",
+        "node-sm1",
+    ]
+
+
+def test_payload_of_links() -> None:
+    assert bandwidth(4, "QDR") == 4e9, "40 Gbit/s less 8b/10b"
+    assert bandwidth(4, "FDR") == pytest.approx(56.25e9 / 8 * 64 / 66)
+    assert bandwidth(4, "NDR") == 50e9
+    assert np.isnan(bandwidth(None, "NDR"))

@@ -1,0 +1,220 @@
+"""Fabrics as Slurm's files, and back.
+
+After a change that is meant: ``REGENERATE=1 python -m pytest tests/unit/control/topology/test_convert.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from small_fabric import small_fabric
+
+from hpctrain.common.cluster.host_list import expand_hosts
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.blocks import uneven
+from hpctrain.control.topology.build import build_fabric
+from hpctrain.control.topology.convert import block, block_yaml, topology_conf, topology_yaml
+from hpctrain.control.topology.fabric import Fabric
+from hpctrain.control.topology.fat_tree import fat_tree
+from hpctrain.control.topology.readers import ibnetdiscover, slurm, slurm_yaml
+from hpctrain.control.topology.records import SwitchGroup
+from hpctrain.control.topology.subtrees import Subtree, subtrees
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "slurm"
+WRITERS = {
+    "topology.conf": topology_conf,
+    "topology.yaml": topology_yaml,
+    "block-topology.conf": block,
+    "block-topology.yaml": block_yaml,
+}
+Tree = frozenset["Tree | str"]
+
+
+def generated(hosts: int, leaf_down: int, pod_leaves: int | None, rails: int = 1) -> Fabric:
+    text = fat_tree(
+        hosts=hosts,
+        rails=rails,
+        leaf_down=leaf_down,
+        leaf_up=2,
+        levels=2 if pod_leaves is None else 3,
+        pod_leaves=pod_leaves,
+    )
+    return build_fabric(ibnetdiscover.read(text, "generated"))
+
+
+def tree(text: str) -> Tree:
+    """The tree without the switches' names."""
+    read = slurm_yaml.read if text.startswith("-") else slurm.read
+    groups = {record.name: record for record in read(text, "converted") if isinstance(record, SwitchGroup)}
+
+    def below(group: SwitchGroup) -> Tree:
+        return frozenset([*group.hosts, *(below(groups[name]) for name in group.switches)])
+
+    children = {name for group in groups.values() for name in group.switches}
+    return frozenset(below(group) for group in groups.values() if group.name not in children)
+
+
+def end_hosts(nested: Tree) -> set[Tree]:
+    """The sets that hold hosts, without what joins them."""
+    hosts = frozenset(each for each in nested if isinstance(each, str))
+    return {hosts} - {frozenset()} | {end for each in nested if not isinstance(each, str) for end in end_hosts(each)}
+
+
+def cut(items: list[Tree] | list[str], size: int) -> list[Tree]:
+    return [frozenset(items[start : start + size]) for start in range(0, len(items), size)]
+
+
+FABRICS = {"hosts": st.integers(1, 24), "leaf_down": st.integers(1, 6), "pod_leaves": st.none() | st.integers(1, 3)}
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(**FABRICS)
+def test_the_tree_is_the_one_that_was_generated(hosts: int, leaf_down: int, pod_leaves: int | None) -> None:
+    leaves = cut([f"node{number:04}" for number in range(1, hosts + 1)], leaf_down)
+    assume(pod_leaves is None or len(leaves) >= pod_leaves)
+    pods = [leaves] if pod_leaves is None else cut(leaves, pod_leaves)
+    # Spines above a single leaf, and cores above a single pod, join nothing.
+    joined = pods[0] if len(pods) == 1 else pods
+    expected = frozenset(joined if len(joined) == 1 else [frozenset(joined)])
+    fabric = generated(hosts, leaf_down, pod_leaves)
+    assert tree(topology_conf(fabric)) == expected
+    assert tree(topology_yaml(fabric)) == expected
+    assert end_hosts(tree(block(fabric))) == set(leaves) == end_hosts(tree(block_yaml(fabric)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(**FABRICS, rails=st.integers(1, 3))
+def test_a_round_trip_changes_nothing(hosts: int, leaf_down: int, pod_leaves: int | None, rails: int) -> None:
+    assume(pod_leaves is None or -(-hosts // leaf_down) * rails >= pod_leaves)
+    text = topology_conf(generated(hosts, leaf_down, pod_leaves, rails))
+    again = build_fabric(slurm.read(text, "converted"))
+    assert tree(topology_conf(again)) == tree(text)
+    assert tree(topology_conf(build_fabric(slurm_yaml.read(topology_yaml(again), "converted")))) == tree(text)
+
+
+def test_hosts_with_the_same_leaves_make_one_switch() -> None:
+    fabric = generated(8, 4, None, rails=4)
+    assert len(fabric.leaves[0]) == 4
+    assert tree(topology_conf(fabric)) == frozenset(
+        [frozenset([frozenset(f"node{n:04}" for n in range(1, 5)), frozenset(f"node{n:04}" for n in range(5, 9))])]
+    )
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_golden(name: str) -> None:
+    text = WRITERS[name](generated(10, 2, 2))
+    path = GOLDEN / name
+    if os.environ.get("REGENERATE"):
+        path.write_text(text)
+    assert text == path.read_text(), f"if the change is meant: REGENERATE=1 python -m pytest {__file__}"
+
+
+def test_every_golden_file_has_its_case() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == set(WRITERS)
+
+
+def test_no_block_has_fewer_hosts_than_the_first_size_and_a_small_one_is_named() -> None:
+    fabric = generated(7, 3, None)
+    assert block(fabric).splitlines()[-1] == "BlockSizes=1"
+    assert uneven(fabric) == [
+        "BlockSizes begins with 1, the hosts of the smallest block, although most blocks have 3; blocks with fewer, "
+        "each by its first host (1): node0007"
+    ]
+    assert uneven(generated(6, 3, None)) == []
+
+
+def test_a_host_that_lost_an_adapter_stays_in_its_block() -> None:
+    cables = [(f"h{host} m{rail}", f"leaf{host % 2 * 2 + rail}") for host in range(8) for rail in range(2)]
+    cables.remove(("h4 m1", "leaf1"))
+    fabric = small_fabric([*cables, *((f"leaf{leaf}", "spine0") for leaf in range(4))])
+    assert block(fabric) == "BlockName=leaf0 Nodes=h[0,2,4,6]\nBlockName=leaf2 Nodes=h[1,3,5,7]\nBlockSizes=4\n"
+
+
+BLOCKS = """\
+BlockName=b2 Nodes=n[1-5]
+BlockName=b10 Nodes=n[6-10]
+BlockName=a1 Nodes=n[11-15]
+BlockSizes=4,8
+"""
+
+
+def test_blocks_keep_their_order_and_their_sizes() -> None:
+    fabric = build_fabric(slurm.read(BLOCKS, "f"))
+    assert block(fabric) == BLOCKS
+    assert block(build_fabric(slurm_yaml.read(block_yaml(fabric), "f"))) == BLOCKS
+    # scontrol says the same in other words.
+    listed = BLOCKS.replace("\n", " BlockSize=4\n").replace("BlockSizes=4,8 BlockSize=4\n", "")
+    listed += "AggregatedBlock=b2,b10 BlockIndex=3 BlockSize=8 Nodes=n[1-10]\n"
+    assert block(build_fabric(slurm.read(listed, "f"))) == BLOCKS
+
+
+PLACEHOLDERS = """\
+BlockName=b1 Nodes=n[1-2]
+BlockName=empty
+BlockName=b3 Nodes=n[5-6]
+BlockName=b4 Nodes=n[7-8]
+BlockName=b5 Nodes=n[9-10]
+BlockName=empty-2
+BlockName=b7 Nodes=n[11-12]
+BlockSizes=2,8
+"""
+
+
+def test_blocks_without_hosts_keep_the_position_of_others() -> None:
+    """Of 2,8 four blocks are one: b1, b3 and b4 beside each other, b5 with b7."""
+    fabric = build_fabric(slurm.read(PLACEHOLDERS, "f"))
+    larger = {frozenset(fabric.hosts[host] for host in _hosts_below(tree)) for tree in subtrees(fabric)[0].below}
+    first = {"n1", "n2", "n5", "n6", "n7", "n8"}
+    assert larger == {frozenset(first), frozenset({"n9", "n10", "n11", "n12"})}
+    written = block(fabric)
+    assert written.splitlines()[-1] == "BlockSizes=2,8"
+    for text, reader in ((written, slurm.read), (block_yaml(fabric), slurm_yaml.read)):
+        again = build_fabric(reader(text, "f"))
+        assert block(again) == written
+        assert {
+            frozenset(again.hosts[host] for host in _hosts_below(tree)) for tree in subtrees(again)[0].below
+        } == larger
+
+
+def _hosts_below(tree: Subtree) -> list[int]:
+    return [host for each in tree.walk() for host in each.hosts]
+
+
+def test_blocks_that_lost_hosts_or_neighbours_get_sizes_that_slurm_takes() -> None:
+    smaller = build_fabric(slurm.read(BLOCKS, "f"), leave_out=["n[6-8]"])
+    assert block(smaller).splitlines()[1:] == [
+        "BlockName=b10 Nodes=n[9-10]",
+        "BlockName=a1 Nodes=n[11-15]",
+        "BlockSizes=2,4",
+    ]
+    fewer = build_fabric(slurm.read(BLOCKS.replace("a1 Nodes=n[11-15]", "a1 Nodes=n11") + "", "f"), leave_out=["n?"])
+    assert block(fewer) == "BlockName=b10 Nodes=n10\nBlockName=a1 Nodes=n11\nBlockSizes=1\n"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "pod_leaves", "sizes"), [(16, 2, "2,4"), (16, 4, "2,8"), (18, 3, "2"), (14, 4, "2,8")]
+)
+def test_pods_are_larger_blocks_where_they_have_a_power_of_two_of_leaves(
+    hosts: int, pod_leaves: int, sizes: str
+) -> None:
+    assert block(generated(hosts, 2, pod_leaves)).splitlines()[-1] == f"BlockSizes={sizes}"
+
+
+def test_names_that_slurm_reads() -> None:
+    text = """\
+SwitchName=core Switches=s1,s2
+SwitchName=s1 Nodes=n[1-2]
+SwitchName=s2 Nodes=n3
+"""
+    fabric = build_fabric(slurm.read(text, "f"))
+    odd = Fabric(**{**vars(fabric), "names": tuple(f"MF0;{name} a,b:[1]" for name in fabric.names)})
+    records = [record for record in slurm.read(topology_conf(odd), "f") if isinstance(record, SwitchGroup)]
+    assert len({record.name for record in records}) == 3
+    assert all(expand_hosts(record.name, "f") == (record.name,) for record in records)
+    with pytest.raises(HpctrainError, match="'a host' is not a name of a host in Slurm"):
+        topology_conf(Fabric(**{**vars(fabric), "hosts": ("a host", "n2", "n3")}))

@@ -1,0 +1,48 @@
+"""What a fabric tells of its hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_fabric import small_fabric, two_levels
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.summary import host_numbers, leaf_oversubscription
+
+
+def test_the_leaves_of_each_host() -> None:
+    assert two_levels([2, 1], spines=1, rails=3).leaves == ({9}, {9}, {10}), "after nine adapters"
+    fabric = small_fabric([("a 0", "leaf0"), ("a 1", "leaf1"), ("b 0", "leaf1")])
+    leaf = fabric.names.index
+    assert replace(fabric, hosts=("a", "b", "c")).leaves == ({leaf("leaf0"), leaf("leaf1")}, {leaf("leaf1")}, set())
+
+
+def test_a_fabric_has_speeds_where_any_link_has() -> None:
+    fabric = two_levels([1], spines=1)
+    assert fabric.has_speeds
+    assert not replace(fabric, bandwidth=np.ones_like(fabric.bandwidth)).has_speeds
+
+
+@pytest.mark.parametrize(("wanted", "meant"), [("GPU2", "gpu2"), ("gpu22", "gpu2"), ("zz", "")])
+def test_a_host_that_is_not_there(wanted: str, meant: str) -> None:
+    fabric = replace(two_levels([5], spines=1), hosts=("gpu1", "gpu2", "gpu3", "Login", "n[1"))
+    with pytest.raises(HpctrainError, match=f"no host '{wanted}' .did you mean '{meant}") as caught:
+        host_numbers(fabric, ["gpu1", wanted])
+    assert caught.value.hint == "it has 5 hosts: Login,gpu[1-3],n[1"
+
+
+def test_the_list_of_known_hosts_has_an_end() -> None:
+    names = tuple(f"{'abcdefgh'[number % 8]}{'x' * (number // 8)}" for number in range(400))
+    fabric = replace(two_levels([400], spines=1), hosts=names)
+    with pytest.raises(HpctrainError) as caught:
+        host_numbers(fabric, ["node"])
+    assert len(caught.value.hint) < 600 and caught.value.hint.endswith("…")
+
+
+def test_oversubscription_by_the_names_of_leaves() -> None:
+    fabric = two_levels([4, 2], spines=2)
+    assert leaf_oversubscription(fabric) == {"leaf0": 2.0, "leaf1": 1.0}
+    assert leaf_oversubscription(replace(fabric, bandwidth=np.ones_like(fabric.bandwidth))) == {}
+    assert leaf_oversubscription(small_fabric([("a 0", "leaf0")])) == {"leaf0": None}

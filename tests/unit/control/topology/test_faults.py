@@ -1,0 +1,184 @@
+"""Which hosts are named for flows that are slow, with made-up flows: those that are slow, in the right direction."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.control.topology.faults import Fault
+from hpctrain.control.topology.verify import End, Flow, compare, gain, incomparable, rounds
+
+SPEED = 125e6
+Shares = Mapping[str, float]
+
+
+def measured(names: list[str], sends: Shares, receives: Shares, *, rails: int = 1) -> list[Flow]:
+    """Every flow of the rounds at the speed of its slower end."""
+    ends = [End(host=name, device=f"m{rail}") for name in names for rail in range(rails)]
+    return [
+        Flow(
+            round=number,
+            source=ends[source],
+            target=ends[target],
+            bandwidth=SPEED * min(share(sends, ends[source]), share(receives, ends[target])),
+            latency=3e-5,
+        )
+        for number, pairs in enumerate(rounds(len(names), rails))
+        for source, target in pairs
+    ]
+
+
+def share(shares: Shares, end: End) -> float:
+    """That of an adapter, or of its host."""
+    return min(shares.get(str(end), 1.0), shares.get(end.host, 1.0))
+
+
+def named(faults: tuple[Fault, ...]) -> set[tuple[str, str, str]]:
+    return {(fault.kind, fault.name, fault.direction) for fault in faults}
+
+
+def hosts(number: int) -> list[str]:
+    return [f"h{host}" for host in range(1, number + 1)]
+
+
+@pytest.mark.slow
+@given(st.integers(2, 12), st.data())
+def test_an_even_network_has_no_fault(number: int, data: st.DataObject):
+    flows = [
+        replace(flow, bandwidth=SPEED * data.draw(st.floats(0.8, 1)), latency=data.draw(st.floats(2e-5, 4e-5)))
+        for flow in measured(hosts(number), {}, {})
+    ]
+    faults = compare(flows)
+    assert faults == ()
+    assert gain(flows, faults, hosts(number)) is None
+
+
+@given(st.integers(3, 12), st.floats(0.02, 0.6), st.sampled_from(["both", "sends", "receives"]), st.data())
+def test_one_slow_host_is_the_only_one_named(number: int, slowed: float, direction: str, data: st.DataObject):
+    names = hosts(number)
+    slow = data.draw(st.sampled_from(names))
+    sends = {slow: slowed} if direction != "receives" else {}
+    receives = {slow: slowed} if direction != "sends" else {}
+    flows = measured(names, sends, receives)
+    faults = compare(flows)
+    assert named(faults) == {("host", slow, direction)}
+    assert faults[0].reached == pytest.approx(slowed)
+    assert faults[0].alternatives == ()
+    found = gain(flows, faults, names)
+    assert found is not None
+    assert found.without == (slow,)
+    assert (found.bandwidth, found.bandwidth_without) == pytest.approx((SPEED * slowed, SPEED))
+
+
+@given(st.integers(3, 12), st.data())
+def test_less_than_half_of_the_hosts_are_all_named_and_no_other(number: int, data: st.DataObject):
+    names = hosts(number)
+    slow = st.sets(st.sampled_from(names), max_size=(number - 1) // 2)
+    directions = {name: data.draw(st.sampled_from(["both", "sends", "receives"])) for name in data.draw(slow)}
+    sends = {name: 0.1 for name, direction in directions.items() if direction != "receives"}
+    receives = {name: 0.1 for name, direction in directions.items() if direction != "sends"}
+    faults = compare(measured(names, sends, receives))
+    assert named(faults) == {("host", name, direction) for name, direction in directions.items()}
+
+
+@given(st.integers(2, 5), st.data())
+def test_other_names_give_the_same_answer_under_other_names(number: int, data: st.DataObject):
+    names = hosts(number)
+    shares = st.dictionaries(st.sampled_from(names), st.sampled_from([0.1, 0.3, 0.5, 1.0]))
+    flows = measured(names, data.draw(shares), data.draw(shares))
+    other = dict(zip(names, data.draw(st.permutations(names)), strict=True))
+    renamed = [
+        replace(
+            flow,
+            source=replace(flow.source, host=other[flow.source.host]),
+            target=replace(flow.target, host=other[flow.target.host]),
+        )
+        for flow in flows
+    ]
+
+    def rename(text: str) -> str:
+        return " ".join(other.get(word, word) for word in text.split())
+
+    expected = {
+        replace(fault, name=rename(fault.name), alternatives=tuple(map(rename, fault.alternatives)))
+        for fault in compare(flows)
+    }
+    assert set(compare(renamed)) == expected
+
+
+@pytest.mark.parametrize("rails", [1, 2])
+def test_two_that_receive_badly_do_not_make_the_third_a_bad_sender(rails: int):
+    for slow in itertools.combinations(hosts(3), 2):
+        faults = compare(measured(hosts(3), {}, dict.fromkeys(slow, 0.1), rails=rails))
+        assert named(faults) == {("host", name, "receives") for name in slow}
+
+
+def test_both_directions_at_different_rates_are_two_faults():
+    faults = compare(measured(hosts(4), {"h2": 0.1}, {"h2": 0.5}))
+    assert [str(fault) for fault in faults] == [
+        "host h2 receives at 50% of the usual bandwidth (3 flows)",
+        "host h2 sends at 10% of the usual bandwidth (3 flows)",
+    ]
+
+
+def test_of_two_hosts_neither_is_accused():
+    flows = measured(hosts(2), {"h1": 0.1}, {})
+    (fault,) = compare(flows)
+    assert str(fault) == "flow h1 -> h2: 10% of the usual bandwidth (1 flow); the link between them, or one of its ends"
+    assert fault.alternatives == ("host h1 sends", "host h2 receives")
+    assert gain(flows, (fault,), hosts(2)) is None
+
+
+def test_two_hosts_that_are_alike_cannot_be_compared():
+    flows = measured(hosts(2), {"h1": 0.1}, {"h1": 0.1})
+    assert compare(flows) == ()
+    assert incomparable(flows, None)
+    assert not incomparable(measured(hosts(3), {}, {}), None)
+
+
+def test_what_no_good_flow_clears_is_left_open():
+    # From h1 to h2 nobody can say: all else that h1 sends and that h2 receives goes through h3, which is slow itself.
+    flows = measured(hosts(3), {"h3": 0.1}, {"h3": 0.1})
+    flows = [
+        replace(flow, bandwidth=0.1 * SPEED) if (flow.source.host, flow.target.host) == ("h1", "h2") else flow
+        for flow in flows
+    ]
+    assert named(compare(flows)) == {("host", "h3", "both"), ("flow", "h1 -> h2", "both")}
+
+
+def test_an_adapter_that_receives_badly():
+    flows = measured(hosts(4), {}, {"h3 m1": 0.25}, rails=2)
+    faults = compare(flows)
+    assert named(faults) == {("adapter", "h3 m1", "receives")}
+    found = gain(flows, faults, hosts(4))
+    assert str(found) == "without h3 the slowest link carries 125 MB/s instead of 31.2 MB/s"
+
+
+def test_a_pair_that_was_not_measured_does_as_well_as_its_ends_do_with_others():
+    # Of 8 hosts those 3 places apart never meet, and without h2 and h3 the ring has h1 beside h4.
+    flows = measured(hosts(8), {"h2": 0.1, "h3": 0.2, "h1": 0.9}, {"h4": 0.8})
+    assert not any({flow.source.host, flow.target.host} == {"h1", "h4"} for flow in flows)
+    faults = compare(flows)
+    found = gain(flows, faults, hosts(8))
+    assert str(found) == "without h[2-3] the slowest link carries 100 MB/s instead of 12.5 MB/s"
+
+
+def test_late_hosts_are_no_gain():
+    flows = [
+        replace(flow, latency=1e-3) if "h3" in (flow.source.host, flow.target.host) else flow
+        for flow in measured(hosts(3), {}, {})
+    ]
+    faults = compare(flows)
+    assert [str(fault) for fault in faults] == ["host h3: 33.3 times the usual latency (4 flows)"]
+    assert gain(flows, faults, hosts(3)) is None
+
+
+def test_an_answer_that_was_late_once_is_no_late_host():
+    flows = measured(hosts(3), {}, {})
+    # The other direction of the same pair measured the same.
+    assert compare([replace(flows[0], latency=1e-3), *flows[1:]]) == ()

@@ -1,0 +1,273 @@
+"""Readers of InfiniBand tools: what they make of a small text, and of a damaged one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from infiniband_texts import DUMP_LFTS, IBLINKINFO, IBNETDISCOVER, IBNETDISCOVER_PORTS
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.build import build_fabric
+from hpctrain.control.topology.readers import forwarding, iblinkinfo, ibnetdiscover, ibnetdiscover_ports
+from hpctrain.control.topology.records import FabricNode, Forward, Link, Record, Remark
+
+Reader = Callable[[str, str], Iterator[Record]]
+_FABRICS: dict[str, tuple[Reader, str]] = {
+    "ibnetdiscover": (ibnetdiscover.read, IBNETDISCOVER),
+    "ibnetdiscover -p": (ibnetdiscover_ports.read, IBNETDISCOVER_PORTS),
+    "iblinkinfo": (iblinkinfo.read, IBLINKINFO),
+}
+_READERS = {**_FABRICS, "dump_lfts": (forwarding.read, DUMP_LFTS)}
+
+
+def _of(kind: type[Any], records: list[Record]) -> list[Any]:
+    return [record for record in records if isinstance(record, kind)]
+
+
+@pytest.mark.parametrize("tool", _FABRICS)
+def test_every_tool_tells_the_same(tool: str) -> None:
+    read, text = _FABRICS[tool]
+    fabric = build_fabric(read(text, "f"))
+    assert fabric.names == ("leaf1", "leaf2", "spine", "n1 mlx5_0", "n2 mlx5_0")
+    assert fabric.hosts == ("n1", "n2")
+    assert fabric.level.tolist() == [1, 1, 2, 0, 0]
+    assert fabric.lid.tolist() == [1, 2, 3, 4, 5]
+    cables = sorted(
+        zip(
+            fabric.source.tolist(),
+            fabric.source_port.tolist(),
+            fabric.target.tolist(),
+            fabric.bandwidth.tolist(),
+            strict=True,
+        )
+    )
+    assert cables == [
+        *((0, 1, 3, 50e9), (0, 3, 2, 50e9), (1, 1, 4, 25e9), (1, 3, 2, 50e9)),
+        *((2, 1, 0, 50e9), (2, 2, 1, 50e9), (3, 1, 0, 50e9), (4, 1, 1, 25e9)),
+    ]
+
+
+def test_ibnetdiscover_gives_devices_and_places() -> None:
+    records = list(ibnetdiscover.read(IBNETDISCOVER, "f"))
+    node = _of(FabricNode, records)[3]
+    assert node == FabricNode(
+        kind="adapter", guid="00000000000000a0", name="n1 mlx5_0", ports=1, device_id=0x1021, where="f:35"
+    )
+    assert _of(Link, records)[-2].lid == 4
+    (remark,) = _of(Remark, records)
+    assert remark.where == "f:1"
+    assert "(lines: 1): 'src/query_smp.c:195" in remark.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"S-0000000000000003"[1]\t', '"S-000000000000003"[1]\t', r"f:13: not a cable"),
+        ("4xHDR", "4xHD", r"f:20: the link speed 'HD' is not one of SDR, .*XDR"),
+        ('Switch\t4 "S-0000000000000001"', 'Switch\tfour "S-0000000000000001"', r"f:11: not a node"),
+        ("Switch\t4", "#", r"f:12: a cable before any node"),
+        ("[1]\t", "x" * 5000, r"f:12: a line of 5[0-9]+ characters"),
+    ],
+)
+def test_a_damaged_line_of_ibnetdiscover_is_named(old: str, new: str, message: str) -> None:
+    with pytest.raises(HpctrainError, match=message) as caught:
+        list(ibnetdiscover.read(IBNETDISCOVER.replace(old, new, 1), "f"))
+    assert "ibnetdiscover > f" in caught.value.hint
+
+
+def test_unknown_width_and_speed_are_no_error() -> None:
+    links = _of(Link, list(ibnetdiscover.read(IBNETDISCOVER.replace("4xHDR", "?????"), "f")))
+    assert [link.speed for link in links] == ["NDR", "NDR", None, "NDR", "NDR", "NDR", "NDR", None]
+    text = IBNETDISCOVER_PORTS.replace("4x HDR", "?? ???")
+    assert sum(link.width is None for link in _of(Link, list(ibnetdiscover_ports.read(text, "f")))) == 2
+
+
+def test_routers_and_their_cables_are_passed_over() -> None:
+    router = '\nvendid=0x2c9\nrtguid=0x9\nRt\t2 "R-0000000000000009"\t\t# "router"\n'
+    router += '[1](9) \t"S-0000000000000001"[4]\t\t# lid 9 lmc 0 "leaf1" lid 1 4xNDR\n'
+    cable = '[4]\t"R-0000000000000009"[1](9) \t\t# "router" lid 9 4xNDR\n'
+    text = IBNETDISCOVER.replace("[3]\t", f"{cable}[3]\t", 1) + router
+    assert (
+        build_fabric(ibnetdiscover.read(text, "f")).names == build_fabric(ibnetdiscover.read(IBNETDISCOVER, "f")).names
+    )
+    with pytest.raises(HpctrainError, match="no switch and no adapter"):
+        list(ibnetdiscover.read(router, "f"))
+
+
+def test_iblinkinfo_of_switches_only() -> None:
+    text = IBLINKINFO[IBLINKINFO.index("Switch: ") :]
+    fabric = build_fabric(iblinkinfo.read(text, "f"))
+    assert fabric.hosts == ("n1", "n2")
+    assert fabric.lid.tolist() == [1, 2, 3, 4, 5]
+    assert any("lists switches only: 2 adapters" in warning for warning in fabric.warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (IBLINKINFO.replace("106.25 Gbps", "106.5 Gbps", 1), r"f:2: a lane of 106.5 Gbps is not one of 2.5, "),
+        (IBLINKINFO.replace('[  ] "spine"', '"spine"', 1), r"f:8: not a port"),
+        (IBLINKINFO.replace("CA: n1 mlx5_0:\n", ""), r"f:1: a port before any node"),
+        (IBLINKINFO[: IBLINKINFO.index("Switch: 0x0000000000000003")], r"f:11: the file is cut off: 2 nodes .*see f:8"),
+    ],
+)
+def test_a_damaged_iblinkinfo_is_an_error(text: str, message: str) -> None:
+    with pytest.raises(HpctrainError, match=message):
+        list(iblinkinfo.read(text, "f"))
+
+
+def test_iblinkinfo_tells_fdr10_from_qdr() -> None:
+    text = IBLINKINFO.replace("  53.125 Gbps", "  10.0 Gbps (FDR10)").replace("       106.25 Gbps", "10.0 Gbps")
+    assert {link.speed for link in _of(Link, list(iblinkinfo.read(text, "f")))} == {"FDR10", "QDR", None}
+
+
+def test_forwarding_tables() -> None:
+    records = list(forwarding.read(DUMP_LFTS, "f"))
+    entries = _of(Forward, records)
+    assert len(entries) == 8
+    assert entries[3] == Forward(switch="0000000000000001", switch_lid=None, lid=5, port=3, where="f:7")
+    assert entries[4] == Forward(switch="0000000000000002", switch_lid=2, lid=4, port=3, where="f:12")
+    (remark,) = _of(Remark, records)
+    assert "iberror: failed" in remark.text
+    dropped = DUMP_LFTS.replace("0x0002 003", "0x0002 255")
+    assert [entry.lid for entry in _of(Forward, list(forwarding.read(dropped, "f")))[:3]] == [1, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (DUMP_LFTS[: DUMP_LFTS.index("4 valid")], r"f:7: the forwarding table of switch 0000000000000001 is cut off"),
+        (DUMP_LFTS.replace("4 valid", "5 valid"), r"f:8: 4 entries before the line that counts them"),
+        (DUMP_LFTS.replace("0x0002 003 :", "0x0002 3"), r"f:5: not an entry"),
+        (DUMP_LFTS[DUMP_LFTS.index("0x0001") :], r"f:1: an entry before the switch"),
+        ("Unicast lids [0x0-0x5] of switch Lid 2 guid 0x0000000000000002 (x):\n0 valid lids dumped\n", "no entry"),
+    ],
+)
+def test_damaged_forwarding_tables_are_an_error(text: str, message: str) -> None:
+    with pytest.raises(HpctrainError, match=message):
+        list(forwarding.read(text, "f"))
+
+
+@pytest.mark.parametrize("tool", _READERS)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        (" \n", "empty"),
+        ("\x7fELF\0\0", "binary"),
+        ("once upon a time\n", "f:1: no"),
+        ("x" * 10**7, "f:1: "),
+    ],
+)
+def test_what_no_tool_prints_is_an_error(tool: str, text: str, message: str) -> None:
+    read, _ = _READERS[tool]
+    with pytest.raises(HpctrainError, match=message):
+        list(read(text, "f"))
+
+
+@pytest.mark.parametrize("tool", _READERS)
+def test_every_cut_is_an_error_or_loses_no_cable(tool: str) -> None:
+    read, text = _READERS[tool]
+    whole = {(link.guid, link.port) for link in _of(Link, list(read(text, "f")))}
+    for length in range(len(text) - 1):
+        try:
+            records = list(read(text[:length], "f"))
+            if tool in _FABRICS:
+                build_fabric(records)
+        except HpctrainError:
+            continue
+        cables = {end for link in _of(Link, records) for end in ((link.guid, link.port), (link.peer, link.peer_port))}
+        missing = whole - cables
+        assert missing <= {("0000000000000001", 2)}, (text[:length][-80:], missing)
+
+
+_LINES = [line for _, text in _READERS.values() for line in text.splitlines(keepends=True)]
+_ANYTHING = st.text(max_size=60)
+
+
+@st.composite
+def _damaged(draw: st.DrawFn, text: str) -> str:
+    """A text with a few places cut out, doubled, or filled with lines of other tools or anything at all."""
+    for _ in range(draw(st.integers(0, 3))):
+        start = draw(st.integers(0, len(text)))
+        end = draw(st.integers(start, min(len(text), start + 80)))
+        text = (
+            text[:start]
+            + draw(st.sampled_from(["", text[start:end] * 2]) | st.sampled_from(_LINES) | _ANYTHING)
+            + text[end:]
+        )
+    return text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tool", _READERS)
+def test_any_text_gives_records_or_an_error_for_the_user(tool: str) -> None:
+    read, valid = _READERS[tool]
+
+    @settings(max_examples=2 * settings().max_examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(_ANYTHING | _damaged(valid))
+    def check(text: str) -> None:
+        try:
+            records = list(read(text, "f"))
+            assert _of(FabricNode, records) or _of(Forward, records)
+            build_fabric([*records, *ibnetdiscover.read(IBNETDISCOVER, "g")] if tool == "dump_lfts" else records)
+        except HpctrainError as error:
+            assert error.message.startswith("f"), error.message
+
+    check()
+
+
+def test_one_damaged_table_can_be_left_out() -> None:
+    whole = list(forwarding.read(DUMP_LFTS, "f"))
+    damaged = DUMP_LFTS.replace("0x0002 ", "0x2 ", 1)
+    left = list(forwarding.read_whole(damaged, "f"))
+    assert _of(Forward, left) == [entry for entry in _of(Forward, whole) if entry.switch != "0000000000000001"]
+    assert [remark.where for remark in _of(Remark, left)] == ["f:5", "f:14"], "the damage, and ibroute's error"
+    assert _of(Forward, list(forwarding.read_whole(DUMP_LFTS, "f"))) == _of(Forward, whole)
+    assert not _of(Forward, list(forwarding.read_whole(damaged[:200], "f")))
+
+
+def test_a_damaged_table_names_the_command_that_wrote_it() -> None:
+    third = DUMP_LFTS[DUMP_LFTS.index("Unicast", 600) :]
+    for text, command in ((DUMP_LFTS, "dump_lfts > f"), (third, "ibroute 3 > f")):
+        with pytest.raises(HpctrainError) as error:
+            list(forwarding.read(text.replace("2 valid lids", "7 valid lids"), "f"))
+        assert error.value.hint.endswith(command)
+
+
+@pytest.mark.parametrize("tool", _READERS)
+@pytest.mark.parametrize("prompt", ["[root@n1 ~]# ", "user@n1:~$ ", "n1:~ # ", "(base) [user@n1 ~]$ ", "$ "])
+def test_what_is_copied_from_a_terminal_is_read(tool: str, prompt: str) -> None:
+    read, text = _READERS[tool]
+    log = f"=~=~=~= PuTTY log 2024.05.17 09:12:01 =~=~=~=\n\x1b]0;root@n1\x07{prompt}{tool}\n"
+    kinds = (FabricNode, Link, Forward)
+
+    def content(text: str) -> list[object]:
+        found = [record for record in read(text, "f") if isinstance(record, kinds)]
+        return [r._replace(where="") if isinstance(r, Link) else replace(r, where="") for r in found]
+
+    assert content(log + text + prompt) == content(text)
+
+
+@pytest.mark.parametrize("tab", ["", " ", "        "])
+def test_ibnetdiscover_without_its_tabs(tab: str) -> None:
+    assert list(ibnetdiscover.read(IBNETDISCOVER.replace("\t", tab), "f")) == list(
+        ibnetdiscover.read(IBNETDISCOVER, "f")
+    )
+
+
+def test_cable_ends_of_different_speed_are_remarked_upon() -> None:
+    def remarks(text: str) -> list[str]:
+        warnings = build_fabric(ibnetdiscover.read(text, "f")).warnings
+        return [each for each in warnings if "different speeds" in each]
+
+    assert remarks(IBNETDISCOVER) == []
+    told = IBNETDISCOVER.replace('lid 5 lmc 0 "MF0;leaf2:MQM9701/U1" lid 2 4xHDR', 'lid 5 lmc 0 "leaf2" lid 2 1xNDR')
+    assert told != IBNETDISCOVER
+    [warning] = remarks(told)
+    assert "(1): MF0;leaf2:MQM9701/U1 port 1" in warning

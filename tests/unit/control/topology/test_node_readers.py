@@ -1,0 +1,490 @@
+"""Readers of one host: nvidia-smi topo -m, NCCL topology files, hwloc's XML."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from node_texts import (
+    EARLY,
+    GPUS_ONLY,
+    LEGEND,
+    NCCL_DUMP,
+    NO_AFFINITY,
+    WITH_ADAPTERS,
+    hwloc_export,
+    port_lid,
+    with_bonds,
+)
+
+from hpctrain.common.cluster.cores import cores_of_list, cores_of_mask, cores_of_nodes
+from hpctrain.common.cluster.launch_files import host_variables
+from hpctrain.common.cluster.node_map import NodeMap, NumaNode, slots
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.live import this_node
+from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
+
+REAL = Path(__file__).parents[5] / "shared" / "data" / "nodes"
+READERS = {"nvidia-smi": nvidia_smi.read, "NCCL": nccl.read, "hwloc": hwloc.read}
+TEXTS = (WITH_ADAPTERS, EARLY, GPUS_ONLY, NCCL_DUMP, hwloc_export("2.0"), hwloc_export("3.0"))
+
+
+def _real(name: str) -> str:
+    if not (REAL / name).exists():
+        pytest.skip(f"{REAL / name} is not on this machine")
+    return (REAL / name).read_text()
+
+
+def _row(node_map: NodeMap, gpu: int) -> list[str]:
+    return [node_map.distance(node_map.gpus[gpu], adapter) for adapter in node_map.adapters]
+
+
+def test_nvidia_smi_with_adapters() -> None:
+    node_map = nvidia_smi.read(WITH_ADAPTERS, "node.txt")
+    assert [adapter.name for adapter in node_map.adapters] == ["mlx5_0", "mlx5_10", "mlx5_bond_0"]
+    assert [adapter.numa for adapter in node_map.adapters] == [0, 1, 0]
+    assert [_row(node_map, gpu) for gpu in range(4)] == [
+        ["PXB", "SYS", "NODE"],
+        ["PIX", "SYS", "NODE"],
+        ["SYS", "PIX", "SYS"],
+        ["SYS", "PXB", "SYS"],
+    ]
+    assert node_map.gpu_gpu[2] == ("NV4", "NV4", "X", "NV4")
+    # 16-23 and 24-31 are the second threads of the same cores.
+    assert node_map.numa_nodes == (
+        NumaNode(index=0, cores=tuple(range(8))),
+        NumaNode(index=1, cores=tuple(range(8, 16))),
+    )
+    assert [(slot.adapter, slot.cores) for slot in slots(node_map, 4)] == [
+        ("mlx5_0", (0, 1, 2, 3)),
+        ("mlx5_0", (4, 5, 6, 7)),
+        ("mlx5_10", (8, 9, 10, 11)),
+        ("mlx5_10", (12, 13, 14, 15)),
+    ]
+    assert node_map.warnings == ("node.txt: mlx5_bond_0 is Ethernet: left out",)
+
+
+def test_bonds_beside_virtual_functions_take_part() -> None:
+    node_map = nvidia_smi.read(with_bonds(), "node.txt")
+    assert [slot.adapter for slot in slots(node_map, 8)] == [f"mlx5_bond_{number}" for number in range(1, 9)]
+    assert host_variables(slots(node_map, 2))["NCCL_IB_HCA"] == "=mlx5_bond_1,mlx5_bond_2"
+    [warning] = node_map.warnings
+    assert "left out (34): mlx5_0," in warning
+
+
+@pytest.mark.parametrize("cut", ["m", "mlx", "mlx5_", "mlx5_1"])
+def test_a_legend_cut_within_a_name_is_an_error(cut: str) -> None:
+    text = WITH_ADAPTERS[: WITH_ADAPTERS.index("mlx5_bond_0")] + cut
+    with pytest.raises(HpctrainError, match=f"cut off in the middle of its last line: 'NIC2: {cut}'"):
+        nvidia_smi.read(text, "node.txt")
+    assert nvidia_smi.read(WITH_ADAPTERS + "user@node:~$ ", "node.txt") == nvidia_smi.read(WITH_ADAPTERS, "node.txt")
+
+
+def test_bonds_that_are_no_nearer_are_for_storage() -> None:
+    node_map = nvidia_smi.read(with_bonds(8, "PIX"), "node.txt")
+    assert [adapter.name for adapter in node_map.fabric_adapters] == [f"mlx5_{number}" for number in range(8)]
+
+
+def test_nvidia_smi_with_tabs_made_spaces() -> None:
+    assert nvidia_smi.read(WITH_ADAPTERS.expandtabs(8), "node.txt") == nvidia_smi.read(WITH_ADAPTERS, "node.txt")
+
+
+def test_nvidia_smi_of_an_early_driver() -> None:
+    node_map = nvidia_smi.read(EARLY, "node.txt")
+    assert node_map.gpu_gpu == (("X", "SYS"), ("SYS", "X"))
+    assert node_map.gpu_adapter == (("PHB",), ("SYS",))
+    assert [(gpu.numa, len(node.cores)) for gpu, node in zip(node_map.gpus, node_map.numa_nodes, strict=True)] == [
+        (-1, 10),
+        (-2, 10),
+    ]
+    assert [slot.adapter for slot in slots(node_map, 2)] == ["mlx5_0", "mlx5_0"]
+
+
+def test_nvidia_smi_of_gpus_alone() -> None:
+    node_map = nvidia_smi.read(GPUS_ONLY, "node.txt")
+    assert node_map.adapters == ()
+    assert [slot.cores for slot in slots(node_map, 2)] == [(0, 1), (2, 3)]
+    bare = nvidia_smi.read(NO_AFFINITY, "node.txt")
+    assert bare.gpu_gpu[0] == ("X", "NV2")
+    assert [slot.cores for slot in slots(bare, 2)] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: text.index("NIC2\tNODE")], r"node.txt:1: no row for the column NIC2"),
+        (lambda text: text[: text.index("  NIC2:")], r"node.txt:1: no line of the NIC Legend names NIC2"),
+        (lambda text: text[: text.index("\tSYS\tPIX\tSYS\t8-15")], r"node.txt:4: row GPU2 ends after 4 of 7"),
+        (
+            lambda text: text.replace("PXB\tSYS\tNODE", "OK\tSYS\tNODE"),
+            r"node.txt:2: 'OK' is not a distance between GPU0 and N",
+        ),
+        (
+            lambda text: text.replace("PXB\tSYS\tNODE", "NV2\tSYS\tNODE"),
+            r"'NV2' is not a distance between GPU0 and NIC0",
+        ),
+        (
+            lambda text: text.replace(" X \tNV4\tNV4\tNV4", "NV4\tNV4\tNV4\tNV4"),
+            r"'NV4' is not a distance between GPU0 and G",
+        ),
+        (lambda text: text.replace("0-7,16-23", "0-7,oops"), r"node.txt:2: '0-7,oops' is not a list of CPUs"),
+        (lambda text: text.replace("NIC1: mlx5_10", "NIC1: mlx5_0"), r"adapter mlx5_0 appears 2 times"),
+        (lambda text: text + text, r"node.txt:\d+: a second row"),
+        (lambda text: NCCL_DUMP, r"no header line that starts with GPU0"),
+        (lambda text: "", r"no header line"),
+    ],
+)
+def test_nvidia_smi_that_does_not_fit(change: object, message: str) -> None:
+    with pytest.raises(HpctrainError, match=message):
+        nvidia_smi.read(change(WITH_ADAPTERS), "node.txt")  # type: ignore[operator]
+
+
+def test_nccl_dump() -> None:
+    node_map = nccl.read(NCCL_DUMP, "topo.xml")
+    assert [(gpu.index, gpu.bus_id, gpu.numa) for gpu in node_map.gpus] == [
+        (0, "0000:b8:00.0", 1),
+        (1, "0000:18:00.0", 0),
+    ]
+    # Two direct, and the lesser of 8 and 3 by switches; the 9 to a POWER9 do not count.
+    assert node_map.gpu_gpu == (("X", "NV5"), ("NV5", "X"))
+    assert [(a.name, a.link_layer) for a in node_map.adapters] == [("mlx5_0", "InfiniBand"), ("mlx5_1", "Ethernet")]
+    assert node_map.gpu_adapter == (("SYS", "SYS"), ("PXB", "PHB"))
+    assert [node.cores for node in node_map.numa_nodes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "layer", "virtual"),
+    [
+        ('class="0x0c0600" vendor="0x15b3" device="0x673c"', "InfiniBand", False),
+        ('class="0x020800" vendor="0x8086" device="0x24f0"', "InfiniBand", False),
+        ('class="0x028000" vendor="0x15b3" device="0x1003"', None, False),
+        ('class="0x020000" vendor="0x15b3" device="0x1021"', "Ethernet", False),
+        ('class="0x020700" vendor="0x15b3" device="0x101e"', "InfiniBand", True),
+    ],
+)
+def test_nccl_kinds_of_adapters(attributes: str, layer: str | None, virtual: bool) -> None:
+    text = NCCL_DUMP.replace('class="0x020700" vendor="0x15b3"', attributes)
+    [adapter] = [each for each in nccl.read(text, "topo.xml").adapters if each.name == "mlx5_0"]
+    assert (adapter.link_layer, adapter.virtual) == (layer, virtual)
+
+
+def test_nccl_tells_infiniband_by_reductions_in_its_switches() -> None:
+    text = NCCL_DUMP.replace('class="0x020700"', 'class="0x028000"').replace('guid="0x1"', 'guid="0x1" coll="1"')
+    assert nccl.read(text, "topo.xml").adapters[0].link_layer == "InfiniBand"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[:900], r"topo.xml:\d+: (no element found|unclosed token)"),
+        (lambda text: text.replace('numaid="1"', 'numaid="one"'), r"topo.xml:26: <cpu> has numaid='one'"),
+        (
+            lambda text: text.replace('target="0000:07:00.0" ', ""),
+            r"topo.xml:\d+: <nvlink> lacks the attribute 'target'",
+        ),
+        (lambda text: text.replace("00f000f0", "cores"), r"topo.xml:26: '00000000,cores' is not a mask"),
+        (lambda text: '<system version="1"><cpu numaid="0"/></system>', r"no GPU and no adapter"),
+        (lambda text: hwloc_export("2.0"), r"topo.xml:3: expected <system>, found <topology>"),
+        (lambda text: "", r"topo.xml:1: no element found"),
+    ],
+)
+def test_nccl_that_does_not_fit(change: object, message: str) -> None:
+    with pytest.raises(HpctrainError, match=message):
+        nccl.read(change(NCCL_DUMP), "topo.xml")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("version", ["2.0", "3.0"])
+def test_hwloc_export(version: str) -> None:
+    node_map = hwloc.read(hwloc_export(version), "node.xml")
+    [gpu] = node_map.gpus
+    assert (gpu.index, gpu.bus_id, gpu.numa) == (0, "0000:15:00.0", 0)
+    assert [(a.name, a.link_layer, a.active) for a in node_map.adapters] == [
+        ("mlx5_0", "InfiniBand", True),
+        ("mlx5_1", "InfiniBand", False),
+        ("mlx5_2", "Ethernet", True),
+    ]
+    assert node_map.gpu_adapter == (("PIX", "PIX", "PIX"),)
+    assert node_map.numa_nodes == (NumaNode(index=0, cores=(0, 1)),)
+    assert slots(node_map, 1)[0].adapter == "mlx5_0"
+
+
+@pytest.mark.parametrize(
+    ("pci_class", "state", "infos", "layer"),
+    [
+        # ConnectX-2 and TrueScale, ConnectX-3, Omni-Path: a LID tells, whatever the class.
+        ("0c06", 4, port_lid(0x63), "InfiniBand"),
+        ("0280", 4, port_lid(7), "InfiniBand"),
+        ("0208", 4, port_lid(7), "InfiniBand"),
+        ("0200", 4, port_lid(7), "InfiniBand"),
+        # The same adapters with their ports set to Ethernet.
+        ("0c06", 4, port_lid(0), "Ethernet"),
+        ("0280", 4, port_lid(0), "Ethernet"),
+        ("0200", 1, port_lid(0), "Ethernet"),
+        # Nothing is plugged in.
+        ("0c06", 1, port_lid(0), "InfiniBand"),
+        ("0280", 1, port_lid(0), None),
+        ("0207", 1, port_lid(0), "InfiniBand"),
+        # One port of each kind.
+        ("0280", 4, port_lid(0) + port_lid(7, 2) + '<info name="Port2State" value="4"/>', "InfiniBand"),
+    ],
+)
+def test_hwloc_link_layer_by_lid_and_class(pci_class: str, state: int, infos: str, layer: str | None) -> None:
+    adapter = ("12", "mlx4_0", state, pci_class, "15b3:1003", infos)
+    node_map = hwloc.read(hwloc_export("2.0", [adapter]), "node.xml")
+    assert [(a.link_layer, a.active) for a in node_map.adapters] == [(layer, state == 4)]
+    assert len(node_map.fabric_adapters) == (layer is not None and state == 4)
+
+
+def test_hwloc_infiniband_port_that_is_down_beside_ethernet_that_is_up() -> None:
+    infos = port_lid(7) + '<info name="Port2State" value="4"/>' + port_lid(0, 2)
+    node_map = hwloc.read(hwloc_export("2.0", [("12", "mlx4_0", 1, "0280", "15b3:1003", infos)]), "node.xml")
+    assert [(a.link_layer, a.active) for a in node_map.adapters] == [("InfiniBand", False)]
+
+
+def test_virtual_functions_take_no_part_beside_the_whole() -> None:
+    virtual = [(f"{bus:02x}", f"mlx5_{bus}", 4, "0200", "15b3:101e", port_lid(0)) for bus in range(0x20, 0x42)]
+    bond = ("13", "mlx5_bond_1", 4, "0200", "15b3:1021", port_lid(0))
+    node_map = hwloc.read(hwloc_export("2.0", [*virtual, bond]), "node.xml")
+    assert [adapter.name for adapter in node_map.fabric_adapters] == ["mlx5_bond_1"]
+    assert slots(node_map, 1)[0].adapter == "mlx5_bond_1"
+    [warning] = node_map.warnings
+    assert "virtual functions, left out (34)" in warning
+    # A virtual machine that rents InfiniBand has nothing else.
+    rented = [("12", "mlx5_0", 4, "0207", "15b3:101e", port_lid(9))]
+    assert slots(hwloc.read(hwloc_export("2.0", rented), "node.xml"), 1)[0].adapter == "mlx5_0"
+
+
+def test_hwloc_inside_a_job_of_one_core_says_so() -> None:
+    text = hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0x0000000f" complete_cpuset="0xffffffff"', 1)
+    [warning] = [each for each in hwloc.read(text, "node.xml").warnings if "CPUs" in each]
+    assert warning.startswith("node.xml:3: written where 4 of the 32 CPUs may be used")
+    same = text.replace("0xffffffff", "0x0000000f")
+    assert not [each for each in hwloc.read(same, "node.xml").warnings if "CPUs" in each]
+
+
+def test_hwloc_device_near_two_numa_nodes_is_on_none() -> None:
+    far = '<object type="NUMANode" os_index="1" cpuset="0x00000010" nodeset="0x2"/><object type="PU" os_index="4"'
+    text = hwloc_export("2.0").replace(
+        'nodeset="0x1" gp_index="2">', 'nodeset="0x3" gp_index="2">' + far + ' cpuset="0x10"/>'
+    )
+    text = text.replace('type="Core"', 'type="Group"')
+    node_map = hwloc.read(text, "node.xml")
+    assert [node.cores for node in node_map.numa_nodes] == [(0, 1, 2, 3), (4,)]
+    assert [device.numa for device in (*node_map.gpus, *node_map.adapters)] == [None] * 4
+    assert node_map.gpu_adapter == (("PIX", "PIX", "PIX"),)
+    # A node without cores is the memory of a GPU.
+    alone = hwloc.read(text.replace('cpuset="0x00000010"', 'cpuset="0x0"'), "node.xml")
+    assert [device.numa for device in (*alone.gpus, *alone.adapters)] == [0] * 4
+
+
+def test_hwloc_cores_with_two_memories_belong_to_the_first() -> None:
+    memory = '<object type="NUMANode" os_index="{}" cpuset="{}" nodeset="{}"/>'
+    threads = "".join(f'<object type="PU" os_index="{cpu}" cpuset="{1 << cpu:#x}"/>' for cpu in range(4))
+    memories = [(2, "0x3", "0x4"), (0, "0x3", "0x1"), (1, "0xc", "0x2"), (3, "0xf", "0x8")]
+    text = "".join(memory.format(*each) for each in memories)
+    node_map = hwloc.read(f'<topology version="2.0">{text}{threads}</topology>', "node.xml")
+    assert [(node.index, node.cores) for node in node_map.numa_nodes] == [(0, (0, 1)), (1, (2, 3)), (2, ()), (3, ())]
+    assert [slot.cores for slot in slots(node_map, 2)] == [(0, 1), (2, 3)]
+
+
+def _lstopo(*arguments: str) -> str:
+    program = shutil.which("lstopo")
+    if program is None:
+        pytest.skip("no lstopo: apt-get install hwloc-nox")
+    return subprocess.run([program, *arguments, "--of", "xml"], capture_output=True, text=True, check=True).stdout
+
+
+def test_what_the_real_lstopo_writes_of_a_made_up_machine() -> None:
+    text = _lstopo("--input", "package:2 numa:2 core:4 pu:2(indexes=package:numa:core)")
+    node_map = hwloc.read(text, "lstopo")
+    assert [(node.index, len(node.cores)) for node in node_map.numa_nodes] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert len({core for node in node_map.numa_nodes for core in node.cores}) == 16
+    assert [slot.cores for slot in slots(node_map, 16)] == [(core,) for n in node_map.numa_nodes for core in n.cores]
+
+
+def test_the_real_lstopo_and_the_kernel_agree_on_this_machine() -> None:
+    here = this_node()
+    cores = {core for node in here.numa_nodes for core in node.cores}
+    exported = hwloc.read(_lstopo(), "lstopo")
+    assert {core for node in exported.numa_nodes for core in node.cores} >= cores
+    assert [gpu.bus_id for gpu in exported.gpus] == [gpu.bus_id for gpu in here.gpus]
+    assert [adapter.name for adapter in exported.adapters] == [adapter.name for adapter in here.adapters]
+
+
+def test_hwloc_counts_direct_nvlinks() -> None:
+    """Three links of the first generation, 20 GB/s each, between two GPUs."""
+    gpu = '<object type="PCIDev" gp_index="{0}" pci_busid="0000:0{0}:00.0" pci_type="0302 [10de:15f9] [0:0] a1"/>'
+    text = (
+        '<topology version="2.0"><object type="Machine" nodeset="0x1">'
+        '<object type="NUMANode" os_index="0" cpuset="0x1" nodeset="0x1"/>'
+        '<object type="PU" os_index="0" cpuset="0x1" nodeset="0x1"/>'
+        f"{gpu.format(5)}{gpu.format(6)}</object>"
+        '<distances2 type="PCIDev" nbobjs="2" kind="25" name="NVLinkBandwidth" indexing="gp">'
+        '<indexes length="4">5 6 </indexes><u64values length="28">1000000 60000 60000 1000000 </u64values>'
+        "</distances2></topology>"
+    )
+    assert hwloc.read(text, "node.xml").gpu_gpu == (("X", "NV3"), ("NV3", "X"))
+    with pytest.raises(HpctrainError, match=r"node.xml:1: 3 bandwidths for 2 ends"):
+        hwloc.read(text.replace("60000 60000", "60000"), "node.xml")
+    # Without bridges in the export nobody knows whether they share one.
+    assert hwloc.read(text.replace("NVLinkBandwidth", "other"), "node.xml").gpu_gpu[0][1] == "NODE"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (hwloc_export("2.0").replace('version="2.0"', ""), r"node.xml:3: hwloc XML of version 1, not 2 or 3"),
+        (hwloc_export("2.0")[:1500], r"node.xml:\d+: (no element found|unclosed token)"),
+        (hwloc_export("2.0").replace("NUMANode", "Misc"), r"node.xml:3: no NUMA node"),
+        (hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), r"is not a mask of CPUs"),
+        (NCCL_DUMP, r"node.xml:1: expected <topology>, found <system>"),
+        ("\x00\x01PNG", r"node.xml:1: "),
+    ],
+)
+def test_hwloc_that_does_not_fit(text: str, message: str) -> None:
+    with pytest.raises(HpctrainError, match=message):
+        hwloc.read(text, "node.xml")
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_entities_are_refused(read: object) -> None:
+    """A billion laughs in nine lines must not be expanded."""
+    laughs = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10 if i else "lol"}">' for i in range(9))
+    for root in ("system", "topology"):
+        with pytest.raises(HpctrainError):
+            read(f"<!DOCTYPE {root} [{laughs}]><{root}>&l8;</{root}>", "bomb.xml")  # type: ignore[operator]
+    with pytest.raises(HpctrainError, match=r"bomb.xml:1: declares the entity 'l0'"):
+        nccl.read(f"<!DOCTYPE system [{laughs}]><system>&l8;</system>", "bomb.xml")
+
+
+def test_deep_nesting_is_read() -> None:
+    pci = '<pci busid="0000:00:00.0" class="0x060400">' * 5000
+    gpu = '<pci busid="0000:01:00.0" class="0x030200"/>'
+    text = f'<system version="1"><cpu numaid="0" affinity="1">{pci}{gpu}{"</pci>" * 5000}</cpu></system>'
+    assert len(nccl.read(text, "deep.xml").gpus) == 1
+
+
+def test_azure_ndv4() -> None:
+    """8 A100 and 8 adapters, two of each on a switch of one of four NUMA nodes with 24 cores."""
+    node_map = nccl.read(_real("azure-ndv4.nccl-topo.xml"), "ndv4")
+    assert (len(node_map.gpus), len(node_map.fabric_adapters), len(node_map.numa_nodes)) == (8, 8, 4)
+    assert [len(node.cores) for node in node_map.numa_nodes] == [24] * 4
+    assert [gpu.numa for gpu in node_map.gpus] == [1, 1, 0, 0, 3, 3, 2, 2]
+    assert Counter(_row(node_map, 0)) == {"PIX": 2, "SYS": 6}
+    placed = slots(node_map, 8)
+    assert [slot.adapter for slot in placed] == [f"010{i}:00:00.0" for i in range(1, 9)]
+    assert [len(slot.cores) for slot in placed] == [12] * 8
+    assert node_map.warnings == ("ndv4: 8 adapters without a device name are known by their bus ID",)
+
+
+def test_azure_ndv5() -> None:
+    """8 H100, each alone with an adapter on a switch; two NUMA nodes with 48 cores."""
+    node_map = nccl.read(_real("azure-ndv5.nccl-topo.xml"), "ndv5")
+    assert (len(node_map.gpus), len(node_map.fabric_adapters)) == (8, 8)
+    assert [len(node.cores) for node in node_map.numa_nodes] == [48, 48]
+    assert Counter(_row(node_map, 0)) == {"PIX": 1, "PHB": 3, "SYS": 4}
+    assert [slot.adapter for slot in slots(node_map, 8)] == [f"010{i}:00:00.0" for i in range(1, 9)]
+
+
+def test_dgx2() -> None:
+    """16 V100 with 6 NVLinks each into NVSwitches; the export was cut to 4 cores and holds no adapter."""
+    node_map = hwloc.read(_real("nvidia-dgx2.hwloc.xml"), "dgx2")
+    assert (len(node_map.gpus), len(node_map.adapters)) == (16, 0)
+    assert {cell for i, row in enumerate(node_map.gpu_gpu) for j, cell in enumerate(row) if i != j} == {"NV6"}
+    assert [gpu.numa for gpu in node_map.gpus] == [0] * 8 + [1] * 8
+    assert [node.cores for node in node_map.numa_nodes] == [(0, 1), (24, 25)]
+    with pytest.raises(HpctrainError, match="16 ranks for 4 cores"):
+        slots(node_map, 16)
+
+
+def test_dgx2_without_nvlinks() -> None:
+    """By PCIe alone: pairs on one switch, fours below one root port, eights on one NUMA node."""
+    text = _real("nvidia-dgx2.hwloc.xml").replace("NVLinkBandwidth", "ignored")
+    node_map = hwloc.read(text, "dgx2")
+    assert node_map.gpu_gpu[0] == ("X", "PIX", "PXB", "PXB", *["NODE"] * 4, *["SYS"] * 8)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> str:
+    """A real text with a part cut out, doubled, or replaced by a part of another, or no such text at all."""
+    text, other = draw(st.sampled_from(TEXTS)), draw(st.sampled_from(TEXTS))
+    words = [match.span() for match in re.finditer(r"\w+", text)]
+    ends = st.integers(0, len(text))
+    start, end = draw(st.sampled_from(words) | st.tuples(ends, ends).map(lambda span: (min(span), max(span))))
+    at = draw(st.integers(0, len(other)))
+    noise = draw(st.text(max_size=8) | st.binary(max_size=8).map(lambda data: data.decode("latin-1")))
+    middle = draw(st.sampled_from(["", noise, "-1", "9" * 5000, text[start:end] * 2, other[at : at + 200]]))
+    return draw(st.sampled_from([text[:start] + middle + text[end:], text[:start] + middle, middle]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
+@given(text=damaged())
+@example(text="")
+@example(text="GPU0")
+@example(text="\x00" * 100)
+@example(text="\ud800")
+def test_any_text_is_read_or_refused(read: object, text: str) -> None:
+    try:
+        node_map = read(text, "file")  # type: ignore[operator]
+    except HpctrainError as error:
+        assert str(error).startswith("file")
+        return
+    assert node_map.gpus or node_map.adapters or node_map.numa_nodes
+    try:
+        placed = slots(node_map, max(1, len(node_map.gpus)))
+    except HpctrainError as error:
+        assert "cores" in str(error)
+    else:
+        assert len(placed) == max(1, len(node_map.gpus))
+
+
+def test_cpu_lists_and_masks() -> None:
+    assert cores_of_list("0-2,5\n", "x") == (0, 1, 2, 5)
+    assert cores_of_list("", "x") == ()
+    assert cores_of_mask("0x00000001,,0x80000001", "x") == (0, 31, 64)
+    assert cores_of_mask("0000ffff", "x") == tuple(range(16))
+    assert cores_of_mask("0x8000000000000001", "x") == (0, 63)
+    for wrong in ("3-1", "a", "0-99999999", "1--2", "-1"):
+        with pytest.raises(HpctrainError, match="not a list of CPUs"):
+            cores_of_list(wrong, "x")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cores"),
+    [
+        ([(0, 1, 4, 5), (2, 3, 6, 7)], [(0, 1), (2, 3)]),
+        ([(0, 1, 2, 3)], [(0, 1, 2, 3)]),
+        ([(0, 2)], [(0,)]),
+        # Every second CPU, of which the second half may be second threads; unequal runs; four runs.
+        ([(0, 2, 4, 6), (1, 3, 5, 7)], [None, None]),
+        ([(0, 1, 2, 3, 8, 9, 10)], [None]),
+        ([(0, 1, 4, 5, 8, 9, 12, 13)], [None]),
+        # Runs that cannot be threads: those of the third node would begin before the second ones end.
+        ([(0, 1, 4, 5), (2, 3, 6, 7), (8, 9, 12, 13)], [None, None, None]),
+        # One CPU in two nodes.
+        ([(0, 1, 2, 3), (3, 4)], [None, None]),
+        ([()], [()]),
+    ],
+)
+def test_which_cpus_are_cores(nodes: list[tuple[int, ...]], cores: list[tuple[int, ...] | None]) -> None:
+    assert cores_of_nodes(nodes) == cores
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_masks_come_back(cpus: set[int]) -> None:
+    mask = sum(1 << cpu for cpu in cpus)
+    words = [f"{mask >> 32 * i & 0xFFFFFFFF:08x}" for i in range(8)]
+    assert cores_of_mask(",".join(reversed(words)), "x") == tuple(sorted(cpus))
+
+
+def test_the_legend_is_not_taken_for_rows() -> None:
+    with pytest.raises(HpctrainError, match="no header line"):
+        nvidia_smi.read(LEGEND, "node.txt")

@@ -1,0 +1,413 @@
+"""Slurm's texts: topology.conf, scontrol show topology, topology.yaml and the addresses of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.common.cluster.host_list import expand_names
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.choice import Choice
+from hpctrain.control.topology.readers import slurm, slurm_address, slurm_yaml
+from hpctrain.control.topology.records import Record, Remark, SwitchGroup
+
+Reader = Callable[[str, str], Iterator[Record]]
+Shape = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+
+TREE: Shape = {"core": (("s1", "s2"), ()), "s1": ((), ("n1", "n2")), "s2": ((), ("n3", "n4"))}
+BLOCKS: Shape = {"b1": ((), ("n1", "n2")), "b2": ((), ("n3", "n4"))}
+
+CONF = """\
+# Our fabric
+SwitchName=core Switches=s[1-2]   # the top
+switchname=s1 nodes=n[1-2] LINKSPEED=100
+
+SwitchName = "s2" \\
+    Nodes=n3,n4
+"""
+SCONTROL = """\
+SwitchName=core Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
+SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
+"""
+YAML = """\
+---
+- topology: nothing
+  flat: true
+- topology: other
+  block:
+    block_sizes: [1]
+    blocks: [{block: x, nodes: y}]
+- topology: ours  # the one that counts
+  cluster_default: true
+  tree:
+    switches:
+      - switch: core
+        children: s[1-2]
+      - switch: s1
+        nodes: n[1-2]
+      - switch: s2
+        nodes: n3,n4
+"""
+# Inside a terminal: the command above, and a prompt that waits below.
+PASTED = [
+    ("$ scontrol show topology\n", ""),
+    ("[root@n1 ~]# scontrol show topology\n", "[root@n1 ~]# "),
+    ("\x1b]0;root@n1: ~\x07user@n1:~/work$ scontrol show topology\n", "user@n1:~/work$ "),
+    ("n1:~ # scontrol show topology\n", "n1:~ #"),
+]
+BLOCK_YAML = """\
+- topology: ours
+  block:
+    block_sizes:
+      - 2
+    blocks:
+      - block: b1
+        nodes: n[1-2]
+      - block: b2
+        nodes: n[3-4]
+"""
+ADDRESSES = """\
+core.s1.n1 switch.switch.node
+core.s1.n2 switch.switch.node
+core.s1.n2 switch.switch.node
+
+core.s2.n3 switch.switch.node
+core.s2.n4 switch.switch.node
+"""
+
+
+def shape(records: Iterator[Record]) -> Shape:
+    return {record.name: (record.switches, record.hosts) for record in records if isinstance(record, SwitchGroup)}
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "expected"),
+    [
+        (slurm.read, CONF, TREE),
+        (slurm.read, SCONTROL, TREE),
+        (slurm.read, CONF.replace("\n", "\r\n"), TREE),
+        (slurm.read, "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2\n", BLOCKS),
+        (
+            slurm.read,
+            "BlockName=b1 BlockIndex=0 Nodes=n1,n2 BlockSize=2\nBlockName=b2 BlockIndex=1 Nodes=n3,n4\n",
+            BLOCKS,
+        ),
+        (slurm_yaml.read, YAML, TREE),
+        (slurm_yaml.read, BLOCK_YAML, BLOCKS),
+        (slurm_address.read, ADDRESSES, TREE),
+        (slurm_address.read, ADDRESSES.replace(" switch.switch.node", ""), TREE),
+    ],
+)
+def test_read(reader: Reader, text: str, expected: Shape) -> None:
+    assert shape(reader(text, "f")) == expected
+
+
+def test_places_and_speeds() -> None:
+    records = [record for record in slurm.read(CONF, "f") if isinstance(record, SwitchGroup)]
+    assert [(record.where, record.speed) for record in records] == [("f:2", None), ("f:3", 100), ("f:5", None)]
+    records = [record for record in slurm_yaml.read(YAML, "f") if isinstance(record, SwitchGroup)]
+    assert [record.where for record in records] == ["f:12", "f:14", "f:16"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "BlockName=b1 Nodes=a\nBlockName=b2 Nodes=b\nBlockName=b3 Nodes=c\nBlockSizes=1,2,4\n",
+        "BlockSizes=1,2,4\nBlockName=b1 Nodes=a\nBlockName=b2 Nodes=b\nBlockName=b3 Nodes=c\n",
+    ],
+)
+def test_larger_blocks_are_neighbours_together(text: str) -> None:
+    read = shape(slurm.read(text, "f"))
+    pairs = [name for name, (switches, _) in read.items() if switches in (("b1", "b2"), ("b3",))]
+    assert len(pairs) == 2
+    assert [switches for switches, _ in read.values() if switches == tuple(pairs)] == [tuple(pairs)]
+
+
+def test_aggregated_blocks_that_scontrol_prints() -> None:
+    text = "BlockName=b1 BlockIndex=0 Nodes=a BlockSize=1\nBlockName=b2 BlockIndex=1 Nodes=b BlockSize=1\n"
+    text += "AggregatedBlock=b[1-2] BlockIndex=2 BlockSize=2 Nodes=a,b\n"
+    assert shape(slurm.read(text, "f"))["b[1-2]"] == (("b1", "b2"), ())
+
+
+def test_a_switch_without_hosts_is_remarked_upon() -> None:
+    records = list(slurm.read("SwitchName=core Switches=s[1-2]\nSwitchName=s1 Nodes=n1\nSwitchName=s2\n", "f"))
+    assert [record for record in records if isinstance(record, Remark)] == [
+        Remark(text="'s2' has no hosts", where="f:3")
+    ]
+
+
+def test_addresses_with_dots_brackets_and_gaps() -> None:
+    text = "core.s1.n1.example.org switch.switch.node\n.s[1-2].n2 switch.switch.node\n"
+    assert shape(slurm_address.read(text, "f")) == {
+        "core": (("s1",), ()),
+        "s1": ((), ("n1.example.org", "n2")),
+        "s2": ((), ("n2",)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "said"),
+    [
+        (slurm.read, "", "f: no switch and no block with hosts"),
+        (slurm.read, "# nothing\n", "f: no switch and no block with hosts"),
+        (slurm.read, "SwitchName=a Nodes=n1\nhello\n", "f:2: not a line of a Slurm topology: 'hello'"),
+        (slurm.read, "SwitchName=a Nodes=n[1-2\n", "f:1: Nodes: 'n\\[1-2' is not a list of hosts"),
+        (slurm.read, "SwitchName=a Nodse=n1\n", "f:1: SwitchName has no 'nodse'\n  did you mean 'Nodes'"),
+        (slurm.read, "SwitchName=a Nodes=n1 Nodes=n2\n", "f:1: Nodes appears twice"),
+        (slurm.read, "SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n", "f:2: 'a' is defined a second time, after f:1"),
+        (slurm.read, "SwitchName=a Switches=b,c\nSwitchName=b Nodes=n1\n", "f:1: 'a' contains 'c'"),
+        (slurm.read, "SwitchName=a Switches=b\nSwitchName=b Switches=a\n", "'a' is below itself|'b' is below itself"),
+        (
+            slurm.read,
+            "SwitchName=a Switches=b Nodes=n1\nSwitchName=b Nodes=n2\n",
+            "f:1: 'a' has both switches and hosts",
+        ),
+        (slurm.read, "SwitchName= Nodes=n1\n", "f:1: not a line of a Slurm topology: 'SwitchName= Nodes=n1'"),
+        (slurm.read, "BlockName= Nodes=n1\n", "f:1: not a line of a Slurm topology"),
+        (slurm.read, "SwitchName=a Nodes=n1 LinkSpeed=fast\n", "f:1: LinkSpeed=fast: expected a whole number"),
+        (slurm.read, "SwitchName=a \\", "f:1: the text ends within a line"),
+        (slurm.read, "BlockName=a Nodes=n1\nBlockSizes=2,3\n", "f:2: block size 3"),
+        (slurm.read, "BlockName=a Nodes=n1\nBlockSizes=0,2\n", "f:2: block size 2"),
+        (slurm_yaml.read, "", "f: empty"),
+        (slurm_yaml.read, "a: [", "f:1: not YAML"),
+        (slurm_yaml.read, "- topology: a\n  flat: true\n", "f: it describes no tree and no blocks"),
+        (slurm_yaml.read, "- topology: a\n  ring: {}\n", "f: it describes no tree and no blocks"),
+        (slurm_yaml.read, "- topology: a\n  tree:\n    switches: n1\n", "f:3: expected a list of switches"),
+        (slurm_yaml.read, "- topology: a\n  tree: {}\n", "f:2: 'switches' is missing"),
+        (slurm_yaml.read, YAML.replace("n3,n4", "n[3-4"), "f:17: nodes: 'n\\[3-4' is not a list of hosts"),
+        (slurm_yaml.read, YAML.replace("- switch: s2", "- switch: s3"), "f:12: 'core' contains 's2'"),
+        (
+            slurm_yaml.read,
+            YAML.replace("blocks: [{block: x, nodes: y}]", "blocks: y"),
+            "f:7: expected a list of blocks",
+        ),
+        (slurm_yaml.read, YAML.replace("[1]", "[one]"), "f:6: block_sizes: expected whole numbers"),
+        (slurm_yaml.read, "- &a [*a]\n", "f:1: not YAML: an alias has no place"),
+        (slurm_yaml.read, "[" * 5000, "f:1: not YAML: nested more than"),
+        (slurm_address.read, "n1 node\n", "f: no address with a switch in it"),
+        (slurm_address.read, "s1.n1 switch.switch.node\n", "f:1: 's1.n1' does not follow its pattern"),
+        (slurm_address.read, "s1.n1\na b c\n", "f:2: 'a b c' is not one address"),
+        (slurm_address.read, "s1.n[1-2]\n", "f:1: 's1.n\\[1-2\\]' names several hosts"),
+    ],
+)
+def test_refused_with_its_line(reader: Reader, text: str, said: str) -> None:
+    with pytest.raises(HpctrainError, match=said):
+        list(reader(text, "f"))
+
+
+# Words of the formats in any order come closer to what can go wrong than any characters do.
+PIECES = st.sampled_from(
+    [
+        *(
+            "SwitchName=",
+            "Switches=",
+            "Nodes=",
+            "BlockName=",
+            "BlockSizes=",
+            "Level=1",
+            "AggregatedBlock=",
+            "LinkSpeed=",
+        ),
+        *(
+            "- topology: ",
+            "tree:",
+            "block:",
+            "switches:",
+            "blocks:",
+            "- switch: ",
+            "- block: ",
+            "children: ",
+            "nodes: ",
+        ),
+        *("block_sizes: ", "cluster_default: true", "flat: true", "&a ", "*a", "!!", "{", "}", "[", "]", ": ", "- "),
+        *(
+            "core",
+            "s1",
+            "s[1-2]",
+            "n[1-",
+            "n1",
+            "1,2,4",
+            "0",
+            ".",
+            ",",
+            "=",
+            '"',
+            "#",
+            "\\",
+            " ",
+            "  ",
+            "    ",
+            "\n",
+            "\r",
+        ),
+        *("switch.node", "switch.switch.node", "\x00", "\ufeff", "\u2028", "é", "9" * 30),
+    ]
+)
+# Whole texts with a part cut out and another put in: truncated, mixed and damaged files.
+DAMAGED = st.builds(
+    lambda text, start, length, other: text[:start] + other + text[start + length :],
+    st.sampled_from([CONF, SCONTROL, YAML, BLOCK_YAML, ADDRESSES]),
+    st.integers(0, 400),
+    st.integers(0, 60),
+    st.lists(PIECES, max_size=3).map("".join),
+)
+TEXTS = st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=25).map("".join), DAMAGED)
+
+
+@pytest.mark.slow
+@settings(max_examples=2 * settings().max_examples, deadline=None)
+@given(TEXTS)
+@pytest.mark.parametrize("reader", [slurm.read, slurm_yaml.read, slurm_address.read])
+def test_any_text_gives_hosts_or_a_clear_error(reader: Reader, text: str) -> None:
+    try:
+        records = list(reader(text, "f"))
+    except HpctrainError as error:
+        assert error.message.startswith("f")
+        return
+    groups = [record for record in records if isinstance(record, SwitchGroup)]
+    assert any(group.hosts for group in groups)
+    assert {child for group in groups for child in group.switches} <= {group.name for group in groups}
+
+
+@pytest.mark.slow
+def test_a_gigantic_line() -> None:
+    for reader in (slurm.read, slurm_yaml.read, slurm_address.read):
+        with pytest.raises(HpctrainError):
+            list(reader("SwitchName=" + "x" * 3_000_000, "f"))
+
+
+@pytest.mark.parametrize(("above", "below"), PASTED)
+def test_a_prompt_above_and_below_a_listing_is_passed_over(above: str, below: str) -> None:
+    assert [(g.name, g.hosts) for g in slurm.read(above + SCONTROL + below, "f")] == [
+        (g.name, g.hosts) for g in slurm.read(SCONTROL, "f")
+    ]
+
+
+def test_a_listing_of_scontrol_cut_within_a_name_is_an_error() -> None:
+    text = SCONTROL.replace("n[3-4]", "node31,node32")
+    for cut in (2, 3, 8):
+        with pytest.raises(HpctrainError, match="f:3: the text is cut off in its last line"):
+            list(slurm.read(text[:-cut], "f"))
+    # What people write by hand may lack its last line's end.
+    assert list(slurm.read(CONF.rstrip("\n"), "f"))
+
+
+@pytest.mark.parametrize("kind", ["ring", "torus3d"])
+def test_another_kind_beside_a_tree_is_passed_over(kind: str) -> None:
+    text = YAML + f"- topology: other kind\n  {kind}: {{}}\n"
+    assert shape(slurm_yaml.read(text, "f")) == TREE
+    remarks = [record for record in slurm_yaml.read(text, "f") if isinstance(record, Remark)]
+    assert Remark(text=f"a topology of kind {kind} is ignored", where="f:18") in remarks
+
+
+@pytest.mark.parametrize("name", ["compute:inactive", "rack 7".replace(" ", "/"), "leaf@row(2)", "s*", "größe", "a=b"])
+def test_any_name_of_a_switch_is_a_name(name: str) -> None:
+    expected = {"top": ((name,), ()), name: ((), ("n1", "n2"))}
+    assert shape(slurm.read(f"SwitchName={name} Nodes=n[1-2]\nSwitchName=top Switches={name}\n", "f")) == expected
+    yaml = "- topology: a\n  tree:\n    switches:\n"
+    yaml += f"      - {{switch: '{name}', nodes: 'n[1-2]'}}\n      - {{switch: top, children: '{name}'}}\n"
+    assert shape(slurm_yaml.read(yaml, "f")) == expected
+    assert (
+        shape(slurm_address.read(f"top.{name}.n1 switch.switch.node\ntop.{name}.n2 switch.switch.node\n", "f"))
+        == expected
+    )
+
+
+@given(st.lists(st.from_regex(r"[^\s,\[\]#\"\\]{1,12}", fullmatch=True), min_size=1, max_size=4, unique=True))
+def test_lists_of_any_names(names: list[str]) -> None:
+    assert expand_names(",".join(names), "f") == tuple(names)
+
+
+def test_a_key_without_a_value() -> None:
+    text = "BlockName=b1 BlockIndex=0 Nodes=n1 BlockSize=1\nBlockName=b2 BlockIndex=1 Nodes= BlockSize=1\n"
+    assert shape(slurm.read(text, "f")) == {"b1": ((), ("n1",)), "b2": ((), ())}
+
+
+BOTH = """\
+SwitchName=root Switches=leaf[1-2]
+SwitchName=leaf1 Nodes=g[1-2]
+SwitchName=leaf2 Nodes=g[3-4]
+BlockName=b1 Nodes=g[1-2]
+BlockName=b2 Nodes=h[3-4]
+BlockSizes=2
+"""
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        (Choice(), {"root", "leaf1", "leaf2"}),
+        (Choice(hosts=("g1", "g3")), {"root", "leaf1", "leaf2"}),
+        (Choice(hosts=("g1", "h3")), {"b1", "b2"}),
+        (Choice(hosts=("g1", "g2")), {"root", "leaf1", "leaf2"}),
+        (Choice(name="block"), {"b1", "b2"}),
+        (Choice(name="tree", hosts=("h3",)), {"root", "leaf1", "leaf2"}),
+    ],
+)
+def test_switches_and_blocks_in_one_file(choice: Choice, names: set[str]) -> None:
+    assert set(shape(slurm.read(BOTH, "f", choice))) == names
+
+
+def test_it_is_said_that_one_of_two_kinds_is_taken() -> None:
+    (remark,) = (record for record in slurm.read(BOTH, "f") if isinstance(record, Remark))
+    assert remark.text.startswith("of several topologies (tree, block) tree is taken, the default")
+    assert not [r for r in slurm.read(BOTH, "f", Choice(hosts=("h3",))) if isinstance(r, Remark)]
+    with pytest.raises(HpctrainError, match="no topology 'blok'\n  did you mean 'block'"):
+        slurm.read(BOTH, "f", Choice(name="blok"))
+    with pytest.raises(HpctrainError, match="no topology 'block'"):
+        slurm.read(CONF, "f", Choice(name="block"))
+
+
+SEVERAL = """\
+- topology: cpu
+  cluster_default: true
+  tree: {switches: [{switch: eth, nodes: "cpu[1-4]"}]}
+- topology: gpu
+  block: {block_sizes: [2, 4], blocks: [{block: b1, nodes: "gpu[1-2]"}, {block: b2, nodes: "gpu[3-4]"}]}
+- topology: gpu-ib
+  tree: {switches: [{switch: ib, nodes: "gpu[3-8]"}]}
+- topology: flat
+  flat: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("choice", "leaf"),
+    [
+        (Choice(), "eth"),
+        (Choice(hosts=("cpu2", "cpu1")), "eth"),
+        (Choice(hosts=("gpu1", "gpu4")), "b1"),
+        (Choice(hosts=("gpu4", "gpu5")), "ib"),
+        (Choice(name="gpu-ib", hosts=("gpu3",)), "ib"),
+        (Choice(name="gpu"), "b1"),
+        # None has all of them: that with the most, so that the others are named.
+        (Choice(hosts=("gpu1", "gpu2", "login")), "b1"),
+    ],
+)
+def test_of_several_topologies_the_one_that_has_the_hosts(choice: Choice, leaf: str) -> None:
+    assert leaf in shape(slurm_yaml.read(SEVERAL, "f", choice))
+
+
+def test_hosts_of_no_topology_are_not_said_to_be_of_several() -> None:
+    """That the fabric lacks them is said where it is used."""
+    text = SEVERAL.replace("cluster_default: true", "cluster_default: false")
+    assert text != SEVERAL
+    (remark,) = [each for each in slurm_yaml.read(text, "f", Choice(hosts=("x1",))) if isinstance(each, Remark)]
+    assert "is taken, the first" in remark.text
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (Choice(hosts=("gpu3", "gpu4")), "several topologies have these hosts: gpu, gpu-ib\n  --topology NAME"),
+        (Choice(name="flat"), "it describes no tree and no blocks"),
+        (Choice(name="gup"), "no topology 'gup'\n  did you mean 'gpu'"),
+    ],
+)
+def test_no_topology_to_take(choice: Choice, said: str) -> None:
+    with pytest.raises(HpctrainError, match=said):
+        list(slurm_yaml.read(SEVERAL, "f", choice))

@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_fabric import small_fabric, two_levels
+
+from hpctrain.control.topology.routes import Routes
+from hpctrain.control.topology.traffic import (
+    Phase,
+    double_tree,
+    halving_doubling,
+    hierarchical,
+    parents,
+    predict_allreduce,
+    rail_rings,
+    ring,
+    second_parents,
+)
+
+
+def sent(steps: list[Phase], adapters: int) -> np.ndarray:
+    """What each adapter sends in all, in buffers."""
+    return sum(step.repeats * step.share * np.bincount(step.source, minlength=adapters) for step in steps)
+
+
+@given(ranks=st.integers(2, 20))
+def test_a_ring_sends_the_least_that_an_all_reduce_can(ranks: int) -> None:
+    order = np.random.default_rng(ranks).permutation(ranks)
+    assert sent(ring(order), ranks) == pytest.approx(2 * (ranks - 1) / ranks)
+
+
+@given(bits=st.integers(1, 5))
+def test_so_does_halving_doubling_on_powers_of_two(bits: int) -> None:
+    ranks = 2**bits
+    steps = halving_doubling(np.arange(ranks))
+    assert sum(step.repeats for step in steps) == 2 * bits
+    assert sent(steps, ranks) == pytest.approx(2 * (ranks - 1) / ranks)
+
+
+@given(groups=st.integers(1, 5), members=st.integers(1, 5))
+def test_so_does_a_hierarchical_all_reduce(groups: int, members: int) -> None:
+    ranks = groups * members
+    steps = hierarchical(np.arange(ranks).reshape(groups, members))
+    assert np.sum(sent(steps, ranks)) == pytest.approx(2 * (ranks - 1))
+
+
+def test_halving_doubling_folds_what_is_no_power_of_two() -> None:
+    """Of 6 ranks, 0 and 2 hand their buffers to 1 and 3 and get them back; 1, 3, 4, 5 reduce."""
+    steps = halving_doubling(np.arange(6))
+    assert [(step.source.tolist(), step.target.tolist(), step.share) for step in steps] == [
+        ([0, 2], [1, 3], 1.0),
+        ([1, 3, 4, 5], [4, 5, 1, 3], 0.5),
+        ([1, 3, 4, 5], [3, 1, 5, 4], 0.25),
+        ([1, 3, 4, 5], [3, 1, 5, 4], 0.25),
+        ([1, 3, 4, 5], [4, 5, 1, 3], 0.5),
+        ([1, 3], [0, 2], 1.0),
+    ]
+
+
+@given(bits=st.integers(0, 4), extra=st.integers(0, 15))
+def test_halving_pairs_every_rank_with_all_others_directly_or_not(bits: int, extra: int) -> None:
+    """What every rank contributed reaches every rank, following the steps."""
+    ranks = 2**bits + min(extra, 2**bits - 1)
+    known = np.eye(ranks, dtype=bool)
+    for step in halving_doubling(np.arange(ranks)):
+        known[step.target] |= known[step.source]
+    assert known.all()
+
+
+def test_a_ring_on_one_leaf_takes_two_steps_a_rank() -> None:
+    fabric = two_levels([5], spines=1)  # 2 bytes a second
+    seconds = predict_allreduce(Routes(fabric), ring(np.arange(5, dtype=np.int32)), size=100, latency=0.5)
+    assert seconds == pytest.approx(2 * 4 * (0.5 + 100 / 5 / 2))
+
+
+def test_rails_share_the_buffer_and_one_uplink_carries_them_all() -> None:
+    fabric = two_levels([1, 1], spines=1, rails=3)
+    adapters = np.array([fabric.adapters(0), fabric.adapters(1)])
+    assert predict_allreduce(Routes(fabric), rail_rings(adapters), size=120) == pytest.approx(2 * (3 * 20 / 2))
+
+
+def test_the_slowest_link_decides_not_the_busiest() -> None:
+    fabric = small_fabric([("a m", "leaf0"), ("b m", "leaf0", 0.5), ("c m", "leaf0")])
+    assert predict_allreduce(Routes(fabric), ring(np.arange(3, dtype=np.int32)), size=30) == pytest.approx(4 * 10 / 0.5)
+
+
+def test_one_adapter_alone_needs_no_time() -> None:
+    alone = np.zeros(1, np.int32)
+    routes = Routes(two_levels([1], spines=1))
+    assert [predict_allreduce(routes, pattern, 1e9) for pattern in (ring(alone), halving_doubling(alone))] == [0.0, 0.0]
+
+
+@given(hosts=st.integers(2, 70))
+def test_two_trees_reach_all_hosts_and_burden_each_in_one_only(hosts: int) -> None:
+    trees = [parents(hosts), second_parents(hosts)]
+    for parent in trees:
+        assert (parent < 0).sum() == 1, "one root"
+        assert np.bincount(parent[parent >= 0]).max() <= 2
+        at = np.arange(hosts)
+        for _ in range(hosts.bit_length()):
+            at = np.where(parent[at] >= 0, parent[at], at)
+        assert (parent[at] < 0).all(), "every host comes to the root, in few steps"
+    inner = [np.isin(np.arange(hosts), parent) for parent in trees]
+    assert (inner[0] & inner[1]).sum() <= hosts % 2
+    (phase,) = double_tree(np.arange(hosts)[:, None])
+    assert sorted(zip(phase.source, phase.target, strict=True)) == sorted(zip(phase.target, phase.source, strict=True))
+    assert len(phase.source) == 4 * (hosts - 1)
+    assert sent([phase], hosts).max() <= 2, "as in a large ring"
+
+
+def test_the_two_trees_of_six_hosts_and_of_five() -> None:
+    """By hand after NCCL's comments on its trees: ...0, 4, 2 and 4-5, 2-1, 2-3; mirrored, or shifted by one."""
+    assert parents(6).tolist() == [-1, 2, 4, 2, 0, 4]
+    assert second_parents(6).tolist() == [1, 5, 3, 1, 3, -1]
+    assert parents(5).tolist() == [-1, 2, 4, 2, 0]
+    assert second_parents(5).tolist() == [1, -1, 3, 0, 3]

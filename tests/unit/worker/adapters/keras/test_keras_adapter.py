@@ -1,0 +1,178 @@
+"""The Keras adapter without ranks: shards, checksums, one process, misuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+keras = pytest.importorskip("keras")
+tf = pytest.importorskip("tensorflow")
+
+from hpctrain.common.errors import HpctrainError  # noqa: E402
+from hpctrain.worker.adapters import keras as adapter  # noqa: E402
+from hpctrain.worker.adapters.keras import parts  # noqa: E402
+from hpctrain.worker.adapters.keras.variables import checksums  # noqa: E402
+from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
+
+
+class Place(SingleCommunicator):
+    """One place among several ranks, for code that only asks where it is."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__("test")
+        self.rank, self.size = rank, size
+
+
+@pytest.mark.long
+@settings(max_examples=20, deadline=None)
+@given(
+    samples=st.integers(1, 30),
+    batch=st.integers(1, 12),
+    ranks=st.integers(1, 5),
+    weighted=st.booleans(),
+    arrays=st.booleans(),
+)
+def test_mean_losses_of_shards_average_to_the_mean_over_each_global_batch(samples, batch, ranks, weighted, arrays):
+    x = np.arange(samples)
+    losses = np.random.default_rng(0).random(samples)
+    data = (x, losses, 1.0 + x) if weighted else (x, losses)
+    order = np.random.default_rng((4, 0)).permutation(samples) if arrays else x
+    shards = []
+    for rank in range(ranks):
+        place = Place(rank, ranks)
+        if arrays:
+            shard = adapter.shard(data, batch_size=batch, seed=4, comm=place)
+        else:
+            shard = adapter.shard(tf.data.Dataset.from_tensor_slices(data).batch(batch), comm=place)
+        assert int(shard.cardinality()) == -(-samples // batch)
+        shards.append([tuple(part.numpy() for part in step) for step in shard])
+    for number, each_part in enumerate(zip(*shards, strict=True)):
+        rows = order[number * batch : (number + 1) * batch]
+        expected = np.mean(losses[rows] * (1 + rows if weighted else 1))
+        means = [share * np.mean(loss * weight) for _, loss, weight, share in each_part]
+        assert np.mean(means) == pytest.approx(expected, rel=1e-5)
+        np.testing.assert_array_equal(np.concatenate([own for own, _, _, share in each_part if share > 0]), rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [("x",), ("x", "y"), ("x", "y", "weight")])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_step_gets_what_the_dataset_held(given, by_name):
+    arrays = {"x": np.arange(7.0), "y": np.arange(7) % 2, "weight": np.arange(7) / 8}
+    data = tuple({"in": arrays[name]} if by_name and name == "x" else arrays[name] for name in given)
+    whole = tf.data.Dataset.from_tensor_slices(data if len(data) > 1 else data[0]).batch(3)
+    for rank in range(3):
+        # Of the batches of 3, 3 and 1, the last has a sample for the first rank alone.
+        sharded = adapter.shard(whole, comm=Place(rank, 3))
+        for number, part in enumerate(list(sharded.repeat(2).prefetch(1).take(3))):
+            batch = parts.batch_of(part)
+            own = batch if len(given) == 1 else batch[0]
+            row = 3 * number + rank if number < 2 else 6
+            np.testing.assert_array_equal(own["in"] if by_name else own, arrays["x"][row : row + 1])
+            assert len(given) == 1 or len(batch) == len(given)
+            assert float(parts.share_of(part)) == (1 if number < 2 else 3 * (rank == 0))
+            if len(given) > 1:
+                there = number < 2 or rank == 0
+                assert float(parts.samples_of(tuple(part[:3]))) == there
+                assert float(part.sample_weight[0]) == (there and (arrays["weight"][row] if len(given) == 3 else 1))
+
+
+def test_arrays_come_in_a_new_order_each_epoch():
+    data = adapter.shard((np.arange(20), np.arange(20)), batch_size=7, comm=Place(0, 1))
+    first, second = ([int(i) for x, *_ in data for i in x] for _ in range(2))
+    assert first != second and sorted(first) == sorted(second) == list(range(20))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_any_flipped_bit_changes_the_checksum(dtype):
+    values = tf.cast(tf.random.stateless_normal((3, 5), seed=(1, 2)), dtype)
+    variable = keras.Variable(values, dtype=dtype)
+    before = int(checksums([variable])[0])
+    raw = values.numpy().tobytes()
+    for bit in range(8 * len(raw)):
+        flipped = bytearray(raw)
+        flipped[bit // 8] ^= 1 << bit % 8
+        variable.assign(np.frombuffer(bytes(flipped), values.numpy().dtype).reshape(3, 5))
+        assert int(checksums([variable])[0]) != before, bit
+
+
+@pytest.mark.slow
+def test_one_process_trains_as_plain_keras_does():
+    def weights(distribute: bool) -> list[np.ndarray]:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        optimizer = keras.optimizers.Adam(0.1, clipnorm=0.5)
+        x = np.random.default_rng(0).random((12, 3))
+        data, callbacks = tf.data.Dataset.from_tensor_slices((x, x[:, :2] ** 2)).batch(5), []
+        if distribute:
+            comm = SingleCommunicator("test")
+            model, optimizer = adapter.distribute(model, optimizer, comm=comm)
+            data, callbacks = adapter.shard(data, comm=comm), adapter.callbacks(comm=comm)
+        model.compile(optimizer, "mse")
+        model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+        return model.get_weights()
+
+    for ours, theirs in zip(weights(True), weights(False), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_distribute_keeps_the_state_of_a_built_optimizer():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.apply([tf.ones((3, 2)), tf.ones((2,))], model.trainable_variables)
+    state = [variable.numpy() for variable in optimizer.variables]
+    _, returned = adapter.distribute(model, optimizer, comm=SingleCommunicator("test"))
+    assert returned is optimizer
+    for before, after in zip(state, optimizer.variables, strict=True):
+        np.testing.assert_array_equal(before, after.numpy())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "message"),
+    [
+        (lambda: "sgd", {}, "str is not an optimizer of Keras 3"),
+        (keras.optimizers.SGD, {"compression": "fp61"}, "unknown compression 'fp61'"),
+        (keras.optimizers.SGD, {"guard_every": 0}, "guard_every=0"),
+    ],
+)
+def test_misuse_of_distribute(optimizer, settings, message):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    with pytest.raises(HpctrainError, match=message):
+        adapter.distribute(model, optimizer(), comm=SingleCommunicator("test"), **settings)
+
+
+def test_a_loss_without_a_value_for_the_batch_is_refused():
+    comm = SingleCommunicator("test")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model, optimizer = adapter.distribute(model, keras.optimizers.SGD(), comm=comm)
+    model.compile(optimizer, keras.losses.MeanSquaredError(reduction=None))
+    data = adapter.shard((np.zeros((4, 3)), np.zeros((4, 2))), batch_size=2, comm=comm)
+    with pytest.raises(HpctrainError, match="MeanSquaredError has reduction="):
+        model.fit(data, verbose=0)
+
+
+def test_another_backend_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    with pytest.raises(HpctrainError, match="KERAS_BACKEND=tensorflow"):
+        adapter.distribute(model, keras.optimizers.SGD(), comm=SingleCommunicator("test"))
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "message"),
+    [
+        (({}, {}, {}, {}), {"batch_size": 2}, "cannot be sharded"),
+        ((np.zeros(3), np.zeros(3)), {}, "batch_size=None"),
+        ((np.zeros(3), np.zeros(4)), {"batch_size": 2}, r"\[3, 4\]"),
+        (tf.data.Dataset.from_tensor_slices(([1], [2], [3], [4])).batch(2), {}, "must yield batches"),
+        (adapter.shard(np.zeros(4), batch_size=2, comm=SingleCommunicator("test")).prefetch(1), {}, "already sharded"),
+        (tf.data.Dataset.from_tensor_slices(([1], [2])), {}, "single samples"),
+        (tf.data.Dataset.from_tensor_slices(([1], [2])).batch(1), {"batch_size": 2}, "belong to arrays"),
+    ],
+)
+def test_misuse_of_shard(data, settings, message):
+    with pytest.raises(HpctrainError, match=message):
+        adapter.shard(data, comm=SingleCommunicator("test"), **settings)

@@ -1,0 +1,327 @@
+"""Scripts that train with Keras in other ways than compile and fit alone: in one process, at one place among ranks."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import weakref
+
+import numpy as np
+import pytest
+
+keras = pytest.importorskip("keras")
+tf = pytest.importorskip("tensorflow")
+
+from hpctrain.common.errors import HpctrainError  # noqa: E402
+from hpctrain.worker.adapters import keras as adapter  # noqa: E402
+from hpctrain.worker.adapters.keras import fitting, ranks, recording, share  # noqa: E402
+from hpctrain.worker.adapters.keras.distribution import Distribution  # noqa: E402
+from hpctrain.worker.adapters.keras.losses import whole_batch_losses  # noqa: E402
+from hpctrain.worker.adapters.keras.reducing import distributed_optimizers, reduction_of  # noqa: E402
+from hpctrain.worker.adapters.keras.same_data import compare_datasets  # noqa: E402
+from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
+
+X = np.random.default_rng(0).random((10, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+class Place(SingleCommunicator):
+    """One place among several ranks, whose exchanges bring what it has itself."""
+
+    def __init__(self, rank: int = 0, size: int = 2) -> None:
+        super().__init__("test")
+        self.rank, self.size = rank, size
+
+
+@pytest.fixture(autouse=True)
+def _own_optimizers(monkeypatch):
+    """Other tests train beside the ranks."""
+    optimizer = importlib.import_module("hpctrain.worker.adapters.keras.optimizer")
+    monkeypatch.setattr(optimizer, "watch_updates", lambda: None)
+
+
+def network() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+
+def distributed(model: keras.Model, comm: SingleCommunicator, **settings) -> keras.Model:
+    model, optimizer = adapter.distribute(model, keras.optimizers.SGD(0.1), comm=comm)
+    model.compile(optimizer=optimizer, **settings)
+    return model
+
+
+class OwnStep(keras.Model):
+    """Trained by its network, without a call of its own; it reduces its loss itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(self.loss(y, self.network(x, training=True)))
+        variables = self.network.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class OwnLoss(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def call(self, x):
+        return self.network(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean((y - y_pred) ** 2)
+
+
+def test_a_callback_that_evaluates_during_fit_joins_the_metrics(monkeypatch):
+    joined = []
+
+    def join(comm, model):
+        joined.append(model)
+        return {"loss": 7.0}
+
+    monkeypatch.setattr(fitting, "join_metrics", join)
+    comm = Place()
+    model = distributed(network(), comm, loss="mse")
+    data, found = adapter.shard((X, Y), batch_size=5, comm=comm), []
+    evaluating = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: found.append(model.evaluate(data, verbose=0))
+    )
+    model.fit(data, validation_data=data, verbose=0, callbacks=[evaluating])
+    assert found == [7.0] and len(joined) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_metrics_that_their_first_update_builds_count_own_samples_alone(eagerly):
+    """The one batch has a sample for the first of two ranks."""
+    for rank in range(2):
+        comm = Place(rank)
+        model = OwnLoss()
+        model(X)
+        model = distributed(model, comm, metrics=["mae"], run_eagerly=eagerly)
+        expected = float(np.abs(Y[:1] - model(X[:1])).mean())
+        model.fit(adapter.shard((X[:1], Y[:1]), batch_size=1, comm=comm), verbose=0)
+        assert float(model.get_metrics_result()["mae"]) == pytest.approx(0 if rank else expected, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "sharded"), [(1, False), (1, True), (2, True)])
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", None])
+def test_a_model_with_a_step_of_its_own_and_no_call(size, sharded, reduction):
+    comm = Place(0, size)
+    model = distributed(OwnStep(), comm, loss=keras.losses.MeanSquaredError(reduction=reduction))
+    before = model.get_weights()[0]
+    data = adapter.shard((X, Y), batch_size=5, comm=comm)
+    model.fit(data, verbose=0) if sharded else model.fit(X, Y, verbose=0)
+    assert (model.get_weights()[0] != before).all()
+
+
+@pytest.mark.parametrize("reduction", [None, "none"])
+def test_a_loss_without_a_value_for_the_batch_is_refused_where_keras_uses_it(reduction):
+    comm = Place()
+    model = distributed(network(), comm, loss=keras.losses.MeanSquaredError(reduction=reduction))
+    data = adapter.shard((X, Y), batch_size=5, comm=comm)
+    for action in (model.fit, model.fit, model.evaluate, model.evaluate):
+        with pytest.raises(HpctrainError, match="MeanSquaredError has reduction="):
+            action(data, verbose=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+def test_one_process_builds_and_scales_as_plain_keras_does(sharded):
+    comm = SingleCommunicator("test")
+    model = distributed(keras.Sequential([keras.layers.Dense(1)]), comm, loss="mse")
+    half = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="mixed_float16")])
+    half.dtype_policy = "mixed_float16"
+    for each in (model, distributed(half, comm, loss="mse")):
+        each.fit(adapter.shard((X, Y), batch_size=5, comm=comm), verbose=0) if sharded else each.fit(X, Y, verbose=0)
+        assert all(np.isfinite(weights).all() for weights in each.get_weights())
+
+
+def train(comm, batches: list[int], validation: str, used: bool, graph: bool, passed: bool, monkeypatch) -> None:
+    """A loop whose validation comes before the first update and after each."""
+    monkeypatch.setattr(share, "_updated", False)
+    share._unused.clear()
+    model, optimizer = adapter.distribute(network(), keras.optimizers.SGD(0.1), comm=comm)
+
+    def step(x, y, share=1.0):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((y - model(x)) ** 2) * (share if used else 1.0)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    def validate() -> None:
+        for x, _, weight, part in adapter.shard((X[:3], Y[:3]), batch_size=3, comm=comm):
+            total = part * weight if validation == "share" else weight
+            keras.ops.sum(total * model(x)[:, 0])
+
+    run = tf.function(step) if graph else step
+    for epoch, count in enumerate(batches):
+        if validation == "share" or (validation and epoch):
+            validate()
+        for x, y, _, part in adapter.shard((X[:count], Y[:count]), batch_size=count, comm=comm):
+            run(x, y, part) if passed else run(x, y)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("passed", [False, True])
+@pytest.mark.parametrize("graph", [False, True])
+def test_validation_does_not_stand_for_the_share_of_a_training_batch(graph, passed, monkeypatch):
+    for batches, validation in (([3], "share"), ([4, 3], "share"), ([4, 3], "weight")):
+        with pytest.raises(Exception, match="the loop did not use it"):
+            train(Place(), batches, validation, False, graph, passed, monkeypatch)
+    # Even batches need no share, whatever validation does with its own.
+    train(Place(), [4, 4], "weight", False, graph, passed, monkeypatch)
+    if passed:
+        train(Place(), [4, 3], "weight", True, graph, passed, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_list_of_batches_is_judged_as_a_loop_over_it_goes(graph, monkeypatch):
+    comm = Place()
+    for used in (True, False):
+        monkeypatch.setattr(share, "_updated", False)
+        share._unused.clear()
+        model, optimizer = adapter.distribute(network(), keras.optimizers.SGD(0.1), comm=comm)
+
+        def step(x, y, factor, model=model, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean((y - model(x)) ** 2) * factor
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+            )
+
+        run = tf.function(step) if graph else step
+        training = list(adapter.shard((X[:7], Y[:7]), batch_size=4, comm=comm))
+        list(adapter.shard((X[:4], Y[:4]), batch_size=4, comm=comm))
+
+        def loop(run=run, training=training, used=used):
+            for x, y, _, part in training:
+                run(x, y, tf.cast(part, tf.float32) if used else tf.constant(1.0))
+
+        if used:
+            loop()
+        else:
+            with pytest.raises(Exception, match="the loop did not use it"):
+                loop()
+
+
+@pytest.mark.slow
+def test_a_distributed_model_does_not_live_on():
+    model = distributed(network(), SingleCommunicator("test"), loss="mse")
+    model.fit(adapter.shard((X, Y), batch_size=5, comm=SingleCommunicator("test")), verbose=0)
+    alive = weakref.ref(model)
+    del model
+    keras.backend.clear_session()
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_fit_that_passes_its_arguments_on():
+    class Passing(keras.Sequential):
+        def fit(self, *args, **kwargs):
+            return super().fit(*args, **kwargs)
+
+    comm = Place()
+    model = distributed(Passing([keras.Input((4,)), keras.layers.Dense(1)]), comm, loss="mse")
+    model.fit(adapter.shard((X, Y), batch_size=5, comm=comm), None, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == 4
+    with pytest.raises(TypeError, match="epochs"):
+        model.fit(X, Y, 5, 2, epochs=2, verbose=0)
+
+
+def test_an_error_within_evaluate_is_told_as_it_is():
+    def fail(array):
+        raise HpctrainError("rank 7 died")
+
+    class Exchanging(keras.layers.Layer):
+        def call(self, x, training=False):
+            return x if training else tf.ensure_shape(ranks.in_step(fail, x), x.shape)
+
+    comm = Place()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), Exchanging()])
+    model = distributed(model, comm, loss="mse")
+    data = adapter.shard((X, Y), batch_size=5, comm=comm)
+    for _ in range(2):
+        with pytest.raises(HpctrainError, match="rank 7 died"):
+            model.evaluate(data, verbose=0)
+
+
+def test_the_optimizer_that_compile_puts_around_a_second_one_is_known():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        comm = Place()
+        model = distributed(distributed(network(), comm, loss="mse"), comm, loss="mse")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    first, second = distributed_optimizers(model)
+    assert second is model.optimizer and first is not model.optimizer.inner_optimizer
+    model.fit(adapter.shard((X, Y), batch_size=5, comm=comm), verbose=0)
+    assert reduction_of(model.optimizer).scaled_alike
+
+
+@pytest.mark.parametrize("compiled", ["rmsprop", None])
+def test_the_rate_that_is_recorded_is_that_of_the_optimizer_in_use(compiled, monkeypatch):
+    rates = []
+
+    class Recording:
+        def begin_run(self, *arguments):
+            return True
+
+        def step_done(self, rate):
+            rates.append(rate)
+
+        def log(self, values, quiet):
+            pass
+
+    class OwnOptimizer(OwnStep):
+        def compile(self, own):
+            super().compile(optimizer=compiled, loss=keras.losses.MeanSquaredError())
+            self.own = own
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = self.loss(data[1], self.network(data[0]))
+            variables = self.network.trainable_variables
+            self.own.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return {"loss": loss}
+
+    monkeypatch.setattr(recording, "recording", Recording)
+    comm = Place()
+    model, own = adapter.distribute(OwnOptimizer(), keras.optimizers.SGD(0.25), comm=comm)
+    model.compile(own)
+    model.fit(adapter.shard((X, Y), batch_size=5, comm=comm), verbose=0)
+    assert rates == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("rows", [tf.ragged.constant([[1], [2, 3], [4]]), tf.sparse.from_dense(np.eye(3))])
+def test_ragged_and_sparse_datasets_are_compared_without_their_rows(rows):
+    data = tf.data.Dataset.from_tensor_slices((rows, np.arange(3))).batch(2)
+    compare_datasets(SingleCommunicator("alone"), data)
+
+
+def test_losses_that_a_step_makes_for_itself_go_with_the_step():
+    distribution, kept, made = Distribution(SingleCommunicator("alone")), keras.losses.MeanSquaredError(), []
+    for _ in range(3):
+        with whole_batch_losses(distribution):
+            loss = keras.losses.MeanAbsoluteError()
+            made.append(weakref.ref(loss))
+            assert float(loss(np.ones((2, 1)), np.zeros((2, 1)))) == 1
+            assert float(kept(np.ones((2, 1)), np.zeros((2, 1)))) == 1
+        del loss
+    gc.collect()
+    assert [each() for each in made] == [None] * 3

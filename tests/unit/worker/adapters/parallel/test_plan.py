@@ -1,0 +1,156 @@
+"""What does not fit a model or a mesh is refused before anything is divided."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: E402
+
+import hpctrain as ht  # noqa: E402
+from hpctrain.common.errors import HpctrainError  # noqa: E402
+from hpctrain.worker.adapters.torch.parallel.plan import names_of  # noqa: E402
+from hpctrain.worker.adapters.torch.parallel.stages import Cut, ties_of  # noqa: E402
+
+
+class Attention(nn.Module):
+    def __init__(self, head_size: int = 4) -> None:
+        super().__init__()
+        self.head_size = head_size
+        self.query = nn.Linear(12, 12)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+        self.up = nn.Linear(12, 10)
+
+
+class Model(nn.Module):
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(9, 12)
+        self.blocks = nn.ModuleDict({str(number): Block() for number in range(layers)})
+        self.norm = nn.LayerNorm(12)
+        self.head = nn.Linear(12, 9, bias=False)
+
+
+def test_modules_are_meant_by_class_by_the_name_of_the_class_and_by_name():
+    model = Model()
+    blocks = ["blocks.0", "blocks.1", "blocks.2"]
+    assert names_of(model, [Block], "shard") == blocks
+    assert names_of(model, ["Block"], "shard") == blocks
+    assert names_of(model, ["blocks.*"], "shard") == blocks
+    assert names_of(model, ["norm", "blocks.1.*"], "shard") == ["blocks.1.attention", "blocks.1.up", "norm"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "said", "meant"),
+    [
+        (ht.ParallelPlan(shard=["Blocks"]), "shard of the plan names Blocks, which Model does not have", "'Block'"),
+        (ht.ParallelPlan(shard=[nn.Conv2d]), "shard of the plan names Conv2d", "valid: "),
+        (ht.ParallelPlan(recompute=["block.*"]), "recompute of the plan names block.*", "'blocks.*'"),
+        (
+            ht.ParallelPlan(tensor={"blocks.*.atention.query": ColwiseParallel()}),
+            "tensor of the plan names blocks.*.atention.query",
+            "'blocks.*.attention.query'",
+        ),
+    ],
+)
+def test_a_plan_that_names_no_module_is_refused_with_the_nearest(plan, said, meant):
+    with pytest.raises(HpctrainError) as raised:
+        plan.check(Model(), tp=2)
+    assert said in str(raised.value)
+    assert meant in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "tp", "said"),
+    [
+        ({"blocks.*.up": ColwiseParallel()}, 4, "tp 4 does not divide 'blocks.0.up': out_features = 10"),
+        ({"blocks.*.up": RowwiseParallel()}, 8, "tp 8 does not divide 'blocks.0.up': in_features = 12"),
+        (
+            {"blocks.*.attention.query": ColwiseParallel()},
+            2,
+            "tp 2 does not divide the 3 heads of 'blocks.0.attention'",
+        ),
+        ({"tokens": RowwiseParallel()}, 2, "tp 2 does not divide 'tokens': num_embeddings = 9"),
+        ({"head": ColwiseParallel()}, 2, "tp 2 does not divide 'head': out_features = 9"),
+    ],
+)
+def test_tp_that_does_not_divide_widths_or_heads_is_refused(tensor, tp, said):
+    with pytest.raises(HpctrainError) as raised:
+        ht.ParallelPlan(tensor=tensor).check(Model(), tp)
+    assert said in str(raised.value)
+    assert "choose tp among 1" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"zero": 4}, "zero=4 is not a stage of ZeRO"),
+        ({"shard": Block}, "shard of a plan is a list"),
+        ({"recompute": "Block"}, "recompute of a plan is a list"),
+        ({"tensor": {"head": "column"}}, "the plan for 'head' is 'column'"),
+    ],
+)
+def test_a_wrong_plan_is_refused(wrong, said):
+    with pytest.raises(HpctrainError, match=said.replace("'", ".")):
+        ht.ParallelPlan(**wrong)
+
+
+def test_stages_have_about_equally_many_blocks_and_the_ends_of_the_model():
+    cut = Cut.of(Model(layers=5), "blocks", 3)
+    assert cut.keys == (("0", "1"), ("2", "3"), ("4",))
+    assert [cut.stage_of(name) for name in ("tokens.weight", "blocks.2.up.bias", "norm.weight", "head.weight")] == [
+        0,
+        1,
+        2,
+        2,
+    ]
+
+
+def test_a_stage_keeps_its_names_and_lets_go_of_the_rest():
+    model = Model(layers=4)
+    everything = dict(model.named_parameters())
+    first, last = Cut.of(model, "blocks", 4).take(model, [0, 3])
+    assert first is model
+    names = [dict(part.named_parameters()) for part in (first, last)]
+    assert {name.split(".")[0] for name in names[0]} == {"tokens", "blocks"}
+    assert [name for name in names[0] if name.startswith("blocks")] == [
+        name for name in everything if name.startswith("blocks.0")
+    ]
+    assert {name.split(".")[0] for name in names[1]} == {"blocks", "norm", "head"}
+    assert all(value is everything[name] for part in names for name, value in part.items())
+    assert (first.head, last.tokens) == (None, None)
+
+
+def test_tied_parameters_of_two_stages_are_found():
+    model = Model()
+    model.head.weight = model.tokens.weight
+    (tie,) = ties_of(model, Cut.of(model, "blocks", 3))
+    assert (tie.names, tie.stages) == (("tokens.weight", "head.weight"), (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "stages", "said"),
+    [
+        ("blocks", 4, "4 pipeline stages need at least as many layers, but Model.blocks has 3"),
+        ("layers", 2, "Model has no nn.ModuleDict 'layers' to cut"),
+        ("head", 2, "Model has no nn.ModuleDict 'head' to cut"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused(blocks, stages, said):
+    with pytest.raises(HpctrainError) as raised:
+        Cut.of(Model(), blocks, stages)
+    assert said in str(raised.value)
+
+
+def test_a_parameter_that_belongs_to_no_stage_is_refused():
+    model = Model()
+    model.scale = nn.Parameter(torch.ones(3))
+    with pytest.raises(HpctrainError, match="parameter 'scale' of its own"):
+        Cut.of(model, "blocks", 2)

@@ -1,0 +1,62 @@
+"""One element of many that is not finite is found, and large ones are not taken for it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ODD = [math.nan, math.inf, -math.inf]
+
+
+def torch_says(arrays: list[np.ndarray]) -> bool:
+    torch = pytest.importorskip("torch")
+    from hpctrain.worker.adapters.torch.finite import all_finite
+
+    return all_finite([torch.from_numpy(array) for array in arrays])
+
+
+def keras_says(arrays: list[np.ndarray]) -> bool:
+    tf = pytest.importorskip("tensorflow")
+    from hpctrain.worker.adapters.keras.finite import all_finite
+
+    return bool(all_finite([tf.constant(array) for array in arrays]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("says", [torch_says, keras_says])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_one_odd_element_is_found_wherever_it_is(says, data):
+    shapes = data.draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 70)), min_size=1, max_size=4))
+    random = np.random.default_rng(data.draw(st.integers(0, 999)))
+    scale = data.draw(st.sampled_from([0.0, 1e-38, 1.0, 1e19, 3e37]))
+    arrays = [(scale * random.normal(size=shape)).astype("f4") for shape in shapes]
+    assert says(arrays)
+    which = data.draw(st.integers(0, len(arrays) - 1))
+    place = data.draw(st.integers(0, arrays[which].size - 1))
+    arrays[which].flat[place] = data.draw(st.sampled_from(ODD))
+    assert not says(arrays)
+
+
+@pytest.mark.parametrize("says", [torch_says, keras_says])
+def test_infinities_do_not_cancel(says):
+    assert not says([np.array([math.inf, -math.inf, 1.0], "f4")])
+    assert not says([np.array([math.inf], "f4"), np.array([-math.inf], "f4")])
+
+
+@pytest.mark.parametrize("says", [torch_says, keras_says])
+def test_the_largest_numbers_are_finite(says):
+    largest = np.finfo("f4").max
+    assert says([np.full(100, largest), np.full(3, -largest)])
+
+
+def test_counts_in_a_graph():
+    tf = pytest.importorskip("tensorflow")
+    from hpctrain.worker.adapters.keras.finite import counts
+
+    tensors = [tf.constant([1.0, math.nan, math.inf, -math.inf]), tf.constant([[0.0]]), tf.constant([math.nan] * 3)]
+    assert tf.function(counts)(tensors).numpy().tolist() == [[1, 2], [0, 0], [3, 0]]

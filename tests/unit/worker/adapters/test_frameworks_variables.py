@@ -1,0 +1,156 @@
+"""What a script that imports Lightning or Accelerate finds: torchrun's variables, and the run's own default group."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import needs
+import pytest
+
+from hpctrain.common.cluster.launcher import detect
+from hpctrain.common.run.plan import Plan, Script, Slots
+from hpctrain.worker.adapters.frameworks import framework_variables
+
+pytestmark = pytest.mark.slow
+
+# Each in a Python of its own: a hook on imports stays.
+PROGRAM = """
+import importlib.util, json, os, sys
+from hpctrain.worker.adapters.frameworks import serve_frameworks
+from hpctrain.common.run.plan import Plan
+
+serve_frameworks(Plan.model_validate_json(sys.argv[1]), 2)
+import json.decoder, xml.dom
+# As Transformers does, to know whether it is there.
+assert importlib.util.find_spec("accelerate") and not importlib.util.find_spec("pytorch_lightning")
+before = os.environ.get("RANK")
+import accelerate, lightning
+import torch.distributed as dist
+found = {name: os.environ.get(name) for name in sys.argv[2:]}
+print(json.dumps([before, found, hasattr(dist.init_process_group, "of_the_run")]))
+"""
+
+
+def plan(backend: str, script: str = "script.py") -> Plan:
+    """Two ranks on the first host, one on the second."""
+    return Plan(
+        script=Script(path=Path(script), arguments=()),
+        backend=backend,
+        ranks=1 if backend == "single" else 3,
+        hosts=(Slots(host="n1", slots=1),)
+        if backend == "single"
+        else (Slots(host="n1", slots=2), Slots(host="n2", slots=1)),
+        threads_per_rank=1,
+    )
+
+
+@pytest.mark.parametrize(("rank", "place"), [(0, ("0", "2", "0")), (1, ("1", "2", "0")), (2, ("0", "1", "1"))])
+def test_torchruns_variables_follow_the_plan(rank: int, place: tuple[str, str, str]) -> None:
+    found = framework_variables(plan("mpi"), rank)
+    assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == (str(rank), "3", "n1")
+    assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["GROUP_RANK"]) == place
+    assert (found["PL_TRAINER_DEVICES"], found["PL_TRAINER_NUM_NODES"]) == (place[1], "2")
+
+
+def test_only_backends_in_host_memory_keep_the_frameworks_on_cpus() -> None:
+    for backend, on_cpus in (("mpi", True), ("gloo", True), ("nccl", False)):
+        found = framework_variables(plan(backend), 0)
+        assert (found.get("ACCELERATE_USE_CPU"), found.get("PL_TRAINER_ACCELERATOR")) == (
+            ("true", "cpu") if on_cpus else (None, None)
+        )
+
+
+def test_ranks_that_were_given_torchruns_variables_are_not_torchruns() -> None:
+    launched = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}
+    found = detect({**launched, **framework_variables(plan("mpi"), 2)})
+    assert found and (found.name, found.rank, found.size) == ("Open MPI's mpirun", 2, 3)
+    found = detect({**launched, **framework_variables(plan("mpi"), 2), "TORCHELASTIC_RUN_ID": "none"})
+    assert found and found.name == "torchrun"
+
+
+@needs.pytorch
+@pytest.mark.parametrize(
+    ("backend", "served"), [("mpi", True), ("horovod", False), ("deepspeed", False), ("single", False)]
+)
+@pytest.mark.long
+def test_a_script_gets_them_with_its_first_framework(tmp_path: Path, backend: str, served: bool) -> None:
+    for name in ("accelerate", "lightning"):
+        (tmp_path / f"{name}.py").touch()
+    names = ("RANK", "MASTER_PORT", "PL_TRAINER_DEVICES", "ACCELERATE_USE_CPU")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment |= {"PL_TRAINER_DEVICES": "7", "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", PROGRAM, plan(backend).model_dump_json(), *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    before, found, replaced = json.loads(done.stdout)
+    assert before is None
+    # What the user sets stays.
+    assert found == (
+        {"RANK": "2", "MASTER_PORT": "0", "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": "true"}
+        if served
+        else {"RANK": None, "MASTER_PORT": None, "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": None}
+    )
+    assert replaced == served
+
+
+@needs.pytorch
+@pytest.mark.long
+def test_ranks_of_torchrun_keep_its_variables(tmp_path: Path) -> None:
+    for name in ("accelerate", "lightning"):
+        (tmp_path / f"{name}.py").touch()
+    own = {"TORCHELASTIC_RUN_ID": "attempt-1", "RANK": "2", "WORLD_SIZE": "3", "MASTER_PORT": "29500"}
+    environment = {**os.environ, **own, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", PROGRAM, plan("gloo").model_dump_json(), *own, "ACCELERATE_USE_CPU"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout) == ["2", {**own, "ACCELERATE_USE_CPU": "true"}, True]
+
+
+GROUPS = """
+import torch.distributed as dist
+from hpctrain.worker.adapters.torch.default_group import give_default_group
+
+give_default_group()
+give_default_group()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    dist.init_process_group("gloo")
+except ValueError as error:
+    print(error)
+dist.destroy_process_group()
+dist.init_process_group("gloo", rank=0, world_size=1)
+print(dist.get_rank(), dist.get_world_size())
+"""
+
+
+@needs.pytorch
+@pytest.mark.long
+def test_a_group_of_ones_own_is_left_alone() -> None:
+    """One with a store of its own; and a second one is the error that it is without hpctrain."""
+    done = subprocess.run([sys.executable, "-c", GROUPS], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "trying to initialize the default process group twice!\n0 1\n"
+    assert done.stderr.count("hpctrain: 1 rank, backend single") == 1
+
+
+MISSING = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Hide(MetaPathFinder):
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname == "lightning":
+            raise ModuleNotFoundError("No module named 'lightning'", name="lightning")
+
+sys.meta_path.insert(0, Hide())
+import hpctrain as ht
+ht.lightning
+"""
+
+
+@needs.pytorch
+@pytest.mark.long
+def test_without_lightning_its_strategies_name_the_extra() -> None:
+    done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, timeout=120, check=False)
+    assert "pip install 'hpctrain[lightning]'" in done.stderr

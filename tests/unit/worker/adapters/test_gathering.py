@@ -1,0 +1,209 @@
+"""``ht.gather`` and ``ht.mean`` against what one process has that holds all samples."""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thread_ranks import on_ranks
+
+import hpctrain as ht
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters import gathering
+
+torch = pytest.importorskip("torch")
+
+Pair = namedtuple("Pair", "left right")
+cuts = st.integers(1, 4).flatmap(lambda ranks: st.lists(st.integers(0, 12), min_size=ranks - 1, max_size=ranks - 1))
+
+
+def parts_of(samples, cut):
+    """Each rank's part of the samples; any of them may be empty."""
+    return [samples[begin:end] for begin, end in pairwise([0, *sorted(cut), len(samples)])]
+
+
+def gathered(values):
+    return on_ranks(len(values), lambda comm: ht.gather(values[comm.rank], comm=comm))
+
+
+def averaged(values, weights=None):
+    weights = weights or [1] * len(values)
+    return on_ranks(len(values), lambda comm: ht.mean(values[comm.rank], weights[comm.rank], comm=comm))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+@given(cut=cuts)
+def test_rows_of_all_ranks_come_in_their_order(dtype, cut):
+    samples = torch.arange(24).reshape(12, 2).to(dtype)
+    for joined in gathered(parts_of(samples, cut)):
+        assert joined.dtype == dtype
+        assert torch.equal(joined, samples)
+
+
+@given(cut=cuts)
+def test_arrays_and_lists_and_what_contains_them(cut):
+    rows, words = np.arange(36.0).reshape(12, 3), [f"sample {number}" for number in range(12)]
+    values = [
+        {"rows": own, "pair": Pair(words[begin : begin + len(own)], (own[:, 0].astype(np.int8),)), "size": len(own)}
+        for own, begin in zip(parts_of(rows, cut), [0, *sorted(cut)], strict=True)
+    ]
+    for joined in gathered(values):
+        np.testing.assert_array_equal(joined["rows"], rows)
+        assert isinstance(joined["pair"], Pair)
+        assert joined["pair"].left == words
+        assert joined["pair"].right[0].dtype == np.int8
+        assert sum(joined["size"]) == 12
+
+
+def test_a_rank_without_samples_takes_part():
+    full = torch.ones(3, 2, requires_grad=True)
+    for empty in (None, torch.empty(0), torch.empty(0, 2, dtype=torch.int64)):
+        for joined in gathered([empty, full, empty]):
+            assert torch.equal(joined, torch.ones(3, 2)) and not joined.requires_grad
+    for joined in gathered([[], [full], []]):
+        assert [piece.shape for piece in joined] == [(3, 2)]
+    assert gathered([None, None]) == [None, None]
+
+
+def test_what_has_no_rows_counts_as_one():
+    assert gathered([1.5, None, 3]) == [[1.5, 3]] * 3
+    for joined in gathered([torch.tensor(1.0), torch.tensor(2.0)]):
+        assert joined.tolist() == [1.0, 2.0]
+    for joined in gathered([np.float32(1), np.float32(2)]):
+        assert joined.dtype == np.float32 and joined.tolist() == [1.0, 2.0]
+
+
+def test_a_view_is_sent_without_the_rest_of_its_memory():
+    sent = gathering._travelling(torch.zeros(1000, 1000)[:1, :1], {})
+    assert sent.tensor.untyped_storage().nbytes() == 4
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [torch.ones(2, 3), torch.ones(2, 4)],
+        [torch.ones(2), torch.ones(2, dtype=torch.float64)],
+        [torch.ones(2), np.ones(2)],
+        [{"a": 1}, {"b": 1}],
+        [(1, 2), (1, 2, 3)],
+        [[1], 1],
+        [{"a": 1}, None, [1]],
+        [{"a": {"b": torch.ones(1)}}, {"a": {"b": 1}}],
+    ],
+    ids=str,
+)
+def test_values_of_different_forms_are_refused_on_every_rank(values):
+    def refused(comm):
+        with pytest.raises(HpctrainError, match=r"rank 0 and .* on rank") as caught:
+            ht.gather(values[comm.rank], comm=comm)
+        return caught.value.message
+
+    assert len(set(on_ranks(len(values), refused))) == 1
+
+
+@given(
+    cut=cuts,
+    values=st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=12, max_size=12),
+)
+def test_weighted_mean_is_that_of_all_samples(cut, values):
+    own = parts_of(values, cut)
+    means = [math.fsum(part) / len(part) if part else math.nan for part in own]
+    for found in averaged(means, [len(part) for part in own]):
+        assert found == pytest.approx(math.fsum(values) / 12, rel=1e-12, abs=1e-9)
+
+
+def test_mean_keeps_the_form():
+    one = {"loss": 1.0, "each": (torch.tensor([1.0, 2.0]), np.array([1, 2])), "steps": [torch.tensor(1)]}
+    two = {"loss": 4.0, "each": (torch.tensor([3.0, 4.0]), np.array([4, 4])), "steps": [torch.tensor(4)]}
+    for found in averaged([one, two, None], [2, 1, 0]):
+        assert found["loss"] == 2.0 and isinstance(found["loss"], float)
+        tensor, array = found["each"]
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, torch.tensor([5.0, 8.0], dtype=torch.float64).div(3).float())
+        np.testing.assert_allclose(array, [2.0, 8 / 3], rtol=1e-15)
+        assert found["steps"][0].item() == 2.0
+    half = averaged([torch.tensor([1.0, 2.0], dtype=torch.bfloat16), torch.tensor([2.0, 4.0], dtype=torch.bfloat16)])
+    assert all(found.dtype == torch.bfloat16 and found.tolist() == [1.5, 3.0] for found in half)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_metrics_over_an_evaluation_loader_are_those_of_one_process(ranks):
+    # 10 samples in batches of 3: the last batch has one sample, so some ranks see fewer batches, or none of 9 to 10.
+    features = torch.arange(10.0, dtype=torch.float64)
+    labels = torch.tensor([0, 1] * 5)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(features, labels), batch_size=3)
+
+    def evaluate(comm):
+        seen, total, pairs = 0, 0.0, []
+        for x, y in ht.shard(loader, evaluation=True, comm=comm):
+            seen += len(y)
+            total += x.square().sum().item()
+            pairs.append((x, y))
+        loss = ht.mean(total / max(seen, 1), weight=seen, comm=comm)
+        x, y = (torch.cat(each) for each in zip(*ht.gather(pairs, comm=comm), strict=True))
+        return loss, x, y
+
+    for loss, x, y in on_ranks(ranks, evaluate):
+        assert loss == pytest.approx(features.square().mean().item(), rel=1e-14)
+        order = x.argsort()
+        assert torch.equal(x[order], features) and torch.equal(y[order], labels)
+
+
+def test_what_does_not_count_may_be_anything():
+    assert averaged([math.nan, 3.0, None], [0, 2, 0]) == [3.0, 3.0, 3.0]
+    assert all(math.isnan(found) for found in averaged([math.nan, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("value", "weight", "words"),
+    [
+        (1.0, -1, "weight=-1"),
+        (1.0, math.nan, "weight=nan"),
+        (1.0, 0, "every rank's weight is 0"),
+        ("3", 1, "has no mean"),
+        (None, 1, "has no mean"),
+        (torch.tensor([1j]), 1, "has no mean"),
+    ],
+)
+def test_what_has_no_mean(value, weight, words):
+    with pytest.raises(HpctrainError, match=words):
+        averaged([value, value], [weight, weight])
+
+
+def test_one_process_gets_the_same_forms():
+    assert ht.gather(3) == [3]
+    assert ht.gather(torch.tensor(3)).tolist() == [3]
+    assert ht.mean({"a": 3}, 7) == {"a": 3.0}
+
+
+def test_sparse_tensors_are_refused():
+    with pytest.raises(HpctrainError, match="layout"):
+        ht.gather(torch.eye(2).to_sparse())
+
+
+def test_tensorflow_and_keras():
+    tf = pytest.importorskip("tensorflow")
+    keras = pytest.importorskip("keras")
+    values = [tf.constant([[1, 2]], tf.int8), tf.zeros((0,)), keras.Variable([[3, 4], [5, 6]], dtype="int8")]
+    for joined in gathered(values):
+        assert joined.dtype == tf.int8
+        assert joined.numpy().tolist() == [[1, 2], [3, 4], [5, 6]]
+    for found in averaged([tf.constant([1.0, 2.0]), tf.Variable([4.0, 8.0])], [2, 1]):
+        assert found.dtype == tf.float32 and found.numpy().tolist() == [2.0, 4.0]
+    assert [found.numpy() for found in averaged([tf.constant(1), tf.constant(2)])] == [1.5, 1.5]
+
+    @tf.function
+    def within(x):
+        return ht.gather(x)
+
+    # TensorFlow puts an error of its own around what is raised while it traces.
+    with pytest.raises(Exception, match=r"outside of tf\.function"):
+        within(tf.ones(2))
+    with pytest.raises(HpctrainError, match=r"outside of tf\.function"):
+        ht.gather(tf.ragged.constant([[1], [2, 3]]))

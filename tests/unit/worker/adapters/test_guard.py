@@ -1,0 +1,338 @@
+"""What the guard says of parameters that differ between ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.common.checkpoints.pieces import Box
+from hpctrain.common.errors import TransientError
+from hpctrain.worker.adapters.guard import Guard
+from hpctrain.worker.comm.single import SingleCommunicator
+
+
+class Ranks:
+    """Threads that are the ranks of one run."""
+
+    def __init__(self, size: int) -> None:
+        self.slots: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size)
+
+    def exchanged(self, rank: int, value: Any) -> list[Any]:
+        self.slots[rank] = value
+        self.barrier.wait(10)
+        values = list(self.slots)
+        self.barrier.wait(10)
+        return values
+
+
+class Member(SingleCommunicator):
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        super().__init__("test")
+        self.ranks, self.rank, self.size, self.host = ranks, rank, len(ranks.slots), f"n{rank}"
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        return self.ranks.exchanged(self.rank, value)
+
+    def allreduce(self, array: Any, reduction: str = "mean") -> Any:
+        assert reduction == "max"
+        return np.max(self.ranks.exchanged(self.rank, array), axis=0)
+
+
+def on_ranks(size: int, work: Callable[[Member], Any]) -> list[Any]:
+    ranks = Ranks(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: work(Member(ranks, rank)), range(size)))
+
+
+def said(parameters: list[dict[str, np.ndarray]]) -> str:
+    """What every rank's guard raises after its third step, which is the same on all of them; "" for nothing."""
+
+    def work(comm: Member) -> str:
+        own = parameters[comm.rank]
+        names = list(own)
+
+        def checksums() -> Any:
+            return np.array([int(own[name].view(f"u{own[name].itemsize}").sum(dtype=np.int64)) for name in names])
+
+        guard = Guard(comm, names, checksums, lambda index: own[names[index]], every=3)
+        same = [{name: np.zeros_like(value) for name, value in own.items()}, own]
+        own = same[0]
+        guard.step_done()
+        own = same[1]
+        guard.step_done()
+        try:
+            guard.step_done()
+        except TransientError as error:
+            assert error.exit_code == 1
+            return error.message
+        return ""
+
+    found = on_ranks(len(parameters), work)
+    assert len(set(found)) == 1
+    return str(found[0])
+
+
+def ranks_of(size: int, dtype: str = "f4") -> list[dict[str, np.ndarray]]:
+    values = np.arange(12).reshape(3, 4).astype(dtype)
+    return [{"stem.weight": values.copy(), "head.bias": values[0].copy()} for _ in range(size)]
+
+
+def flip(array: np.ndarray, place: Any, bit: int) -> None:
+    word = np.dtype(f"u{array.itemsize}")
+    array.view(word)[place] ^= word.type(1 << bit)
+
+
+def test_a_majority_is_right():
+    held = ranks_of(3)
+    flip(held[1]["head.bias"], 2, 30)
+    assert said(held) == (
+        "after step 3 the ranks hold different parameters: 'head.bias' differs on rank 1 (n1) from the other ranks "
+        "(1 of 2 parameters differ); its element [2] is 2.0 (bits 40000000) on rank 0, 0.0 (bits 00000000) on rank 1"
+    )
+
+
+def test_two_ranks_cannot_tell():
+    held = ranks_of(2)
+    flip(held[0]["stem.weight"], (1, 3), 0)
+    flip(held[0]["head.bias"], 0, 0)
+    assert said(held) == (
+        "after step 3 the ranks hold different parameters: 'stem.weight' differs between rank 0 (n0) and rank 1 (n1) "
+        "(2 of 2 parameters differ), with no majority to tell which is right; its element [1, 3] is "
+        "7.0000005 (bits 40e00001) on rank 0, 7.0 (bits 40e00000) on rank 1"
+    )
+
+
+def test_nor_can_two_and_two():
+    held = ranks_of(4)
+    for rank in (1, 2):
+        flip(held[rank]["head.bias"], 1, 31)
+    text = said(held)
+    assert "differs between rank 0 (n0), 3 (n3) and rank 1 (n1), 2 (n2) (1 of 2" in text
+    assert "element [1] is 1.0 (bits 3f800000) on rank 0, -1.0 (bits bf800000) on rank 1" in text
+
+
+def test_equal_parameters_are_passed_over():
+    assert said(ranks_of(2)) == ""
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_flipped_bit_is_found_and_placed(data):
+    dtype = data.draw(st.sampled_from(["f2", "f4", "f8"]))
+    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 40)))
+    size = data.draw(st.integers(2, 4))
+    rank = data.draw(st.integers(0, size - 1))
+    place = tuple(data.draw(st.integers(0, each - 1)) for each in shape)
+    bit = data.draw(st.integers(0, 8 * np.dtype(dtype).itemsize - 1))
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    values = random.normal(size=shape).astype(dtype)
+    held = [{"other": np.ones(3, "f4"), "w": values.copy()} for _ in range(size)]
+    flip(held[rank]["w"], place, bit)
+    text = said(held)
+    assert f"'w' differs {'between' if size == 2 else f'on rank {rank} (n{rank})'} " in text
+    assert f"its element {list(place)} is {held[0]['w'][place]!s} (bits" in text
+    assert f"{held[rank]['w'][place]!s} (bits" in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_torch_parameters_of_any_type(dtype):
+    torch = pytest.importorskip("torch")
+    from hpctrain.worker.adapters.torch.guarding import guard_over
+
+    def work(comm: Member) -> str:
+        model = torch.nn.Linear(3, 2).to(getattr(torch, dtype))
+        with torch.no_grad():
+            model.weight.fill_(1.5)
+            model.bias.fill_(-0.5 if comm.rank == 2 else 0.5)
+        with pytest.raises(TransientError) as raised:
+            guard_over(comm, model.named_parameters(), every=1).step_done()
+        return raised.value.message
+
+    assert "'bias' differs on rank 2 (n2)" in (text := on_ranks(3, work)[0])
+    assert "its element [0] is 0.5 (bits 3f" in text and "-0.5 (bits bf" in text
+
+
+END = ["none", "rank 0 loads others", "all ranks write the same", "a rank differed before", "it was collected before"]
+
+
+@pytest.mark.parametrize("end", END)
+def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys):
+    torch = pytest.importorskip("torch")
+    from hpctrain.worker.adapters.torch.guarding import guard_over
+
+    def work(comm: Member) -> str:
+        model = torch.nn.Linear(3, 2)
+        with torch.no_grad():
+            model.weight.fill_(1.5)
+            model.bias.zero_()
+        guard = guard_over(comm, model.named_parameters(), every=100)
+        guard.step_done()
+        with torch.no_grad():
+            model.bias.fill_(float(end == "a rank differed before" and comm.rank == 1))
+        guard.step_done()
+        if end == "rank 0 loads others" and comm.rank == 0:
+            model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+        if end == "all ranks write the same":
+            model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+        if end == "it was collected before":
+            with torch.no_grad():
+                model.bias.fill_(1.0 if comm.rank == 1 else 2.0)
+            guard.updated()
+            if comm.rank == 1:
+                guard.seal()
+            else:
+                guard.step_done()
+        try:
+            guard.check_last()
+        except TransientError as error:
+            return error.message
+        return ""
+
+    found = on_ranks(3, work)
+    assert len(set(found)) == 1
+    assert ("'bias' differs on rank 1" in found[0]) == (end == "a rank differed before")
+    told = "not verified" in capsys.readouterr().err
+    assert told == (end in ("rank 0 loads others", "it was collected before"))
+
+
+def pieces_on(ranks: list[dict[tuple[str, int], np.ndarray]], step: Callable[[Guard], Any]) -> list[str]:
+    """What each rank's guard says of pieces: by name and first row, those that a rank holds."""
+
+    def work(comm: Member) -> str:
+        own = ranks[comm.rank]
+        boxes = [Box((row, 0), each.shape) for (_, row), each in own.items()]
+        held = list(own.values())
+
+        def checksums() -> Any:
+            return np.array([int(each.view(f"u{each.itemsize}").sum(dtype=np.int64)) for each in held], np.int64)
+
+        guard = Guard(comm, [name for name, _ in own], checksums, lambda index: held[index], every=1, boxes=boxes)
+        try:
+            step(guard)
+        except TransientError as error:
+            return error.message
+        return ""
+
+    return on_ranks(len(ranks), work)
+
+
+def pieces_of(size: int) -> list[dict[tuple[str, int], np.ndarray]]:
+    """As in hybrid sharding over two: of a matrix every second rank has the same half; of "norm" all have all."""
+    whole = np.arange(24, dtype=np.float32).reshape(6, 4)
+    return [
+        {("stem", 3 * (rank % 2)): whole[3 * (rank % 2) :][:3].copy(), ("norm", 0): whole[:2].copy()}
+        for rank in range(size)
+    ]
+
+
+def test_replicas_of_a_piece_are_compared_with_each_other():
+    held = pieces_of(6)
+    assert set(pieces_on(held, Guard.step_done)) == {""}
+    flip(held[3]["stem", 3], (1, 2), 0)
+    flip(held[3]["norm", 0], (0, 0), 0)
+    (text,) = set(pieces_on(held, Guard.step_done))
+    # Of the first in the order of rank 0.
+    assert text.startswith(
+        "after step 1 the ranks hold different parameters: 'norm' differs on rank 3 (n3) from the other ranks "
+        "(2 of 3 pieces of parameters differ); its element [0, 0] is 0.0"
+    )
+    flip(held[3]["norm", 0], (0, 0), 0)
+    (text,) = set(pieces_on(held, Guard.step_done))
+    assert text == (
+        "after step 1 the ranks hold different parameters: 'stem' differs on rank 3 (n3) from the other ranks "
+        "(1 of 3 pieces of parameters differ); its element [4, 2] is 18.0 (bits 41900000) on rank 1, "
+        "18.000002 (bits 41900001) on rank 3"
+    )
+
+
+def test_what_one_rank_alone_holds_is_not_compared():
+    held = [{("stem", rank): np.full((1, 4), rank, np.float32)} for rank in range(3)]
+    assert pieces_on(held, Guard.step_done) == ["", "", ""]
+    held[0] = {}
+    assert pieces_on(held, Guard.step_done) == ["", "", ""]
+
+
+def test_a_proof_is_of_the_ranks_that_hold_the_same():
+    held = pieces_of(4)
+    flip(held[2]["stem", 0], (1, 2), 0)
+    proofs: dict[int, dict[str, str]] = {}
+
+    def prove(guard: Guard) -> None:
+        proofs[guard._comm.rank] = guard.proofs(guard.checksums())
+
+    pieces_on(held, prove)
+    assert [sorted(proofs[rank]) for rank in range(4)] == [
+        sorted(["0,1,2,3", "0,2" if rank % 2 == 0 else "1,3"]) for rank in range(4)
+    ]
+    assert len({proofs[rank]["0,1,2,3"] for rank in range(4)}) == 1
+    assert proofs[1]["1,3"] == proofs[3]["1,3"] and proofs[0]["0,2"] != proofs[2]["0,2"]
+
+
+def test_the_ranks_that_are_left_are_compared():
+    """After some died: what had one replica has none."""
+    held = pieces_of(4)
+    flip(held[3]["stem", 3], (0, 0), 0)
+    left = Ranks(3)
+
+    def work(comm: Member) -> str:
+        own = held[comm.rank]
+        boxes = [Box((row, 0), each.shape) for (_, row), each in own.items()]
+        values = list(own.values())
+        sums = np.array([int(each.view("u4").sum(dtype=np.int64)) for each in values], np.int64)
+        guard = Guard(comm, [name for name, _ in own], lambda: sums, lambda i: values[i], every=1, boxes=boxes)
+        if comm.rank == 3:
+            return ""
+        comm.ranks, comm.size = left, 3
+        guard.restart()
+        try:
+            guard.step_done()
+        except TransientError as error:
+            return error.message
+        return ""
+
+    assert on_ranks(4, work) == ["", "", "", ""]
+    flip(held[1]["norm", 0], (1, 0), 0)
+    assert all("'norm' differs on rank 1 (n1) from" in text for text in on_ranks(4, work)[:3])
+
+
+def test_ranks_that_are_apart_are_compared_when_they_meet() -> None:
+    """By intent from step 2 to 4; after that they are equal, and once more after step 6 they are not."""
+
+    def work(comm: Member) -> list[str]:
+        own = np.zeros(1, np.int64)
+        guard = Guard(comm, ["weight"], own.copy, lambda index: own, every=2)
+        said = []
+
+        def outcome(check: Callable[[], None]) -> None:
+            try:
+                check()
+            except TransientError as error:
+                said.append(f"after {guard.steps}: {'different parameters' in error.message}")
+
+        outcome(guard.step_done)
+        guard.apart = True
+        own[:] = comm.rank
+        for _ in range(3):
+            outcome(guard.step_done)
+        own[:] = 7
+        outcome(guard.averaged)
+        assert not guard.apart
+        guard.apart = True
+        outcome(guard.step_done)
+        own[:] = comm.rank
+        # One step after the last comparison: not yet.
+        outcome(guard.averaged)
+        guard.apart = True
+        outcome(guard.step_done)
+        outcome(guard.averaged)
+        return said
+
+    assert on_ranks(2, work) == [["after 6: True"]] * 2

@@ -1,0 +1,232 @@
+"""What a script tells of itself: events of its run, lines on its output, and the readers of both."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import hpctrain as ht
+from hpctrain.cli.status import _table
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import EventWriter, read_events
+from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.events.reader import kept
+from hpctrain.common.run.plan import Plan, Script, Slots
+from hpctrain.control.schedulers.find_run import find_run
+from hpctrain.report.page import read_summary, render
+from hpctrain.report.status import read_status
+from hpctrain.report.tensorboard import TensorBoardWriter
+from hpctrain.report.tracking.following import Backlog
+from hpctrain.report.tracking.progress import Progress
+from hpctrain.worker.adapters import recording
+from hpctrain.worker.comm.single import SingleCommunicator
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(recording, "_recording", None)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """Of a script that has begun."""
+    found = RunDirectory(tmp_path / "run")
+    hosts = (Slots(host="node1", slots=2),)
+    found.create(Plan(script=Script(path=Path("train.py")), backend="mpi", ranks=2, hosts=hosts, threads_per_rank=1))
+    with EventWriter(found.events) as events:
+        events.emit(StartEvent(attempt=1, iteration=0, launcher="none", hosts=("node1",)))
+    recording.begin(found.events)
+    return found
+
+
+def steps_and_logs(directory: RunDirectory) -> list[tuple[str, int]]:
+    return [(event.event, getattr(event, "iteration", None)) for event in read_events(directory.events)][1:]
+
+
+def train(steps: int) -> None:
+    own = recording.recording()
+    assert own.begin_run(SingleCommunicator("test"), "torch", own, 12)
+    assert not own.begin_run(SingleCommunicator("test"), "torch", SingleCommunicator("other"), 34)
+    for step in range(steps):
+        own.step_done(0.1 / (step + 1))
+        ht.log(loss=1 / (step + 1), step=None)
+    ht.log({"test/accuracy": 0.75, "odd": math.inf})
+
+
+def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
+    """What it did until then is kept, and what it did after that until it failed is not."""
+
+    def again() -> None:
+        with EventWriter(directory.events, alone=False) as events:
+            events.emit(StartEvent(attempt=2, iteration=0, launcher="none", hosts=("node1",)))
+        monkeypatch.setattr(recording, "_recording", None)
+        recording.begin(directory.events)
+
+    train(2)
+    recording.stopped("SIGUSR1")
+    again()
+    train(3)
+    again()
+    train(1)
+    counted = [(event.event, event.iteration) for event in kept(read_events(directory.events)) if event.event == "step"]
+    assert counted == [("step", 1), ("step", 2), ("step", 3)]
+    logged = [event.iteration for event in kept(read_events(directory.events)) if event.event == "log"]
+    assert logged == [1, 2, 2, 3, 3]
+    assert read_summary(directory)["steps"] == 3
+    backlog = Backlog(directory, Progress())
+    assert not backlog.read()
+    assert [entry.event for entry in backlog.entries] == [*kept(read_events(directory.events))]
+
+
+def test_what_was_logged_without_a_model_is_kept_too(directory):
+    ht.log(loss=1.0, step=3)
+    recording.stopped("SIGUSR1")
+    with EventWriter(directory.events, alone=False) as events:
+        events.emit(StartEvent(attempt=2, iteration=0, launcher="none", hosts=("node1",)))
+    assert [event.event for event in kept(read_events(directory.events))] == ["start", "log", "stopped", "start"]
+
+
+def test_report_tensorboard_status_and_summary_of_a_script(directory):
+    train(4)
+    kinds = [event.event for event in read_events(directory.events)]
+    assert kinds == ["start", "run", *["step", "log"] * 4, "log"]
+    summary = read_summary(directory)
+    assert summary["metrics"] == {"loss": 0.25, "test/accuracy": 0.75, "odd": None}
+    assert (summary["steps"], summary["epochs"], summary["samples_per_s"]) == (4, None, None)
+    assert (summary["framework"], summary["backend"]) == ("torch", "single")
+
+    page = render(directory)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert captions == ["loss", "test/accuracy", "Learning rate", "Seconds a step"]
+
+    with TensorBoardWriter(directory) as writer:
+        for event in read_events(directory.events):
+            writer.show(event)
+    curves = EventAccumulator(str(directory.tensorboard))
+    curves.Reload()
+    assert [(each.step, each.value) for each in curves.Scalars("loss")] == [
+        (step, pytest.approx(1 / step)) for step in range(1, 5)
+    ]
+    assert [each.value for each in curves.Scalars("test/accuracy")] == [0.75]
+    assert [each.value for each in curves.Scalars("step/learning_rate")] == pytest.approx([0.1, 0.05, 0.1 / 3, 0.025])
+
+    status, _ = read_status(find_run(str(directory.path)))
+    assert (status.step, status.steps, status.step_loss) == (4, None, None)
+    table = _table(status)
+    assert re.search(r"^loss +0\.25$", table, re.MULTILINE) and re.search(r"^odd +not finite$", table, re.MULTILINE)
+
+
+def test_a_script_that_counts_by_itself(directory):
+    ht.log(loss=1.0, step=500)
+    assert read_status(find_run(str(directory.path)))[0].step == 500
+    assert "<figcaption>loss</figcaption>" in render(directory)
+
+
+def test_a_script_that_tells_nothing_is_at_no_step(directory):
+    assert read_status(find_run(str(directory.path)))[0].step is None
+
+
+def test_a_further_attempt_of_a_script_counts_anew(directory):
+    train(3)
+    with EventWriter(directory.events) as events:
+        events.emit(StartEvent(attempt=2, iteration=0, launcher="none", hosts=("node1",)))
+    recording.begin(directory.events)
+    train(2)
+    summary = read_summary(directory)
+    assert (summary["steps"], summary["metrics"]["loss"]) == (2, 0.5)
+
+
+def test_steps_of_the_first_optimizer_count_by_themselves(directory):
+    torch = pytest.importorskip("torch")
+    models = [torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.5) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        ht.distribute(model, optimizer, comm=SingleCommunicator("test"))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizers[0], 1, gamma=0.5)
+    for _ in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        schedule.step()
+        ht.log(loss=torch.tensor(2.0, requires_grad=True))
+    assert steps_and_logs(directory)[1:] == [(kind, step) for step in (1, 2, 3) for kind in ("step", "log")]
+    events = list(read_events(directory.events))
+    assert events[1].parameters == 4
+    assert [event.learning_rate for event in events if event.event == "step"] == [0.5, 0.25, 0.125]
+    assert events[-1].values == {"loss": 2.0}
+
+
+@pytest.mark.long
+def test_fit_tells_its_steps_and_the_metrics_of_its_epochs(directory):
+    keras = pytest.importorskip("keras")
+    comm = SingleCommunicator("test")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model, optimizer = ht.distribute(model, keras.optimizers.SGD(0.01), comm=comm)
+    model.compile(optimizer, "mse")
+    x = keras.ops.ones((6, 3))
+    data, history = (x, x[:, :1]), []
+    for _ in range(2):
+        callbacks = ht.keras.callbacks(comm=comm)
+        fitted = model.fit(*data, batch_size=2, epochs=2, verbose=0, validation_data=data, callbacks=callbacks).history
+        history += [dict(zip(fitted, row, strict=True)) for row in zip(*fitted.values(), strict=True)]
+    events = iter(steps_and_logs(directory))
+    assert next(events) == ("run", None)
+    for last in (3, 6, 9, 12):
+        assert list(islice(events, 4)) == [("step", last - 2), ("step", last - 1), ("step", last), ("log", last)]
+    logged = [event.values for event in read_events(directory.events) if event.event == "log"]
+    assert logged == [pytest.approx(each) for each in history]
+
+
+def test_without_a_run_directory_the_newest_values_are_printed(capsys, monkeypatch):
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(recording.time, "monotonic", lambda: now.seconds)
+    for step in range(5):
+        ht.log(loss=step / 2, step=step)
+        now.seconds += 0.4
+    recording.recording().flush()
+    assert capsys.readouterr().err.splitlines() == ["step 0  loss 0", "step 3  loss 1.5", "step 4  loss 2"]
+
+
+def test_other_ranks_record_nothing(monkeypatch, capsys):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    ht.log(loss=1.0)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "nothing to record"),
+        ({"loss": "low"}, "loss is not a single number"),
+        ({"loss": [1.0, 2.0]}, "loss is not a single number"),
+        ({"loss": 1.0, "step": -1}, "step=-1"),
+        ({"loss": 1.0, "step": 1.5}, r"step=1\.5"),
+        ({"loss": 1.0, "step": True}, "step=True"),
+        ({"loss": 1.0, "step": 2**53}, "step=9007199254740992"),
+    ],
+)
+def test_what_cannot_be_logged(values, words):
+    with pytest.raises(HpctrainError, match=words):
+        ht.log(**values)
+
+
+def test_names_of_what_is_logged_are_text(directory):
+    with pytest.raises(HpctrainError, match="the name 0 is not text"):
+        ht.log({0: 1.0})
+    assert steps_and_logs(directory) == []
+
+
+def test_a_line_holds_json_alone(directory):
+    """Numbers that are not finite, within a value too."""
+    ht.log(loss=math.nan)
+    for line in directory.events.read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)

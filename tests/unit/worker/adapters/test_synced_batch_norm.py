@@ -1,0 +1,93 @@
+"""``nn.SyncBatchNorm`` over the ranks: fewer of them, copies, and files."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from thread_ranks import ThreadCommunicator, on_ranks
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.base import Group
+
+torch = pytest.importorskip("torch")
+
+from hpctrain.worker.adapters.torch.own_statistics import warn_of_own_statistics  # noqa: E402
+from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms  # noqa: E402
+
+
+class _All(Group):
+    """The ranks that there are when it is formed."""
+
+    def __init__(self, comm):
+        self.comm, self.size = comm, comm.size
+
+    def allreduce(self, array):
+        assert self.size == self.comm.size, "of ranks that died"
+        return self.comm.allreduce(array, "sum")
+
+
+class Ranks(ThreadCommunicator):
+    def _group(self, size, what):
+        return _All(self)
+
+
+def x_of(rank):
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(rank))
+
+
+def model_of(comm):
+    model = torch.nn.Sequential(torch.nn.SyncBatchNorm(3, momentum=None))
+    synchronise_batch_norms(comm, model)
+    return model
+
+
+def on(size, work):
+    return on_ranks(size, lambda comm: work(Ranks(comm.rank, comm._shared, comm._barrier)))
+
+
+def test_the_ranks_that_are_left_normalise_together():
+    def work(comm):
+        model = model_of(comm)
+        model(x_of(comm.rank))
+        comm.barrier()
+        if comm.rank:
+            return None
+        # What recover() leaves of it.
+        comm.size, comm.allreduce = 1, lambda array, _: array
+        return model(x_of(0))
+
+    x = x_of(0)
+    wanted = (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
+    np.testing.assert_allclose(on(2, work)[0].detach(), wanted, atol=1e-5)
+
+
+def test_a_copys_statistics_are_made_anew_and_it_is_not_trained(capsys):
+    def work(comm):
+        average = copy.deepcopy(model_of(comm))
+        with pytest.raises(HpctrainError, match="a copy of a synchronised batch norm is trained"):
+            average(x_of(comm.rank))
+        torch.optim.swa_utils.update_bn([x_of(comm.rank)], average)
+        return average[0].running_mean
+
+    for rank, mean in enumerate(on(2, work)):
+        np.testing.assert_allclose(mean, x_of(rank).mean(0), atol=1e-6)
+    assert "ht.average_statistics" in capsys.readouterr().err
+
+
+def test_a_saved_model_needs_no_hpctrain():
+    def work(comm):
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), *model_of(comm))
+        warn_of_own_statistics(model, lambda: pytest.fail("a copy says nothing"))
+        saved = pickle.dumps(model)
+        assert b"hpctrain" not in saved
+        return pickle.loads(saved).eval()
+
+    models = on(2, work)
+    for model in models:
+        assert type(model[1]) is torch.nn.SyncBatchNorm
+        x = x_of(0)
+        np.testing.assert_allclose(model(x).detach(), x, rtol=1e-4)
+        assert model.state_dict()

@@ -1,0 +1,150 @@
+"""What ``ht.distribute`` takes care of, and for how long, where models are built up and taken apart."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hpctrain.worker.adapters.torch.distribute import distribute  # noqa: E402
+from hpctrain.worker.adapters.torch.guarding import guard_of  # noqa: E402
+from hpctrain.worker.adapters.torch.reducer import GradientReducer  # noqa: E402
+from hpctrain.worker.adapters.torch.turns import Turns, turns_of  # noqa: E402
+from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
+
+X = torch.arange(12.0).view(4, 3)
+
+
+def sgd(*models):
+    return torch.optim.SGD([parameter for model in models for parameter in model.parameters()], lr=0.1)
+
+
+def test_a_layer_is_unfrozen_parameter_by_parameter():
+    comm, model = SingleCommunicator("test"), torch.nn.Linear(3, 2)
+    model.weight.requires_grad_(False)
+    optimizer = sgd(model)
+    for _ in range(2):
+        distribute(model, optimizer, comm=comm)
+        optimizer.zero_grad()
+        model(X).sum().backward()
+        optimizer.step()
+        model.weight.requires_grad_(True)
+    assert model.weight.grad.tolist() == [X.sum(0).tolist()] * 2
+    assert model.bias.grad.tolist() == [4, 4]
+
+
+@pytest.mark.long
+def test_what_proves_a_model_lives_as_long_as_its_parts():
+    comm, generator, critic = SingleCommunicator("test"), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+    optimizers = [sgd(generator), sgd(critic)]
+    distribute(torch.nn.ModuleList([generator, critic]), optimizers, comm=comm)
+    gc.collect()
+    guard = guard_of(optimizers[0])
+    for count in (1, 2):
+        critic(generator(X)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert guard.steps == count
+    proof = weakref.ref(guard)
+    del generator, critic, optimizers, optimizer, guard
+    gc.collect()
+    # Sealed, and kept for the last check.
+    assert proof() is not None and proof()._sealed
+    comm.make_last_checks()
+    gc.collect()
+    assert proof() is None
+
+
+def test_another_models_optimizer_steps_while_only_parts_are_left():
+    comm, part, other = SingleCommunicator("test"), torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)
+    given = sgd(part)
+    distribute(torch.nn.ModuleList([part]), given, comm=comm)
+    gc.collect()
+    other(X).sum().backward()
+    sgd(other).step()
+    # A parameter of the part that nobody reduces is still refused.
+    part.bias = torch.nn.Parameter(torch.zeros(2))
+    part.bias.grad = torch.ones(2)
+    with pytest.raises(Exception, match="is not reduced"):
+        torch.optim.SGD([part.bias], lr=0.1).step()
+
+
+def test_replaced_parameters_are_let_go():
+    comm, model = SingleCommunicator("test"), torch.nn.Linear(3, 2)
+    optimizer = sgd(model)
+    distribute(model, optimizer, comm=comm)
+    before = weakref.ref(model.weight), weakref.ref(guard_of(optimizer))
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()}, assign=True)
+    optimizer = sgd(model)
+    distribute(model, optimizer, comm=comm)
+    gc.collect()
+    assert [each() for each in before] == [None, None]
+
+
+def test_models_that_are_gone_leave_nothing_behind():
+    """A search over hyperparameters distributes one model after another."""
+    comm = SingleCommunicator("test")
+    models = [torch.nn.Linear(3, 2) for _ in range(3)]
+    for model in models:
+        distribute(model, sgd(model), comm=comm)
+    turns = turns_of(comm)
+    assert [turns.model(number) for number in range(3)] == [f"model {number} (Linear)" for number in (1, 2, 3)]
+    del model, models[1]
+    gc.collect()
+    assert list(turns._living) == [0, 2]
+    # The others keep their numbers, by which the ranks know them.
+    assert [turns.model(number) for number in range(3)] == ["model 1 (Linear)", "model 2", "model 3 (Linear)"]
+
+
+def test_connections_for_turns_are_made_anew_only_where_ranks_died():
+    class Ranks(SingleCommunicator):
+        size, made = 3, 0
+
+        def _group(self, size, what):
+            self.made += 1
+            return super()._group(size, what)
+
+    comm = Ranks("test")
+    turns = Turns(comm)
+    turns.speak(comm)
+    turns.renew(comm)
+    assert comm.made == 1
+    comm.size = 2
+    for _ in range(2):
+        turns.renew(comm)
+    assert comm.made == 2 and turns.size == turns.active == 2
+
+
+def test_gradients_of_several_devices_are_sent_in_one_order():
+    """Autograd has a thread for each device: one that is slow to send does not let another pass."""
+
+    class Engine:
+        in_place, sent = False, []
+
+        def allocate(self, numel, dtype, device):
+            return torch.zeros(numel, dtype=dtype)
+
+        def allreduce(self, buffer, name, wire):
+            if buffer.dtype is torch.float32:
+                time.sleep(0.2)
+            self.sent.append(buffer.dtype)
+
+    engine, comm = Engine(), SingleCommunicator("test")
+    comm.torch = lambda: engine
+    model = torch.nn.ParameterList([torch.ones(3, dtype=torch.float64), torch.ones(3)])
+    parameters = list(model.named_parameters())
+    reducer = GradientReducer(comm, "test", parameters, sparse=frozenset(), bucket_bytes=1e6, wire=None)
+    for _, parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    reducer._running = True
+    slow = threading.Thread(target=reducer._arrived, args=("1",))
+    slow.start()
+    time.sleep(0.05)
+    reducer._arrived("0")
+    slow.join()
+    assert engine.sent == [torch.float32, torch.float64]

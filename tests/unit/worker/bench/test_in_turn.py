@@ -1,0 +1,63 @@
+"""Measuring in turn: what is called when, and whose times are kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("mpi4py.MPI", reason="needs an MPI library", exc_type=(ImportError, RuntimeError))
+
+import torch
+from mpi4py import MPI
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.bench.allreduce import TimedReduction, by_mpi, check, repeats_of, rounds_of
+from hpctrain.worker.bench.in_turn import TimedGroup, time_in_turn
+
+
+def test_groups_never_run_beside_each_other_and_each_alternative_comes_first():
+    log: list[str] = []
+
+    @contextmanager
+    def running() -> Iterator[None]:
+        log.append("start")
+        yield
+        log.append("stop")
+
+    groups = [
+        TimedGroup(calls={name: lambda name=name: log.append(name) for name in "ab"}),
+        TimedGroup(calls={"c": lambda: log.append("c")}, running=running),
+    ]
+    seconds = time_in_turn(MPI.COMM_SELF, groups, rounds=7)
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 7, "b": 7, "c": 7}
+    assert all(time > 0 for times in seconds.values() for time in times)
+    # two blocks, of five rounds and of two, each after two calls that are not timed
+    assert Counter(log) == {"a": 11, "b": 11, "c": 11, "start": 2, "stop": 2}
+    text = "".join(word if len(word) == 1 else f" {word} " for word in log)
+    assert text == "aabbabbaabbaab start ccccccc stop  start cccc stop aabbbaab"
+
+
+def test_repeated_calls_count_as_one_on_the_clock():
+    calls: list[int] = []
+    seconds = time_in_turn(MPI.COMM_SELF, [TimedGroup(calls={"a": lambda: calls.append(1)})], rounds=1, repeats=50)
+    assert len(calls) == 52
+    assert len(seconds["a"]) == 1
+
+
+def test_a_wrong_mean_is_refused():
+    reduction = by_mpi(MPI.COMM_SELF)(1000)
+    check("MPI_Allreduce", reduction, MPI.COMM_SELF)
+    off = TimedReduction(buffer=reduction.buffer, call=lambda: reduction.buffer[-1].add_(1))
+    with pytest.raises(HpctrainError, match="broken gave a wrong mean of 4000 bytes"):
+        check("broken", off, MPI.COMM_SELF)
+    assert reduction.buffer.dtype == torch.float32
+
+
+def test_large_sizes_have_fewer_rounds_and_small_ones_more_calls_a_round():
+    assert [rounds_of(size, 20) for size in (1024, 16 << 20, 32 << 20, 256 << 20)] == [20, 20, 10, 7]
+    assert rounds_of(256 << 20, 2) == 2
+    assert [repeats_of(size) for size in (1024, 1 << 18, 1 << 20, 256 << 20)] == [32, 4, 1, 1]

@@ -1,0 +1,57 @@
+"""The hint at the end of a script whose ranks trained each by itself."""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+
+import pytest
+
+from hpctrain.worker import comm
+from hpctrain.worker.comm.forgotten import forgotten
+
+BASE = "keras.src.optimizers.base_optimizer"
+
+
+@pytest.fixture
+def optimizers(monkeypatch):
+    """Keras's class of optimizers, of which none is there yet."""
+
+    class BaseOptimizer:
+        iterations = 0
+
+    monkeypatch.delitem(sys.modules, "torch.optim.optimizer", raising=False)
+    monkeypatch.setitem(sys.modules, BASE, types.SimpleNamespace(BaseOptimizer=BaseOptimizer))
+    return BaseOptimizer
+
+
+def test_a_used_optimizer_is_found_beside_objects_that_are_gone(optimizers):
+    gone = optimizers()
+    proxies = [weakref.proxy(gone)]
+    del gone
+    assert forgotten(2, joined=True, distributed=False) is None
+    used = optimizers()
+    used.iterations = 3
+    assert "each by itself" in (forgotten(2, joined=True, distributed=False) or "")
+    assert len(proxies) == 1
+
+
+def test_a_hint_that_cannot_be_had_ends_nothing(optimizers, monkeypatch):
+    unfinished = optimizers()
+    unfinished.iterations = None
+    monkeypatch.setattr(comm, "_joined", True)
+    monkeypatch.setattr(comm, "_distributed", False)
+    comm.mention_forgotten(0, 2)
+
+
+def test_who_may_have_built_on_the_default_group_is_told_nothing(optimizers, monkeypatch):
+    used = optimizers()
+    used.iterations = 3
+    assert forgotten(2, joined=True, distributed=False)
+    monkeypatch.setitem(sys.modules, "torch.distributed", types.SimpleNamespace(is_initialized=lambda: True))
+    assert forgotten(2, joined=True, distributed=False)
+    monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
+    assert forgotten(2, joined=True, distributed=False) is None
+    monkeypatch.setitem(sys.modules, "torch.distributed", types.SimpleNamespace(is_initialized=lambda: False))
+    assert forgotten(2, joined=True, distributed=False)

@@ -1,0 +1,154 @@
+"""How a process finds its place in a run, and what it says where launcher and MPI do not match."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.common.cluster.launcher import detect
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.limits import timeout_seconds
+
+LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+}
+
+
+def init(code: str = "print(ht.init())", **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key not in (*LAUNCHERS, *TORCHRUN)}
+    return subprocess.run(
+        [sys.executable, "-c", f"import hpctrain as ht; {code}"],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_process_started_by_hand_is_alone_and_says_why():
+    result = init()
+    assert "SingleCommunicator rank 0 of 1" in result.stdout
+    assert result.stderr == "hpctrain: 1 rank, backend single (no launcher started further ranks)\n"
+
+
+def test_a_second_call_returns_the_same_communicator_and_says_nothing():
+    result = init("print(ht.init() is ht.init()); ht.shutdown(); ht.shutdown()")
+    assert result.stdout == "True\n" and result.stderr.count("backend") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", LAUNCHERS)
+def test_a_launcher_that_mpi_does_not_know_is_refused(variable):
+    pytest.importorskip("mpi4py.MPI", reason="needs an MPI library", exc_type=(ImportError, RuntimeError))
+    result = init(**{variable: "2"})
+    assert result.returncode != 0
+    assert f"{variable}=2" in result.stderr
+    assert "sees 1: the launcher and the MPI library do not match" in result.stderr
+    assert "hpctrain horovod check" in result.stderr
+
+
+def test_single_is_refused_among_several_ranks():
+    result = init("ht.init('single')", PMI_SIZE="4")
+    assert "PMI_SIZE=4" in result.stderr and "--backend auto" in result.stderr
+
+
+def test_an_unknown_backend_names_the_valid_ones():
+    result = init("ht.init('horovd')")
+    assert "unknown backend 'horovd'" in result.stderr
+    assert (
+        "did you mean 'horovod'? valid: auto, deepspeed, gloo, horovod, mirrored, mpi, multi_worker, nccl, param"
+        in result.stderr
+    )
+
+
+@pytest.mark.slow
+def test_the_backend_can_come_from_the_launch_with_its_reason():
+    assert "backend single (asked for)" in init(HPCTRAIN_BACKEND="single").stderr
+    launched = {"HPCTRAIN_BACKEND": "single", "HPCTRAIN_BACKEND_REASON": "one rank on n1"}
+    assert "backend single (one rank on n1)" in init(**launched).stderr
+    assert "backend single (asked for)" in init("ht.init('single')", HPCTRAIN_BACKEND_REASON="x").stderr
+
+
+@pytest.mark.parametrize("backend", ["mpi", "horovod"])
+def test_backends_of_mpi_are_refused_under_torchrun(backend):
+    result = init(HPCTRAIN_BACKEND=backend, **TORCHRUN)
+    assert f"backend '{backend}' needs ranks started by MPI, but torchrun started these 2" in result.stderr
+    assert "choose gloo or nccl, or start it with: hpctrain run" in result.stderr
+    assert f"-np 2 --backend {backend}" in result.stderr
+
+
+def test_backends_of_torch_need_torch():
+    code = "import sys; sys.modules['torch'] = None; ht.init('gloo')"
+    result = init(code, **TORCHRUN)
+    assert "backend 'gloo' needs PyTorch, which cannot be loaded" in result.stderr
+    assert "pip install 'hpctrain[torch]'" in result.stderr
+
+
+@pytest.mark.long
+def test_a_group_that_the_script_made_is_refused():
+    pytest.importorskip("torch")
+    code = (
+        "import torch.distributed as dist; "
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1); ht.init('gloo')"
+    )
+    result = init(code)
+    assert "torch.distributed already has a process group" in result.stderr
+    assert "leave init_process_group out" in result.stderr
+
+
+@pytest.mark.long
+def test_an_interface_that_is_not_there_is_refused():
+    pytest.importorskip("torch")
+    result = init("ht.init('gloo')", GLOO_SOCKET_IFNAME="ib7")
+    assert "GLOO_SOCKET_IFNAME=ib7" in result.stderr and "valid: " in result.stderr and "lo" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, (3, 4)),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, (1, 2)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, (5, 8)),
+        # mpirun inside a Slurm job: what mpirun says goes first
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, (1, 2)),
+        ({"PMI_SIZE": "many"}, None),
+        # torchrun on the nodes of a Slurm step
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", **TORCHRUN, "RANK": "1"}, (1, 2)),
+        # what scripts set that start no ranks
+        ({"RANK": "1", "WORLD_SIZE": "2"}, None),
+    ],
+)
+def test_the_launcher_is_read_from_its_variables(variables, expected):
+    launcher = detect(variables)
+    assert (launcher and (launcher.rank, launcher.size)) == expected
+    assert (launcher is not None and launcher.name == "torchrun") == ("TORCHELASTIC_RUN_ID" in variables)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
+def test_a_wrong_limit_is_refused(monkeypatch, text):
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", text)
+    with pytest.raises(HpctrainError, match="number of seconds above 0"):
+        timeout_seconds()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("ValueError('broken')", 1, "ValueError: broken"),
+        ("ht.HpctrainError('differ', exit_code=4)", 4, "hpctrain: differ"),
+    ],
+)
+def test_any_error_of_the_last_checks_ends_the_run_with_what_was_printed_before(error, code, said):
+    check = f"comm = ht.init(); comm.make_last_checks = lambda: (_ for _ in ()).throw({error}); print('result')"
+    result = init(check)
+    assert (result.returncode, result.stdout) == (code, "result\n")
+    assert said in result.stderr

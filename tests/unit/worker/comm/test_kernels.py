@@ -1,0 +1,93 @@
+"""Sums of arrays against NumPy in float64, and how a buffer is cut."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hpctrain.worker.comm.shared.kernels import BLOCK_BYTES, ThreadPool, add_up, all_finite, blocks, cut, sum_type
+
+TYPES = [np.dtype(kind) for kind in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("terms", [1, 2, 5])
+@pytest.mark.parametrize("factor", [None, 0.25])
+def test_sums_are_those_of_float64(dtype, terms, factor):
+    arrays = [(np.arange(1000) % 13 + term).astype(dtype) for term in range(terms)]
+    wanted = np.sum([array.astype(np.float64) for array in arrays], axis=0) * (factor or 1.0)
+    add_up(arrays[0], arrays, None if factor is None else np.array(factor, sum_type(dtype)))
+    assert arrays[0].dtype == dtype
+    np.testing.assert_array_equal(arrays[0].astype(np.float64), wanted)
+
+
+@pytest.mark.parametrize("dtype", TYPES[2:], ids=str)
+def test_16_bit_types_are_rounded_once(dtype):
+    one, little = (np.full(3, value, dtype) for value in (1.0, 2.0**-9))
+    # Added in bfloat16, each of the 64 would be lost.
+    terms = [one.copy(), *[little] * 64]
+    add_up(terms[0], terms)
+    np.testing.assert_array_equal(terms[0].astype(np.float32), 1.125)
+
+
+def test_a_factor_of_16_bit_types_comes_before_the_rounding():
+    terms = [np.full(3, 60000, np.float16) for _ in range(4)]
+    add_up(terms[0], terms, np.array(0.25, np.float32))
+    np.testing.assert_array_equal(terms[0], np.float16(60000))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in dot")
+@given(st.binary(max_size=64), st.sampled_from(TYPES), st.integers(0, 40_000))
+@example(np.float32(3e38).tobytes(), np.dtype(np.float32), 9)
+def test_any_bits_are_found_finite_or_not(bits, dtype, behind):
+    values = np.frombuffer(bits[: len(bits) // 8 * 8], dtype)
+    array = np.concatenate([np.ones(3, dtype), values, np.ones(behind, dtype)])
+    assert all_finite(array) == all(math.isfinite(float(value)) for value in values)
+
+
+@given(st.integers(0, 5000), st.integers(1, 9), st.sampled_from([1, 8, 16, 32]))
+def test_parts_cover_a_range_once_and_begin_aligned(length, parts, align):
+    slices = cut(length, parts, align)
+    assert len(slices) == parts
+    assert [index for part in slices for index in range(length)[part]] == list(range(length))
+    assert all(part.start % align == 0 for part in slices if part.start < length)
+
+
+@given(st.integers(0, 200_000), st.sampled_from(TYPES))
+def test_blocks_are_views_that_cover_the_arrays(length, dtype):
+    arrays = [np.zeros(length, dtype), np.zeros(length, dtype)]
+    for block in blocks(arrays):
+        assert all(part.nbytes <= BLOCK_BYTES for part in block)
+        for part in block:
+            part += dtype.type(1)
+    assert all((array == 1).all() for array in arrays)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("count", [0, 1, 8, 20])
+def test_a_thread_pool_does_all_of_the_work_once(threads, count):
+    pool = ThreadPool(threads)
+    items = [[np.zeros(10)] for _ in range(count)]
+
+    def work(block):
+        block[0] += 1
+
+    pool.each(work, items)
+    pool.close()
+    assert all((block[0] == 1).all() for block in items)
+
+
+def test_an_error_in_a_crew_reaches_who_asked():
+    pool = ThreadPool(2)
+
+    def work(block):
+        raise ArithmeticError("one block")
+
+    with pytest.raises(ArithmeticError, match="one block"):
+        pool.each(work, [[np.zeros(1)]] * 8)
+    pool.close()

@@ -1,0 +1,166 @@
+"""Waits end in time, and are known while they last."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.limits import stall_seconds
+from hpctrain.worker.comm.timeout import REDUCTION, Timeout
+
+
+@pytest.fixture
+def timeout(monkeypatch) -> Timeout:
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "0.05")
+    return Timeout("rank 1 on here")
+
+
+def test_a_wait_ends_when_it_is_done_and_is_known_until_then(timeout):
+    seen = []
+
+    def done() -> bool:
+        seen.append(timeout.oldest())
+        return seen[-1] is not None
+
+    timeout.wait(done, "bucket 3")
+    assert seen[0] is None, "short waits cost nothing"
+    assert seen[-1].what == "bucket 3" and not seen[-1].blocked
+    assert timeout.oldest() is None
+
+
+@pytest.mark.parametrize(
+    ("stalled", "missing", "whom"),
+    [
+        ({}, [], "the other ranks"),
+        ({}, [4, 7], "rank 4, rank 7"),
+        ({2: "rank 2 on there"}, [4], "rank 2 on there"),
+        ({2: "rank 2 on there", 4: "rank 4 on there"}, [4], "rank 4 on there"),
+    ],
+)
+def test_a_timeout_names_whom_it_waited_for(timeout, stalled, missing, whom):
+    timeout.stalled = lambda: stalled
+    with pytest.raises(HpctrainError, match=f"rank 1 on here waited 0.05 s for {whom} in bucket 3") as failure:
+        timeout.wait(lambda: False, "bucket 3", lambda: missing)
+    assert failure.value.exit_code == 4
+    assert timeout.oldest() is None
+
+
+def test_a_dead_rank_ends_a_wait_at_once(monkeypatch):
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "60")
+    deaths = iter([None, None, ValueError("rank 2 died")])
+
+    def check() -> None:
+        if death := next(deaths):
+            raise death
+
+    waiting = Timeout("rank 1 on here", check)
+    with pytest.raises(ValueError, match="rank 2 died"):
+        waiting.wait(lambda: False, "bucket 3")
+    assert waiting.oldest() is None
+
+
+def test_blocking_calls_are_known_while_they_last_and_are_one_object(timeout):
+    call = timeout.blocking("small")
+    assert timeout.blocking("small") is call
+    assert timeout.oldest() is None
+    with call:
+        wait = timeout.oldest()
+        assert wait.what == "small" and wait.blocked and wait.since <= time.monotonic()
+    assert timeout.oldest() is None
+    with pytest.raises(ZeroDivisionError), call:
+        raise ZeroDivisionError
+    assert timeout.oldest() is None
+
+
+def test_of_the_waits_of_two_threads_the_older_one_counts(monkeypatch):
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "60")
+    waiting = Timeout("rank 1 on here")
+    ends = threading.Event()
+    thread = threading.Thread(target=waiting.wait, args=(ends.is_set, "first"))
+    thread.start()
+    while waiting.oldest() is None:
+        time.sleep(0.001)
+    with waiting.blocking("second"):
+        assert waiting.oldest().what == "first"
+        ends.set()
+        thread.join()
+        assert waiting.oldest().what == "second"
+
+
+@pytest.mark.parametrize(
+    ("stall", "timeout", "seconds"), [(None, None, 60), ("5", None, 5), ("5", "8", 4), ("inf", "600", 300)]
+)
+def test_stalls_are_named_before_the_timeout(monkeypatch, stall, timeout, seconds):
+    for name, text in (("HPCTRAIN_STALL", stall), ("HPCTRAIN_TIMEOUT", timeout)):
+        monkeypatch.delenv(name, raising=False) if text is None else monkeypatch.setenv(name, text)
+    assert stall_seconds() == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", ""])
+def test_a_limit_that_is_no_time_is_refused(monkeypatch, text):
+    monkeypatch.setenv("HPCTRAIN_STALL", text)
+    with pytest.raises(HpctrainError, match=f"HPCTRAIN_STALL={text!r} is not a number of seconds above 0"):
+        stall_seconds()
+
+
+def test_a_thread_beside_the_script_that_uses_the_control_plane_does_not_lead(monkeypatch):
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "60")
+    waiting = Timeout("rank 1 on here")
+    ends = threading.Event()
+    threads = []
+
+    def begin(what: str, **kind: str) -> None:
+        threads.append(threading.Thread(target=waiting.wait, args=(ends.is_set, what), kwargs=kind, daemon=True))
+        threads[-1].start()
+        while len(waiting._waits) < len(threads):
+            time.sleep(0.001)
+
+    begin("a checkpoint")
+    assert waiting.oldest().what == "a checkpoint" and waiting.leading() is None
+    with waiting.blocking("small"):
+        assert waiting.leading().what == "small"
+    # Autograd has threads of its own, for which the script waits.
+    begin("bucket 3", kind=REDUCTION)
+    assert waiting.oldest().what == "a checkpoint" and waiting.leading().what == "bucket 3"
+    ends.set()
+    for thread in threads:
+        thread.join()
+    assert waiting.leading() is None
+
+
+def test_the_limit_counts_from_the_last_that_came(timeout):
+    came = 0
+    begin = time.monotonic()
+
+    def done() -> bool:
+        nonlocal came
+        came += 1
+        return time.monotonic() - begin > 0.2
+
+    # Four times the limit, in which something comes all the time.
+    timeout.wait(done, "bucket 3", progress=lambda: came)
+    with pytest.raises(HpctrainError, match=r"waited 0\.05 s"):
+        timeout.wait(lambda: False, "bucket 3", progress=lambda: came)
+
+
+def test_requests_whose_wait_failed_are_kept_as_mpi_may_still_write_to_them(timeout):
+    class Request:
+        def Test(self) -> bool:
+            return False
+
+    kept: list[weakref.ref[Request]] = []
+
+    def start() -> Request:
+        request = Request()
+        kept.append(weakref.ref(request))
+        return request
+
+    with pytest.raises(HpctrainError, match="bucket 3"):
+        timeout.finish(start, "bucket 3")
+    gc.collect()
+    assert kept[0]() is not None

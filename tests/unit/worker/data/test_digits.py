@@ -1,0 +1,54 @@
+"""The digits: what they hold and how they are divided."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpctrain import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.worker.data import open_sources
+from hpctrain.worker.data.digits import load_digits
+
+
+def test_all_digits_are_in_one_of_the_two_sets():
+    from sklearn.datasets import load_digits as bundled
+
+    train, test = load_digits(test_fraction=0.2, seed=7)
+    assert (len(train), len(test)) == (1437, 360)
+    assert train.images.shape == (1437, 8, 8, 1)
+    assert (train.images.dtype, train.labels.dtype) == (np.float32, np.int64)
+    assert (train.images.min(), train.images.max()) == (0, 1)
+    rows = np.concatenate([train.images, test.images]).reshape(-1, 64) * 16
+    joined = np.column_stack([rows, np.concatenate([train.labels, test.labels])])
+    source = np.column_stack(bundled(return_X_y=True))
+    np.testing.assert_array_equal(joined[np.lexsort(joined.T)], source[np.lexsort(source.T)])
+
+
+def test_every_class_has_its_share_of_the_test_set():
+    train, test = load_digits(test_fraction=0.2, seed=7)
+    share = np.bincount(test.labels) / (np.bincount(train.labels) + np.bincount(test.labels))
+    np.testing.assert_allclose(share, 0.2, atol=0.005)
+
+
+def test_the_seed_decides_the_division():
+    sets = [load_digits(test_fraction=0.2, seed=seed)[1].images.tobytes() for seed in (7, 7, 8)]
+    assert sets[0] == sets[1] != sets[2]
+
+
+def validated_with(*overrides: str) -> bytes:
+    _, test = open_sources(load_recipe("digits", overrides))
+    everything = np.arange(len(test))
+    return next(test.stream([everything], 0)).images.tobytes()
+
+
+def test_a_split_seed_keeps_the_division_whatever_the_seed():
+    kept = [validated_with("data.split_seed=0", f"seed={seed}") for seed in (0, 1, 2)]
+    assert kept[0] == kept[1] == kept[2] == validated_with("seed=0")
+    assert validated_with("seed=1") == validated_with("seed=2", "data.split_seed=1") != kept[0]
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.999])
+def test_a_set_without_all_classes_is_refused(fraction):
+    with pytest.raises(HpctrainError, match="test_fraction"):
+        load_digits(test_fraction=fraction, seed=0)

@@ -1,0 +1,183 @@
+"""One photograph: its pixels against Pillow's, its crops against their definition."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from hpctrain.common.recipes.schema import Images, Jitter
+from hpctrain.common.shards.decoding import BrokenImageError, fault
+from hpctrain.worker.data import images as module
+from hpctrain.worker.data.images import random_crop, size_at, training_image, validation_image
+
+FLOWER = Image.fromarray(load_sample_images().images[1])
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def rms(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((a.astype(float) - b) ** 2)))
+
+
+@pytest.mark.parametrize("size", [(320, 213), (640, 427), (1920, 1281)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_crop_looks_like_pillows_whatever_scale_it_was_decoded_at(size, seed):
+    content = encoded(FLOWER.resize(size, Image.Resampling.LANCZOS), quality=95)
+    settings = Images(flip=False)
+    crop = random_crop(*size, settings, rng(seed))
+    box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
+    whole = Image.open(io.BytesIO(content)).convert("RGB")
+    expected = np.asarray(whole.crop(box).resize((96, 96), Image.Resampling.BILINEAR))
+    found = training_image(content, 96, settings, rng(seed))
+    assert found.shape == (96, 96, 3) and found.dtype == np.uint8
+    # a shift by a pixel of the result, or no antialiasing, gives 12 and more
+    assert rms(found, expected) < 6
+
+
+def test_flip_mirrors_half_of_them():
+    content = encoded(FLOWER)
+    plain, flipping = Images(flip=False, crop_area=(1, 1), crop_ratio=(1.49, 1.5)), Images(crop_area=(1, 1))
+    flipping = plain.model_copy(update={"flip": True})
+    mirrored = 0
+    for seed in range(60):
+        a, b = (training_image(content, 32, settings, rng(seed)) for settings in (plain, flipping))
+        mirrored += int((a[:, ::-1] == b).all())
+        assert (a == b).all() or (a[:, ::-1] == b).all()
+    assert 15 < mirrored < 45
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (1200, 900), (100, 80)])
+def test_validation_is_the_middle_of_the_resized(size):
+    content = encoded(FLOWER.resize(size, Image.Resampling.LANCZOS), quality=95)
+    settings = Images(test_resize=128, test_size=112)
+    factor = 128 / min(size)
+    wide, high = (round(side * factor) for side in size)
+    whole = Image.open(io.BytesIO(content)).convert("RGB").resize((wide, high), Image.Resampling.BILINEAR)
+    left, top = (wide - 112) // 2, (high - 112) // 2
+    expected = np.asarray(whole.crop((left, top, left + 112, top + 112)))
+    assert rms(validation_image(content, settings), expected) < 6
+
+
+@pytest.mark.parametrize(
+    ("content", "about"),
+    [
+        (encoded(FLOWER, "PNG"), FLOWER),
+        (encoded(FLOWER.convert("RGBA"), "PNG"), FLOWER),
+        (encoded(FLOWER.convert("P"), "PNG"), FLOWER),
+        (encoded(FLOWER.convert("L")), FLOWER.convert("L").convert("RGB")),
+        (encoded(FLOWER.convert("CMYK")), FLOWER),
+        (encoded(Image.fromarray(np.asarray(FLOWER.convert("L")).astype(np.uint16) << 8), "PNG"), FLOWER.convert("L")),
+    ],
+    ids=["png", "rgba", "palette", "grey", "cmyk", "16 bits"],
+)
+def test_odd_modes_become_rgb(content, about):
+    expected = np.asarray(about.convert("RGB").resize((192, 128), Image.Resampling.BILINEAR))
+    found = validation_image(content, Images(test_resize=128, test_size=128))
+    assert rms(found, expected[:, 32:160]) < 12
+
+
+@pytest.mark.parametrize("keep", [0, 10, 3000, 0.5])
+def test_what_is_no_image_or_ends_too_early_is_broken(keep):
+    content = encoded(FLOWER)
+    content = content[: int(keep * len(content)) if isinstance(keep, float) else keep]
+    for make in (lambda: training_image(content, 64, Images(), rng()), lambda: validation_image(content, Images())):
+        with pytest.raises(BrokenImageError, match=r"."):
+            make()
+
+
+@pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (3000, 20)])
+def test_elongated_photographs_take_no_more_memory_than_others(size):
+    row = np.linspace(0, 255, max(size)).astype(np.uint8)
+    pixels = np.broadcast_to(row[None, :] if size[0] > size[1] else row[:, None], size[::-1])
+    content = encoded(Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB"), quality=95)
+    tracemalloc.start()
+    found = validation_image(content, Images(test_resize=64, test_size=56))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    # The middle of a ramp.
+    assert found.shape == (56, 56, 3) and abs(found.mean() - 127.5) < 3
+    assert training_image(content, 64, Images(), rng()).shape == (64, 64, 3)
+
+
+def test_a_header_that_asks_for_more_pixels_than_there_can_be_is_broken():
+    content = bytearray(encoded(FLOWER))
+    frame = content.index(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = b"\xff\xdc\xff\xdc"
+    with pytest.raises(BrokenImageError, match="65500 x 65500 pixels, where 134217728 are the most"):
+        validation_image(bytes(content), Images())
+    assert fault(bytes(content)) == "65500 x 65500 pixels, where 134217728 are the most"
+
+
+def test_a_shape_that_opencv_refuses_is_broken():
+    with pytest.raises(BrokenImageError, match="1 x 0 pixels"):
+        module.resize(np.zeros((0, 1, 3), np.uint8), 8, 8)
+
+
+def test_what_the_loader_cannot_show_is_what_sharding_calls_broken():
+    whole = encoded(FLOWER)
+    end = whole.rindex(b"\xff\xd9")
+    kinds = [whole, encoded(FLOWER.convert("CMYK")), encoded(FLOWER, "PNG"), whole[:end] + b"\x12\x34" + whole[end:]]
+    assert [fault(content) for content in kinds] == [None] * 4
+    # Its message is the same wherever and whenever it is made.
+    assert fault(b"noise") == "neither JPEG nor PNG nor WebP"
+    assert "truncated" in fault(whole[: len(whole) // 2])
+
+
+def test_bytes_that_other_decoders_skip_break_nothing():
+    content = encoded(FLOWER)
+    end = content.rindex(b"\xff\xd9")
+    assert training_image(content[:end] + b"\x12\x34" + content[end:], 64, Images(), rng()).any()
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**32))
+def test_crops_are_inside_and_within_the_bounds(width, height, seed):
+    crop = random_crop(width, height, Images(), rng(seed))
+    assert crop.width >= 1 and crop.height >= 1
+    assert 0 <= crop.left <= width - crop.width and 0 <= crop.top <= height - crop.height
+    if min(width, height) > 100 and max(width, height) < 4 / 3 * min(width, height):
+        assert 3 / 4 * 0.95 < crop.width / crop.height < 4 / 3 * 1.05
+        assert 0.07 < crop.width * crop.height / (width * height) <= 1
+
+
+def test_areas_and_ratios_are_drawn_uniformly():
+    random = rng()
+    crops = [random_crop(1000, 1000, Images(crop_area=(0.1, 0.5)), random) for _ in range(4000)]
+    areas = np.array([crop.width * crop.height / 1e6 for crop in crops])
+    ratios = np.log([crop.width / crop.height for crop in crops]) / np.log(4 / 3)
+    # deviations of the mean: 0.0018 and 0.009
+    assert abs(areas.mean() - 0.3) < 0.01 and abs(areas.std() - 0.4 / 12**0.5) < 0.01
+    assert abs(ratios.mean()) < 0.05 and abs(ratios.std() - 2 / 12**0.5) < 0.05
+    assert abs(np.mean([crop.left / (1000 - crop.width) for crop in crops]) - 0.5) < 0.03
+
+
+def test_jitter_changes_brightness_by_its_factor_and_stays_in_bytes():
+    grey = np.full((8, 8, 3), 100, np.uint8)
+    for seed in range(50):
+        changed = module._jitter(grey, Jitter(brightness=0.4), rng(seed))
+        assert (changed == changed[0, 0, 0]).all() and 60 <= changed[0, 0, 0] <= 140
+        kept = module._jitter(grey, Jitter(contrast=0.4, saturation=0.4), rng(seed))
+        np.testing.assert_array_equal(kept, grey)
+    noise = np.array([module._jitter(grey, Jitter(lighting=0.1), rng(seed))[0, 0] for seed in range(2000)]) - 100.0
+    # the sum of squares of each row of vectors times values, times 25.5
+    np.testing.assert_allclose(noise.std(axis=0), [3.17, 3.24, 3.26], rtol=0.08)
+
+
+def test_sizes_climb_in_steps_of_32():
+    ramp = Images(size_ramp=((0, 160), (8, 192), (16, 192)))
+    assert [size_at(ramp, epoch) for epoch in (0, 3, 5, 8, 12, 20)] == [160, 160, 192, 192, 192, 192]
+    assert size_at(Images(size=200), 7) == 200

@@ -1,0 +1,374 @@
+"""ImageNet's loader: the same samples whoever makes them, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from hpctrain import HpctrainError
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.schema import ModelSettings, Recipe
+from hpctrain.common.shards.read import open_shards
+from hpctrain.worker.bench.photographs import Photograph, photographs, write_folders, write_shards
+from hpctrain.worker.data import decoder, open_sources
+from hpctrain.worker.data.decoder import DecodingJob, _Random
+from hpctrain.worker.data.loader import ImageNet, WorkerPool
+from hpctrain.worker.data.samples import BROKEN
+from hpctrain.worker.data.sampling import cut, epoch_order, global_batches, share
+from hpctrain.worker.data.worker import _MOST_MEMORY, DecodingTask, _Worker
+
+BROKEN_KEY = "n00000001_broken"
+
+
+def made(folder: Path, samples: Iterable[Photograph], shard_samples: int) -> Path:
+    write_folders(folder / "files", samples)
+    write_shards(folder / "shards", folder / "files", shard_samples)
+    return folder / "shards"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("whole"), photographs(29), 8)
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    samples = list(photographs(6))
+    samples[5] = ("broken", samples[5][1][:30_000], 1)
+    return made(tmp_path_factory.mktemp("damaged"), samples, 4)
+
+
+def recipe(workers: int, *, broken: str = "stop", path: str | None = None, **images: object) -> Recipe:
+    digits = load_recipe("digits")
+    data = digits.data.model_copy(
+        update={"name": "imagenet", "workers": workers, "broken_images": broken, "path": path}
+    )
+    small = digits.images.model_copy(update={"size": 64, "test_size": 56, "test_resize": 64, **images})
+    return digits.model_copy(update={"data": data, "images": small})
+
+
+@contextlib.contextmanager
+def opened(folder: Path, split: str, settings: Recipe, pool: WorkerPool | None = None):
+    pool = pool or WorkerPool(folder, settings)
+    source = ImageNet(folder, split, settings, pool)
+    try:
+        yield source
+    finally:
+        pids = pool.pids
+        source.close()
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def seen(source: ImageNet, pieces, epoch: int = 0):
+    """Images and labels of a whole stream."""
+    samples = [(piece.images.copy(), piece.labels) for piece in source.stream(pieces, epoch)]
+    return np.concatenate([images for images, _ in samples]), np.concatenate([labels for _, labels in samples])
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path):
+    """Of epoch 3, one image a piece, made in this process: (images, labels) by index."""
+    with opened(folder, "train", recipe(0)) as source:
+        return seen(source, cut(np.arange(29), 1), epoch=3)
+
+
+@pytest.fixture(scope="module")
+def kept(folder: Path):
+    """With two workers, which take their time to start, for tests that leave them as they were."""
+    with opened(folder, "train", recipe(2)) as source:
+        yield source
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_who_makes_a_sample_does_not_change_a_bit_of_it(folder, reference, workers):
+    order = epoch_order(29, seed=0, epoch=3)
+    with opened(folder, "train", recipe(workers)) as source:
+        images, labels = seen(source, cut(order, 7), epoch=3)
+        np.testing.assert_array_equal(images, reference[0][order])
+        np.testing.assert_array_equal(labels, reference[1][order])
+        again, _ = seen(source, cut(order, 7), epoch=4)
+    assert (images != again).any(axis=(1, 2, 3)).all()
+
+
+def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index():
+    random = _Random(7)
+    for epoch, index, again in ((3, 5, 0), (3, 6, 0), (4, 5, 0), (3, 5, 2), (3, 5, 0)):
+        counter = index << 128 | again << 192
+        expected = np.random.Generator(np.random.Philox(key=epoch << 64 | 7, counter=counter))
+        own = random.of(epoch, index, again)
+        assert [own.random(), own.integers(7), own.normal()] == [
+            expected.random(),
+            expected.integers(7),
+            expected.normal(),
+        ]
+
+
+@pytest.mark.slow
+def test_every_sample_once_for_any_world_and_a_resumed_stream_is_the_rest(kept, reference):
+    order = epoch_order(29, seed=0, epoch=3)
+    batches = list(global_batches(order, 8, drop_last=False))
+    for ranks in (1, 2, 3, 4):
+        own = [[share(batch, rank, ranks) for batch in batches] for rank in range(ranks)]
+        images = {}
+        for parts in own:
+            for piece, part in zip(kept.stream([p.indices for p in parts], 3), parts, strict=True):
+                for index, image in zip(part.indices[: part.count], piece.images, strict=False):
+                    assert index not in images
+                    images[int(index)] = image.copy()
+        assert sorted(images) == list(range(29))
+        assert all((image == reference[0][index]).all() for index, image in images.items())
+    rest, _ = seen(kept, batches[2:], epoch=3)
+    np.testing.assert_array_equal(rest, reference[0][np.concatenate(batches[2:])])
+
+
+def test_arrays_are_good_until_the_next_is_asked_for(kept, reference):
+    pieces = cut(np.arange(29), 2)
+    for piece, indices in zip(kept.stream(pieces, 3), pieces, strict=True):
+        time.sleep(0.02)
+        np.testing.assert_array_equal(piece.images, reference[0][indices])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_normalised_images_are_the_bytes_less_the_mean_over_the_deviation(folder, reference, workers):
+    settings = recipe(workers, as_bytes=False)
+    with opened(folder, "train", settings) as source:
+        images, _ = seen(source, cut(np.arange(29), 10), epoch=3)
+    assert images.dtype == np.float32
+    expected = (reference[0] / 255 - settings.images.mean) / settings.images.deviation
+    np.testing.assert_allclose(images, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_is_left_out_and_named(damaged, workers):
+    with opened(damaged, "train", recipe(workers, broken="skip")) as source:
+        images, labels = seen(source, cut(np.arange(6), 4))
+        assert sorted(labels.tolist()) == [BROKEN, 0, 0, 0, 1, 1]
+        assert source.broken == {BROKEN_KEY}
+    mean = np.rint(np.array(recipe(0).images.mean) * 255)
+    np.testing.assert_array_equal((images == mean).all(axis=(1, 2, 3)), labels == BROKEN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_stops_with_its_name(damaged, workers):
+    with opened(damaged, "train", recipe(workers)) as source:
+        words = rf"train-00000\d.tar: {BROKEN_KEY} cannot be decoded: .*truncated"
+        with pytest.raises(HpctrainError, match=words) as error:
+            seen(source, cut(np.arange(6), 4))
+        assert "data.broken_images=skip" in error.value.hint
+    with opened(damaged, "val", recipe(workers)) as source:
+        assert len(seen(source, [np.arange(2)])[0]) == 2
+
+
+def test_a_shard_cut_short_behind_ones_back_is_named(damaged, tmp_path):
+    shards = shutil.copytree(damaged, tmp_path / "shards")
+    with opened(shards, "train", recipe(1)) as source:
+        os.truncate(shards / "train-000000.tar", 1000)
+        with pytest.raises(HpctrainError, match=r"train-000000.tar: cut short"):
+            seen(source, [np.arange(4)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_and_streams_that_are_not_read_to_their_end_leave_no_file_open(folder, workers):
+    def files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    settings = recipe(workers)
+    with opened(folder, "train", settings) as source:
+        before, during = files(), set()
+        for epoch in range(4):
+            stream = source.stream(cut(np.arange(29), 10), epoch)
+            assert sum(1 for _ in itertools.islice(stream, 1 + epoch)) == min(1 + epoch, 3)
+            stream.close()
+            # All shards are read from in the second.
+            during |= {files()} if epoch else set()
+    assert len(during) <= 2, during
+    assert files() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_stream_at_a_time(folder, reference, workers):
+    settings = recipe(workers)
+    pool = WorkerPool(folder, settings)
+    with opened(folder, "train", settings, pool) as source, opened(folder, "val", settings, pool) as other:
+        stream = source.stream(cut(np.arange(29), 5), 3)
+        first = next(stream).images.copy()
+        for second in (source, other):
+            with pytest.raises(RuntimeError, match="another stream of these samples is open"):
+                next(second.stream([np.arange(2)], 0))
+        images = np.concatenate([first, *(piece.images.copy() for piece in stream)])
+        np.testing.assert_array_equal(images, reference[0])
+        pids = pool.pids
+        assert seen(other, [np.arange(2)])[0].shape == (2, 56, 56, 3)
+        assert pool.pids == pids and len(pids) == workers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_closing_ends_a_stream_that_is_open(folder, workers, capfd):
+    with opened(folder, "train", recipe(workers)) as source:
+        stream = source.stream(cut(np.arange(29), 5), 0)
+        next(stream)
+        source.close()
+        assert list(stream) == []
+        assert len(seen(source, [np.arange(3)])[0]) == 3
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_unexpected_fault_in_a_worker_is_told_with_the_sample(folder, monkeypatch, capsys):
+    settings = recipe(1)
+    job = DecodingJob(folder=folder, seed=0, images=settings.images)
+    monkeypatch.setattr(decoder, "training_image", lambda *_: 1 // 0)
+    with contextlib.closing(open_shards(folder, "train")) as shards:
+        memory = os.memfd_create("images")
+        os.truncate(memory, 1 << 20)
+        result = _Worker(job, memory).do(DecodingTask(number=3, split="train", epoch=0, indices=[7], offset=0))
+        os.close(memory)
+        key = shards.key(7)
+    assert result.number == 3
+    assert re.search(rf"failed at .*train-000000.tar: {key}: ZeroDivisionError: integer", result.failure[0])
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGPROF])
+def test_a_killed_worker_is_told_of_and_another_stream_works(folder, death):
+    with opened(folder, "train", recipe(1)) as source:
+        stream = source.stream(cut(np.arange(29), 2), 0)
+        next(stream)
+        pids = source._pool.pids
+        for pid in pids:
+            os.kill(pid, death)
+        with pytest.raises(HpctrainError, match=f"was killed by {death.name} while images were waited for") as error:
+            list(stream)
+        assert ("memory ran out" in error.value.hint) == (death == signal.SIGKILL)
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+        assert len(seen(source, [np.arange(3)])[0]) == 3
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_not_waited_for_without_end(folder):
+    with opened(folder, "train", recipe(1)) as source:
+        stream = source.stream(cut(np.arange(29), 2), 0)
+        next(stream)
+        os.kill(source._pool.pids[0], signal.SIGSTOP)
+        # not by HPCTRAIN_TIMEOUT, since the start of the process may take longer than a test should
+        source._pool._workers._timeout = 1.0
+        with pytest.raises(HpctrainError, match=r"waited 1 s for images of the 1 workers"):
+            list(stream)
+
+
+def test_a_closed_stream_leaves_the_workers_to_the_next(kept, reference):
+    for _ in range(3):
+        stream = kept.stream(cut(np.arange(29), 3), 0)
+        next(stream)
+        pids = kept._pool.pids
+        stream.close()
+    images, _ = seen(kept, cut(np.arange(29), 3), epoch=3)
+    assert kept._pool.pids == pids
+    np.testing.assert_array_equal(images, reference[0])
+
+
+def test_the_memory_of_a_worker_is_limited(kept):
+    next(kept.stream(cut(np.arange(29), 3), 0))
+    for pid in kept._pool.pids:
+        limit = psutil.Process(pid).rlimit(psutil.RLIMIT_DATA)[0]
+        assert _MOST_MEMORY < limit < 2 * _MOST_MEMORY
+
+
+def test_signals_of_the_run_are_not_the_workers(folder):
+    with opened(folder, "train", recipe(1)) as source:
+        stream = source.stream(cut(np.arange(29), 2), 0)
+        next(stream)
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+            os.kill(source._pool.pids[0], name)
+        assert sum(len(piece) for piece in stream) == 27
+
+
+_RANK = """
+import sys, os, time, numpy as np
+from pathlib import Path
+from hpctrain.worker.data.loader import ImageNet
+from hpctrain.common.recipes.schema import Recipe
+source = ImageNet(Path(sys.argv[1]), "train", Recipe.model_validate_json(sys.argv[2]))
+stream = source.stream([np.arange(4)] * 1000, 0)
+next(stream)
+print(*source._pool.pids, flush=True)
+for piece in stream: pass
+"""
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_killed_rank(folder):
+    arguments = [sys.executable, "-c", _RANK, str(folder), recipe(2).model_dump_json()]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout
+        pids = [int(word) for word in rank.stdout.readline().split()]
+        assert len(pids) == 2
+        assert [psutil.Process(pid).ppid() for pid in pids] == [rank.pid] * 2
+        rank.kill()
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+    assert not alive
+
+
+def test_a_worker_imports_no_framework_and_no_mpi():
+    look = (
+        "import sys, hpctrain.worker.data.worker; "
+        "print(*{'torch','tensorflow','keras','mpi4py','horovod'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert not done.stdout.strip()
+
+
+def test_memory_that_is_not_there_is_a_clear_error(folder):
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(folder, "train", recipe(1)) as source:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+        try:
+            with pytest.raises(HpctrainError, match=r"MB of shared memory for the images"):
+                next(source.stream([np.arange(4)], 0))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.slow
+def test_sources_of_a_recipe(folder, tmp_path):
+    resnet = ModelSettings(name="resnet18")
+    train, test = open_sources(recipe(0, path=str(folder)).model_copy(update={"model": resnet}))
+    assert (len(train), len(test)) == (29, 2)
+    (piece,) = test.stream([np.arange(2)], 0)
+    assert piece.images.shape == (2, 56, 56, 3)
+    test.close()
+    with pytest.raises(HpctrainError, match=r"needs data\.path") as error:
+        open_sources(recipe(0).model_copy(update={"model": resnet}))
+    assert "--set data.path=DIR" in error.value.hint
+    with pytest.raises(HpctrainError, match="digits_cnn takes the digits' images"):
+        open_sources(recipe(0, path=str(folder)))
+    shards = shutil.copytree(folder, tmp_path / "shards")
+    manifest = json.loads((shards / "manifest.json").read_text())
+    for classes in (1000, 1001):
+        manifest["classes"] = [f"n{label:08}" for label in range(classes)]
+        (shards / "manifest.json").write_text(json.dumps(manifest))
+        many = recipe(0, path=str(shards)).model_copy(update={"model": resnet})
+        refused = pytest.raises(HpctrainError, match="1001 classes, but resnet18 distinguishes 1000")
+        with refused if classes > 1000 else contextlib.nullcontext():
+            open_sources(many)

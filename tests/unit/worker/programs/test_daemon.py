@@ -1,0 +1,55 @@
+"""The parent of mpirun's daemons in a Slurm job: Slurm's signal asks the ranks to stop, and ends nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from hpctrain.common.run.stopping import reason_in
+
+# As Open MPI's daemon it would leave at the signal.
+DAEMON = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+open("ready", "w").close()
+time.sleep(2)
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("earlier", [None, "cancelled"])
+def test_the_daemon_outlives_the_signal_and_the_ranks_are_asked(tmp_path: Path, earlier: str | None) -> None:
+    run = tmp_path / "my run"
+    run.mkdir()
+    if earlier:
+        (run / "stop").write_text(earlier)
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "hpctrain.worker.programs.daemon",
+        quote(str(run)),
+        sys.executable,
+        "-c",
+        DAEMON,
+    ]
+    process = subprocess.Popen(words, cwd=tmp_path, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "ready").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        # To the daemon too, as Slurm does where it tracks processes by their group.
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 5
+    finally:
+        process.kill()
+        process.wait()
+    assert reason_in(run / "stop") == (earlier or "SIGTERM")

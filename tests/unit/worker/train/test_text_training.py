@@ -1,0 +1,109 @@
+"""A step on text: the mean over all labels, whatever the micro-batches, and parameters that have two names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.load import load_recipe, override_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.smoke import smoke
+from hpctrain.worker.comm.single import SingleCommunicator
+from hpctrain.worker.data.samples import BROKEN, Samples
+
+torch = pytest.importorskip("torch")
+
+from hpctrain.worker import models  # noqa: E402
+from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
+
+COMM = SingleCommunicator("test")
+
+
+def recipe(*overrides: str) -> Recipe:
+    small = ["model.layers=2", "model.width=16", "model.context=6", "precision=float32"]
+    return override_recipe(smoke(load_recipe("gpt2-124m")), [*small, *overrides])
+
+
+def samples(count: int) -> Samples:
+    rows = np.random.default_rng(count).integers(0, 257, (count, 7))
+    return Samples(images=rows[:, :-1], labels=rows[:, 1:])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_loss_is_the_mean_over_all_labels(smoothing):
+    trainer = TorchTrainer(recipe(f"label_smoothing={smoothing}"), COMM)
+    batch = samples(8)
+    logits = trainer.model(torch.from_numpy(batch.images)).transpose(1, 2)
+    expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(batch.labels), label_smoothing=smoothing)
+    assert trainer.step([batch], 1, 1 / 8, 1e-3, 1.0) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_micro_batches_add_up():
+    batch, found = samples(8), []
+    for count in (1, 3):
+        trainer = TorchTrainer(recipe(), COMM)
+        parts = [batch[part] for part in np.array_split(np.arange(8), count)]
+        loss = trainer.step(parts, count, 1 / 8, 1e-3, 1.0)
+        found.append((loss, torch.cat([each.grad.flatten() for each in trainer.model.parameters()])))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-7)
+
+
+def test_windows_without_labels_have_no_part():
+    batch = samples(4)
+    labels = batch.labels.copy()
+    labels[2:] = BROKEN
+    gradients = []
+    for part in (batch[np.arange(2)], Samples(images=batch.images, labels=labels)):
+        trainer = TorchTrainer(recipe(), COMM)
+        trainer.step([part], 1, 1 / 4, 0.0, 1.0)
+        gradients.append(torch.cat([each.grad.flatten() for each in trainer.model.parameters()]))
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-7)
+
+
+def test_evaluation_counts_parts_of_windows():
+    trainer = TorchTrainer(recipe(), COMM)
+    batch = samples(5)
+    loss_sum, correct = trainer.evaluate(batch)
+    with torch.no_grad():
+        logits = trainer.model(torch.from_numpy(batch.images))
+    right = (logits.argmax(-1).numpy() == batch.labels).sum()
+    assert correct == pytest.approx(right / 6)
+    nearest = logits.argmax(-1).numpy()
+    assert trainer.evaluate(Samples(images=batch.images, labels=nearest))[1] == 5
+    labels = torch.from_numpy(batch.labels)
+    assert loss_sum == pytest.approx(5 * torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels).item())
+
+
+@pytest.mark.parametrize("tied", ["true", "false"])
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_state_goes_into_another_trainer(tied, averaged):
+    settings = recipe(f"model.tied={tied}", *(["averaging={decay: 0.5}"] if averaged else []))
+    trainer, other = TorchTrainer(settings, COMM), TorchTrainer(settings, COMM)
+    trainer.step([samples(4)], 1, 1 / 4, 1e-2, 1.0, 0.5 if averaged else None)
+    state = {name: np.array(value) for name, value in trainer.state().items()}
+    assert ("model.head.weight" in state) == (tied == "false")
+    other.restore(state)
+    for each in (trainer, other):
+        each.step([samples(3)], 1, 1 / 3, 1e-2, 1.0, 0.5 if averaged else None)
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(parameter, other.model.get_parameter(name)), name
+    assert (other.model.head.weight is other.model.tokens.weight) == (tied == "true")
+    assert trainer.evaluate(samples(4)) == other.evaluate(samples(4))
+
+
+def test_keras_has_no_gpt():
+    with pytest.raises(HpctrainError, match="model gpt is for PyTorch only"):
+        models.build(recipe().model, "keras")
+
+
+def test_the_gpus_data_sheet_says_the_peak():
+    from hpctrain.common.cluster.gpu_models import matmul_flops
+
+    assert matmul_flops("NVIDIA A100-SXM4-40GB", "bf16") == 312e12
+    assert matmul_flops("NVIDIA A100-SXM4-40GB", "float32") == 19.5e12
+    assert matmul_flops("Tesla P100-SXM2-16GB", "bf16") == matmul_flops("Tesla P100-SXM2-16GB", "float32")
+    assert matmul_flops("Tesla P100-SXM2-16GB", "fp16") == 21.2e12
+    assert matmul_flops("NVIDIA GeForce RTX 4090", "bf16") is None
+    assert matmul_flops(None, "bf16") is None
