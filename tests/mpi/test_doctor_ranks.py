@@ -16,7 +16,7 @@ from launching import Launch
 import hpctrain
 from hpctrain.worker.programs.doctor import _expected, _numbers
 
-PROGRAM = Path(hpctrain.__file__).parent / "rank_programs" / "doctor.py"
+PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "doctor.py"
 # Starts as many processes as it is asked for, each of which MPI takes for the only one.
 SINGLETONS = """\
 #!/bin/sh

@@ -80,7 +80,7 @@ def measure(
     """
     require("train", "torch", *(["imagenet"] if program == "loader" else []))
     load = os.getloadavg()[0]
-    path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
+    path = Path(hpctrain.__file__).parent / "worker" / "bench" / f"{program}.py"
     machine = this_machine()
     # A job's hosts are not meant where none are named: a benchmark is of this machine.
     named = hosts.hosts is not None or hosts.hostfile is not None
