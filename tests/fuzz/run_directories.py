@@ -289,8 +289,7 @@ def index(run: Path) -> None:
     place = run / "events.jsonl"
     with place.open("rb") as file:
         made = events_index.Index()
-        for line in file:
-            made.add(line)
+        made.extend(file)
         events_index.save(made, place, file)
 
 
