@@ -15,7 +15,7 @@ from hpctrain.report.benchmarks import COPY, Row, size_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Each differs by colour (Okabe and Ito's, https://jfly.uni-koeln.de/color), by marker and by line.
+# Engines differ by colour (Okabe and Ito's, https://jfly.uni-koeln.de/color), by marker and by line style.
 _LINES: dict[str, dict[str, Any]] = {
     "mpi": {"color": "#D55E00", "marker": "o", "linestyle": "-", "linewidth": 2.2},
     "mpi fp16": {"color": "#D55E00", "marker": "o", "linestyle": "--", "linewidth": 1.2},
@@ -27,7 +27,7 @@ _LINES: dict[str, dict[str, Any]] = {
     COPY: {"color": "#444444", "marker": "", "linestyle": ":"},
 }
 _LABELS = {COPY: "plain copy (limit)", "mpi": "mpi (hpctrain)"}
-# As many bytes from one tick to the next.
+# The ratio in bytes of one tick to the one before.
 _TICK_FACTOR = 16
 
 
@@ -46,7 +46,7 @@ def plot(rows: Sequence[Row]) -> bytes:
 
 
 def _draw(panel: Axes, rows: Sequence[Row]) -> None:
-    # The legend has the order of the lines' right ends.
+    # The legend lists the lines in the order of their right ends.
     last = {row["engine"]: row["median_s"] for row in sorted(rows, key=lambda row: row["bytes"])}
     for engine in sorted(last, key=last.__getitem__, reverse=True):
         points = sorted((row["bytes"], row["median_s"]) for row in rows if row["engine"] == engine)

@@ -57,8 +57,8 @@ def mesh_rows(seconds: Seconds, samples: int, tokens_each: int | None) -> list[R
     """The rows of ``bench step --mesh``, one per mesh.
 
     Args:
-        samples: of a step.
-        tokens_each: of a sample; None for images.
+        samples: the samples of one step over all ranks.
+        tokens_each: the tokens of one sample; None for images.
     """
     unit = "samples_per_s" if tokens_each is None else "tokens_per_s"
     return [
@@ -103,7 +103,7 @@ def loader_rows(seconds: Mapping[str, Seconds]) -> list[Row]:
     """The rows of ``bench loader``, one per number of processes and loader.
 
     Args:
-        seconds: of an image, by processes, then by loader.
+        seconds: the seconds an image took in each round, by the number of processes, then by loader.
     """
     return [
         {
@@ -119,14 +119,9 @@ def loader_rows(seconds: Mapping[str, Seconds]) -> list[Row]:
 
 
 def checkpoint_rows(seconds: Seconds, nbytes: int) -> list[Row]:
-    """The rows of ``bench checkpoint``, one per measured part.
-
-    Args:
-        seconds: of each in each round.
-        nbytes: of the state.
-    """
+    """The rows of ``bench checkpoint``, one per measured part; ``nbytes`` is the size of the saved state."""
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    # Where several files at once are faster, it is what they reach that the disk can do.
+    # The disk's rate is that of several files at once where these are faster than one.
     fastest = min((name for name in DISK if name in medians), key=medians.__getitem__)
     return [
         {
@@ -151,19 +146,17 @@ def allreduce_rows(
     """The rows of ``bench allreduce``, one per engine and size.
 
     Args:
-        seconds: by bytes, then by engine; the plain copy among them.
-        ranks: that took part.
-        oversubscribed: whether they were more than cores.
-        hosts: on which they were.
+        seconds: the seconds of each round by bytes, then by engine; the plain copy among them.
+        oversubscribed: whether there were more ranks than cores.
         link_bytes_per_s: what a host's link carries in each direction. Of N hosts each has to send 2 (N - 1) / N of
             the bytes of the buffer, and to receive as many (Patarasuk and Yuan 2009,
-            https://doi.org/10.1016/j.jpdc.2008.09.002), which is the bound of the time.
+            https://doi.org/10.1016/j.jpdc.2008.09.002), which bounds the time from below.
     """
     rows = []
     for nbytes, engines in seconds.items():
         medians = {name: statistics.median(times) for name, times in engines.items()}
         for name, median in medians.items():
-            # What sends fewer bits is no other engine.
+            # hpctrain's own engine with fewer bits does not count as another engine.
             others = [other for other in medians if other not in (name, COPY) and not other.startswith(f"{OURS} ")]
             fastest = min(others, key=medians.__getitem__) if others and name != COPY else None
             bound = 2 * (hosts - 1) / hosts * nbytes / link_bytes_per_s if link_bytes_per_s else None
@@ -193,8 +186,7 @@ def collectives_rows(seconds: Mapping[str, Mapping[int, Seconds]], ranks: int) -
     """The rows of ``bench collectives``, one per collective, size and process group.
 
     Args:
-        seconds: by collective, then by bytes, then by group.
-        ranks: that took part.
+        seconds: the seconds of each round by collective, then by bytes, then by process group.
     """
     return [
         {

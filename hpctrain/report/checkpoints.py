@@ -27,17 +27,15 @@ class Row(BaseModel):
     """One checkpoint; None where it is not known.
 
     Attributes:
-        path: of its folder.
-        state: ``newest``, which is what --resume takes, by the hashes of its files; ``whole``, by their lengths;
-            ``damaged``; ``missing``, of which the events tell alone; ``set aside``, which was found damaged by an
-            attempt.
+        state: ``newest``, the one that --resume takes, checked by the hashes of its files; ``whole``, checked by their
+            lengths; ``damaged``; ``missing``, recorded in the events alone; ``set aside`` by an attempt that found it
+            damaged.
         fault: what is wrong with a damaged one.
-        iteration: steps that were done.
-        epoch: of the last of them, from 1.
-        ends_epoch: that was the epoch's last step.
-        test_accuracy: of its model, from 0 to 1; only one that ends an epoch has it.
-        ranks: that wrote it.
-        bytes: of the ranks' shares.
+        iteration: the number of steps that were done.
+        epoch: the epoch of the last of them, from 1.
+        ends_epoch: whether that was the epoch's last step.
+        test_accuracy: the accuracy of its model, from 0 to 1; only one that ends an epoch has it.
+        bytes: the size of all ranks' shares.
         time: when it was written, in seconds since the epoch.
     """
 
@@ -119,7 +117,7 @@ def checkpoint_table(rows: Iterable[Row]) -> Table:
 
 
 def _known(row: Row, accuracy: float | None = None) -> Row:
-    """With what its manifest tells, if that can be read."""
+    """The row with what the checkpoint's manifest says, if that can be read."""
     try:
         manifest = read_manifest(row.path)
         written = (row.path / "state.json").stat().st_mtime

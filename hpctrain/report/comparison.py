@@ -1,4 +1,4 @@
-"""What a run took beside what was predicted of it, and why it took longer."""
+"""A run's measured figures beside its prediction, and the likely causes where it took longer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.report.faults import stall_line
 from hpctrain.report.predicted import PredictedRow, Range
 from hpctrain.report.record import Record, of_kind
 
-# What has to be explained by one cause for it to count as the likely one.
+# The share of the excess that a cause has to explain to be named as the likely one.
 _MOSTLY = 0.5
 INSIDE = "inside"
 
@@ -24,12 +24,10 @@ class Figure:
     """One figure; None for what was not measured.
 
     Attributes:
-        name: its key in ``summary.json``.
-        title: for people.
-        below, above: the verdict of a measured value outside of the range, on either side; None where it is no
-            verdict.
-        text: of a value.
-        remark: what the measured value is of.
+        name: the figure's key in ``summary.json``; ``title`` is what people read.
+        below, above: the verdict on a measured value on either side of the range; None where that says nothing.
+        text: formats a value.
+        remark: what the measured value covers.
     """
 
     name: str
@@ -52,7 +50,7 @@ class Figure:
 
     @property
     def excess(self) -> float:
-        """By how much it is more than predicted; 0 within the range and below."""
+        """How much more was measured than predicted; 0 within the range and below."""
         over = self.measured is not None and self.measured > self.predicted.high
         return self.measured - self.predicted.value if over and self.measured is not None else 0.0
 
@@ -69,9 +67,8 @@ class Comparison:
     """A run beside its prediction.
 
     Attributes:
-        figures: in order.
-        causes: of a run that is slower, each with what to do next.
-        note: why nothing of it can be compared; empty otherwise.
+        causes: the likely causes where the run is slower, each with what to do next.
+        note: why nothing can be compared; empty otherwise.
     """
 
     figures: tuple[Figure, ...]
@@ -80,12 +77,12 @@ class Comparison:
 
     @property
     def outside(self) -> list[str]:
-        """The names of those figures that were measured and are not within their range."""
+        """The names of the figures that were measured outside of their range."""
         return [figure.name for figure in self.figures if figure.verdict not in (None, INSIDE)]
 
     @property
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """The comparison as lines for a terminal."""
         if self.note:
             return [self.note]
         rows = [figure.row for figure in self.figures if figure.measured is not None]
@@ -107,8 +104,8 @@ def compare(record: Record, plan: Plan, predicted: PredictedRow) -> Comparison:
 
 
 def comparison_keys(comparison: Comparison | None) -> dict[str, Any]:
-    """The keys of ``summary.json``: each predicted figure with its range and what was measured of it, and the names
-    of those outside.
+    """The keys of ``summary.json``: each predicted figure with its range and measured value, and the names of those
+    outside.
     """
     if comparison is None or comparison.note:
         return {"predicted": None, "outside": None}
@@ -162,11 +159,11 @@ def _figures(record: Record, plan: Plan, predicted: PredictedRow) -> list[Figure
             text=_percent,
         ),
     ]
-    return [*figures, *_of_the_whole(record, plan, predicted, slow)]
+    return [*figures, *_totals(record, plan, predicted, slow)]
 
 
-def _of_the_whole(record: Record, plan: Plan, predicted: PredictedRow, slow: str) -> list[Figure]:
-    """What follows from a run's length, of one that is done."""
+def _totals(record: Record, plan: Plan, predicted: PredictedRow, slow: str) -> list[Figure]:
+    """The time and energy of the whole run; they are measured only once it is done."""
     end = record.end if record.end and record.end.status == "done" else None
     figures = []
     if predicted.minutes is not None:
@@ -200,7 +197,7 @@ def _of_the_whole(record: Record, plan: Plan, predicted: PredictedRow, slow: str
 
 
 def _causes(record: Record, figures: dict[str, Figure], nodes: int) -> list[str]:
-    """Why a run is slower, from what its own events tell; empty for one that is not."""
+    """The likely causes of a slower run, from its own events; empty for one that is not slower."""
     found = [*_stragglers(record), *_reductions(figures["communication_share"], nodes)]
     step = figures["step_s"]
     if step.excess:
@@ -226,7 +223,7 @@ def _stragglers(record: Record) -> list[str]:
 def _reductions(share: Figure, nodes: int) -> list[str]:
     if not share.excess or share.measured is None:
         return []
-    # Who waits for a slow rank waits in a reduction, too.
+    # Waiting for a slow rank also counts as communication, because the others wait in a reduction.
     where, look = ("the fabric, or", "topology verify") if nodes > 1 else ("shared cores, or", "doctor")
     return [
         f"likely cause: reductions are {_percent(share.measured)} of a step, predicted at most "
@@ -246,7 +243,7 @@ def _input(record: Record, step: Figure) -> list[str]:
 
 
 def _between_steps(record: Record, excess: float) -> list[str]:
-    """For a run whose steps are as predicted, and its time is not; ``excess`` is in seconds."""
+    """The cause where the steps are as predicted, but the run took ``excess`` seconds longer."""
     blocked = sum(event.blocked_seconds or 0.0 for event in of_kind(record.events, CheckpointEvent))
     if blocked >= _MOSTLY * excess:
         return [

@@ -51,8 +51,8 @@ class Console:
         self._done = 0
         self._epoch_steps = StepTotals()
         self._newest: deque[StepEvent] = deque(maxlen=_WINDOW)
-        # The last step whose loss was told to be high.
-        self._spiked = 0
+        # The last step with a loss spike: consecutive ones are printed once.
+        self._last_spike = 0
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +98,7 @@ class Console:
             # Both streams are the one terminal: the bar's console prints above the bar instead of into it.
             self._bar.console.out(text, highlight=False)
         else:
-            # As it is: the program is the user's own, and may use colours.
+            # Control characters pass: the program is the user's own, and may use colours.
             print(text, file=Patient(self._stdout), flush=True)
 
     def notice(self, text: str) -> None:
@@ -123,7 +123,7 @@ class Console:
         self._epoch_steps = StepTotals()
         self._newest.clear()
         if event.epochs is None or event.iterations_per_epoch is None:
-            # A script's, which tells of itself what it wants to be told.
+            # A script prints its own progress.
             return
         ranks = "1 rank" if event.ranks == 1 else f"{event.ranks} ranks"
         epochs = "1 epoch" if event.epochs == 1 else f"{event.epochs} epochs"
@@ -155,9 +155,9 @@ class Console:
             self._bar.update(self._task, completed=event.iteration, total=total, epoch=event.epoch, detail=detail)
 
     def _spike(self, event: SpikeEvent) -> None:
-        if event.iteration != self._spiked + 1:
+        if event.iteration != self._last_spike + 1:
             self._progress_line(spike_line([event]))
-        self._spiked = event.iteration
+        self._last_spike = event.iteration
 
     def _epoch(self, event: EpochEvent) -> None:
         epochs = self._run_event.epochs if self._run_event else 0
@@ -169,7 +169,7 @@ class Console:
         self._newest.clear()
 
     def _speed(self, steps: StepTotals) -> str:
-        """Throughput and share of communication of the steps, as far as they were measured."""
+        """The throughput and share of communication of the steps, where they were measured."""
         speed, share = steps.samples_per_s, steps.communication_share
         speeds = self._run_event.speeds(speed) if self._run_event else {}
         parts = [] if speed is None else [f"{speed:,.0f} samples/s"]

@@ -17,12 +17,12 @@ _SOURCES: dict[EnergySource, str] = {"gpu": "GPUs", "cpu": "CPUs", "dram": "DRAM
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """What was read on all hosts, in all attempts of a run.
+    """The energy read on all hosts, in all attempts of a run.
 
     Attributes:
-        joules: by source; of what no host could read there is none.
-        covers: in words, of which hosts each source was read, what could not be read and why.
-        iteration: the last step whose energy it holds.
+        joules: the joules by source; a source that no host could read is missing.
+        covers: in words, on which hosts each source was read, what could not be read and why.
+        iteration: the last step whose energy is included.
     """
 
     joules: dict[EnergySource, float]
@@ -31,7 +31,7 @@ class Energy:
 
     @property
     def total(self) -> float | None:
-        """Joules of all sources, which have no part in common; None where there is none."""
+        """The joules of all sources, which do not overlap; None without a source."""
         return sum(self.joules.values()) if self.joules else None
 
 
@@ -39,12 +39,11 @@ def energy_of(events: Sequence[Event], plan: Plan) -> Energy | None:
     """The energy of a run.
 
     Args:
-        events: of all its attempts; steps are not looked at. What the attempts drew is added up: a step that was lost
-            and done again was paid for twice.
-        plan: the run's.
+        events: the events of all attempts, with or without steps. The energy of the attempts is added up: a step that
+            was lost and done again was paid for twice.
 
     Returns:
-        None where nothing was recorded about it.
+        The energy; None where none was recorded.
     """
     last = last_of(events, EnergyEvent)
     if last is None:
@@ -58,7 +57,7 @@ def energy_of(events: Sequence[Event], plan: Plan) -> Energy | None:
 
 
 def last_readings(events: Iterable[EnergyEvent]) -> dict[tuple[str, float], HostEnergy]:
-    """The last reading of each meter, by its host and its begin; it contains those before."""
+    """The last reading of each meter, by its host and its begin; a reading includes those before it."""
     return {(host, reading.began): reading for event in events for host, reading in event.hosts.items()}
 
 
@@ -88,13 +87,11 @@ def energy_text(amount: float) -> str:
 def energy_line(
     drawn: float | None, covers: str | None, slurm: float | None = None, *, joules_per_sample: float | None = None
 ) -> str | None:
-    """One line about it; None where nothing was recorded.
+    """One line about the energy; None where nothing was recorded.
 
     Args:
-        drawn: kWh by the hosts' counters, of what ``covers`` says.
-        covers: of :class:`Energy`.
-        slurm: kWh by Slurm's accounting.
-        joules_per_sample: of ``drawn``.
+        drawn: the kWh by the hosts' counters, which ``covers`` describes; see :class:`Energy`.
+        slurm: the kWh by Slurm's accounting.
     """
     each = "" if joules_per_sample is None else f", {joules_per_sample:.3g} J a sample"
     own = covers if drawn is None else f"{energy_text(drawn)}{each}: {covers}"
@@ -120,6 +117,6 @@ def _covers(meters: Mapping[tuple[str, float], HostEnergy], events: Sequence[Eve
 
 
 def _host_count(events: Sequence[Event], plan: Plan) -> int:
-    """How many hosts the run has had."""
+    """The number of hosts that the run has had."""
     named = {host for run in of_kind(events, RunEvent) for host in run.hosts or ()}
     return len(named) or len(plan.hosts) or 1

@@ -18,7 +18,7 @@ from hpctrain.common.run.events.kinds import (
 
 
 def fault_line(fault: FaultEvent) -> str:
-    """The line of a fault, with whether the others went on."""
+    """The line of a fault, which also says whether the other ranks went on."""
     if isinstance(fault, RecoveredFaultEvent):
         samples = fault.samples_affected
         return (
@@ -26,9 +26,9 @@ def fault_line(fault: FaultEvent) -> str:
             f"went on after {fault.recovery_seconds:.2g} s, {samples or 'no'} sample{'' if samples == 1 else 's'} "
             "affected"
         )
-    # What a whole host does has no rank, and what the launcher saw of a rank says which one itself.
-    said = fault.rank is None or fault.message.startswith(f"rank {fault.rank} ")
-    return fault.message if said else f"rank {fault.rank} ({fault.host}): {fault.message}"
+    # A host's fault has no rank, and the launcher's messages about a rank already name it.
+    complete = fault.rank is None or fault.message.startswith(f"rank {fault.rank} ")
+    return fault.message if complete else f"rank {fault.rank} ({fault.host}): {fault.message}"
 
 
 def stall_line(stall: StallEvent) -> str:
@@ -59,7 +59,7 @@ def spike_line(spikes: Sequence[SpikeEvent]) -> str:
     return f"{steps}: the loss was up to {highest:.4g}, where {first.median:.4g} was the median before"
 
 
-def in_a_row(spikes: Iterable[SpikeEvent]) -> list[list[SpikeEvent]]:
+def consecutive(spikes: Iterable[SpikeEvent]) -> list[list[SpikeEvent]]:
     """Group consecutive steps."""
     groups: list[list[SpikeEvent]] = []
     for spike in spikes:
@@ -91,7 +91,7 @@ def changed_line(changed: ChangedEvent) -> str:
     return f"the run went on with other settings: {', '.join(values)}"
 
 
-# In the order in which a page tells of them.
+# The order in which the report's page lists them.
 _TROUBLE = (DamagedEvent, ChangedEvent, StallEvent, BrokenImagesEvent, NonFiniteEvent)
 
 
@@ -116,5 +116,5 @@ def event_line(event: Event) -> str | None:
 def trouble_lines(events: Sequence[Event]) -> list[str]:
     """The lines of everything except faults, kind by kind."""
     lines = [event_line(event) for kind in _TROUBLE for event in events if isinstance(event, kind)]
-    spikes = in_a_row(event for event in events if isinstance(event, SpikeEvent))
+    spikes = consecutive(event for event in events if isinstance(event, SpikeEvent))
     return [*filter(None, lines), *map(spike_line, spikes)]

@@ -1,4 +1,4 @@
-"""Reads the logs of a run, also while it still writes them."""
+"""Reads the logs of a run, even while they are still being written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.control.schedulers.find_run import FoundRun
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.merged_log import merge, plain, prefixes
 
-# Of all logs at a time; of each rank at least so many, for lines that several printed to come once.
+# Bytes read at a time from all logs, and at least from each, so that lines that several ranks printed are merged.
 _MOST_BYTES, _LEAST_BYTES = 2**26, 2**16
 _RANK = re.compile(r"rank-(\d+)\.log", re.ASCII)
 
@@ -21,25 +21,23 @@ class RankLogs:
     """The logs of the ranks, merged.
 
     Args:
-        directory: the run.
-        ranks: which ones; None for all.
-        among: how many the run has.
+        ranks: the ranks whose logs are read; None for all of the ``world_size``.
 
     Raises:
-        HpctrainError: it has no such rank.
+        HpctrainError: the run has no such rank.
     """
 
-    def __init__(self, directory: RunDirectory, ranks: frozenset[int] | None, among: int) -> None:
-        beyond = sorted(rank for rank in ranks or () if rank >= among)
+    def __init__(self, directory: RunDirectory, ranks: frozenset[int] | None, world_size: int) -> None:
+        beyond = sorted(rank for rank in ranks or () if rank >= world_size)
         if beyond:
-            raise HpctrainError(f"--rank: there is no rank {beyond[0]}", f"the run has the ranks 0 to {among - 1}")
+            raise HpctrainError(f"--rank: there is no rank {beyond[0]}", f"the run has the ranks 0 to {world_size - 1}")
         self._directory = directory
         self._ranks = ranks
         self._logs: dict[int, _Log] = {}
-        self._prefix: Callable[[tuple[int, ...]], str] = prefixes(ranks or range(among))
+        self._prefix: Callable[[tuple[int, ...]], str] = prefixes(ranks or range(world_size))
 
     def lines(self, *, last: bool) -> Iterator[str]:
-        """New lines; ``last`` says that nobody writes any more. Lines that other ranks print later are not merged."""
+        """New lines; ``last`` says that the run has ended. Lines that other ranks print later are not merged."""
         logs = {
             int(name[1]): path
             for path in self._directory.logs.glob("rank-*.log")
@@ -62,7 +60,7 @@ class _Log(Tail):
         self._end = 0
 
     def new(self, *, last: bool, at_most: int) -> list[str]:
-        """New lines. Once they are the last, those that are written meanwhile do not count."""
+        """New lines. After the run's end, lines that are added while reading are not waited for."""
         try:
             if last:
                 self._end = self._end or self.path.stat().st_size or 1
@@ -82,7 +80,7 @@ class JobLogs:
         self._logs: dict[Path, _Log] = {}
 
     def lines(self, *, last: bool) -> Iterator[str]:
-        """New lines; ``last`` says that nobody writes any more. With several jobs, a heading names the log."""
+        """New lines; ``last`` says that the run has ended. With several jobs, a heading names the log."""
         for path in sorted(self._folder.glob(self._names), key=lambda path: (len(path.name), path.name)):
             self._logs.setdefault(path, _Log(path))
         for path, log in self._logs.items():

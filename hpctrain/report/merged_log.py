@@ -9,7 +9,7 @@ from functools import cache
 
 from hpctrain.common.files.printable import printable
 
-# They would run on after the line.
+# Removed, because a colour that is not reset would go on after the line.
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 _Numbered = tuple[str, int]
@@ -18,19 +18,19 @@ _Numbered = tuple[str, int]
 def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...], str]]:
     """All lines, each with the ranks that printed it.
 
-    The lines of a rank come in their order, each exactly once. The n-th time that a line occurs on one rank and on
-    another is the same event, unless the orders of the ranks contradict each other; the ranks then say it one after
-    the other. The cost grows with the number of lines.
+    The lines of a rank come in their order, each exactly once. The n-th occurrence of a line on one rank is merged with
+    the n-th on another, unless the orders of the ranks contradict each other; the line then comes once for each. The
+    cost grows with the number of lines.
 
     Args:
-        lines: what each rank said, by rank.
+        lines: the lines that each rank printed, by rank.
 
     Yields:
         The ranks, rising, and the line.
     """
     left = {rank: deque(_numbered(own)) for rank, own in sorted(lines.items())}
     expected = Counter(line for own in left.values() for line in own)
-    # Which ranks have come to a line; it is complete when these are all that will.
+    # The ranks that have arrived at a line, which is complete when all ranks that have it have arrived.
     waiting: dict[_Numbered, list[int]] = defaultdict(list)
     complete: deque[_Numbered] = deque()
 
@@ -45,7 +45,7 @@ def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...],
         arrive(rank)
     for own in left.values():
         while own:
-            # The orders contradict each other where nothing is complete: the first rank goes on alone or with company.
+            # Where no line is complete, the orders contradict each other: the first rank's next line goes first.
             line = complete.popleft() if complete else own[0]
             ranks = waiting.pop(line)
             expected[line] -= len(ranks)
@@ -65,10 +65,10 @@ def _numbered(lines: Sequence[str]) -> Iterator[_Numbered]:
 
 def prefixes(ranks: Collection[int]) -> Callable[[tuple[int, ...]], str]:
     """A function that gives the prefix of a line, such as ``[0-2,5] ``; empty if there is one rank."""
-    # A twentieth of a second that `hpctrain --help` does not need.
+    # Imported here, because it takes a twentieth of a second that `hpctrain --help` does not need.
     from ClusterShell.RangeSet import RangeSet
 
-    return (lambda _: "") if len(ranks) == 1 else cache(lambda said_by: f"[{RangeSet(said_by)}] ")
+    return (lambda _: "") if len(ranks) == 1 else cache(lambda printed_by: f"[{RangeSet(printed_by)}] ")
 
 
 def plain(line: bytes) -> str:

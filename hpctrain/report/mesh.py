@@ -1,4 +1,4 @@
-"""What a rank keeps of the state, with each stage of ZeRO."""
+"""The bytes of the training state that a rank holds at each ZeRO stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DIVIDES: Mapping[Stage, str] = {
 
 
 def state_bytes(plan: Plan) -> Mapping[Stage, StateBytes]:
-    """Of a rank; empty where no state is divided, and for scripts, whose network nobody knows."""
+    """The state of a rank by stage; empty where no state is divided, and for scripts, whose network is not known."""
     sizes = plan.mesh.sizes
     if plan.recipe is None or sizes["dp_shard"] == 1:
         return {}
@@ -27,7 +27,7 @@ def state_bytes(plan: Plan) -> Mapping[Stage, StateBytes]:
 
 
 def state_lines(plan: Plan) -> list[str]:
-    """The same as a table; the stage of the plan is marked."""
+    """:func:`state_bytes` as the lines of a table; a star marks the plan's stage."""
     found = state_bytes(plan)
     if not found:
         return []

@@ -60,7 +60,7 @@ def _summary_of(record: Record, plan: Plan, predicted: PredictedRow | None) -> d
 
 
 def read_comparison(directory: RunDirectory) -> tuple[Comparison | None, str]:
-    """A run beside the prediction in its directory, None where there is none; and what is wrong with that, if anything.
+    """A run beside the prediction in its directory, None without one; and why that cannot be used, else ``""``.
 
     Raises:
         HpctrainError: the directory holds no run.
@@ -74,8 +74,7 @@ def keep_prediction(directory: RunDirectory, file: Path) -> None:
     """Make a prediction that of a run: put it into its directory, and into the summary that the run left.
 
     Raises:
-        HpctrainError: the directory holds no run or cannot be written, or as of
-            :func:`hpctrain.report.predicted.read_prediction`.
+        HpctrainError: the directory holds no run or cannot be written, or the file is no prediction for the run.
     """
     plan = read_model(directory.plan, Plan)
     content, predicted = read_prediction(file, plan)
@@ -114,7 +113,7 @@ def render(directory: RunDirectory) -> str:
 
 
 def _picture(svg: str) -> Markup:
-    return Markup(svg)  # noqa: S704 - Matplotlib's, of texts that it escapes
+    return Markup(svg)  # noqa: S704 - Matplotlib writes it, and escapes the texts in it
 
 
 def template(name: str) -> Template:
@@ -221,7 +220,7 @@ def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
         rank.host,
         rank.status,
         _duration(rank.ended - rank.started) if ended else None,
-        # Nobody knows that of one that was lost.
+        # The exit code of a lost rank is not known.
         rank.exit_code if ended and rank.status != "lost" else None,
     )
 

@@ -31,24 +31,23 @@ class Range(BaseModel):
         return self
 
     def scaled(self, by: float) -> Range:
-        """A multiple of it."""
+        """The figure and both ends of its interval, multiplied."""
         return Range(value=self.value * by, low=self.low * by, high=self.high * by)
 
 
-# A row has a thousand, and there are some for numbers of nodes.
+# A row takes about a kilobyte, and a file has one for each number of nodes.
 _MOST_BYTES = 2**24
 
 
 class PredictedRow(BaseModel):
-    """What is predicted for one number of nodes; None for what follows from a length that nobody knows.
+    """The prediction for one number of nodes; None for figures of a run whose length is not known.
 
     Attributes:
-        nodes, gpus: how many; a rank has a GPU each, or is on cores.
-        batch_per_gpu: samples of a rank in a step.
-        step_s: of one step.
-        samples_per_s: of all ranks.
-        communication_share: of a step, 0 to 1.
-        epochs, minutes, kwh: of a run to its result.
+        gpus: the number of ranks, each on a GPU or on cores.
+        batch_per_gpu: the samples of one rank in a step.
+        samples_per_s: the throughput of all ranks.
+        communication_share: the share of a step's time, 0 to 1.
+        epochs, minutes, kwh: what a run takes to its result.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -65,7 +64,7 @@ class PredictedRow(BaseModel):
     kwh: Range | None = None
 
     def lasting(self, epochs: int) -> PredictedRow:
-        """The same for a run of so many epochs: one to the result may be shorter than the recipe."""
+        """The row for a run of ``epochs``: reaching the result may take fewer than the recipe has."""
         if self.epochs is None or not self.epochs.value:
             return self
         by = epochs / self.epochs.value

@@ -1,4 +1,4 @@
-"""A prediction as a table, as JSON, and what it rests on."""
+"""A prediction as a table, as JSON, and as notes about what it rests on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hpctrain.control.predict.prediction import Cause, Prediction, Row
     from hpctrain.control.predict.values import Estimate
 
-# So many constants are listed, unless they move nothing.
+# ``--explain`` lists this many constants, as far as each causes at least this share of the variance.
 _EXPLAINED, _LEAST_SHARE = 8, 0.001
 # A space at which no line breaks.
 _NARROW = "\N{NARROW NO-BREAK SPACE}"
@@ -67,7 +67,7 @@ def prediction_table(prediction: Prediction) -> Table:
     from rich.table import Table
 
     title = f"{prediction.name} on {prediction.node.gpu}, {prediction.node.local} a node, {prediction.node.engine}"
-    # One batch a rank for all needs no column.
+    # A batch per rank that is the same in all rows goes into the title.
     several = len({row.batch_per_gpu for row in prediction.rows}) > 1
     title += "" if several else f", {prediction.rows[0].batch_per_gpu:.4g} samples a rank"
     table = Table(
@@ -93,14 +93,14 @@ def prediction_table(prediction: Prediction) -> Table:
         ]
         cells += [duration_range(row.minutes)] if row.minutes else []
         cells += [_range(row.kwh, 1, "")] if row.kwh and row.minutes else []
-        # A range on a line of its own leaves room for all columns in 80 characters.
+        # The range goes onto a second line, so that all columns fit into 80 characters.
         lines = [cell.replace(" ", "\n", 1) for cell in cells]
         table.add_row(*lines, f"{row.memory_bytes.value / 1e9:.3g}{_NARROW}GB")
     return table
 
 
 def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
-    """Lines below the table."""
+    """The lines below the table."""
     lines = []
     last = prediction.rows[-1]
     if last.minutes is not None and last.epochs is not None:
@@ -122,7 +122,7 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
 
 
 def memory_warnings(prediction: Prediction) -> list[str]:
-    """A sentence for the numbers of nodes whose ranks have no memory for what they compute at once."""
+    """A sentence for the numbers of nodes on which a rank's memory does not suffice for its samples at once."""
     short = [row for row in prediction.rows if row.largest_batch is not None and row.at_once > row.largest_batch]
     if not short:
         return []
@@ -156,7 +156,7 @@ def _range(found: Estimate, factor: float, unit: str) -> str:
     whole = f"{value}{_NARROW}{unit}" if unit else value
     if low == high == value:
         return whole
-    # One k or M for both ends.
+    # "10-20k" instead of "10k-20k".
     low = low[:-1] if low[-1] in "kM" and low[-1] == high[-1] else low
     return f"{whole} {low}-{high}"
 

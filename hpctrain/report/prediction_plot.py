@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from hpctrain.control.predict.prediction import Prediction
     from hpctrain.control.predict.values import Estimate
 
-# Okabe and Ito's, https://jfly.uni-koeln.de/color
+# Okabe and Ito's colours, https://jfly.uni-koeln.de/color
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"
-
 
 _PAGE = """\
 <!doctype html>
@@ -42,19 +41,19 @@ pre, svg {{ max-width: 100%; height: auto; overflow: auto }}
 
 
 def prediction_page(prediction: Prediction) -> bytes:
-    """An HTML file: the picture, the table, and what the intervals come from."""
+    """An HTML file with the picture, the table, and what the intervals come from."""
     console = Console(record=True, file=io.StringIO(), width=200)
     console.print(prediction_table(prediction))
     console.print("\n".join(prediction_notes(prediction, explain=True)), highlight=False, markup=False)
     svg = prediction_plot(prediction, "svg").decode()
     page = _PAGE.format(title=escape(prediction.name), picture=svg[svg.index("<svg") :])
-    # The console fills in its own text by str.format.
+    # Rich fills its text into this one by str.format, so the page's own braces are kept out of it.
     code = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
     return page.replace("{code}", code).encode()
 
 
 def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
-    """A PNG file, or an SVG one."""
+    """The picture as the content of a file of this kind, ``png`` or ``svg``."""
     nodes = [row.nodes for row in prediction.rows]
     with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(9.6, 4.0), layout="constrained")
@@ -72,7 +71,7 @@ def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
         for panel in (rate, share):
             _nodes(panel, nodes, prediction.worthwhile)
         if prediction.worthwhile is not None:
-            _tell(rate, prediction.worthwhile, nodes)
+            _annotate(rate, prediction.worthwhile, nodes)
         figure.suptitle(f"{prediction.name}, {prediction.node.gpu}, {prediction.node.local} ranks a node")
         file = io.BytesIO()
         figure.savefig(file, format=kind, dpi=150)
@@ -80,7 +79,7 @@ def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
 
 
 def _within_a_decade(prediction: Prediction) -> bool:
-    """Whether a logarithmic axis of throughput has at most one power of ten, which says too little."""
+    """Whether a logarithmic axis of throughput may have one power of ten only, too few labels to read it by."""
     rates = [row.samples_per_s.value for row in prediction.rows]
     return max(rates) < 30 * min(rates)
 
@@ -92,8 +91,8 @@ def _band(panel: Axes, nodes: Sequence[int], figures: Sequence[Estimate], colour
     panel.plot(nodes, [each.value for each in figures], color=colour, marker="o", markersize=3.5, label=label)
 
 
-def _tell(panel: Axes, worthwhile: int, nodes: Sequence[int]) -> None:
-    """What the grey line means, below the curve, on the side of the line that has more room."""
+def _annotate(panel: Axes, worthwhile: int, nodes: Sequence[int]) -> None:
+    """Say what the grey line means, below the curve, on the side of the line that has more room."""
     left = worthwhile**2 > nodes[0] * nodes[-1]
     panel.annotate(
         "beyond, another node\nadds less than half",

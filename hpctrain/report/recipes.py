@@ -46,7 +46,7 @@ def _table(*columns: str) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in columns:
-        # What is missing is a sentence: it alone gives way where a terminal is narrow.
+        # "missing" holds sentences, which alone wrap where a terminal is narrow.
         table.add_column(column, no_wrap="missing" not in column, justify="right" if column == "epochs" else "left")
     return table
 
@@ -54,7 +54,7 @@ def _table(*columns: str) -> Table:
 def _add(table: Table, *values: str) -> None:
     from rich.text import Text
 
-    # One line each, whatever is left for it; but a name is typed, and never cut.
+    # Values are cut to one line, but never a name, because people type it.
     name, *others = values
     table.add_row(
         Text(name, no_wrap=False, overflow="fold"),

@@ -35,9 +35,9 @@ class Repeats(BaseModel):
 
     Attributes:
         seeds: those that were asked for.
-        metric: of the runs' summaries, in words ``title``.
-        batch: samples of one step over all ranks.
-        mean, deviation: over the runs that are done; the deviation is the sample's, of two runs or more. None where a
+        metric: the key in the runs' summaries; ``title`` is what people read.
+        batch: the samples of one step over all ranks.
+        mean, deviation: over the runs that are done; the deviation is the sample's, and needs two runs. None where a
             result is not finite.
         reported: the source's rows for this batch, in words ``reported_text``.
     """
@@ -94,7 +94,7 @@ def repeats_of(plan: Plan, recipe: Recipe, runs: Sequence[RepeatResult]) -> Repe
 
 
 def read_repeats(series: Series) -> Repeats:
-    """Read the results that there are.
+    """Read the results so far.
 
     Raises:
         HpctrainError: a file of a run is damaged or missing.
@@ -107,7 +107,7 @@ def record_repeats(series: Series) -> Repeats:
     """Write the results so far to ``repeats.json``; returns them.
 
     Raises:
-        HpctrainError: as of :func:`read_repeats`, or they cannot be written.
+        HpctrainError: a file of a run is damaged or missing, or the results cannot be written.
     """
     repeats = read_repeats(series)
     write_json(series.file, repeats.model_dump(mode="json"))
@@ -150,7 +150,7 @@ def write_repeats_report(series: Series) -> Path:
     """Write ``report.html`` of a series, finished or not, and return its path.
 
     Raises:
-        HpctrainError: as of :func:`read_repeats`, or the page cannot be written.
+        HpctrainError: a file of a run is damaged or missing, or the page cannot be written.
     """
     repeats = read_repeats(series)
     plan, _ = _first(series)

@@ -20,7 +20,7 @@ from hpctrain.report.status import run_status
 if TYPE_CHECKING:
     from rich.table import Table
 
-# The list is wanted even where Slurm is slow.
+# The list appears without Slurm's answer if that takes longer.
 _SLURM_SECONDS = 10.0
 
 Jobs = Callable[[], tuple[Sequence[JobState], str | None]]
@@ -30,11 +30,11 @@ class Row(BaseModel):
     """One run; None where it is not known.
 
     Attributes:
-        name: of its directory, in the folder.
-        title: of the recipe or script.
-        state: of :class:`hpctrain.report.status.RunStatus`, or ``damaged``.
+        name: the path of its directory within the folder.
+        title: the name of the recipe or script.
+        state: see :class:`hpctrain.report.status.RunStatus`; or ``damaged``.
         message: why it is in that state; empty where there is nothing to say.
-        time: of what happened last, in seconds since the epoch.
+        time: the time of the last event, in seconds since the epoch.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -85,7 +85,7 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> Row:
         own = [job for job in own_jobs(found, numbers, known) if task is None or job.has_task(task)]
         status = run_status(directory, found, progress, own, task, problem is None)
     except (HpctrainError, OSError) as error:
-        # Another user's, or one that is being removed: the others are listed all the same.
+        # Another user's run, or one that is being removed, does not keep the others from being listed.
         message = error.message if isinstance(error, HpctrainError) else str(error)
         return Row(name=name, run_dir=str(directory.path), state="damaged", message=message, time=made)
     return Row(
@@ -111,6 +111,6 @@ def runs_table(rows: Sequence[Row]) -> Table:
         step = "" if row.step is None else f"{row.step:,}" if row.steps is None else f"{row.step:,} of {row.steps:,}"
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.time))
         first = row.message.partition("\n")[0]
-        # A name may hold what Rich takes for markup.
+        # Text, because Rich would read markup in a name.
         table.add_row(*map(Text, (row.name, row.title or "", row.state, step, when, first)))
     return table

@@ -1,4 +1,4 @@
-"""Prints what a command has to say: nothing in it controls the terminal, and nobody need read it to its end."""
+"""Prints a command's output: nothing in it controls the terminal, and a reader who stops early does no harm."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def answer(text: object, *, end: str = "\n") -> None:
 
 
 def tell(text: object) -> None:
-    """Print what a command says besides its answer, on stderr."""
+    """Print a command's messages, on stderr."""
     say(str(text), sys.stderr)
 
 
 def say(text: str, stream: TextIO) -> None:
-    """Print a line. The run does not end if nobody reads it any more."""
+    """Print a line. The run does not end if the reader has gone."""
     print(printable(text), file=Patient(stream), flush=True)
 
 
@@ -49,7 +49,7 @@ def terminal(**settings: Any) -> Console:
 class Patient:
     """A stream that accepts everything, even if its reader (``| head``) or its terminal has gone.
 
-    The run goes on then: what it writes to its directory is still wanted.
+    The run goes on then, because the files in its directory are still wanted.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -79,7 +79,7 @@ class Patient:
         try:
             yield
         except OSError:
-            # Also for what is still in the buffer, and for whoever else writes there.
+            # The null device also takes what is still in the buffer, and what others write to this descriptor.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)

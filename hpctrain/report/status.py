@@ -29,9 +29,9 @@ from hpctrain.report.faults import damaged_line, fault_line, stall_line
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import StepTotals
 
-# The status of a run is wanted even where Slurm's is not to be had.
+# The status appears without Slurm's answer if that takes longer.
 _SLURM_SECONDS = 10.0
-# What a run whose steps are quick is silent at most; for the others it is this many steps.
+# A run counts as silent when it has recorded nothing for longer than both of these.
 _SILENT_SECONDS = 60.0
 _SILENT_STEPS = 10
 
@@ -40,27 +40,27 @@ class RunStatus(BaseModel):
     """One run; None where it is not known.
 
     Attributes:
-        task: its number in an array; None for a run on its own.
-        state: ``not started``, ``waiting`` (its job does), ``running``, ``done``, ``failed``, ``resumable``, or
-            ``stopped`` for a run that ended without a word.
+        task: the run's number in an array; None for a run on its own.
+        state: ``not started``, ``waiting`` (for its job to start), ``running``, ``done``, ``failed``, ``resumable``, or
+            ``stopped`` for a run that ended without recording why.
         message: why it waits, failed or stopped; empty where there is nothing to say.
-        resume: the command that goes on with it where nothing else does.
-        attempt: 1 for the first.
-        job_ids: of all attempts, and of what waits.
-        jobs: those that Slurm still knows.
+        resume: the command that resumes it, where nothing else will.
+        attempt: the attempt's number, from 1.
+        job_ids: the jobs of all attempts, and those that wait.
+        jobs: the jobs that Slurm still knows.
         hosts: in the order of the ranks.
-        step_loss: of the last step.
-        train_loss, test_accuracy: of the last epoch, as in ``summary.json``.
+        step_loss: the loss of the last step.
+        train_loss, test_accuracy: the figures of the last epoch, as in ``summary.json``.
         logged: the newest values that a script logged, by name.
-        samples_per_s, step_seconds: over the last steps; the second with what is between the steps.
-        energy_kwh, energy_covers: as in ``summary.json``, of what was recorded so far.
-        slurm_energy_kwh: of its jobs, where Slurm's accounting has it; not of an array's.
-        elapsed_s: of this attempt.
-        remaining_s: until the training is done, at ``step_seconds`` a step.
-        job_remaining_s: until the time limit of the job that runs.
-        more_jobs: that are needed after the one that runs.
-        last_event_s: seconds since the last event.
-        survived: the faults that it got over by itself and the damaged checkpoints that it passed over, a line each.
+        samples_per_s, step_seconds: means over the last steps; the second includes the time between steps.
+        energy_kwh, energy_covers: as in ``summary.json``, from what was recorded so far.
+        slurm_energy_kwh: the energy of its jobs by Slurm's accounting, if any; not for an array.
+        elapsed_s: the seconds of this attempt so far.
+        remaining_s: the seconds until the training is done, at ``step_seconds`` a step.
+        job_remaining_s: the seconds until the running job's time limit.
+        more_jobs: the number of jobs needed after the running one.
+        last_event_s: the seconds since the last event.
+        survived: the faults that it recovered from and the damaged checkpoints that it skipped, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
         silent: whether it runs, but has recorded nothing for longer than its steps explain.
     """
@@ -159,7 +159,7 @@ def run_status(
 
 
 def _alive(directory: RunDirectory, start: StartEvent | None) -> bool | None:
-    """Whether the run's launcher or one of its ranks lives; None if that is on another host, or another user's."""
+    """Whether the run's launcher or a rank is alive; None if they are on another host, or another user's."""
     records = read_records(directory).values()
     named = (start and launcher_process(start), *(record.process() for record in records))
     living = [process for process in named if process]
@@ -178,13 +178,11 @@ class KnownRun:
     """Everything that is known about a run.
 
     Attributes:
-        directory, plan: its own.
-        progress: its events.
-        jobs: those that Slurm knows.
-        job_ids: of all jobs that it had.
-        task: its number in an array.
+        jobs: the jobs that Slurm still knows.
+        job_ids: the numbers of all jobs that it has had.
+        task: the run's number in an array.
         summary: the status in summary.json; None where there is none.
-        alive: whether its processes live; None where that cannot be seen from here.
+        alive: whether its processes are alive; None where that cannot be seen from here.
     """
 
     directory: RunDirectory

@@ -41,20 +41,19 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
     """The summary of a run from its plan and its events.
 
     Args:
-        directory: the run's directory; a script may have left no events in it.
-        plan: the run's plan.
-        status: ``done``, ``failed`` or ``resumable``.
+        directory: may hold no events, for a script.
+        status: one of ``done``, ``failed`` or ``resumable``.
 
     Returns:
         The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
         shares are over all steps but the first of each attempt, which also compiles and allocates; of text there are
         ``tokens_per_s`` and, where the GPUs' peak is known, ``flops_utilisation``. ``communication_bytes`` are what one
         rank gave to reductions in all steps, before compression. ``metrics`` are those of the last epoch, and the
-        median of several where that is the recipe's result; of a script the last value of each name that it logged.
-        ``survived`` are the faults that the run got over by itself, each with its attempt, by whose start its rank is
-        numbered. The keys about energy are those of :mod:`hpctrain.report.energy`: kWh and joules of all attempts, a
+        median of several where that is the recipe's result; for a script the last value of each name that it logged.
+        ``survived`` are the faults that the run recovered from, each with its attempt, whose numbering of ranks it
+        uses. The keys about energy are those of :mod:`hpctrain.report.energy`: kWh and joules of all attempts, a
         sample counted once however often it was trained on. ``predicted`` and ``outside`` are those of
-        :func:`hpctrain.report.comparison.comparison_keys`, None without a prediction that is for this run.
+        :func:`hpctrain.report.comparison.comparison_keys`, None without a prediction for this run.
     """
     predicted, _ = own_prediction(directory, plan)
     return summarise_record(Record.read(directory), plan, status, predicted)

@@ -1,7 +1,7 @@
 """``python -m hpctrain.report.tracking NAME RUN_DIR``: sends a run's events to a tracker until its input ends.
 
-Started by :mod:`hpctrain.report.tracking.processes`, whose end, of whatever kind, ends the input. Prints what the user
-has to know, a line each. Exits with 0 if the tracker has all that there is.
+Started by :mod:`hpctrain.report.tracking.processes`, whose end, even by a kill, ends the input. Prints messages for the
+user, a line each. Exits with 0 if the tracker has everything.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hpctrain.report.tracking.progress import only_sender
 from hpctrain.report.tracking.redaction import secrets, server, without
 from hpctrain.report.tracking.wandb_run import WandbRun
 
-# Of a message of somebody else's library, whose first lines say it.
+# Characters of a library's message, whose beginning says what is wrong.
 _LONGEST = 300
-# Ranks share the machine.
+# The ranks on this machine go first.
 _NICENESS = 10
 
 
 class _Messages:
-    """Writes lines to the standard output, which the libraries get another one of: they print addresses."""
+    """Writes lines to the standard output. The libraries print into the null device, because they print addresses."""
 
     def __init__(self, name: str) -> None:
         address = os.environ.get(MLFLOW_SERVER) if name == "mlflow" else None
@@ -42,12 +42,12 @@ class _Messages:
         os.dup2(nowhere, sys.stderr.fileno())
 
     def say(self, text: str) -> None:
-        # Whoever read it may be gone.
+        # The launcher that reads them may be gone.
         with contextlib.suppress(OSError):
             print(" ".join(without(text, self._hidden).split()), file=self._file, flush=True)
 
     def describe(self, error: Exception) -> str:
-        """The fault of an exception of a library, which may quote an address."""
+        """A library's exception in words, without the secrets that it may quote."""
         code = getattr(error, "error_code", None)
         words = without(str(error), self._hidden).split("\n")[0][:_LONGEST]
         return f"{self._shown} fails ({code or type(error).__name__}: {words})"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, StartEvent, StepEvent
 
-# MLflow takes no other names (mlflow/utils/validation.py), and a name is to be the same everywhere.
+# MLflow takes no other names (mlflow/utils/validation.py), and a curve has the same name in every tracker.
 _REFUSED = re.compile(r"[^\w\-. :/]", re.ASCII)
 _LONGEST = 240
 
@@ -48,7 +48,7 @@ class Curves:
 
     def __init__(self) -> None:
         self._iteration = 0
-        # Of what scripts log, by their own names.
+        # The names of the curves by the names that scripts log.
         self._names: dict[str, str] = {}
 
     def point(self, event: Event) -> Point | None:
@@ -59,20 +59,20 @@ class Curves:
                 return None
             case StepEvent():
                 self._iteration = event.iteration
-                return self._made(event, _named("step", _step_values(event)))
+                return self._point_of(event, _named("step", _step_values(event)))
             case EpochEvent():
-                return self._made(event, _named("epoch", {**event.metrics, **event.speeds}))
+                return self._point_of(event, _named("epoch", {**event.metrics, **event.speeds}))
             case LogEvent():
                 self._iteration = event.iteration
-                return self._made(event, event.values)
+                return self._point_of(event, event.values)
         return None
 
-    def _made(self, event: Event, values: Mapping[str, float | None]) -> Point | None:
+    def _point_of(self, event: Event, values: Mapping[str, float | None]) -> Point | None:
         known = {self._name(name): value for name, value in values.items() if value is not None}
         return Point(iteration=self._iteration, time=event.time, values=known) if known else None
 
     def _name(self, name: str) -> str:
-        """The name of a curve; two that differ in refused characters alone stay two."""
+        """The name of a curve; names that differ in refused characters alone get different ones."""
         if name not in self._names:
             given, number = curve_name(name), 1
             while given in self._names.values():
@@ -83,9 +83,9 @@ class Curves:
 
 
 def curve_name(name: str) -> str:
-    """A name that every tracker takes: a letter, digit, ``_-. :`` or ``/`` of ASCII stays, others become ``_``.
+    """A name that every tracker takes: letters, digits, ``_-. :`` and ``/`` of ASCII stay, others become ``_``.
 
-    MLflow also refuses names that are no path below some folder.
+    MLflow also refuses names that would not be a relative path within a folder.
     """
     parts = _REFUSED.sub("_", name)[:_LONGEST].split("/")
     path = "/".join("_" if part in ("", ".", "..") else part for part in parts)

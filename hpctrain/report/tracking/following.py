@@ -19,9 +19,9 @@ from hpctrain.report.tracking.progress import Progress
 _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 60.0
 _DOUBLINGS = 10
-# A tracker that took as long to fail once does not get a last chance when the run has ended.
+# A tracker that took longer than this to fail is not tried again when the run has ended.
 _SLOW_SECONDS = 5.0
-# Read at a time: some thousand events, which have some MB as models.
+# Bytes read at a time: some thousand events, which take some MB as models.
 _PART_BYTES = 2**20
 
 
@@ -31,9 +31,8 @@ class Entry:
 
     Attributes:
         number: its line in the file, from 1.
-        event: itself.
-        point: of its values; None for one without.
-        needed: the iteration that a checkpoint must have reached for it to count after a resume.
+        point: the point of its values; None for an event without a value.
+        needed: the iteration that a checkpoint must have reached for the event to count after a resume.
     """
 
     number: int
@@ -43,39 +42,35 @@ class Entry:
 
 
 class Tracking(Protocol):
-    """One run at a tracker. What its library raises is taken for a fault that passes, but for HpctrainError.
+    """One run at a tracker. Exceptions other than HpctrainError are taken for faults that pass.
 
     Attributes:
-        rewrites: it can forget what was lost with a resume, and is given all that counts anew.
+        rewrites: whether it can forget what was lost with a resume; it is then given all that counts anew.
     """
 
     rewrites: bool
 
     def open(self) -> Progress:
-        """Find or make the run there; where it rewrites, without what it had. Returns what it has already.
+        """Find or make the run there, empty where it rewrites. Returns what the tracker already has.
 
-        Called first, after an error of any method, and where it rewrites, at each resume.
+        Called first, after an error of any method, and at each resume where it rewrites.
         """
 
     def send(self, entries: Sequence[Entry]) -> None:
-        """Hand over events, in order. An error is followed by :meth:`open`, and by what the tracker then lacks."""
+        """Hand over events, in order. After an error :meth:`open` is called, and what is then missing is sent."""
 
     def close(self) -> None:
         """End what :meth:`open` began."""
 
 
 class Backlog:
-    """The events that a tracker does not have yet, without those that were lost before it got them.
+    """The events that a tracker does not have yet, without those that a resume undid before they were sent.
 
-    They are read in parts, each of which is to be handed over before the next one.
-
-    Args:
-        directory: the run, whose file of events is read from its beginning.
-        has: what the tracker has.
+    They are read in parts from the beginning of the run's file, each of which is to be sent before the next one.
 
     Attributes:
-        entries: those that were read.
-        more: whether the last part was not the last one.
+        entries: the events that were read and are to be sent.
+        more: whether there may be another part.
 
     Raises:
         HpctrainError: the file cannot be read.
@@ -96,11 +91,11 @@ class Backlog:
 
     @property
     def fits(self) -> bool:
-        """Whether the file still has what the tracker has; a crash of the machine can take the newest lines."""
+        """Whether the file still has what the tracker has: a crash of the machine can lose the newest lines."""
         return self._last == self._has.time
 
     def read(self) -> bool:
-        """Take in the next events; returns whether an attempt has begun that undoes what may have been handed over.
+        """Read the next events; returns whether an attempt has begun that undoes some that may have been sent.
 
         Raises:
             HpctrainError: a line is not an event.
@@ -109,7 +104,7 @@ class Backlog:
         lines = self._tail.lines(at_most=_PART_BYTES)
         self.more = bool(lines)
         for line in lines:
-            # What such a crash leaves of a line, and the next attempt removes.
+            # A crash of the machine leaves zeros in a line, which the next attempt removes.
             if b"\0" in line:
                 continue
             self._number += 1
@@ -117,7 +112,7 @@ class Backlog:
             if self._number == self._has.sent:
                 self._last = event.time
             counts, point = self._kept.keeps(event), self._curves.point(event)
-            # What earlier ones undo is known from the beginning, and is left out.
+            # What the attempts up to now undo is known from the beginning, and never becomes an entry.
             if isinstance(event, StartEvent) and self._number > self._known:
                 again |= self._number > 1
                 self.entries = [entry for entry in self.entries if entry.needed <= event.iteration]
@@ -128,7 +123,7 @@ class Backlog:
         return again
 
     def catch_up(self) -> None:
-        """Pass over what the tracker has.
+        """Skip what the tracker already has.
 
         Raises:
             HpctrainError: a line is not an event.
@@ -145,14 +140,12 @@ def follow(
     say: Callable[[str], None],
     describe: Callable[[Exception], str] = str,
 ) -> bool:
-    """Hand over events until the run has ended.
+    """Send events to a tracker until the run has ended.
 
     Args:
-        directory: the run.
-        tracking: gets them.
-        ended: waits so many seconds at most, and says whether nobody writes any more.
-        say: gets what the user has to know: that the tracker fails, once, and that it is back.
-        describe: the fault of an exception, in words that all may read.
+        ended: waits up to this many seconds, and returns whether the run has ended.
+        say: prints a message for the user when the tracker begins to fail, and when it is back.
+        describe: an exception in words, without secrets.
 
     Returns:
         Whether the tracker has all of them.
@@ -168,7 +161,7 @@ def follow(
             follower.turn()
         except HpctrainError:
             raise
-        # Nobody knows all that the libraries raise, and a tracker's fault is no fault of the run.
+        # The libraries document no list of what they raise, and a tracker's fault must not fail the run.
         except Exception as error:
             took = time.monotonic() - began
             if not follower.failures:
@@ -186,7 +179,7 @@ def follow(
 
 
 class _Follower:
-    """Reads and hands over; ``failures`` is how often in a row the tracker failed."""
+    """Reads and sends events; ``failures`` counts the tracker's failures in a row."""
 
     def __init__(self, directory: RunDirectory, tracking: Tracking) -> None:
         self.failures = 0
@@ -195,12 +188,12 @@ class _Follower:
         self._backlog: Backlog | None = None
 
     def failed(self) -> None:
-        """Begin anew at the next turn, with what the tracker has by then: who knows what it took, or forgot."""
+        """Ask the tracker at the next turn what it has: it may have taken a part, or lost what it had."""
         self.failures += 1
         self._backlog = None
 
     def turn(self) -> None:
-        """Hand over all that is new."""
+        """Send all new events."""
         more = True
         while more:
             if self._backlog is None or (self._backlog.read() and self._tracking.rewrites):

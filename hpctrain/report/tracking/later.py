@@ -1,4 +1,4 @@
-"""Sends runs that were recorded to trackers that were down, or were not thought of."""
+"""Sends recorded runs to trackers that were down, or that the run did not name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from hpctrain.control.supervision.repeats import read_series
 from hpctrain.control.supervision.trackers import require_trackers
 from hpctrain.report.tracking.processes import TrackerProcess
 
-# What a server refuses ends it at once; this is for one that takes a long run slowly.
+# A server's refusal ends the sending at once; this limit is for a slow server and a long run.
 _LIMIT_SECONDS = 1800.0
 
 
 def send_later(run_dir: Path, names: str, notice: Callable[[str], None]) -> int:
-    """Send what trackers do not have yet of a run or a series; returns 0 if they have all, else 1.
+    """Send what trackers do not have yet of a run or a series; returns the exit status: 0 if they now have all, else 1.
 
     Args:
-        run_dir: of the run or the series.
-        names: of the trackers, with commas between them.
-        notice: gets what the user has to know.
+        names: the trackers' names, with commas between them.
+        notice: prints a message for the user.
 
     Raises:
         HpctrainError: an unknown name, no run, or a tracker's package or address is missing.
@@ -35,7 +34,7 @@ def send_later(run_dir: Path, names: str, notice: Callable[[str], None]) -> int:
     for run in runs:
         if not run.events.exists():
             raise HpctrainError(f"{run_dir} holds no events", "is this a run directory?")
-    # Each gets its chance, also after one that failed.
+    # A list, so that a failure does not keep the other runs from being sent.
     sent = [_send(run, trackers, notice) for run in runs]
     return 0 if all(sent) else 1
 
@@ -48,11 +47,11 @@ def _send(run: RunDirectory, trackers: Sequence[Tracker], notice: Callable[[str]
 
 
 def _write_tensorboard(run: RunDirectory, notice: Callable[[str], None]) -> bool:
-    # It is of another extra than the others.
+    # Imported here, because TensorBoard is of another extra than the other trackers.
     from hpctrain.report.tensorboard import write_tensorboard
 
     try:
-        # Two writers would spoil the file.
+        # The lock keeps the run from being resumed meanwhile: two writers would corrupt the file.
         with hold(run):
             write_tensorboard(run)
     except HpctrainError as error:

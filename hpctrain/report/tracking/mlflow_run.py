@@ -18,13 +18,13 @@ from hpctrain.report.tracking.parameters import facts, parameters, texts, title
 from hpctrain.report.tracking.progress import Progress, read_progress, write_progress
 from hpctrain.report.tracking.redaction import server
 
-# Of a request (mlflow/utils/validation.py).
+# The most in one request (mlflow/utils/validation.py).
 _METRICS, _OTHERS = 1000, 100
-# After so many it is recorded that the server has them.
+# Progress is recorded after this many.
 _ENTRIES = 2000
 _TAG = "hpctrain.id"
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "resumable": "KILLED"}
-# Read by MLflow's client: one request has one try, after which all is tried again.
+# Read by MLflow's client, which tries each request once: the follower repeats everything after a failure.
 ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -38,15 +38,12 @@ T = TypeVar("T")
 class MlflowRun:
     """Implements :class:`hpctrain.report.tracking.following.Tracking`.
 
-    The server's run is found again by a tag. Metrics that the server has already are sent again without harm: a metric
-    is one only once by name, step, time and value. What was lost with a resume and done again is there twice, because
-    MLflow takes no metric back.
+    The server's run is found again by a tag. Sending a metric again does no harm, because MLflow keeps one of each
+    name, step, time and value. Steps that were lost with a resume and done again are there twice, because MLflow
+    deletes no metric.
 
     Args:
-        directory: the run.
-        plan: of the run.
-        address: of the server.
-        say: gets where the run can be seen.
+        say: prints the address at which the run can be seen.
     """
 
     rewrites = False
@@ -58,10 +55,10 @@ class MlflowRun:
         self._say = say
         self._progress = read_progress(directory, "mlflow")
         self._client: Any = None
-        self._told = ""
+        self._announced = ""
 
     def open(self) -> Progress:
-        # It takes seconds, which the training does not wait for.
+        # Imported here, because it takes seconds.
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
@@ -70,15 +67,15 @@ class MlflowRun:
         found = self._client.search_runs([experiment], f"tags.`{_TAG}` = '{self._progress.id}'", max_results=1)
         run = found[0] if found else self._new(experiment)
         if run.info.run_id != self._progress.run:
-            # Another server than the last time, or a run that was deleted there.
+            # This is another server than the last time, or the run was deleted there.
             self._keep(run=run.info.run_id, sent=0, time=None)
-        # A server that went away in between may have a part of them.
+        # The server already has some of them if it failed in between.
         values = {key: value for key, value in texts(parameters(self._plan)).items() if key not in run.data.params}
         for part in _parts(values.items(), _OTHERS):
             self._client.log_batch(self._run, params=[Param(key, value) for key, value in part])
-        if self._run != self._told:
+        if self._run != self._announced:
             self._say(f"{server(self._address)}/#/experiments/{experiment}/runs/{self._run}")
-            self._told = self._run
+            self._announced = self._run
         return self._progress
 
     def send(self, entries: Sequence[Entry]) -> None:
@@ -87,17 +84,17 @@ class MlflowRun:
         tags = texts(facts(entry.event for entry in entries))
         for part in _parts(tags.items(), _OTHERS):
             self._client.log_batch(self._run, tags=[RunTag(key, value) for key, value in part])
-        for some in _parts(entries, _ENTRIES):
-            for values in _parts(_values(some), _METRICS):
+        for batch in _parts(entries, _ENTRIES):
+            for values in _parts(_values(batch), _METRICS):
                 self._client.log_batch(self._run, metrics=values)
-            # How the run ended comes last, and is told again after an error.
-            if some[-1] is not entries[-1]:
-                self._keep(sent=some[-1].number, time=some[-1].event.time)
-        self._tell_status(entries)
+            # The last batch counts as sent only with the status, which is then sent again after an error.
+            if batch[-1] is not entries[-1]:
+                self._keep(sent=batch[-1].number, time=batch[-1].event.time)
+        self._send_status(entries)
         self._keep(sent=entries[-1].number, time=entries[-1].event.time)
 
     def close(self) -> None:
-        """Nothing is to be ended: the server is asked anew each time."""
+        """Nothing to do: the client holds no connection."""
 
     @property
     def _run(self) -> str:
@@ -119,7 +116,7 @@ class MlflowRun:
         try:
             return str(self._client.create_experiment(name))
         except MlflowException:
-            # Another run has just made it.
+            # Another run has made it in between.
             if found := self._client.get_experiment_by_name(name):
                 return str(found.experiment_id)
             raise
@@ -130,21 +127,21 @@ class MlflowRun:
             "hpctrain.run_dir": str(self._directory.path.absolute()),
             "mlflow.source.name": self._plan.title,
         }
-        # Not every container knows its user's name.
+        # In a container the user may have no name.
         with contextlib.suppress(KeyError, OSError):
             tags["mlflow.user"] = getpass.getuser()
         name = title(self._plan, self._directory)
         return self._client.create_run(experiment, start_time=self._began(), tags=tags, run_name=name)
 
     def _began(self) -> int | None:
-        """When the run began, in milliseconds; None where it has no event yet."""
+        """When the run began, in milliseconds since the epoch; None where it has no event yet."""
         if not self._directory.events.exists():
             return None
         return next((_milliseconds(event.time) for event in read_events(self._directory.events)), None)
 
-    def _tell_status(self, entries: Sequence[Entry]) -> None:
-        told = [entry.event for entry in entries if isinstance(entry.event, StartEvent | EndEvent)]
-        match told[-1:]:
+    def _send_status(self, entries: Sequence[Entry]) -> None:
+        changes = [entry.event for entry in entries if isinstance(entry.event, StartEvent | EndEvent)]
+        match changes[-1:]:
             case [EndEvent(status=status) as event]:
                 self._client.set_terminated(self._run, _STATUS[status], _milliseconds(event.time))
             case [StartEvent()]:

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run beside its curves."""
+"""The parameters and facts of a run that a tracker gets beside its curves."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ADDRESSED = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 def parameters(plan: Plan) -> dict[str, Any]:
-    """What the run was begun with, by dotted key.
+    """The run's parameters by dotted key.
 
-    Of a recipe those values that take effect; of a script its name and its arguments, without what looks like a secret.
+    For a recipe the values that take effect; for a script its name and arguments, without what looks like a secret.
     """
     if plan.recipe:
         known = settings(plan.recipe)
@@ -33,19 +33,19 @@ def parameters(plan: Plan) -> dict[str, Any]:
         found = {"recipe": plan.recipe.name, **used}
     else:
         assert plan.script is not None
-        arguments = shlex.join(_open(plan.script.arguments))
+        arguments = shlex.join(_redacted(plan.script.arguments))
         found = {"script": plan.script.path.name, "arguments": arguments}
     found |= {"framework": plan.framework} | {f"versions.{name}": version for name, version in plan.versions.items()}
     return {key: value for key, value in found.items() if value not in (None, "", ())}
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """The same as texts, for trackers that know nothing else."""
+    """The values as texts, for trackers that take nothing else."""
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
 
 def facts(events: Iterable[Event]) -> dict[str, Any]:
-    """What can be another in each attempt, by name; of the last of these events that say it."""
+    """The facts that can differ between attempts, by name, each from the last of these events that states it."""
     found: dict[str, Any] = {}
     for event in events:
         match event:
@@ -63,12 +63,12 @@ def facts(events: Iterable[Event]) -> dict[str, Any]:
 
 
 def title(plan: Plan, directory: RunDirectory) -> str:
-    """The name of a run among others of its recipe or script."""
+    """The name that tells a run from others of its recipe or script."""
     folder = directory.path.absolute().name
     return folder if folder.startswith(plan.title.removesuffix(".py")) else f"{plan.title} {folder}"
 
 
-def _open(arguments: Sequence[str]) -> Iterator[str]:
+def _redacted(arguments: Sequence[str]) -> Iterator[str]:
     """The arguments of a script, without the values of those whose names suggest a secret."""
     hide = False
     for argument in arguments:

@@ -14,19 +14,17 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.tracking import Tracker
 from hpctrain.common.run.directory import RunDirectory
 
-# What trackers may still take at the end of a run, with a server that hangs: a request has 10 s.
+# How long trackers may take at the end of a run. A request to a server that hangs takes 10 s.
 END_SECONDS = 15.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
 
 class TrackerProcess:
-    """The process that sends a run to one tracker. It outlives nobody: when its input ends, it sends the rest.
+    """The process that sends a run to one tracker. When its input ends, it sends the rest and exits.
 
     Args:
-        name: of the tracker.
-        directory: the run.
-        notice: gets what the user has to know.
+        notice: prints a message for the user.
     """
 
     def __init__(self, name: Tracker, directory: RunDirectory, notice: Callable[[str], None]) -> None:
@@ -40,16 +38,16 @@ class TrackerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # Files that a run writes are sent to nobody.
+            # W&B's files are uploaded by the user alone, so no process gets the key.
             env={name: value for name, value in os.environ.items() if name != "WANDB_API_KEY"},
-            # Ctrl-C is for the ranks, whose last steps are to be sent as well.
+            # Ctrl-C must not reach it, so that it can send the ranks' last steps.
             start_new_session=True,
         )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
 
     def look(self) -> None:
-        """Pass on what the process has said since."""
+        """Pass on what the process has printed since the last call."""
         assert self._process.stdout is not None
         while part := self._process.stdout.read():
             self._text += part
@@ -58,24 +56,20 @@ class TrackerProcess:
             self._notice(f"{self._name}: {line.decode(errors='replace')}")
 
     def end_input(self) -> None:
-        """Tell it that nobody writes any more."""
+        """Tell the process that the run has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def close(self, seconds: float) -> bool:
-        """Let it send the rest; returns whether the tracker has all.
-
-        Args:
-            seconds: how long that may take.
-        """
+        """Let it send the rest for up to so many seconds; returns whether the tracker has all."""
         self.end_input()
         deadline = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < deadline:
             self.look()
             time.sleep(_POLL_SECONDS)
         if self._process.poll() is None:
-            # With the helpers that its library started.
+            # The group includes the processes that its library started.
             os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILL_SECONDS)
@@ -91,24 +85,19 @@ class TrackerProcess:
 
 
 class Trackers:
-    """The processes that feed a run's trackers.
-
-    Attributes:
-        end_seconds: how long they may take when the run has ended.
-    """
+    """The processes that feed a run's trackers; ``end_seconds`` is how long they may take when the run has ended."""
 
     def __init__(self, processes: Sequence[TrackerProcess]) -> None:
         self._processes = processes
         self.end_seconds = END_SECONDS
 
     def look(self) -> None:
-        """Pass on what they have said since."""
+        """Pass on what they have printed since the last call."""
         for process in self._processes:
             process.look()
 
     def close(self) -> None:
-        """Let them send the rest."""
-        # All of them first, so that they end at the same time.
+        """Let them send the rest, all at the same time."""
         for process in self._processes:
             process.end_input()
         deadline = time.monotonic() + self.end_seconds

@@ -1,4 +1,4 @@
-"""How far a tracker has the events of a run."""
+"""How many of a run's events a tracker has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpctrain.common.files.locks import lock
 from hpctrain.common.files.private import make_folder, private
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 
-# That of a launcher that was killed still sends what it has.
+# After a launcher was killed, its sender still sends what there is, and holds the lock meanwhile.
 _LOCK_SECONDS = 30.0
 
 
@@ -24,10 +24,10 @@ class Progress(BaseModel):
     """``tracking/NAME.json``.
 
     Attributes:
-        id: of the run, the same at every server.
-        run: what the server calls it; None until that is known.
-        sent: how many of the events the server has.
-        time: of the last of them; None for none.
+        id: identifies the run at every server.
+        run: the server's own name for it; None until that is known.
+        sent: the number of events that the server has.
+        time: the time of the last of them; None for none.
     """
 
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
@@ -37,10 +37,10 @@ class Progress(BaseModel):
 
 
 def read_progress(directory: RunDirectory, name: str) -> Progress:
-    """What was written last; a new one where there is none.
+    """The progress that was written last, or a new one.
 
     Raises:
-        HpctrainError: it cannot be read or written.
+        HpctrainError: the file cannot be read or written.
     """
     if _path(directory, name).exists():
         return read_model(_path(directory, name), Progress)
@@ -50,7 +50,7 @@ def read_progress(directory: RunDirectory, name: str) -> Progress:
 
 
 def write_progress(directory: RunDirectory, name: str, progress: Progress) -> None:
-    """Write or replace it.
+    """Write or replace the file.
 
     Raises:
         HpctrainError: the disk is full.
@@ -60,10 +60,10 @@ def write_progress(directory: RunDirectory, name: str, progress: Progress) -> No
 
 @contextlib.contextmanager
 def only_sender(directory: RunDirectory, name: str) -> Iterator[None]:
-    """Be the only process that sends this run to that tracker.
+    """Hold the lock of the only process that sends this run to that tracker.
 
     Raises:
-        HpctrainError: another one still does, or the folder cannot be made.
+        HpctrainError: another process still holds it, or the folder cannot be made.
     """
     path = directory.tracking / f"{name}.lock"
     try:

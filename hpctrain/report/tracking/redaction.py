@@ -1,4 +1,4 @@
-"""Takes out of messages what nobody but its owner is to read."""
+"""Removes secrets from messages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from hpctrain.common.secrets import is_secret
 
 _HIDDEN = "…"
-# What is shorter is in too many words: of a variable that only looks like a secret, and of an address.
+# Shorter values, of variables and of parts of an address, occur in too many words to be removed from messages.
 _SHORTEST_VALUE, _SHORTEST_PART = 6, 3
 
 
 def secrets(environment: Mapping[str, str], address: str | None) -> tuple[str, ...]:
-    """The texts that no message may have: values of secret variables, and parts of an address with a token in them."""
+    """The texts to remove: the values of secret variables, and the parts of an address that may hold a token."""
     found = {value for name, value in environment.items() if is_secret(name) and len(value) >= _SHORTEST_VALUE}
     if address:
-        # One that can be shown whole is to be.
+        # An address without secrets is shown whole.
         found |= {address} - {server(address)}
         found |= {part for part in _parts(address) if len(part) >= _SHORTEST_PART}
     found |= {written for text in found for written in (quote(text, safe=""), unquote(text))}
@@ -24,14 +24,14 @@ def secrets(environment: Mapping[str, str], address: str | None) -> tuple[str, .
 
 
 def without(text: str, hidden: tuple[str, ...]) -> str:
-    """The text without those."""
+    """The text with an ellipsis in place of each of these."""
     for secret in hidden:
         text = text.replace(secret, _HIDDEN)
     return text
 
 
 def server(address: str) -> str:
-    """Scheme, host and port of an address: what may be shown of it."""
+    """The scheme, host and port of an address, which may be shown."""
     try:
         found = urlsplit(address)
         host, port = found.hostname, found.port
@@ -48,7 +48,7 @@ def _parts(address: str) -> Iterator[str]:
     except ValueError:
         return
     user, _, _ = found.netloc.rpartition("@")
-    # A name without a password is a token.
+    # A user name without a password is a token.
     secret = found.password or found.username
     values = [value for _, value in parse_qsl(found.query)]
     yield from (part for part in (user, secret, found.query, found.fragment, *values) if part)

@@ -17,7 +17,7 @@ from hpctrain.report.tracking.progress import Progress, read_progress
 
 _PROJECT = "hpctrain"
 _STEP = "iteration"
-# W&B's own are of eight letters.
+# W&B's own have eight letters.
 _ID_LENGTH = 16
 
 
@@ -27,9 +27,7 @@ class WandbRun:
     The run's files are made anew by each process and at each resume, from the events that count.
 
     Args:
-        directory: the run.
-        plan: of the run.
-        say: gets how the files are uploaded.
+        say: prints the command that uploads the files.
     """
 
     rewrites = True
@@ -53,7 +51,7 @@ class WandbRun:
             disable_code=True,
             disable_git=True,
             silent=True,
-            # What this process is and uses says nothing of the training.
+            # W&B would record this process, which is not the training.
             x_disable_machine_info=True,
             x_disable_meta=True,
             x_disable_stats=True,

@@ -18,7 +18,7 @@ from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, NonFiniteEven
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
 from hpctrain.report.curves import Means
-from hpctrain.report.faults import event_line, in_a_row, spike_line
+from hpctrain.report.faults import consecutive, event_line, spike_line
 from hpctrain.report.page import render
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
@@ -78,7 +78,7 @@ def test_lines() -> None:
     )
     assert str(event_line(typed(non_finite(7, rule="stop", ranks=[0, 3])))).endswith("on rank 0, 3: the run ends")
     assert spike_line([high(7)]) == "step 7: the loss was up to 9, where 1.5 was the median before"
-    groups = in_a_row([high(3), high(4, 20.0), high(5), high(9)])
+    groups = consecutive([high(3), high(4, 20.0), high(5), high(9)])
     assert [spike_line(group).split(":")[0] for group in groups] == ["steps 3 to 5", "step 9"]
     assert "up to 20," in spike_line(groups[0])
 
