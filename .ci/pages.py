@@ -1,4 +1,4 @@
-"""MkDocs hook: the reference of the commands and the constants of predictions are made from the code itself."""
+"""MkDocs hook: the commands, the environment variables and the constants of predictions are made from the code."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from typer.cli import get_docs_for_click
 
 from hpctrain.cli.main import app
+from hpctrain.common import settings
 from hpctrain.common.cluster.gpu_models import gpus
 from hpctrain.control.predict.constants import Constant, buses, constants
 
@@ -34,13 +35,11 @@ _LINK = re.compile(r"https?://[^\s,()]*[^\s,():]")
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Put what is made in the place of its mark."""
-    found = _MADE.get(page.file.src_uri)
-    if found is None:
-        return markdown
-    mark, make = found
-    if markdown.count(mark) != 1:
-        raise ValueError(f"docs/{page.file.src_uri} needs the line {mark} once: what is made goes there")
-    return markdown.replace(mark, make())
+    for mark, make in _MADE.get(page.file.src_uri, {}).items():
+        if markdown.count(mark) != 1:
+            raise ValueError(f"docs/{page.file.src_uri} needs the line {mark} once: what is made goes there")
+        markdown = markdown.replace(mark, make())
+    return markdown
 
 
 def commands() -> str:
@@ -53,6 +52,19 @@ def commands() -> str:
         _, command, _ = group.resolve_command(context, [name])
         command.name, command.short_help = name, summary
     return get_docs_for_click(obj=group, ctx=context, name="hpctrain", indent=1)
+
+
+def environment_variables() -> str:
+    """The environment variables that are meant for users, in two Markdown tables."""
+    found = [each for each in vars(settings).values() if isinstance(each, settings.Setting)]
+    read = [
+        (f"`{each.name}`", each.valid, "" if each.default is None else f"`{each.default}`", each.purpose)
+        for each in found
+        if each.set_by == "user"
+    ]
+    given = [(f"`{each.name}`", each.valid, each.purpose) for each in found if each.set_by == "hpctrain"]
+    users = _table(("variable", "value", "default", "what it sets"), read, right=0)
+    return f"{users}\n\nScripts can read:\n\n{_table(('variable', 'value', 'what it says'), given, right=0)}"
 
 
 def prediction_constants() -> str:
@@ -153,7 +165,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: int) 
     return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rules, *rows))
 
 
-_MADE: dict[str, tuple[str, Callable[[], str]]] = {
-    "reference/commands.md": ("<!-- commands -->", commands),
-    "prediction.md": ("<!-- constants -->", prediction_constants),
+_MADE: dict[str, dict[str, Callable[[], str]]] = {
+    "reference/commands.md": {"<!-- settings -->": environment_variables, "<!-- commands -->": commands},
+    "prediction.md": {"<!-- constants -->": prediction_constants},
 }

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hpctrain.cli import completion
+from hpctrain.common.settings import STAGE
 from hpctrain.control.schedulers.request import further_options
 from hpctrain.report.say import answer
 
@@ -112,7 +113,7 @@ class ScriptOptions:
         list[Path] | None,
         typer.Option(
             metavar="SOURCE",
-            help="Copy to each node, unpacking archives; a script finds it in $HPCTRAIN_STAGE; repeatable.",
+            help=f"Copy to each node, unpacking archives; a script finds it in ${STAGE.name}; repeatable.",
             rich_help_panel=_SCRIPT,
         ),
     ] = None

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.gpus import usable_gpus
-from hpctrain.common.cluster.pod import pod_processors
+from hpctrain.common.settings import POD_CPUS
 
 if TYPE_CHECKING:
     # At run time it would have every host that reports its versions build the recipes' models, which takes longer than
@@ -106,7 +106,7 @@ def usable_processors(environment: Mapping[str, str] = os.environ) -> int:
     """
     # 4(x2),2 for two nodes with 4 CPUs, that is hardware threads, and one with 2
     job = [int(cpus) for cpus in re.findall(r"(?:^|,)(\d+)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))]
-    pod = pod_processors(environment)
+    pod = POD_CPUS.read(environment)
     # What starts the ranks of other pods may have fewer than they have.
     return pod if pod is not None else min([len(os.sched_getaffinity(0)), *job])
 

@@ -21,8 +21,8 @@ from hpctrain.common.files.disk import disk_error, temporary_folder
 from hpctrain.common.files.hashes import sha256 as hash_of
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.files.whole import put_in_place, temporary
-from hpctrain.common.limits import object_timeout_seconds, timeout_seconds
 from hpctrain.common.secrets import has_credentials
+from hpctrain.common.settings import CACHE, OBJECT_TIMEOUT, TIMEOUT
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -68,7 +68,7 @@ def url_fault(url: str) -> str | None:
 
 def all_attempts_seconds() -> float:
     """How long all attempts at one object may take."""
-    return timeout_seconds() * _SHARE_OF_TIMEOUT
+    return TIMEOUT.read() * _SHARE_OF_TIMEOUT
 
 
 class DamagedObjectError(HpctrainError):
@@ -135,7 +135,7 @@ class Objects:
 
         def once() -> None:
             seconds = min(
-                object_timeout_seconds() + (size or 0) / _LEAST_BYTES_PER_SECOND,
+                OBJECT_TIMEOUT.read() + (size or 0) / _LEAST_BYTES_PER_SECOND,
                 begun + most_seconds - time.monotonic(),
             )
             _get(filesystem, self.at(name), fresh, limit, max(seconds, 0.1))
@@ -154,7 +154,7 @@ class Objects:
             _make_durable(fresh, to)
         except Exception as error:
             if _is_local(error, fresh):
-                raise disk_error(error, to, "choose another folder with HPCTRAIN_CACHE") from error
+                raise disk_error(error, to, f"choose another folder with {CACHE.name}") from error
             attempts = retrying.statistics.get("attempt_number", 1)
             waited = time.monotonic() - begun
             kind = DamagedObjectError if isinstance(error, (_DamagedError, FileNotFoundError)) else HpctrainError
@@ -193,7 +193,7 @@ def _options(protocol: str) -> dict[str, Any]:
     import fsspec.config
 
     configured = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
-    seconds = object_timeout_seconds()
+    seconds = OBJECT_TIMEOUT.read()
     own = {"connect_timeout": seconds, "read_timeout": seconds, "retries": {"total_max_attempts": 1}}
     # Parts that are fetched side by side would be a request each: several objects are fetched at a time anyway.
     return {"config_kwargs": {**configured, **own}, "max_concurrency": 1}
@@ -248,7 +248,7 @@ def _is_local(error: BaseException, path: Path) -> TypeGuard[OSError]:
 def _words(error: Exception) -> str:
     """What was wrong. Every layer has timeouts of its own, some without a word, and no class of errors for all."""
     if type(error).__name__.endswith("TimeoutError"):
-        return "the server did not send it in time (HPCTRAIN_OBJECT_TIMEOUT)"
+        return f"the server did not send it in time ({OBJECT_TIMEOUT.name})"
     if isinstance(error, FileNotFoundError):
         return "there is no such object"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

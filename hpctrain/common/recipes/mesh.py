@@ -67,7 +67,7 @@ class Mesh(Section):
 
     @property
     def option(self) -> str:
-        """The sizes that were given, as ``--mesh`` and :data:`VARIABLE` take them; :func:`parse_mesh` reads them."""
+        """The sizes that were given, as ``--mesh`` and ``HPCTRAIN_MESH`` take them; :func:`parse_mesh` reads them."""
         sizes = {axis: getattr(self, axis) for axis in AXES if axis in self.model_fields_set}
         return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size is not None)
 
@@ -127,10 +127,6 @@ class Pipeline(Section):
     def count(self, ranks: int) -> int:
         """The micro-batches of so many ranks along pp."""
         return self.micro_batches or ranks
-
-
-VARIABLE = "HPCTRAIN_MESH"
-"""The variable in which ranks get the mesh."""
 
 
 def parse_mesh(text: str, where: str = "--mesh") -> Mesh:

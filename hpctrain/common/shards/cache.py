@@ -29,10 +29,10 @@ from hpctrain.common.files.objects import Objects, all_attempts_seconds
 from hpctrain.common.files.private import make_folder
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.files.whole import remove_leftovers, require_room, write_whole
+from hpctrain.common.settings import CACHE
 from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, ORIGIN, WrittenFile
 
-_VARIABLE = "HPCTRAIN_CACHE"
-_ELSEWHERE = f"{_VARIABLE}=DIR chooses another folder"
+_ELSEWHERE = f"{CACHE.name}=DIR chooses another folder"
 # Of a hash, in a folder's name.
 _DIGITS = 16
 _MOST_ORIGIN_BYTES = 1 << 16
@@ -153,7 +153,7 @@ def cache_folder(url: str, manifest: bytes) -> Path:
 
 def _root() -> Path:
     """The folder of all sets: that of ``HPCTRAIN_CACHE``, or one of the user's own in the node's temporary storage."""
-    chosen = os.environ.get(_VARIABLE)
+    chosen = CACHE.read()
     # Some sites set it in jobs without TMPDIR.
     temporary = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
     root = Path(chosen).expanduser() if chosen else Path(temporary) / f"hpctrain-cache-{os.getuid()}"

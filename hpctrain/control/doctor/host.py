@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.common.cluster.checks import Check
 from hpctrain.common.cluster.host_list import fold_hosts
+from hpctrain.common.settings import BACKEND
 from hpctrain.control.doctor import gpus, infiniband, interfaces, limits, software, storage
 from hpctrain.control.doctor.facts import Host
 from hpctrain.control.horovod import check as horovod
@@ -50,9 +50,7 @@ def check_host(host: Host, run_directory: Path) -> list[Check]:
         *(check(host) for check in CHECKS),
         storage.space(disk),
         storage.write(disk),
-        *software.horovod(
-            horovod.report(), len(host.node_map.gpus), asked=os.environ.get("HPCTRAIN_BACKEND") == "horovod"
-        ),
+        *software.horovod(horovod.report(), len(host.node_map.gpus), asked=BACKEND.read() == "horovod"),
     ]
 
 

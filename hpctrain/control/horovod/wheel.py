@@ -16,6 +16,7 @@ from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.cache import cache_folder
 from hpctrain.common.files.private import make_folder
+from hpctrain.common.settings import FINGERPRINT, MPI_PREFIX, PREFIX, RPATH
 from hpctrain.control.horovod import log
 from hpctrain.control.horovod.adapt import adapt
 from hpctrain.control.horovod.cuda import Nccl, Toolkit
@@ -69,9 +70,7 @@ def compile_wheel(
 
 def _inherited() -> dict[str, str]:
     """The user's environment without what would make a build differ from its fingerprint."""
-    return {
-        name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "HPCTRAIN_", "CMAKE_"))
-    }
+    return {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", PREFIX, "CMAKE_"))}
 
 
 def build_settings(
@@ -95,12 +94,12 @@ def build_settings(
         "HOROVOD_WITHOUT_MXNET": "1",
         f"HOROVOD_WITH{'' if fingerprint.torch else 'OUT'}_PYTORCH": "1",
         f"HOROVOD_WITH{'' if fingerprint.tensorflow else 'OUT'}_TENSORFLOW": "1",
-        "HPCTRAIN_FINGERPRINT": fingerprint.to_json(),
+        FINGERPRINT.name: fingerprint.to_json(),
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
     rpath = []
     if prefix := environment_prefix(mpi):
-        settings["HPCTRAIN_MPI_PREFIX"] = str(prefix)
+        settings[MPI_PREFIX.name] = str(prefix)
         # From site-packages/horovod/torch/ to the lib/ that holds python3.x/.
         rpath.append("$ORIGIN/../../../..")
     else:
@@ -114,7 +113,7 @@ def build_settings(
             "HOROVOD_NCCL_LIB": str(_linkable(nccl, work)),
         }
         rpath += ["$ORIGIN/../../nvidia/nccl/lib", str(nccl.libraries)]
-    return {**settings, "HPCTRAIN_RPATH": ";".join(rpath)}
+    return {**settings, RPATH.name: ";".join(rpath)}
 
 
 def find_cmake(programs: Path) -> str | None:

@@ -19,10 +19,10 @@ from hpctrain.common.cluster.launcher import ONE_ADDRESS, SIZE_VARIABLES, TORCHR
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import write_whole
-from hpctrain.common.limits import REPLICAS
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
-from hpctrain.control.hosts.lost_hosts import DEFAULT_HOST_TIMEOUT, keepalive_options
+from hpctrain.common.settings import BACKEND, BACKEND_REASON, HOST_TIMEOUT, REPLICAS
+from hpctrain.control.hosts.lost_hosts import keepalive_options
 from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder
 from hpctrain.control.planning.mesh import mesh_environment
 
@@ -156,8 +156,8 @@ def rank_environment(plan: Plan) -> dict[str, str]:
     replicas = plan.ranks // plan.processes
     threads = str(plan.threads_per_rank * replicas)
     return {
-        "HPCTRAIN_BACKEND": plan.backend,
-        **({"HPCTRAIN_BACKEND_REASON": plan.backend_reason} if plan.backend_reason else {}),
+        BACKEND.name: plan.backend,
+        **({BACKEND_REASON.name: plan.backend_reason} if plan.backend_reason else {}),
         "MKL_NUM_THREADS": threads,
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
@@ -165,7 +165,7 @@ def rank_environment(plan: Plan) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_NUM_INTEROP_THREADS": str(_SERVER_THREADS if plan.backend == "parameter_server" else replicas),
         "TF_NUM_INTRAOP_THREADS": threads,
-        **({REPLICAS: str(replicas)} if replicas > 1 else {}),
+        **({REPLICAS.name: str(replicas)} if replicas > 1 else {}),
         **mesh_environment(plan),
         **plan.environment,
         **plan.start.environment,
@@ -187,7 +187,7 @@ def launch_command(
     root: bool,
     slurm: Mapping[str, str] | None = None,
     tcp: bool = True,
-    host_timeout: int = DEFAULT_HOST_TIMEOUT,
+    host_timeout: int = HOST_TIMEOUT.default,
     settings: Sequence[str] = (),
     work: Sequence[str] | None = None,
     attempt: int = 1,

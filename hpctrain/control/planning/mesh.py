@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hpctrain.common.recipes.mesh import VARIABLE, Mesh
+from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Script
+from hpctrain.common.settings import MESH
 
 # The numbers that each network learns, with the classes of its data.
 _PARAMETERS: Mapping[str, int] = {
@@ -53,7 +54,7 @@ def mesh_environment(plan: Plan) -> dict[str, str]:
     """The variables that ranks get for their mesh; none where nobody asked for one."""
     if plan.asked_mesh == Mesh():
         return {}
-    found = {VARIABLE: plan.mesh.option}
+    found = {MESH.name: plan.mesh.option}
     on_gpus = plan.backend == "nccl" or any(place.gpu is not None for host in plan.hosts for place in host.places)
     if plan.mesh.sizes["dp_shard"] > 1 and not on_gpus:
         found |= SHARDING

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hpctrain.common.cluster.backends import Capabilities
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.limits import PARAMETER_SERVERS, parameter_servers
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan
+from hpctrain.common.settings import PARAMETER_SERVERS
 
 # Those in whose scope variables are made once for all replicas or workers.
 _IN_SCOPE = ("mirrored", "parameter_server")
@@ -29,10 +29,10 @@ def require_strategy(plan: Plan, backend: str, capable: Capabilities) -> None:
             "one that keeps the parameters, and the workers",
             f"-np {capable.min_ranks} or more",
         )
-    if backend == "parameter_server" and plan.ranks < parameter_servers() + 2:
+    if backend == "parameter_server" and plan.ranks < PARAMETER_SERVERS.read() + 2:
         raise HpctrainError(
-            f"{PARAMETER_SERVERS}={parameter_servers()} leaves no worker of -np {plan.ranks}",
-            f"-np {parameter_servers() + 2} or more",
+            f"{PARAMETER_SERVERS.name}={PARAMETER_SERVERS.read()} leaves no worker of -np {plan.ranks}",
+            f"-np {PARAMETER_SERVERS.read() + 2} or more",
         )
     if backend in _IN_SCOPE and plan.recipe:
         _require_plain(plan.recipe, backend)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
-from hpctrain.common.limits import timeout_seconds
+from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.common.shards.processes import ENVIRONMENT
 from hpctrain.common.shards.work import Manifest, Work, elsewhere, make, naming_host
 from hpctrain.control.programs.shard import require_extras, say
@@ -99,7 +99,7 @@ def _answer(function: Callable[[Any], Any], task: Any) -> Any:
 
 def _wait(context: SparkContext, results: Future[list[Any]]) -> None:
     """Wait for the end of a job. Spark itself waits for ever where no executor is free, or the last one is lost."""
-    limit = timeout_seconds()
+    limit = TIMEOUT.read()
     deadline = time.monotonic() + limit
     status = context.statusTracker()
     while not results.done():
@@ -110,8 +110,7 @@ def _wait(context: SparkContext, results: Future[list[Any]]) -> None:
             context.cancelAllJobs()
             raise HpctrainError(
                 f"no executor of {context.master} had a task for {limit:g} s",
-                "are there workers with free cores and as much memory as spark.executor.memory? "
-                "HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+                f"are there workers with free cores and as much memory as spark.executor.memory? {TIMEOUT_HINT}",
                 exit_code=1,
             )
         time.sleep(_POLL_SECONDS)

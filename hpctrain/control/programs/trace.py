@@ -13,6 +13,7 @@ from pathlib import Path
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.disk import temporary_folder
+from hpctrain.common.settings import BACKEND
 from hpctrain.common.workloads.workload import Workload
 
 # What a slow disk, a large data set and a step on a CPU may take.
@@ -23,7 +24,7 @@ _IN_PYTHON = "or trace the network in Python: hpctrain.trace(model, batch, loss)
 # operators. Unbuffered, what it prints is in order with what it dies of.
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
-    "HPCTRAIN_BACKEND": "single",
+    BACKEND.name: "single",
     "TORCH_COMPILE_DISABLE": "1",
     "PYTHONUNBUFFERED": "1",
 }

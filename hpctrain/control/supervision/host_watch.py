@@ -14,7 +14,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import RecoveredFaultEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import ranks_listen
-from hpctrain.control.hosts.lost_hosts import host_interval
+from hpctrain.common.settings import HOST_INTERVAL
 from hpctrain.control.hosts.membership import change, chosen_hosts, given_hosts
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.resuming.resume import plan_on
@@ -52,7 +52,7 @@ class HostWatch:
         self._machine = machine
         self._notice = notice
         self._environment = environment
-        self._seconds = host_interval(environment)
+        self._seconds = HOST_INTERVAL.read(environment)
         # The ranks of each host that are alive.
         self._now = plan.ranks_of_hosts
         self._leaving: Collection[str] = ()

@@ -22,6 +22,7 @@ from hpctrain.common.run.plan import Stop
 from hpctrain.common.run.processes import send_signal, works_in
 from hpctrain.common.run.records import RankRecord, ranks_listen, whole_records
 from hpctrain.common.run.stopping import RESUMABLE, ask
+from hpctrain.common.settings import TIMEOUT_HINT
 from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder, own_folder, remove_leftovers
 from hpctrain.control.launchers.room import shortages
@@ -438,7 +439,7 @@ class RunningJob:
                 lines=tuple(line for line in self.output().splitlines() if line.strip())[-LOG_LINES:],
                 exit_code=RESUMABLE,
                 passing=True,
-                hint="HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+                hint=TIMEOUT_HINT,
             )
 
     def _members(self) -> list[psutil.Process]:

@@ -13,14 +13,13 @@ from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require as require_extras
-from hpctrain.common.limits import timeout_seconds
 from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Plan
+from hpctrain.common.settings import HOST_INTERVAL, HOST_TIMEOUT, TIMEOUT
 from hpctrain.control.horovod.check import require
-from hpctrain.control.hosts.lost_hosts import host_interval, host_timeout
 from hpctrain.control.launchers.command import Command, Launcher, Torchrun, launch_command, settings_of, torchrun_port
 from hpctrain.control.launchers.fault_tolerance import require_choices, require_mitigation
 from hpctrain.control.launchers.launcher_choice import (
@@ -57,8 +56,8 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     launcher = first_launcher(plan)
     require_mitigation(plan, launcher)
     # Before anything is started.
-    host_timeout()
-    host_interval()
+    HOST_TIMEOUT.read()
+    HOST_INTERVAL.read()
     # What another interpreter has cannot be seen from here.
     may_be_missing = plan.capabilities is not None and plan.capabilities.needs_build
     if may_be_missing and plan.start.container is None and plan.start.python is None:
@@ -153,7 +152,7 @@ def command_for(
         slurm=told_of_slurm(),
         # Whoever chooses what Open MPI sends through knows why.
         tcp="OMPI_MCA_btl" in os.environ,
-        host_timeout=host_timeout(),
+        host_timeout=HOST_TIMEOUT.read(),
         # Ranks of this machine inherit them.
         settings=() if here else settings_of(os.environ),
         work=work,
@@ -239,7 +238,7 @@ def launch_attempt(
         resumable=plan.restarts > 0,
         fault_tolerant=plan.fault_tolerant,
         # A script may begin as it likes.
-        meet_seconds=timeout_seconds() if plan.recipe and plan.processes > 1 else None,
+        meet_seconds=TIMEOUT.read() if plan.recipe and plan.processes > 1 else None,
         interrupts=interrupts,
         held=held,
         leave=leave,

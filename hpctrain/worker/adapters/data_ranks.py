@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpctrain.common.recipes.mesh import VARIABLE, Mesh, parse_mesh
+from hpctrain.common.recipes.mesh import Mesh, parse_mesh
+from hpctrain.common.settings import MESH
 from hpctrain.worker.comm.base import Communicator
 
 _given: weakref.WeakKeyDictionary[Communicator, Mesh] = weakref.WeakKeyDictionary()
@@ -73,8 +73,8 @@ def first_of_each(comm: Communicator, have: Sequence[bool]) -> list[bool]:
 def _given_to(comm: Communicator) -> Mesh:
     given = _given.get(comm)
     if given is None:
-        text = os.environ.get(VARIABLE)
-        given = parse_mesh(text, VARIABLE) if text else Mesh()
+        text = MESH.read()
+        given = parse_mesh(text, MESH.name) if text else Mesh()
     return given
 
 

@@ -22,8 +22,8 @@ from hpctrain.common.cluster.launcher import TORCHRUN, LauncherClaim, detect
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import missing_extra
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.limits import timeout_seconds
 from hpctrain.common.run import stopping
+from hpctrain.common.settings import BACKEND, BACKEND_REASON, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
 from hpctrain.worker.comm.forgotten import forgotten
@@ -78,7 +78,7 @@ def init(backend: str | None = None) -> Communicator:
     """
     global _current, _joined
     if _current is None:
-        wanted = backend or os.environ.get("HPCTRAIN_BACKEND", "auto")
+        wanted = backend or BACKEND.read()
         if wanted not in BACKENDS:
             raise HpctrainError(f"unknown backend {wanted!r}", nearest(wanted, BACKENDS))
         forks.require_rank("ht.init()")
@@ -273,8 +273,8 @@ def _connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
 
 def _reason(wanted: str) -> str:
     """Why a backend that was not chosen here was chosen: the launcher says so where it was not simply asked for."""
-    launched = os.environ.get("HPCTRAIN_BACKEND") == wanted
-    return (os.environ.get("HPCTRAIN_BACKEND_REASON") if launched else None) or "asked for"
+    launched = os.environ.get(BACKEND.name) == wanted
+    return (BACKEND_REASON.read() if launched else None) or "asked for"
 
 
 def _connect_torchrun(wanted: str, launcher: LauncherClaim) -> Communicator:
@@ -372,7 +372,7 @@ def _limited_start(launcher: LauncherClaim | None) -> Iterator[None]:
     if launcher is None or launcher.size == 1:
         yield
         return
-    faulthandler.dump_traceback_later(timeout_seconds() + _MARGIN_SECONDS, exit=True, file=2)
+    faulthandler.dump_traceback_later(TIMEOUT.read() + _MARGIN_SECONDS, exit=True, file=2)
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.cluster.mpi import BUILD_HINT
 from hpctrain.common.errors import HpctrainError, TransientError
-from hpctrain.common.limits import timeout_seconds
+from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Wire, Work, whole
 from hpctrain.worker.comm.leaving import leave_first
@@ -59,7 +59,7 @@ class HorovodCommunicator(MpiControl):
             module = _import_horovod(framework)
             # Horovod's own guard against a rank that never submits its tensor: without a limit it only warns.
             # It takes whole seconds, and no limit that is not above the time of its first warning.
-            limit = max(2, round(timeout_seconds()))
+            limit = max(2, round(TIMEOUT.read()))
             os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(min(60, limit // 2)))
             os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(limit))
             if framework == "torch":

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from typing import NoReturn
 
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.limits import REPLICAS
+from hpctrain.common.settings import REPLICAS
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.comm.tf_cluster import replica_devices
 
 
 class MirroredCommunicator(SingleCommunicator):
-    """One rank, with a ``MirroredStrategy`` of as many replicas as ``HPCTRAIN_REPLICAS`` says, or as there are GPUs."""
+    """One rank, with a ``MirroredStrategy`` of as many replicas as the launcher says, or as there are GPUs."""
 
     backend = "mirrored"
 
     def __init__(self, reason: str) -> None:
-        text = os.environ.get(REPLICAS, "")
-        self.strategy = tf.distribute.MirroredStrategy(replica_devices(int(text) if text.isdigit() else None))
+        self.strategy = tf.distribute.MirroredStrategy(replica_devices(REPLICAS.read()))
         super().__init__(f"{reason}; {self.strategy.num_replicas_in_sync} replicas")
 
     def torch(self) -> NoReturn:

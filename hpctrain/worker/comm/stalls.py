@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.limits import stall_seconds
+from hpctrain.common.settings import TIMEOUT, stall_seconds
 from hpctrain.worker.comm.crossed import HEARD, Crossings
 from hpctrain.worker.comm.polled import allgather, duplicate
 from hpctrain.worker.comm.stacks import Process, look_at
@@ -305,7 +305,7 @@ def _message(stalls: Sequence[Stall], timeout: float) -> str:
     for stall in stalls:
         lines += [f"  rank {stall.rank}: {stall.state}"] if stall.state else []
         lines += [f"    {line}" for line in stall.stack.splitlines()]
-    return "\n".join([*lines, f"  the run continues when they arrive, and ends after HPCTRAIN_TIMEOUT={timeout:g} s"])
+    return "\n".join([*lines, f"  the run continues when they arrive, and ends after {TIMEOUT.name}={timeout:g} s"])
 
 
 def _say(text: str) -> None:

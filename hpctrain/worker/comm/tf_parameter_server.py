@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.limits import PARAMETER_SERVERS, parameter_servers
+from hpctrain.common.settings import PARAMETER_SERVERS, TIMEOUT_HINT
 from hpctrain.worker.comm.mirrored import in_scope, not_for_torch
 from hpctrain.worker.comm.polled import duplicate
 from hpctrain.worker.comm.single import SingleCommunicator
@@ -41,12 +41,12 @@ class ParameterServerCommunicator(SingleCommunicator):
     backend = "parameter_server"
 
     def __init__(self, world: MPI.Intracomm, reason: str) -> None:
-        servers = parameter_servers()
+        servers = PARAMETER_SERVERS.read()
         workers = world.size - 1 - servers
         if workers < 1:
             raise HpctrainError(
-                f"backend 'parameter_server' needs a coordinator, {servers} for the parameters ({PARAMETER_SERVERS}) "
-                f"and at least one worker, but there are {world.size} ranks",
+                f"backend 'parameter_server' needs a coordinator, {servers} for the parameters "
+                f"({PARAMETER_SERVERS.name}) and at least one worker, but there are {world.size} ranks",
                 f"-np {servers + 2} or more",
             )
         super().__init__(f"{reason}; {workers} workers, {servers} for the parameters")
@@ -102,7 +102,7 @@ class ParameterServerCommunicator(SingleCommunicator):
         except concurrent.futures.TimeoutError:
             raise HpctrainError(
                 f"rank 0 on {self.host} waited {self.timeout.seconds:g} s for {what}",
-                "the logs of the other ranks say what they do; HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+                f"the logs of the other ranks say what they do; {TIMEOUT_HINT}",
                 exit_code=1,
             ) from None
 

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.limits import timeout_seconds
 from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.worker.comm import forks
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Timeout:
         self._who = who
         self._check = check
         self._explain = explain
-        self.seconds = timeout_seconds()
+        self.seconds = TIMEOUT.read()
         self.stalled: Callable[[], Mapping[int, str]] = dict
         self.leaving = False
         self.crossed: Callable[[], HpctrainError | None] = lambda: None
@@ -264,6 +264,6 @@ class Timeout:
         ranks = ", ".join(awaited or [f"rank {number}" for number in missing]) or "the other ranks"
         return HpctrainError(
             f"{self._who} waited {self.seconds:g} s for {ranks} in {what}",
-            "look in logs/ for the rank that stopped earlier; HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+            f"look in logs/ for the rank that stopped earlier; {TIMEOUT_HINT}",
             exit_code=RESUMABLE,
         )

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError, TransientError
-from hpctrain.common.limits import timeout_seconds
+from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.addresses import own_address
 from hpctrain.worker.comm.base import AnyArray, Group, Reduction, Wire, Work, whole
@@ -70,7 +70,7 @@ class TorchDistributedCommunicator(CheckedControl):
                 f"this PyTorch, {torch.__version__}, is built without NCCL",
                 "choose --backend gloo or mpi, or install PyTorch's build for CUDA",
             )
-        limit = timedelta(seconds=timeout_seconds() + _MARGIN_SECONDS)
+        limit = timedelta(seconds=TIMEOUT.read() + _MARGIN_SECONDS)
         try:
             self._join_mpi(world, limit) if world is not None else self._join_torchrun(limit)
         except RuntimeError as error:
@@ -152,7 +152,7 @@ class TorchDistributedCommunicator(CheckedControl):
 
     def _new_group(self, size: int) -> Any:
         """Connections of their own for ``size`` neighbouring ranks."""
-        limit = timedelta(seconds=timeout_seconds() + _MARGIN_SECONDS)
+        limit = timedelta(seconds=TIMEOUT.read() + _MARGIN_SECONDS)
         self._meet(f"groups of {size} ranks", "making groups of ranks")
         try:
             with listening_at(self._address):

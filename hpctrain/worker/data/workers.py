@@ -20,8 +20,8 @@ from pathlib import Path
 
 import hpctrain
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.limits import timeout_seconds
 from hpctrain.common.run.stopping import STOP_SIGNALS
+from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.worker.data.decoder import DecodingJob
 from hpctrain.worker.data.worker import DecodedTask, DecodingTask, receive_result, receive_task, send
 
@@ -47,7 +47,7 @@ class Workers:
     """
 
     def __init__(self, job: DecodingJob, count: int) -> None:
-        self._timeout = timeout_seconds()
+        self._timeout = TIMEOUT.read()
         self._ended = False
         self._waiting = 0
         self._unsent: collections.deque[DecodingTask] = collections.deque()
@@ -107,7 +107,7 @@ class Workers:
                 raise HpctrainError(
                     f"waited {self._timeout:g} s for images of the {len(self._processes)} workers of the loader "
                     f"(processes {', '.join(map(str, self.pids))})",
-                    "does the storage that holds the shards respond? HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+                    f"does the storage that holds the shards respond? {TIMEOUT_HINT}",
                     exit_code=1,
                 )
             self._require_life()

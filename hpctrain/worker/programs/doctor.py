@@ -21,6 +21,7 @@ from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import write_json
+from hpctrain.common.settings import TIMEOUT
 from hpctrain.control.doctor.facts import Host, read_host
 from hpctrain.control.doctor.host import check_host
 from hpctrain.control.doctor.ranks import NUMBERS, MeasuredAllreduce
@@ -45,7 +46,7 @@ _LARGEST, _WEIGHTS = 16, 8
 
 def main(folder: str, ranks: str, run_directory: str) -> None:
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
-    os.environ["HPCTRAIN_TIMEOUT"] = str(_WAIT_SECONDS)
+    os.environ[TIMEOUT.name] = str(_WAIT_SECONDS)
     from mpi4py import MPI
 
     name = os.environ.get("SLURMD_NODENAME") or MPI.Get_processor_name()

@@ -31,10 +31,10 @@ from hpctrain.common.checkpoints.publish import publish, write_share
 from hpctrain.common.checkpoints.read import read_state
 from hpctrain.common.checkpoints.share import CheckpointShare
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.limits import timeout_seconds
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import CheckpointEvent
 from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.replicas import Checksums
 from hpctrain.worker.comm import Communicator
@@ -107,7 +107,7 @@ class Checkpoints:
         self._scores = dict(scores or {})
         self._share = CheckpointShare()
         self._division = Division(comm)
-        self._limit = timeout_seconds()
+        self._limit = TIMEOUT.read()
         self._abandoned = threading.Event()
         self._save: _Save | None = None
         # The one whose checksums are still to be compared.
@@ -330,7 +330,7 @@ class Checkpoints:
                     f"rank {self._comm.rank} on {self._comm.host} waited {limit:g} s until "
                     f"{self._fresh(save) / share_name(self._comm.rank, save.progress.ranks)} was "
                     f"{'written' if save.copied.done() else 'copied in memory'}",
-                    "does its file system answer? HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+                    f"does its file system answer? {TIMEOUT_HINT}",
                     exit_code=RESUMABLE,
                 )
 

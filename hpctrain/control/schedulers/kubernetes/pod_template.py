@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from hpctrain.common.cluster.pod import CPUS, RUN
 from hpctrain.common.run.plan import Plan
+from hpctrain.common.settings import POD, POD_CPUS
 from hpctrain.control.schedulers.kubernetes.settings import KubernetesProfile, Toleration, TopologyLabel
 from hpctrain.control.schedulers.places import INSTANCE
 from hpctrain.control.schedulers.profile import NodeProfile
@@ -74,14 +74,14 @@ def rank_pod(run: PodRun, *, command: Sequence[str], configured: bool = True, **
         configured: whether it needs the plan.
         of_pod: further fields of the pod.
     """
-    cpus = {CPUS: str(run.cpus)} if run.cpus is not None and configured else {}
+    cpus = {POD_CPUS.name: str(run.cpus)} if run.cpus is not None and configured else {}
     return _template(run, command, cpus, _resources(run), configured=configured, **_nearness(run), **of_pod)
 
 
 def launcher_pod(run: PodRun, *, command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
     """The template of the pod that starts the ranks of other pods; it needs neither GPUs nor adapters."""
     # The ranks' threads are counted from what their pods have.
-    cpus = {CPUS: str(run.cpus)} if run.cpus is not None else {}
+    cpus = {POD_CPUS.name: str(run.cpus)} if run.cpus is not None else {}
     return _template(run, command, {**cpus, **variables}, _LAUNCHER_RESOURCES, configured=True)
 
 
@@ -96,7 +96,7 @@ def _template(
 ) -> dict[str, Any]:
     kubernetes = run.kubernetes
     mounts, volumes = _volumes(run, configured=configured)
-    variables = {RUN: run.name, **variables} if configured else variables
+    variables = {POD.name: run.name, **variables} if configured else variables
     container = {
         "name": CONTAINER,
         "image": run.image,

@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.limits import timeout_seconds
+from hpctrain.common.settings import TIMEOUT
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 TORCHRUN = {
@@ -137,7 +137,7 @@ def test_the_launcher_is_read_from_its_variables(variables, expected):
 def test_a_wrong_limit_is_refused(monkeypatch, text):
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", text)
     with pytest.raises(HpctrainError, match="number of seconds above 0"):
-        timeout_seconds()
+        TIMEOUT.read()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.limits import stall_seconds
+from hpctrain.common.settings import stall_seconds
 from hpctrain.worker.comm.timeout import REDUCTION, Timeout
 
 

@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.limits import timeout_seconds
 from hpctrain.common.recipes.mesh import AXES, Axis, Mesh, parse_mesh
+from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.torch.parallel.saving import say_when_pickled
 from hpctrain.worker.comm import Communicator, current
@@ -103,4 +103,4 @@ def _limit_waits(mesh: DeviceMesh) -> None:
 
 
 def _limit() -> timedelta:
-    return timedelta(seconds=timeout_seconds())
+    return timedelta(seconds=TIMEOUT.read())

@@ -1,0 +1,213 @@
+"""The environment variables ``HPCTRAIN_…``: what each is for, its default, and how it is read.
+
+No other module names or reads one by itself. ``docs/reference/commands.md`` lists those that are meant for users.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from hpctrain.common.errors import HpctrainError
+
+PREFIX = "HPCTRAIN_"
+_Value = TypeVar("_Value")
+_LONGEST_SECONDS = 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(Generic[_Value]):
+    """One environment variable.
+
+    Attributes:
+        valid: the values that it takes, as an error and the documentation name them.
+        parse: makes the value of a text; None for a text that is not valid.
+        default: the value where the variable is not set. Where the default is None, an empty text counts as not set.
+        purpose: what it is for, as the documentation says it.
+        set_by: ``user``; ``hpctrain`` for one that scripts may read; ``internal`` for one that is not documented.
+    """
+
+    name: str
+    valid: str
+    parse: Callable[[str], _Value | None]
+    default: _Value
+    purpose: str
+    set_by: str = "user"
+
+    def read(self, environment: Mapping[str, str] = os.environ) -> _Value:
+        """The value in an environment.
+
+        Raises:
+            HpctrainError: the text is not valid.
+        """
+        text = environment.get(self.name)
+        if text is None or (text == "" and self.default is None):
+            return self.default
+        value = self.parse(text)
+        if value is None:
+            raise HpctrainError(f"{self.name}={text!r} is not {self.valid}", f"unset {self.name}")
+        return value
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if seconds > 0 else None
+
+
+def _whole(least: int, most: float = math.inf) -> Callable[[str], int | None]:
+    def parse(text: str) -> int | None:
+        digits = text.isascii() and text.isdigit() and len(text) < 10
+        return int(text) if digits and least <= int(text) <= most else None
+
+    return parse
+
+
+TIMEOUT = Setting(
+    name="HPCTRAIN_TIMEOUT",
+    valid="a number of seconds above 0",
+    parse=_seconds,
+    default=600.0,
+    purpose="How long a rank waits for the others before it gives up.",
+)
+STALL = Setting(
+    name="HPCTRAIN_STALL",
+    valid="a number of seconds above 0",
+    parse=_seconds,
+    default=60.0,
+    purpose="How long a rank waits before it names the ranks that it waits for; at most half of `HPCTRAIN_TIMEOUT`.",
+)
+OBJECT_TIMEOUT = Setting(
+    name="HPCTRAIN_OBJECT_TIMEOUT",
+    valid="a number of seconds above 0",
+    parse=_seconds,
+    default=30.0,
+    purpose="How long an object store may be silent before a request is tried again.",
+)
+HOST_TIMEOUT = Setting(
+    name="HPCTRAIN_HOST_TIMEOUT",
+    valid=f"a whole number of seconds from 5 to {_LONGEST_SECONDS}",
+    parse=_whole(5, _LONGEST_SECONDS),
+    default=45,
+    purpose="How long a host may be silent before it is lost.",
+)
+HOST_INTERVAL = Setting(
+    name="HPCTRAIN_HOST_INTERVAL",
+    valid=f"a whole number of seconds from 1 to {_LONGEST_SECONDS}",
+    parse=_whole(1, _LONGEST_SECONDS),
+    default=30,
+    purpose="How often an elastic run checks whether hosts that it lost, or that were added, can take part.",
+)
+PARAMETER_SERVERS = Setting(
+    name="HPCTRAIN_PARAMETER_SERVERS",
+    valid="a number of ranks above 0",
+    parse=_whole(1),
+    default=1,
+    purpose="How many ranks of the backend `parameter_server` keep the parameters.",
+)
+CACHE = Setting[str | None](
+    name="HPCTRAIN_CACHE",
+    valid="a folder",
+    parse=str,
+    default=None,
+    purpose="Where shards from object storage are kept; `hpctrain-cache-UID` in the node's temporary storage if unset.",
+)
+BACKEND = Setting(
+    name="HPCTRAIN_BACKEND",
+    valid="a value of `--backend`",
+    parse=str,
+    default="auto",
+    purpose="The backend of `ht.init()` where mpirun, srun or torchrun start a script; `hpctrain run` sets it itself.",
+)
+BACKEND_REASON = Setting[str | None](
+    name="HPCTRAIN_BACKEND_REASON",
+    valid="a text",
+    parse=str,
+    default=None,
+    purpose="Why the planner chose the backend, which rank 0 prints.",
+    set_by="internal",
+)
+MESH = Setting[str | None](
+    name="HPCTRAIN_MESH",
+    valid="a value of `--mesh`",
+    parse=str,
+    default=None,
+    purpose="The mesh of the run's ranks; unset where all of them only replicate.",
+    set_by="hpctrain",
+)
+STAGE = Setting[str | None](
+    name="HPCTRAIN_STAGE",
+    valid="a folder",
+    parse=str,
+    default=None,
+    purpose="Where `hpctrain submit --stage` copied data to on this node.",
+    set_by="hpctrain",
+)
+REPLICAS = Setting[int | None](
+    name="HPCTRAIN_REPLICAS",
+    valid="a number of replicas above 0",
+    parse=_whole(1),
+    default=None,
+    purpose="How many replicas the process of the backend `mirrored` has; unset: one for each GPU.",
+    set_by="internal",
+)
+POD = Setting[str | None](
+    name="HPCTRAIN_POD",
+    valid="the name of a run",
+    parse=str,
+    default=None,
+    purpose="The run whose manifest made this pod of Kubernetes.",
+    set_by="internal",
+)
+POD_CPUS = Setting[int | None](
+    name="HPCTRAIN_POD_CPUS",
+    valid="a number of processors above 0",
+    parse=_whole(1),
+    default=None,
+    purpose="The processors that a pod's manifest asks for: a limit on their time, which affinity does not show.",
+    set_by="internal",
+)
+# The adapted CMake files of Horovod read the last three: see hpctrain/control/horovod/adapt.py.
+FINGERPRINT = Setting[str | None](
+    name="HPCTRAIN_FINGERPRINT",
+    valid="JSON",
+    parse=str,
+    default=None,
+    purpose="What a Horovod is built for, which the built package records.",
+    set_by="internal",
+)
+MPI_PREFIX = Setting[str | None](
+    name="HPCTRAIN_MPI_PREFIX",
+    valid="a folder",
+    parse=str,
+    default=None,
+    purpose="The prefix of an MPI that is a Python package, for a build of Horovod.",
+    set_by="internal",
+)
+RPATH = Setting[str | None](
+    name="HPCTRAIN_RPATH",
+    valid="folders, separated by semicolons",
+    parse=str,
+    default=None,
+    purpose="Where a built Horovod looks for its libraries.",
+    set_by="internal",
+)
+
+# Said wherever a wait reaches its limit.
+TIMEOUT_HINT = f"{TIMEOUT.name}=SECONDS sets the limit"
+
+
+def stall_seconds() -> float:
+    """How long a rank waits before it names the ranks that it waits for.
+
+    At most half of the time after which it gives up, so that it can then say for whom it waited.
+
+    Raises:
+        HpctrainError: one of the two is not a number above 0.
+    """
+    return min(STALL.read(), TIMEOUT.read() / 2)
