@@ -19,7 +19,7 @@ from hpctrain.common.cluster.machine import as_if_installed, this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import HostOptions, Plan
-from hpctrain.control.hosts.hosts import arrange
+from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import rank_environment
 from hpctrain.control.planning.mesh import mesh_lines
 from hpctrain.control.planning.planner import make_plan

@@ -17,7 +17,7 @@ from hpctrain.common.extras import require
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.workloads.workload import read_workload
-from hpctrain.control.hosts.hosts import node_map_of
+from hpctrain.control.hosts.arrange import node_map_of
 from hpctrain.control.planning.planner import FRAMEWORKS
 from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.hardware import Hardware

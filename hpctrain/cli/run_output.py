@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, write_json
+from hpctrain.common.run.events import line_of
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.resuming import resume_command
-from hpctrain.control.launchers.by_hand import shell_text
+from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.launcher_choice import needs_proof
 from hpctrain.control.planning.mesh import mesh_lines
+from hpctrain.control.resuming.attempts import Attempt
 from hpctrain.control.supervision.request import ReadyRun
 from hpctrain.control.supervision.start import command_for
 from hpctrain.report.say import answer, say, tell, terminal
@@ -47,7 +52,7 @@ class Terminal:
         """Print the commands for a shell."""
         launcher = run.launcher
         command = command_for(run.plan, directory, run.machine, launcher)
-        answer(shell_text(command, run.plan, directory, run.attempt, launcher.name if launcher else "none"))
+        answer(_shell_text(command, run.plan, directory, run.attempt, launcher.name if launcher else "none"))
         if lines := mesh_lines(run.plan):
             self.notice("\n  ".join(lines))
         if launcher and needs_proof(run.plan):
@@ -127,3 +132,34 @@ class Terminal:
 
         terminal().print(table(record_repeats(series)))
         tell(f"report: hpctrain report {shell_word(series.path)}")
+
+
+def _shell_text(command: Command, plan: Plan, directory: RunDirectory, attempt: Attempt | None, launcher: str) -> str:
+    """Text for a POSIX shell: it prepares the run directory for the ranks, then runs the command.
+
+    Args:
+        attempt: the next one of an earlier run; None for a new run, which the shell refuses to begin in a directory
+            that already has a plan.
+        launcher: the launcher's name, for the start event.
+    """
+    folder = RunDirectory(directory.path.absolute())
+    steps = [
+        # The run directory is private to its owner, and with -C no file is overwritten.
+        f"umask 077{'' if attempt else ' && set -C'}",
+        f"mkdir -p {_words(folder.logs, folder.ranks)}",
+        f"printf '%s\\n' {shlex.quote(plan.model_dump_json())} > {_words(folder.plan)}",
+    ]
+    if attempt:
+        # The start event tells the ranks from which checkpoint to resume. It names no process: no launcher will run.
+        written = hashlib.sha256(f"{plan.model_dump_json()}\n".encode()).hexdigest()
+        start = attempt.start(plan, launcher).model_copy(update={"host": None, "pid": None, "plan": written})
+        steps += [
+            f"rm -f {_words(folder.stop, folder.summary)} {_words(folder.ranks)}/rank-*.json",
+            f"printf '%s\\n' {shlex.quote(line_of(start).decode().rstrip())} >> {_words(folder.events)}",
+        ]
+    prepared = " &&\n ".join(steps)
+    return f"({prepared}) &&\n{command.shell()}"
+
+
+def _words(*paths: Path) -> str:
+    return shlex.join(map(str, paths))

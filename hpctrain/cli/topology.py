@@ -122,8 +122,8 @@ def place(
 ) -> None:
     """Find the order of hosts in which a ring, or a mesh, crosses the fewest leaves and shares its links least."""
     from hpctrain.common.cluster.host_list import expand_hosts
-    from hpctrain.control.hosts.hosts import node_map_of
-    from hpctrain.control.planning.hosts import on_rails
+    from hpctrain.control.hosts.arrange import node_map_of
+    from hpctrain.control.planning.place_hosts import on_rails
     from hpctrain.control.topology.build import read_fabric
     from hpctrain.control.topology.choice import Choice
     from hpctrain.control.topology.placement import report
@@ -227,7 +227,7 @@ def _crowded(ranks: int) -> list[str]:
 
 
 def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:
-    from hpctrain.control.hosts.fabric import FLAT, find_fabric
+    from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
 
     fabric, known_from = find_fabric(options, names)
     if known_from != FLAT:

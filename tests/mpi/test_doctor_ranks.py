@@ -123,7 +123,7 @@ def test_variables_that_lie_are_said(mpirun: Launch, tmp_path: Path) -> None:
 def test_a_launcher_that_hangs_is_ended(hpctrain: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hpctrain.common.run.plan import HostOptions, Slots, Start
     from hpctrain.control.doctor import start as doctor_ranks
-    from hpctrain.control.planning.hosts import Hosts
+    from hpctrain.control.planning.place_hosts import Hosts
 
     monkeypatch.setenv("PATH", fake_mpirun(tmp_path, HANGING))
     monkeypatch.setattr(doctor_ranks, "LIMIT_SECONDS", 1)

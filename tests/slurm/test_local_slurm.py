@@ -15,7 +15,7 @@ from launching import AS_ROOT, Launch
 from listings import listing
 from local_slurm import LocalSlurm, Settings, SlurmError
 
-from hpctrain.control.hosts.fabric import known_fabric
+from hpctrain.control.hosts.fabric_sources import known_fabric
 
 _BIN = Path(sys.executable).parent
 _RANK = """\

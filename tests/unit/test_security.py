@@ -48,7 +48,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/unit/cli/test_streams.py": "a shell closes and redirects the streams",
         "tests/unit/common/files/test_shell_words.py": "a shell reads printed words",
         "tests/small_disks.py": "a shell makes mounts",
-        "hpctrain/control/hosts/fabric.py": "a constant; what it prints is in the variables of a task's node alone",
+        "hpctrain/control/hosts/fabric_sources.py": "a constant; it prints variables of the task's node alone",
         "tests/mpi/programs/stalls.py": "of numbers alone",
         "tests/hosts/local_hosts.py": "a constant, for a process that has to be small",
         "tests/hosts/test_local_hosts.py": "of names of the tests' own hosts and folders",

@@ -34,7 +34,7 @@ def diagnose(
     # 80 ms that the check of this machine alone does not need.
     from hpctrain.common.cluster.machine import this_machine
     from hpctrain.control.doctor.start import check_ranks
-    from hpctrain.control.hosts.hosts import arrange
+    from hpctrain.control.hosts.arrange import arrange
 
     arranged, warnings = arrange(options, this_machine().host, ranks)
     for warning in warnings:

@@ -15,7 +15,7 @@ from pathlib import Path
 from hpctrain.common.cluster.interfaces import Interface, read_interfaces
 from hpctrain.common.cluster.node_map import NodeMap
 from hpctrain.common.cluster.rdma import all_ports, kernel_text
-from hpctrain.control.launchers.room import TEMPORARY_BYTES, fault, mpirun_folder, socket_fault
+from hpctrain.control.launchers.shortages import TEMPORARY_BYTES, fault, mpirun_folder, socket_fault
 from hpctrain.control.topology.live import this_node
 
 _BRIDGE = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

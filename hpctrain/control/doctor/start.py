@@ -22,10 +22,10 @@ from hpctrain.control.doctor.host import merge
 from hpctrain.control.doctor.hosts import host_order
 from hpctrain.control.doctor.ranks import MeasuredAllreduce, allreduce, clocks
 from hpctrain.control.doctor.software import World, launcher_and_mpi, same_versions
-from hpctrain.control.hosts.fabric import FLAT, find_fabric
+from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import require_image
-from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.supervision.hosts_ready import existing
 from hpctrain.control.supervision.start import launch_plan, prove_launcher
 

@@ -368,7 +368,7 @@ def _srun(
         program=program,
         launcher=("srun", *options, *_pyxis(plan, run_directory), *plan.start.arguments),
         environment={**environment, "SLURM_HOSTFILE": str(hostfile)},
-        without=OF_THE_JOB,
+        without=JOB_SETTINGS,
         files={hostfile: slurm_hostfile((host.host, range(host.slots)) for host in plan.hosts)},
     )
 
@@ -415,7 +415,7 @@ def _torchrun(
 
 
 # What srun would take from the job, or the step around it, against what the plan says.
-OF_THE_JOB = ("SLURM_HINT", "SLURM_NTASKS_PER_NODE", "SLURM_THREADS_PER_CORE", "SRUN_CPUS_PER_TASK")
+JOB_SETTINGS = ("SLURM_HINT", "SLURM_NTASKS_PER_NODE", "SLURM_THREADS_PER_CORE", "SRUN_CPUS_PER_TASK")
 
 
 def _apptainer(plan: Plan, run_directory: Path) -> list[str]:

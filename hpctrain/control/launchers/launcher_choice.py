@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hpctrain.common.cluster.launcher import MPI_LAUNCHERS, TORCHRUN
 from hpctrain.common.cluster.machine import same_host
-from hpctrain.common.cluster.mpi import find_mpi
+from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.common.cluster.pod import in_pod, pod_index
-from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
@@ -28,6 +28,7 @@ PROBE_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _LIST_SECONDS = 20.0
 _REASON_LINES = 6
+_STOP_INSTEAD = "--set fault_tolerance=stop ends the run resumably instead"
 
 MakeCommand = Callable[[Plan, RunDirectory, Launcher, Sequence[str]], Command]
 
@@ -127,7 +128,7 @@ def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
     return bool(environment.get("SLURM_JOB_ID"))
 
 
-def told_of_slurm(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+def slurm_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """The settings that an mpirun needs in the Slurm job of this process, against its own variables; None outside."""
     if not in_allocation(environment):
         return None
@@ -166,6 +167,42 @@ def require_image(plan: Plan) -> None:
     if is_file and not Path(container.image).exists():
         raise HpctrainError(
             f"there is no container image {container.image}", f"looked for {Path(container.image).absolute()}"
+        )
+
+
+def require_choices(plan: Plan) -> None:
+    """Refuse a chosen launcher that cannot continue without a dead rank, as the planner does with backends.
+
+    Raises:
+        HpctrainError: says which, and what to choose.
+    """
+    if plan.fault_tolerant and plan.start.launcher not in ("auto", "mpirun"):
+        raise HpctrainError(
+            f"fault_tolerance: shrink: {plan.start.launcher} ends the step of a rank that died",
+            f"choose --launcher mpirun, of Open MPI 5; {_STOP_INSTEAD}",
+        )
+
+
+def require_mitigation(plan: Plan, launcher: Launcher) -> None:
+    """Refuse a launcher that would end the remaining ranks: any but the mpirun of an Open MPI 5 with ULFM.
+
+    Source: https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html.
+
+    Raises:
+        HpctrainError: says what is missing.
+    """
+    if not plan.fault_tolerant:
+        return
+    hint = f"load Open MPI 5 or later, or: pip install 'hpctrain[mpi]'; {_STOP_INSTEAD}"
+    if not (isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"):
+        raise HpctrainError(
+            f"fault_tolerance: shrink needs the mpirun of Open MPI 5 or later, and {launcher.name} starts the ranks",
+            hint,
+        )
+    if "options:ft_mpi_support:no" in program_output(str(launcher.mpirun.with_name("ompi_info")), "--parsable"):
+        raise HpctrainError(
+            f"fault_tolerance: shrink needs failure mitigation, and {launcher.name} was built without (--with-ft=no)",
+            hint,
         )
 
 

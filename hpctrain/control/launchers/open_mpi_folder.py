@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.control.launchers.room import SEGMENT_BYTES, SHARED, fault
+from hpctrain.control.launchers.shortages import SEGMENT_BYTES, SHARED, fault
 
 _PREFIX = "hpctrain-open-mpi-"
 _NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}", re.ASCII)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES
+from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES, Capabilities
 from hpctrain.common.cluster.gpus import fitting_backend
 from hpctrain.common.cluster.launcher import TORCHRUN
 from hpctrain.common.cluster.machine import Machine, same_host
@@ -12,10 +12,12 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.requirements import require_between, require_recipe
 from hpctrain.common.recipes.schema import Framework, Recipe
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start, Stop
-from hpctrain.control.planning.hosts import Hosts, require_ranks
-from hpctrain.control.planning.strategies import require_strategy
+from hpctrain.common.settings import PARAMETER_SERVERS
+from hpctrain.control.planning.place_hosts import Hosts, require_ranks
 
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
+# Those in whose scope variables are made once for all replicas or workers.
+_IN_SCOPE = ("mirrored", "parameter_server")
 
 
 def make_plan(
@@ -205,7 +207,7 @@ def _require_backend(backend: str, plan: Plan) -> None:
             f"backend {backend!r} reduces {own}'s gradients, and {plan.title} is to run in {other}",
             f"choose --backend {backends}, or --framework {'torch' if own == 'PyTorch' else 'keras'}",
         )
-    require_strategy(plan, backend, capable)
+    _require_strategy(plan, backend, capable)
     if plan.start.launcher == TORCHRUN and capable.joins_ranks and not capable.meets_without_mpi:
         raise HpctrainError(
             f"backend {backend!r} needs ranks that MPI started, and torchrun is to start them",
@@ -229,6 +231,50 @@ def _require_backend(backend: str, plan: Plan) -> None:
         raise HpctrainError(
             f"fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
             "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead",
+        )
+
+
+def _require_strategy(plan: Plan, backend: str, capable: Capabilities) -> None:
+    """Refuse ranks and recipes that a backend is not for.
+
+    Raises:
+        HpctrainError: too few ranks, or a recipe with more to its steps than the strategies' scopes have.
+    """
+    if plan.recipe and capable.distributes_scripts:
+        raise HpctrainError(
+            f"backend {backend!r} is for scripts that bring a configuration of its own, and {plan.title} is a recipe",
+            "choose --backend nccl, mpi or gloo; --mesh dp_shard=N with --set sharding.zero=1, 2 or 3 divides state",
+        )
+    if plan.ranks < capable.min_ranks:
+        raise HpctrainError(
+            f"backend {backend!r} needs {capable.min_ranks} ranks at least, and -np is {plan.ranks}: a coordinator, "
+            "one that keeps the parameters, and the workers",
+            f"-np {capable.min_ranks} or more",
+        )
+    if backend == "parameter_server" and plan.ranks < PARAMETER_SERVERS.read() + 2:
+        raise HpctrainError(
+            f"{PARAMETER_SERVERS.name}={PARAMETER_SERVERS.read()} leaves no worker of -np {plan.ranks}",
+            f"-np {PARAMETER_SERVERS.read() + 2} or more",
+        )
+    if backend in _IN_SCOPE and plan.recipe:
+        _require_plain(plan.recipe, backend)
+
+
+def _require_plain(recipe: Recipe, backend: str) -> None:
+    odd = {
+        f"model: {recipe.model.name}, with batch normalisation": recipe.model.name != "digits_cnn",
+        f"precision: {recipe.precision}": recipe.precision == "fp16",
+        f"batch.micro_batch: {recipe.batch.micro_batch}": recipe.batch.micro_batch,
+        "averaging": recipe.averaging,
+        "mixing": recipe.mixing,
+        "sync": recipe.sync,
+        f"communication.compression: {recipe.communication.compression}": recipe.communication.compression != "none",
+    }
+    if found := next((name for name, is_odd in odd.items() if is_odd), None):
+        raise HpctrainError(
+            f"backend {backend!r} takes plain steps of networks without batch normalisation, and the recipe has "
+            f"{found}",
+            "choose --backend multi_worker, mpi or horovod",
         )
 
 

@@ -20,7 +20,7 @@ from hpctrain.common.extras import require
 from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
-from hpctrain.control.hosts.hosts import arrange
+from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.supervision.start import launch_plan, prove_launcher

@@ -13,8 +13,8 @@ from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import write_json
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start
-from hpctrain.control.hosts.hosts import arrange
-from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.hosts.arrange import arrange
+from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.programs.bench import run_program, working_folder
 from hpctrain.control.supervision.start import available_launcher, prove_launcher
 from hpctrain.control.topology.verify import End, Flow, rounds
@@ -28,7 +28,7 @@ def hosts_to_measure(
     """The hosts that the user names, else those of the Slurm allocation, as a run on them has them; and warnings.
 
     Raises:
-        HpctrainError: neither is there, or it is only one host, or as of :func:`hpctrain.control.hosts.hosts.arrange`.
+        HpctrainError: neither is there, it is only one host, or see :func:`hpctrain.control.hosts.arrange.arrange`.
     """
     named = {
         "--hosts": options.hosts,

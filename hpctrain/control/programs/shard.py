@@ -16,8 +16,8 @@ from hpctrain.common.run.plan import HostOptions, Script, Slots, Start
 from hpctrain.common.shards.make import Sharding
 from hpctrain.common.shards.processes import ENVIRONMENT, worker_processes
 from hpctrain.common.shards.work import Manifest, Work, as_manifest, elsewhere, make
-from hpctrain.control.hosts.hosts import arrange
-from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.hosts.arrange import arrange
+from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.programs.bench import run_program, working_folder
 from hpctrain.control.supervision.start import prove_launcher

@@ -44,7 +44,7 @@ def changes_since(directory: RunDirectory, iteration: int, plan: Plan) -> dict[s
     return {key: (old, now[key]) for key, old in flat(saved) if key in now and now[key] != old}
 
 
-def take_back_command(directory: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) -> str:
+def revert_command(directory: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) -> str:
     """The command that resumes with the values of the checkpoint."""
     texts = (f"{key}={old if isinstance(old, str) else json.dumps(old)}" for key, (old, _) in changes.items())
     words = [word for text in texts for word in ("--set", text)]
@@ -70,7 +70,7 @@ def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapp
     if unfit:
         values = (f"{key}={old}, and a run with {key}={new} cannot resume from it" for key, (old, new) in unfit.items())
         leave = "leave that out, or start anew with another --run-dir"
-        hint = leave if asked.keys() & unfit.keys() else take_back_command(directory, unfit)
+        hint = leave if asked.keys() & unfit.keys() else revert_command(directory, unfit)
         raise HpctrainError("\n".join(f"{path} is of {text}" for text in values), hint)
 
 

@@ -19,9 +19,9 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import ChangedEvent, PlanEvent
 from hpctrain.common.run.plan import Plan, Script
-from hpctrain.control.hosts.hosts import are_given, arrange
+from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
-from hpctrain.control.planning.hosts import require_ranks
+from hpctrain.control.planning.place_hosts import require_ranks
 from hpctrain.control.planning.planner import place_plan
 from hpctrain.control.resuming.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
 from hpctrain.control.resuming.changes import require_fit
@@ -255,7 +255,7 @@ def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Pla
         machine: this one.
 
     Raises:
-        HpctrainError: they are too few, or as of :func:`hpctrain.control.hosts.hosts.arrange`.
+        HpctrainError: they are too few, or as of :func:`hpctrain.control.hosts.arrange.arrange`.
     """
     ranks, least = sum(slots.values()), plan.fault_tolerance.min_ranks
     if ranks < least:

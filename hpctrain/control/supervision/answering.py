@@ -12,7 +12,7 @@ from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.launchers.command import OF_THE_JOB, Launcher, Torchrun
+from hpctrain.control.launchers.command import JOB_SETTINGS, Launcher, Torchrun
 from hpctrain.control.launchers.launcher_choice import in_allocation
 
 _SECONDS = 10.0
@@ -54,7 +54,7 @@ def silent_hosts(
     def answers(host: str) -> bool:
         try:
             asked = (f"--nodelist={host}",) if question[0] == "srun" else ("--", host)
-            own = {name: value for name, value in environment.items() if name not in OF_THE_JOB}
+            own = {name: value for name, value in environment.items() if name not in JOB_SETTINGS}
             return run_program(*question, *asked, "true", seconds=_SECONDS, environment=own).returncode == 0
         except HpctrainError:
             return False

@@ -15,7 +15,7 @@ from hpctrain.common.run.directory import RunDirectory, default_directory, new_d
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Start, Stop
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.control.hosts.hosts import are_given, arrange
+from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.control.resuming.attempts import Attempt, hold
 from hpctrain.control.supervision.hosts_ready import ready_or_fewer
@@ -55,7 +55,7 @@ def new_plan(request: RunRequest, machine: Machine, notice: Callable[[str], None
     """The plan of a new run and the machine it is made for; ``notice`` gets warnings.
 
     Raises:
-        HpctrainError: as of :func:`hpctrain.control.hosts.hosts.arrange`,
+        HpctrainError: as of :func:`hpctrain.control.hosts.arrange.arrange`,
             :func:`hpctrain.control.planning.planner.make_plan` and
             :func:`hpctrain.control.planning.planner.require_processors`.
     """

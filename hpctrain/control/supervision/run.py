@@ -25,7 +25,7 @@ from hpctrain.common.run.stopping import RESUMABLE, ask
 from hpctrain.common.settings import TIMEOUT_HINT
 from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder, own_folder, remove_leftovers
-from hpctrain.control.launchers.room import shortages
+from hpctrain.control.launchers.shortages import shortages
 from hpctrain.control.supervision.failure import LOG_LINES, Failure, find_failure, signal_name
 from hpctrain.control.supervision.follow import Follower
 from hpctrain.control.supervision.interrupts import Interrupts

@@ -21,14 +21,15 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.settings import HOST_INTERVAL, HOST_TIMEOUT, TIMEOUT
 from hpctrain.control.horovod.check import require
 from hpctrain.control.launchers.command import Command, Launcher, Torchrun, launch_command, settings_of, torchrun_port
-from hpctrain.control.launchers.fault_tolerance import require_choices, require_mitigation
 from hpctrain.control.launchers.launcher_choice import (
     PROBE_SECONDS,
     bindable_cores,
     choose_launcher,
     first_launcher,
+    require_choices,
     require_image,
-    told_of_slurm,
+    require_mitigation,
+    slurm_settings,
 )
 from hpctrain.control.launchers.open_mpi_folder import has_place
 from hpctrain.control.resuming.attempts import Attempt
@@ -149,7 +150,7 @@ def command_for(
         launcher=launcher,
         cores=bindable_cores(machine.cores),
         root=os.geteuid() == 0,
-        slurm=told_of_slurm(),
+        slurm=slurm_settings(),
         # Whoever chooses what Open MPI sends through knows why.
         tcp="OMPI_MCA_btl" in os.environ,
         host_timeout=HOST_TIMEOUT.read(),

@@ -19,7 +19,7 @@ from hpctrain.common.run.records import ranks_listen
 from hpctrain.control.hosts.membership import change, chosen_hosts, given_hosts
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.resuming.attempts import WORK_SECONDS, Attempt, attempt_from_here, run_events
-from hpctrain.control.resuming.changes import changes_since, take_back_command
+from hpctrain.control.resuming.changes import changes_since, revert_command
 from hpctrain.control.resuming.resume import plan_on, plan_without
 from hpctrain.control.supervision.answering import silent_hosts
 from hpctrain.control.supervision.failure import Failure
@@ -181,7 +181,7 @@ class Supervisor:
         if not changes:
             return failure
         values = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in changes.items())
-        command = take_back_command(self._directory, changes)
+        command = revert_command(self._directory, changes)
         message = f"{failure.message}; changed since step {attempt.iteration}: {values}"
         return replace(failure, message=message, hint=f"to resume without these: {command}")
 

@@ -15,7 +15,7 @@ from listings import listing
 from hpctrain.cli import topology
 from hpctrain.cli.main import main
 from hpctrain.common.run.plan import HostOptions, Start
-from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import nvidia_smi
 from hpctrain.control.topology.verify import End, Flow
@@ -399,7 +399,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measured]:
         monkeypatch.setattr("hpctrain.control.programs.links.measure_links", made)
         return made
 
-    monkeypatch.setattr("hpctrain.control.hosts.fabric.program_output", lambda *command: "")
+    monkeypatch.setattr("hpctrain.control.hosts.fabric_sources.program_output", lambda *command: "")
     return make
 
 

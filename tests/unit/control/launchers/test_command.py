@@ -36,9 +36,14 @@ from hpctrain.control.launchers.command import (
     rank_environment,
     settings_of,
 )
-from hpctrain.control.launchers.fault_tolerance import require_choices, require_mitigation
-from hpctrain.control.launchers.launcher_choice import bindable_cores, first_launcher, needs_proof
-from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.launchers.launcher_choice import (
+    bindable_cores,
+    first_launcher,
+    needs_proof,
+    require_choices,
+    require_mitigation,
+)
+from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.planning.planner import make_plan
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "launch"

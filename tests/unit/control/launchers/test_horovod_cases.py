@@ -23,7 +23,7 @@ from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import HostOptions, Start
-from hpctrain.control.hosts.hosts import arrange
+from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Command, launch_command
 from hpctrain.control.planning.planner import make_plan
 

@@ -8,9 +8,9 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.plan import HostOptions
-from hpctrain.control.hosts import hosts as launch_hosts
-from hpctrain.control.hosts.fabric import FLAT, find_fabric
-from hpctrain.control.hosts.hosts import arrange
+from hpctrain.control.hosts import arrange as arranging
+from hpctrain.control.hosts.arrange import arrange
+from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 
 HOSTS = ("n1", "n2", "n3", "n4")
@@ -139,8 +139,8 @@ def test_hosts_without_a_name_are_left_out(tmp_path: Path, monkeypatch: pytest.M
     fabric = tmp_path / "fabric.txt"
     fabric.write_text(text.replace("node0002 mlx5_0", "MT4129 ConnectX7"))
     read: list[object] = []
-    given_fabric = launch_hosts.given_fabric
-    monkeypatch.setattr(launch_hosts, "given_fabric", lambda *files: read.append(files) or given_fabric(*files))
+    given_fabric = arranging.given_fabric
+    monkeypatch.setattr(arranging, "given_fabric", lambda *files: read.append(files) or given_fabric(*files))
     hosts, warnings = arrange(HostOptions(fabric=fabric), "here", None, {}, whole_fabric=True)
     assert [host.host for host in hosts.slots] == ["node0001", "node0003", "node0004"]
     assert "without a name, which no run can reach, left out (1): " in warnings[0]

@@ -12,7 +12,7 @@ from hpctrain.common.cluster.node_map import NodeMap, NumaNode, Slot
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import Plan, Slots
-from hpctrain.control.planning.hosts import Hosts, place_hosts
+from hpctrain.control.planning.place_hosts import Hosts, place_hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fat_tree import fat_tree

@@ -21,7 +21,7 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.common.run.plan import Plan, Script, Slots
-from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.planning.planner import make_plan, oversubscription
 
 RECIPE = load_recipe("digits")

@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.plan import Plan, Script, Slots
-from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.programs.links import flows_of, measure_links
 from hpctrain.control.topology.verify import End
 

@@ -21,7 +21,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Slots, Start
 from hpctrain.common.run.records import RankRecord, write_record
-from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.supervision.pod_names import await_names
 from hpctrain.control.supervision.pods import take_part

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from small_disks import small_disk_at
 
-from hpctrain.control.launchers.room import shortages, socket_fault
+from hpctrain.control.launchers.shortages import shortages, socket_fault
 
 
 def test_a_host_with_room_lacks_nothing(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_folders_that_are_full_small_or_missing_are_named(tmp_path: Path) -> Non
 
 
 def test_a_limit_on_files_is_named(tmp_path: Path) -> None:
-    look = "from hpctrain.control.launchers.room import shortages"
+    look = "from hpctrain.control.launchers.shortages import shortages"
     code = f"{look}; print(*(each.remedy for each in shortages()), sep='\\n')"
     words = ["prlimit", "--fsize=8192", sys.executable, "-c", code]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)

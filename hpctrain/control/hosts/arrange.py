@@ -14,10 +14,10 @@ from hpctrain.common.cluster.node_map import NodeMap
 from hpctrain.common.errors import HpctrainError, counted
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Script
-from hpctrain.control.hosts.fabric import FLAT, given_fabric, known_fabric
+from hpctrain.control.hosts.fabric_sources import FLAT, given_fabric, known_fabric
 from hpctrain.control.hosts.hostfile import read_hostfile
-from hpctrain.control.planning.hosts import Hosts, place_hosts, require_ranks
 from hpctrain.control.planning.mesh import mesh_work
+from hpctrain.control.planning.place_hosts import Hosts, place_hosts, require_ranks
 from hpctrain.control.topology.names import is_guid
 
 if TYPE_CHECKING:
