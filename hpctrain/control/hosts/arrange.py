@@ -1,4 +1,4 @@
-"""The hosts of a run and their order, from the user, from Slurm, and from the fabric."""
+"""Arranges the hosts of a run: which they are, from the user or Slurm, and their order, from the fabric."""
 
 from __future__ import annotations
 
@@ -42,19 +42,18 @@ def arrange(
     """The hosts in the plan's order with their slots, and warnings.
 
     Args:
-        options: of the command line. Without hosts in it they are those of the Slurm allocation.
-        this_host: taken where no other is named.
-        ranks: of all hosts together; by default as many as the hosts have slots, else one a GPU, or one a host where
-            no node map tells the GPUs. Hosts without slots beside others that have some have one.
-        environment: this process's.
-        work: what the ranks are to run, whose mesh has a say in the order.
-        whole_fabric: take all hosts of a given fabric, rather than refuse it, where nothing names those of the run.
+        options: from the command line. If they name no hosts, the hosts are those of the Slurm allocation.
+        this_host: the only host where nothing names hosts.
+        ranks: the world size; by default the sum of the slots, else one per GPU, or one per host where no node map
+            shows the GPUs. Where only some hosts have slots, the others have one.
+        work: what the ranks are to run; its mesh influences the order.
+        whole_fabric: where nothing names the run's hosts, take all hosts of a given fabric instead of refusing.
 
     Raises:
         HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit, also
             the mesh.
     """
-    named = _named(options, environment)
+    named = _named_hosts(options, environment)
     given = given_fabric(options, tuple(named.hosts) if named else ())
     if given and not whole_fabric:
         _require_named(options, given, environment)
@@ -62,15 +61,15 @@ def arrange(
     names = tuple(hosts_slots)
     node_map = node_map_of(options.node) if options.node is not None else None
     fabric, known_from = _fabric(options, given, names, environment)
-    room = _room(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
-    ranks = _as_many(names, room, node_map) if ranks is None else ranks
+    slots = _slots(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
+    ranks = _default_ranks(names, slots, node_map) if ranks is None else ranks
     require_ranks(ranks)
     hosts = place_hosts(
         names,
         ranks,
         fabric,
         known_from=known_from,
-        slots_of=room,
+        slots_of=slots,
         node_map=node_map,
         interface=options.interface,
         work=mesh_work(work, ranks) if work else None,
@@ -87,14 +86,14 @@ def arrange(
 def _fabric(
     options: HostOptions, given: Fabric | None, names: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[Fabric | None, str]:
-    """The fabric that is given, else the one that is known, and where from; one host needs none."""
+    """The given fabric, else the known one, and its source; one host needs none."""
     if given:
         return given, str(options.fabric)
     return known_fabric(names, environment) if len(names) > 1 else (None, FLAT)
 
 
 def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the slots of the hosts are given: by a list, a hostfile, or Slurm's allocation."""
+    """Whether a list, a hostfile or Slurm's allocation gives the hosts and their slots."""
     return options.hosts is not None or options.hostfile is not None or _is_allocation(options, environment)
 
 
@@ -106,24 +105,20 @@ def _require_named(options: HostOptions, fabric: Fabric, environment: Mapping[st
         )
 
 
-def _as_many(names: Sequence[str], room: Mapping[str, int] | None, node_map: NodeMap | None) -> int:
-    """The ranks where the user does not say how many."""
-    if room:
-        return sum(room.values())
+def _default_ranks(names: Sequence[str], slots: Mapping[str, int] | None, node_map: NodeMap | None) -> int:
+    """The number of ranks where the user gives none."""
+    if slots:
+        return sum(slots.values())
     return len(names) * (len(node_map.gpus) if node_map and node_map.gpus else 1)
 
 
 def node_map_of(node: str) -> NodeMap:
-    """The node map that ``--node`` names: from a file, or of this machine.
-
-    Raises:
-        HpctrainError: it cannot be read.
-    """
+    """The node map that ``--node`` names: from a file, or of this machine. A file that cannot be read is an error."""
     if node != LIVE:
         from hpctrain.control.topology.node_file import read_node_map
 
         return read_node_map(Path(node))
-    # NVML's Python half, which is not needed to read a file.
+    # Imported here because it loads pynvml, which reading a file does not need.
     from hpctrain.control.topology.live import this_node
 
     return this_node()
@@ -134,32 +129,32 @@ def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Named:
-    """Hosts with their slots, where they are named, and warnings about that."""
+class _NamedHosts:
+    """Hosts with their slots, the source that names them, and warnings about it."""
 
     hosts: HostSlots
     where: str
     warnings: tuple[str, ...] = ()
 
 
-def _named(options: HostOptions, environment: Mapping[str, str]) -> _Named | None:
-    """The hosts that are named; None where nothing names any."""
+def _named_hosts(options: HostOptions, environment: Mapping[str, str]) -> _NamedHosts | None:
+    """The hosts that the options or the allocation name; None where neither names any."""
     if options.hosts is not None and options.hostfile is not None:
         raise HpctrainError("--hosts and --hostfile both say which hosts", "give one of them")
     if options.hosts is not None:
-        return _Named(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
+        return _NamedHosts(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
     if options.hostfile is not None:
         read = read_hostfile(options.hostfile)
-        return _Named(hosts=read.hosts, where=str(options.hostfile), warnings=read.warnings)
+        return _NamedHosts(hosts=read.hosts, where=str(options.hostfile), warnings=read.warnings)
     if allocated := environment.get(_ALLOCATED):
-        return _Named(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
+        return _NamedHosts(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
     return None
 
 
 def _hosts(
-    options: HostOptions, named: _Named | None, given: Fabric | None, this_host: str
+    options: HostOptions, named: _NamedHosts | None, given: Fabric | None, this_host: str
 ) -> tuple[HostSlots, tuple[str, ...]]:
-    """The hosts of the run in the order in which they are named, with their slots, and warnings."""
+    """The run's hosts in the order in which they are named, with their slots, and warnings."""
     warnings: tuple[str, ...] = ()
     if named:
         hosts, where, warnings = named.hosts, named.where, named.warnings
@@ -180,27 +175,26 @@ def _hosts(
     return dict(list(hosts.items())[: options.nodes]), warnings
 
 
-def _room(hosts: HostSlots, ranks: int | None, allocation: Mapping[str, str]) -> dict[str, int] | None:
-    """How many ranks each host has room for; None where nobody said.
+def _slots(hosts: HostSlots, ranks: int | None, allocation: Mapping[str, str]) -> dict[str, int] | None:
+    """The slots of each host, by the user or else by Slurm's tasks; None where neither gives any.
 
     Args:
-        hosts: with the slots that the user gave.
-        ranks: that the user asked for.
-        allocation: Slurm's variables where the hosts are those of its job.
+        allocation: Slurm's variables where the hosts are those of its job, else empty.
     """
     if any(hosts.values()):
         return {name: slots or 1 for name, slots in hosts.items()}
     tasks = _tasks(allocation)[: len(hosts)]
-    # Slurm's numbers are of all hosts of the job; ranks that the user asks for may be others.
+    # Slurm counts the tasks of all hosts of the job, and the user may ask for another number of ranks.
     if len(tasks) < len(hosts) or ranks not in (None, sum(tasks)):
         return None
     return dict(zip(hosts, tasks, strict=True))
 
 
 def _tasks(allocation: Mapping[str, str]) -> list[int]:
-    """The tasks of each host of the job, empty where the job did not ask for tasks: Slurm then counts processors.
+    """The tasks of each host of the job.
 
-    In a step the variable is the step's.
+    Empty where the job did not ask for tasks, since Slurm then counts processors, and in a step, whose variables
+    describe the step.
     """
     asked = "SLURM_NTASKS" in allocation or "SLURM_NTASKS_PER_NODE" in allocation
     if not asked or "SLURM_STEP_ID" in allocation:

@@ -33,17 +33,16 @@ def find_fabric(
 
 
 def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
-    """The fabric of a file of any format that ``read_fabric`` knows, with its forwarding tables; None without a file.
+    """The fabric of the file that ``options`` name, with its forwarding tables; None without a file.
 
     Args:
-        options: name the file.
-        hosts: of the run, as far as they are known: of several topologies in the file, the one that has them is taken.
+        hosts: the run's hosts that are known so far; of several topologies in the file, the one with them is taken.
 
     Raises:
-        HpctrainError: it cannot be read, or there are tables or a topology's name but no file.
+        HpctrainError: the file cannot be read, or there are tables or a topology's name but no file.
     """
     if options.fabric is not None:
-        # NumPy comes with it.
+        # Imported here because it loads NumPy.
         from hpctrain.control.topology.build import read_fabric
 
         return read_fabric(options.fabric, options.routes, choice=Choice(name=options.topology, hosts=hosts))
@@ -61,18 +60,14 @@ def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.envir
     """The fabric that can be known without a file, and where from: the first of ``scontrol show topology``,
     ``SLURM_TOPOLOGY_ADDR`` of the job's tasks, and :data:`FLAT`, one switch for all hosts.
 
-    What cannot be read, and what lacks one of the hosts, is passed over with a warning of the fabric that is taken:
-    nobody asked for it.
-
-    Args:
-        hosts: of the run.
-        environment: this process's.
+    A source that cannot be read or lacks one of the run's hosts is skipped with a warning, because the user did not
+    ask for it.
     """
-    # NumPy comes with it, which a run on one host does not need.
+    # Imported here because it loads NumPy, which a run on one host does not need.
     from hpctrain.control.topology.build import build_fabric
 
     warnings: list[str] = []
-    for read, source in _known(hosts, environment):
+    for read, source in _sources(hosts, environment):
         try:
             fabric = build_fabric(read())
         except HpctrainError as error:
@@ -86,17 +81,17 @@ def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.envir
     return replace(flat, warnings=(*warnings, *flat.warnings)), FLAT
 
 
-def _known(
+def _sources(
     hosts: Sequence[str], environment: Mapping[str, str]
 ) -> Iterator[tuple[Callable[[], Iterable[Record]], str]]:
-    """What reads the fabric from each source, from the best one on."""
-    # One host needs no fabric, and asking takes its time.
+    """A reader of the fabric and the name of its source, the best source first."""
+    # One host needs no fabric, and scontrol takes time to answer.
     tree = program_output("scontrol", "show", "topology") if len(hosts) > 1 else ""
-    # A Slurm without a topology plugin prints nothing of the kind.
+    # Slurm without a topology plugin prints no switches.
     if "Name=" in tree:
         source = "scontrol show topology"
         yield partial(slurm.read, tree, source, Choice(hosts=hosts)), source
-    # Without switches the address is the host's name alone.
+    # Where Slurm knows no switches, the address is only the host's name.
     if len(hosts) > 1 and environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "node") != "node":
         command = ("srun", "--overlap", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "sh", "-c")
         if addresses := program_output(*command, _PRINT_ADDRESS):

@@ -24,7 +24,7 @@ from hpctrain.common.files.regular import read_text
 
 _NUMBER = re.compile(r"[1-9]\d{0,4}", re.ASCII)
 _SLOTS = r"slots|cpu|count"
-# By a pattern of the keys: what they say of a host.
+# The spellings of each key.
 _KEYS = {
     "slots": rf"{_SLOTS}",
     "most": rf"max[-_](?:{_SLOTS})|(?:{_SLOTS})[-_]max",
@@ -33,20 +33,20 @@ _KEYS = {
     "port": r"port",
     "binding": r"binding|boards|sockets(?:[-_]per[-_]board)?|cores(?:[-_]per[-_]socket)?",
 }
-# What is passed over, and what to say instead.
+# The advice for keys that are ignored.
 _INSTEAD = {
     "interface": "--interface names it for all hosts",
     "port": "--ssh-port says it for all hosts",
     "binding": "hpctrain gives each rank its cores",
 }
 _HINT = "a line is HOST, HOST slots=N [max-slots=M], or HOST:N"
-# A line for each rank of the largest machines that there are.
+# Room for one line per rank of the largest machines.
 _MOST_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hostfile:
-    """The hosts of a file with their slots, in its order, and warnings about what was passed over."""
+    """The hosts of a file with their slots, in its order, and warnings about keys that were ignored."""
 
     hosts: HostSlots
     warnings: tuple[str, ...] = ()
@@ -54,12 +54,12 @@ class Hostfile:
 
 @dataclass(kw_only=True)
 class _Line:
-    """What one line says; ``passed_over`` has the keys and values that nothing is made of."""
+    """What one line says; ``ignored`` has the keys and values that hpctrain does not use."""
 
     names: tuple[str, ...]
     added: int | None = None
     slots: int | None = None
-    passed_over: list[tuple[str, str]] = field(default_factory=list)
+    ignored: list[tuple[str, str]] = field(default_factory=list)
 
 
 def read_hostfile(path: Path) -> Hostfile:
@@ -80,7 +80,7 @@ def parse_hostfile(text: str, name: str) -> Hostfile:
     """The hosts in a file's text; ``name`` names the file in messages. Raises as :func:`read_hostfile`."""
     hosts: HostSlots = {}
     alone = Counter[str]()
-    passed_over: dict[tuple[str, str], str] = {}
+    ignored: dict[tuple[str, str], str] = {}
     for number, raw in enumerate(text.split("\n"), 1):
         where = f"{name}:{number}"
         content = re.split(r"#|//", raw, maxsplit=1)[0].strip()
@@ -95,16 +95,16 @@ def parse_hostfile(text: str, name: str) -> Hostfile:
                 )
             add_slots(hosts, host, line.added if line.slots is None else line.slots)
         alone.update(line.names if line.slots is line.added is None else ())
-        passed_over |= {pair: where for pair in line.passed_over if pair not in passed_over}
+        ignored |= {pair: where for pair in line.ignored if pair not in ignored}
         if len(hosts) > MOST_HOSTS:
             raise HpctrainError(f"{name} has more than {MOST_HOSTS} hosts")
     if not hosts:
         raise HpctrainError(f"{name} names no host", _HINT)
     if max(alone.values(), default=1) > 1:
-        # A line a rank.
+        # Slurm's form: a name on its own line counts for one rank.
         hosts |= {host: 1 for host in alone if hosts[host] is None}
     warnings = (
-        f"{where}: {key}={value} is passed over: {_INSTEAD[_kind(key)]}" for (key, value), where in passed_over.items()
+        f"{where}: {key}={value} is passed over: {_INSTEAD[_kind(key)]}" for (key, value), where in ignored.items()
     )
     return Hostfile(hosts=hosts, warnings=tuple(warnings))
 
@@ -119,22 +119,22 @@ def _line(content: str, where: str) -> _Line:
         _require_own_user(user, host, where)
     if colon:
         line.added = _number(added, content, where)
-    said = dict(_pair(word, content, where) for word in rest)
-    if len(said) < len(rest) or (colon and "slots" in said):
+    values = dict(_pair(word, content, where) for word in rest)
+    if len(values) < len(rest) or (colon and "slots" in values):
         raise _not_a_line(content, where)
-    if "user" in said:
-        _require_own_user(said["user"], host, where)
-    numbers = {kind: _number(said[kind], content, where) for kind in ("most", "slots") if kind in said}
+    if "user" in values:
+        _require_own_user(values["user"], host, where)
+    numbers = {kind: _number(values[kind], content, where) for kind in ("most", "slots") if kind in values}
     if not colon and numbers:
         line.slots = slots = numbers["slots" if "slots" in numbers else "most"]
         if numbers.get("most", slots) < slots:
             raise HpctrainError(f"{where}: {content!r} has more slots than the most that it allows", _HINT)
-    line.passed_over = [(word.partition("=")[0], said[_kind(word)]) for word in rest if _kind(word) in _INSTEAD]
+    line.ignored = [(word.partition("=")[0], values[_kind(word)]) for word in rest if _kind(word) in _INSTEAD]
     return line
 
 
 def _pair(word: str, content: str, where: str) -> tuple[str, str]:
-    """What a word says, and its value."""
+    """The kind of a ``key=value`` word, and its value."""
     _, equals, value = word.partition("=")
     if not equals or not _kind(word):
         raise _not_a_line(content, where)
@@ -153,7 +153,7 @@ def _number(text: str, content: str, where: str) -> int:
 
 
 def _refuse_other_forms(first: str, rest: list[str], where: str) -> None:
-    """Refuse by name what Open MPI has other forms of a line for."""
+    """Refuse the other forms of a line that Open MPI knows, each with its own advice."""
     if first.startswith("+"):
         raise HpctrainError(f"{where}: {first[:60]!r} counts the nodes of an allocation", "name the hosts themselves")
     if first.startswith("^"):
@@ -177,7 +177,7 @@ def _is_address(text: str) -> bool:
 
 
 def _require_own_user(user: str, host: str, where: str) -> None:
-    """Ranks are started on hosts by name alone, so that ssh's own configuration has to say another user."""
+    """Refuse another user: ranks are started on hosts by name alone, so only ssh's configuration can name one."""
     if user == getpass.getuser():
         return
     raise HpctrainError(

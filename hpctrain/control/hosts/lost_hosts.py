@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-# So many questions without an answer, after as long a silence as they take together.
+# TCP sends this many keepalive probes, after a silence as long as the probes take together.
 _PROBES = 4
 
 
 def keepalive_options(seconds: int) -> list[str]:
     """Options of Open MPI 5's mpirun with which its daemons miss each other after ``seconds``.
 
-    A cable that is cut tells nobody. By default TCP's keepalive notices after 480 s, and by TCP alone a sender does
-    after 15 minutes. mpirun then ends, and the daemon on a host that was cut off ends its ranks there. Sources:
+    No packet announces a cut cable. PRRTE's default keepalive notices it after 480 s, and TCP without keepalive only
+    when a sender has waited 15 minutes. mpirun then ends, and the daemon on the separated host ends its ranks. Sources:
     ``oob_tcp`` of PRRTE 3 (src/mca/oob/tcp/oob_tcp_component.c), https://man7.org/linux/man-pages/man7/tcp.7.html.
     """
     interval = max(1, round(seconds / (2 * _PROBES)))

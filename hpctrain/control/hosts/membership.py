@@ -1,4 +1,4 @@
-"""Which hosts an elastic run is to have: those that it was given, as they are now, and that can be used."""
+"""Chooses the hosts of an elastic run: those that the user or Slurm gives now, and that are usable."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ _ALLOCATED = "SLURM_JOB_NODELIST"
 
 
 def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict[str, int]:
-    """The hosts that a run may have now, with the ranks that each has room for, in the order in which they are named.
+    """The hosts that a run may use now, with the slots of each, in the order in which they are named.
 
-    A hostfile may have changed since the run began. Hosts of which nobody says how many ranks they have room for have
-    room for as many as the plan's largest has.
-
-    Args:
-        plan: of the run.
-        environment: this process's.
+    The hostfile is read again, since it may have changed. Where no slots are given, a new host gets as many as the
+    plan's largest host has.
 
     Raises:
         HpctrainError: the hostfile cannot be read.
@@ -34,7 +30,7 @@ def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict
         hosts = dict.fromkeys(expand_hosts(allocated, _ALLOCATED))
     else:
         return plan.ranks_of_hosts
-    # As where hosts are arranged: those without slots beside others that have some have one.
+    # As in hpctrain.control.hosts.arrange: where only some hosts have slots, the others have one.
     if any(hosts.values()):
         return {name: slots or 1 for name, slots in hosts.items()}
     known = plan.ranks_of_hosts
@@ -44,32 +40,31 @@ def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict
 def chosen_hosts(
     plan: Plan, given: Mapping[str, int], usable: Collection[str], now: Mapping[str, int]
 ) -> dict[str, int]:
-    """The hosts that the run is to have, with the ranks of each, in the order given: what it has stays.
+    """The hosts that the run should use, with the ranks of each, in the order given; present ranks keep their hosts.
 
     Args:
-        plan: of the run.
-        given: of :func:`given_hosts`.
-        usable: those that can be started on, also of those that it has.
-        now: those that it has, with their ranks.
+        given: from :func:`given_hosts`.
+        usable: the hosts on which ranks can start, including present ones.
+        now: the present hosts with their ranks.
     """
     named = [name for name in given if name in usable]
     order = sorted(named, key=lambda name: name not in now)[: plan.host_options.nodes]
     most = plan.fault_tolerance.max_ranks
     if most is None and plan.host_options.hostfile is None:
-        # A list of hosts says how many there are to be, and -np how many ranks; a hostfile can grow.
+        # A list of hosts and -np fix the number of ranks; a hostfile can grow.
         most = max(plan.begun_ranks or plan.ranks, len(order))
     chosen = dict.fromkeys(order, 0)
-    # First what each has, so that nobody makes room for others.
-    for room in (now, given):
+    # Present ranks are counted first, so that none is moved to make room for a new host.
+    for slots in (now, given):
         for name in order:
             free = sum(given.values()) if most is None else most - sum(chosen.values())
-            wanted = min(given[name], room.get(name, 0)) - chosen[name]
+            wanted = min(given[name], slots.get(name, 0)) - chosen[name]
             chosen[name] += max(0, min(wanted, free))
     return {name: chosen[name] for name in given if chosen.get(name)}
 
 
 def change(now: Plan, wanted: Mapping[str, int]) -> str:
-    """What other hosts are to be, in words."""
+    """The difference between the plan's hosts and the wanted ones, in words."""
     names = now.ranks_of_hosts
     joining, leaving = [name for name in wanted if name not in names], [name for name in names if name not in wanted]
     moves = ((hosts, verb) for hosts, verb in ((joining, "join"), (leaving, "leave")) if hosts)

@@ -1,7 +1,7 @@
-"""Chooses the networks over which the ranks of several hosts connect, where their MPI would take a wrong one. Pure.
+"""Chooses the networks over which the ranks of several hosts connect, where MPI would use a wrong one. Pure.
 
-Open MPI takes every interface that is up. One whose address other hosts have too, as a container engine's bridge, leads
-from a rank to its own host: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/tcp.html.
+Open MPI uses every interface that is up. An address that several hosts have, such as that of a container engine's
+bridge, leads a rank back to its own host: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/tcp.html.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpctrain.common.cluster.interfaces import Interface
 from hpctrain.common.cluster.launch_files import network_variables
 from hpctrain.common.errors import HpctrainError
 
-# What a user chooses by, with --interface or by hand.
+# The variables by which --interface, or the user, chooses networks.
 CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
 _LOOPBACK = "127.0.0.0/8"
 
@@ -24,7 +24,7 @@ Interfaces = Mapping[str, Sequence[Interface]]
 
 @dataclass(frozen=True, kw_only=True)
 class Networks:
-    """The network settings of every rank, and what to tell of them; nothing of both where MPI chooses right."""
+    """The network settings of every rank, and a note for the user; both are empty where MPI's own choice is right."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
@@ -37,9 +37,9 @@ def choose_networks(by_host: Interfaces) -> Networks:
         by_host: the interfaces of each host of a run.
 
     Raises:
-        HpctrainError: a host has no other interface than such; with its name.
+        HpctrainError: a host, which is named, has only interfaces that lead to no other host.
     """
-    by_host = _machines(by_host)
+    by_host = _distinct_machines(by_host)
     if len(by_host) < 2:
         return Networks()
     counts = Counter(address for host in by_host.values() for address in {a for one in host for a in _addresses(one)})
@@ -51,7 +51,7 @@ def choose_networks(by_host: Interfaces) -> Networks:
     def is_inner(one: Interface) -> bool:
         return is_shared(one) or (one.host_only and not _is_loopback(one))
 
-    # A bridge can be all that a host has, and lead to others for all that can be seen of it; a shared address cannot.
+    # First without bridges too, then only without shared addresses: a bridge may be a host's only network.
     for is_wrong in (is_inner, is_shared):
         wrong = {
             host: [one for one in all_ if one.networks and one.up and is_wrong(one)] for host, all_ in by_host.items()
@@ -62,8 +62,8 @@ def choose_networks(by_host: Interfaces) -> Networks:
         if all(right.values()):
             break
     else:
-        raise _no_way(wrong, right)
-    variables = _common(right) or _without(wrong, right)
+        raise _unreachable(wrong, right)
+    variables = _common_networks(right) or _all_networks_but(wrong, right)
     passed_over = ", ".join(dict.fromkeys(one.name for host in wrong.values() for one in host))
     taken = variables.get(CHOICES[0]) or "the others"
     verb = "lead" if "," in passed_over else "leads"
@@ -72,18 +72,14 @@ def choose_networks(by_host: Interfaces) -> Networks:
     )
 
 
-def _machines(by_host: Interfaces) -> Interfaces:
-    """One name of each machine: all of its addresses are the same under another name."""
+def _distinct_machines(by_host: Interfaces) -> Interfaces:
+    """The interfaces under one name per machine; two names with the same addresses are one machine."""
     named = {frozenset(a for one in found for a in one.addresses): host for host, found in by_host.items()}
     return {host: by_host[host] for host in named.values()}
 
 
 def require_interface(interface: str, by_host: Interfaces) -> None:
-    """Refuse an interface, or several with commas between them, that a host does not have.
-
-    Raises:
-        HpctrainError: names the host and what it has.
-    """
+    """Refuse an interface, or several with commas between them, that a host does not have."""
     names = set(interface.split(","))
     for host, found in by_host.items():
         up = [one.name for one in found if one.up]
@@ -95,7 +91,7 @@ def require_interface(interface: str, by_host: Interfaces) -> None:
 
 
 def _addresses(one: Interface) -> set[str]:
-    """The IPv4 addresses at which others might look for a host; a link-local IPv6 address is each link's own."""
+    """The IPv4 addresses by which other hosts may connect. IPv6 is left out: link-local addresses exist per link."""
     return (
         {address for address in one.addresses if "." in address and not address.startswith("127.")} if one.up else set()
     )
@@ -110,8 +106,8 @@ def _is_loopback(one: Interface) -> bool:
     return one.name == "lo"
 
 
-def _common(right: Interfaces) -> dict[str, str]:
-    """The networks that every host is in, by the names of the interfaces where these are the same everywhere."""
+def _common_networks(right: Interfaces) -> dict[str, str]:
+    """The variables for the networks of every host, by interface names where these are the same everywhere."""
     networks = [{network for one in host for network in one.networks} for host in right.values()]
     common = set.intersection(*networks)
     if not common:
@@ -119,13 +115,13 @@ def _common(right: Interfaces) -> dict[str, str]:
     names = [{one.name for one in host if not common.isdisjoint(one.networks)} for host in right.values()]
     if all(each == names[0] for each in names):
         return network_variables(interface=",".join(sorted(names[0])))
-    # Gloo takes the name of one interface, and finds it by itself.
+    # Gloo is not set here: it takes a single interface, and finds one without help.
     every = ",".join(sorted(set.union(*names)))
     return {"NCCL_SOCKET_IFNAME": f"={every}", CHOICES[0]: ",".join(sorted(common))}
 
 
-def _without(wrong: Interfaces, right: Interfaces) -> dict[str, str]:
-    """All networks but those that lead nowhere, for hosts that reach each other through routers."""
+def _all_networks_but(wrong: Interfaces, right: Interfaces) -> dict[str, str]:
+    """The variables that exclude the wrong networks, for hosts that reach each other through routers."""
     names = sorted({one.name for host in wrong.values() for one in host})
     if kept := {one.name for host in right.values() for one in host}.intersection(names):
         raise HpctrainError(
@@ -135,7 +131,7 @@ def _without(wrong: Interfaces, right: Interfaces) -> dict[str, str]:
     return {"NCCL_SOCKET_IFNAME": f"^lo,{','.join(names)}", CHOICES[1]: ",".join((_LOOPBACK, *names))}
 
 
-def _no_way(wrong: Interfaces, right: Interfaces) -> HpctrainError:
+def _unreachable(wrong: Interfaces, right: Interfaces) -> HpctrainError:
     hosts = [host for host, usable in right.items() if not usable]
     names = ", ".join(dict.fromkeys(one.name for host in hosts for one in wrong[host])) or "none"
     return HpctrainError(

@@ -32,13 +32,12 @@ DAEMON = "hpctrain.worker.programs.daemon"
 # For runs of torchrun on several hosts.
 _FIRST_PORT, _PORTS = 20000, 10000
 
-# A step that reads parameters of another process waits in a thread of TensorFlow's while others answer for this one;
-# with a single thread the first step waits for ever.
+# A step that reads another process's parameters blocks one of TensorFlow's threads while others serve this process's
+# parameters; with a single thread the first step deadlocks.
 _SERVER_THREADS = 8
 
-# Settings of hpctrain, of Python, and of the libraries that ranks talk and compute with: where some ranks have other
-# ones, they can wait for each other for ever. CUDA's are left out, because which GPUs are visible is a matter of each
-# host, and TF_CONFIG, which tells a process which of several it is.
+# Settings of hpctrain, of Python, and of the libraries for communication and computing: ranks with different settings
+# can deadlock. CUDA's are left out, because visible GPUs differ by host, and TF_CONFIG, which differs by process.
 _SETTINGS = re.compile(
     r"(?!TF_CONFIG$)(HPCTRAIN|GLOO|HOROVOD|KERAS|KMP|MKL|NCCL|OMP|OMPI_MCA|OPENBLAS|PYTORCH|TF|TORCH|UCX|XLA)_\w+|PYTHON[A-Z]+",
     re.ASCII,
@@ -58,11 +57,11 @@ class Srun:
 
 @dataclass(frozen=True, kw_only=True)
 class Torchrun:
-    """PyTorch's launcher: one on each host starts the ranks of that host, and they meet at the first one's.
+    """PyTorch's launcher: one torchrun per host starts that host's ranks, and all meet on the first host.
 
     Attributes:
-        node: this host's number among the plan's.
-        port: of the first host, at which they meet; None for :func:`torchrun_port`'s.
+        node: this host's index among the plan's hosts.
+        port: the rendezvous port on the first host; None for that of :func:`torchrun_port`.
     """
 
     node: int = 0
@@ -73,17 +72,17 @@ class Torchrun:
         return TORCHRUN
 
 
-# An MPI stands for its mpirun.
+# An MPI installation stands for its mpirun.
 Launcher = MpiInstallation | Srun | Torchrun
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to execute: a program after its launcher, what to change in the environment, and the text of files that
-    have to be there.
+    """What to execute: a launcher with the program, changes of the environment, and the text of required files.
 
     Attributes:
-        own_folder: the launcher can keep its files in an
+        without: variables to remove from the inherited environment.
+        own_folder: whether the launcher can keep its files in an
             :class:`hpctrain.control.launchers.open_mpi_folder.OpenMpiFolder`.
     """
 
@@ -105,11 +104,7 @@ class Command:
         return {**kept, **self.environment}
 
     def write_files(self) -> None:
-        """Write :attr:`files`.
-
-        Raises:
-            HpctrainError: one cannot be written.
-        """
+        """Write :attr:`files`."""
         for path, text in self.files.items():
             write_whole(path, text.encode(), private=True)
 
@@ -117,10 +112,10 @@ class Command:
         """Start the process, in a session of its own, with both of its streams in one pipe.
 
         Args:
-            folder: where the launcher is to keep its files. It inherits the lock.
+            folder: where the launcher keeps its files. The process inherits the folder's lock.
 
         Raises:
-            HpctrainError: there is no such program, or it cannot be started.
+            HpctrainError: the program does not exist or cannot be started.
         """
         try:
             return subprocess.Popen(
@@ -142,7 +137,7 @@ class Command:
         settings += [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
         lines = ["env", *settings] if settings else []
         for number, word in enumerate(self.launcher):
-            # The launcher and each option begin a line, and their values stay on it.
+            # Each option begins a line that its value stays on.
             if number == 0 or word.startswith("-"):
                 lines.append(shlex.quote(word))
             else:
@@ -152,7 +147,7 @@ class Command:
 
 def rank_environment(plan: Plan) -> dict[str, str]:
     """The variables that every rank gets; the user's own take precedence over hpctrain's."""
-    # They share the threads of their process.
+    # Replicas share the threads of their process.
     replicas = plan.ranks // plan.processes
     threads = str(plan.threads_per_rank * replicas)
     return {
@@ -173,7 +168,7 @@ def rank_environment(plan: Plan) -> dict[str, str]:
 
 
 def settings_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the variables that are settings of a run, and that all of its ranks must have alike; no secrets."""
+    """The names of the variables that must be the same on all ranks; secrets are left out."""
     return tuple(sorted(name for name in environment if _SETTINGS.fullmatch(name) and not is_secret(name)))
 
 
@@ -195,20 +190,18 @@ def launch_command(
     """The command that runs a plan.
 
     Args:
-        plan: the run.
-        run_directory: absolute path of the directory that holds its plan.
-        python: the interpreter of the ranks where neither the plan names one nor a container has its own.
-        launcher: what starts them; None, and no launcher, for the backend ``single``.
-        cores: physical cores of each host; ranks are bound to cores where there are enough, unless the plan has places
-            for them, which they take by themselves.
+        run_directory: absolute path of the directory with the plan.
+        python: the interpreter of the ranks where neither the plan nor a container has its own.
+        launcher: starts the ranks; None for the backend ``single``.
+        cores: physical cores of each host. Ranks are bound to cores where these suffice, unless the plan has places:
+            ranks with places bind themselves.
         root: whether the superuser starts the run, which Open MPI allows only with an option.
         slurm: the settings of an mpirun inside a Slurm job; None outside.
-        tcp: whether Open MPI's ranks may listen on all networks where they are on one host, and need none.
-        host_timeout: after how many seconds of silence Open MPI takes a host for lost, where there are several.
-        settings: variables of the launcher's environment that Open MPI's mpirun is to pass on to other hosts; the
-            other launchers pass on all that they have.
+        tcp: whether Open MPI's ranks on a single host may listen on all networks, though they need none.
+        host_timeout: seconds of silence after which Open MPI considers one of several hosts lost.
+        settings: the variables that Open MPI's mpirun passes on to other hosts; other launchers pass on all.
         work: module and arguments that each rank executes; by default the training of ``run_directory``.
-        attempt: its number, which keeps apart the torchruns of this and of an earlier one.
+        attempt: the attempt's number, which separates its torchruns from those of an earlier attempt.
 
     Raises:
         HpctrainError: the launcher cannot start the plan's container, or a path cannot be mounted in it.
@@ -216,7 +209,7 @@ def launch_command(
     arguments = ("-P", "-m", *(work or (TRAIN, str(run_directory))))
     environment = rank_environment(plan)
     container = plan.start.container
-    # -P: the current directory is not searched, so that no file of the user's hides a module.
+    # -P keeps the current directory out of the search path, so that no file of the user hides a module.
     interpreter = plan.start.python or ("python3" if container else str(python))
     program = (*_apptainer(plan, run_directory), interpreter, *arguments)
     if container:
@@ -229,7 +222,7 @@ def launch_command(
         return _srun(plan, run_directory, launcher, program, environment, bound=bound)
     if isinstance(launcher, Torchrun):
         return _torchrun(plan, run_directory, launcher, python, program, environment, attempt=attempt)
-    # By name: a value on a command line is for all to see.
+    # Variables are passed by name, because every user can see the values on a command line.
     by_name = dict.fromkeys([*plan.start.passed, *(name for name in settings if name not in environment)])
     return _mpirun(
         plan,
@@ -279,16 +272,15 @@ def _mpirun(
     if len(plan.hosts) > 1 and mpi.flavour == "open-mpi-5":
         options += keepalive_options(host_timeout)
     if slurm is not None and mpi.flavour == "open-mpi-5":
-        # On one host too, where mpirun itself runs on another, as after salloc on a login node.
+        # Needed on one host too: after salloc on a login node, mpirun itself runs on another.
         options += guarded_daemons(run_directory, python)
     if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
         options = [*(["--allow-run-as-root"] if root else []), *options]
         if not tcp and len(plan.hosts) == 1 and not plan.fault_tolerant and "btl" not in plan.start.arguments:
             options += ["--mca", "btl", "^tcp"]
         if slurm is not None:
-            # The job may have asked for fewer tasks than the plan has ranks, for example for one a host with its GPUs.
+            # The job may have fewer tasks than the plan has ranks, for example one per host with all of its GPUs.
             options.append("--oversubscribe")
-        # The others pass on all that they have.
         options += [word for name in by_name for word in ("-x", name)]
     if mpi.flavour == "intel-mpi" and len({host.slots for host in plan.hosts}) > 1:
         hostfile = run_directory / "hostfile"
@@ -302,7 +294,7 @@ def _mpirun(
         program=program,
         launcher=(str(mpi.mpirun), *options, *plan.start.arguments),
         environment=own,
-        # It starts its daemons by srun, one a host, which would keep each to the processors of one rank.
+        # mpirun starts one daemon per host by srun, which would confine it to the processors of one rank.
         without=("SRUN_CPUS_PER_TASK",) if slurm is not None else (),
         files=files,
     )
@@ -311,7 +303,7 @@ def _mpirun(
 def guarded_daemons(run_directory: Path, python: Path) -> list[str]:
     """The option by which Open MPI 5 starts its daemons so that they survive Slurm's SIGTERM.
 
-    mpirun splits the value at spaces, which a path of Python's must not have then.
+    mpirun splits the value at spaces, so that no option is given where Python's path has some.
     Source: https://docs.prrte.org (``prte_launch_agent``, as ``prte_info --param prte all`` names it).
     """
     if len(str(python).split()) != 1:
@@ -321,7 +313,7 @@ def guarded_daemons(run_directory: Path, python: Path) -> list[str]:
 
 
 def _ssh_port(mpi: MpiInstallation, port: int) -> tuple[list[str], dict[str, str]]:
-    """The options and variables that make an mpirun reach its hosts by this port.
+    """The options and variables with which an mpirun reaches its hosts by this ssh port.
 
     Sources: https://docs.prrte.org (``plm_ssh_args``, as ``prte_info --param plm all`` names it),
     https://www.open-mpi.org/faq/?category=rsh (``plm_rsh_args``), MPICH's src/pm/hydra (``HYDRA_LAUNCHER_EXTRA_ARGS``),
@@ -346,7 +338,7 @@ def _srun(
     *,
     bound: bool,
 ) -> Command:
-    """srun's command. Variables come from its own environment: no value is split there, whatever it contains.
+    """srun's command. The ranks inherit its environment, which, unlike options, may hold any value.
 
     Source: https://slurm.schedmd.com/srun.html.
     """
@@ -360,7 +352,7 @@ def _srun(
         # Slurm's CPUs may be hardware threads; the plan counts cores.
         options += [f"--cpus-per-task={plan.threads_per_rank}", "--threads-per-core=1", "--cpu-bind=cores"]
     else:
-        # Ranks with places take their cores by themselves, on uneven hosts and in a part of a node too.
+        # Ranks with places bind themselves to cores, also on uneven hosts and in a part of a node.
         options += ["--overcommit", "--cpu-bind=none"]
         if not plan.hosts[0].places:
             environment = {**environment, "OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -374,10 +366,10 @@ def _srun(
 
 
 def torchrun_port(plan: Plan, run_directory: Path, torchrun: Torchrun) -> int:
-    """The port at which the torchruns of a plan meet; 0 for one that is free, which a single host finds by itself.
+    """The port at which the torchruns of a plan meet; 0 for any free port, which suffices on a single host.
 
-    All hosts have to come to the same before they can talk, and two runs on one host to different ones: so it follows
-    from the run's directory, below what Linux and Kubernetes give to others.
+    All hosts need the same port before they can communicate, and two runs on one host need different ones. So it is a
+    hash of the run's directory, in a range below those from which Linux and Kubernetes assign ports.
     """
     if torchrun.port is not None:
         return torchrun.port
@@ -396,7 +388,7 @@ def _torchrun(
 ) -> Command:
     """torchrun's command on one host. Its ranks inherit its environment.
 
-    Each host has a number in the meeting: hpctrain itself starts a run again, and knows from what.
+    Each host has a fixed rank in the rendezvous and no restarts: hpctrain itself restarts a run from its checkpoint.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html.
     """
@@ -409,17 +401,17 @@ def _torchrun(
         program=program,
         launcher=(str(python), "-P", "-m", "hpctrain.worker.programs.torchrun", *options),
         environment=environment,
-        # What an mpirun or srun around it has set would go before.
+        # Sizes set by a surrounding mpirun or srun would take precedence.
         without=SIZE_VARIABLES,
     )
 
 
-# What srun would take from the job, or the step around it, against what the plan says.
+# Variables of the job, or of the step around it, by which srun would override the plan.
 JOB_SETTINGS = ("SLURM_HINT", "SLURM_NTASKS_PER_NODE", "SLURM_THREADS_PER_CORE", "SRUN_CPUS_PER_TASK")
 
 
 def _apptainer(plan: Plan, run_directory: Path) -> list[str]:
-    """The arguments before the interpreter. Without GPUs ``--nv`` gives a warning and nothing else.
+    """The arguments before the interpreter. Without GPUs ``--nv`` only prints a warning.
 
     Source: https://apptainer.org/docs/user/latest/gpu.html.
     """
@@ -458,11 +450,11 @@ def _open_mpi(plan: Plan, environment: Mapping[str, str], *, bound: bool) -> lis
     else:
         options += ["--bind-to", "none"]
         if len(plan.hosts) > 1 or plan.hosts[0].places:
-            # By default ranks may go round the hosts; a plan fills one after the other.
+            # Without it Open MPI may go round the hosts; a plan fills one after the other.
             options += ["--map-by", "slot"]
         if not plan.hosts[0].places:
-            # Ranks that may share a core: one that waits gives it to the one that it waits for. MPI_Allreduce of 1 KB
-            # on 4 ranks and 2 cores takes 29 us so, and 48 ms without.
+            # Where ranks share a core, a waiting rank yields it to the rank it waits for. MPI_Allreduce of 1 KB on
+            # 4 ranks and 2 cores takes 29 us with this option, and 48 ms without.
             options += ["--mca", "mpi_yield_when_idle", "1"]
     # Without an InfiniBand adapter the UCX one-sided component prints an error line a rank.
     options += ["--mca", "osc", "^ucx"]
@@ -480,9 +472,9 @@ def _mpich(plan: Plan, environment: Mapping[str, str], *, bound: bool) -> list[s
 def _intel(plan: Plan, environment: Mapping[str, str], *, bound: bool) -> list[str]:
     options = ["-n", str(plan.ranks)]
     if len({host.slots for host in plan.hosts}) == 1:
-        # It takes no slots here, and hosts that differ need a file.
+        # -hosts takes no slots: uneven hosts need a machine file.
         options += ["-hosts", ",".join(host.host for host in plan.hosts), "-ppn", str(plan.hosts[0].slots)]
-    # A domain a rank, each the same share of the cores.
+    # One domain per rank, with an equal share of the cores.
     pinning = {"I_MPI_PIN_DOMAIN": "auto:compact"} if bound else {"I_MPI_PIN": "off"}
     return options + _genv({**pinning, **environment})
 

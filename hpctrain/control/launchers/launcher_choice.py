@@ -47,15 +47,13 @@ def choose_launcher(
     container, and takes the first with which they see each other. Elsewhere only mpirun can start ranks.
 
     Args:
-        plan: with its hosts.
-        make_command: the command of this plan in that directory, with a launcher, for other work than training.
-        environment: this process's.
+        make_command: makes the command of this plan in a directory, with a launcher, for other work than training.
         seconds: the limit of each probe.
-        say: gets what was chosen by probes, and why those before it were not; by default the user does.
-        folder: that all hosts share, for what the probes write; a container on another host mounts it.
+        say: receives the launcher that probes chose, and why each before it failed; by default both are printed.
+        folder: a folder that all hosts share, for the files of the probes; containers mount it.
 
     Raises:
-        HpctrainError: the named launcher is not here, or none works; with what each said.
+        HpctrainError: the named launcher is not installed, or none works; with the output of each.
     """
     if not needs_proof(plan, environment):
         return first_launcher(plan, environment)
@@ -69,7 +67,7 @@ def choose_launcher(
             except HpctrainError as error:
                 reasons[name] = error.message
                 continue
-            (say or _say)(launcher, reasons)
+            (say or _print_choice)(launcher, reasons)
             return launcher
     raise _no_launcher(f"no launcher can start {plan.ranks} ranks on {len(plan.hosts)} hosts here", reasons)
 
@@ -84,7 +82,7 @@ def _no_launcher(what: str, reasons: Mapping[str, str]) -> HpctrainError:
 
 
 def _require_each_host(plan: Plan, torchrun: Torchrun, environment: Mapping[str, str]) -> None:
-    """Refuse hosts that nobody starts a torchrun on."""
+    """Refuse hosts on which no torchrun would be started."""
     hosts = len(plan.hosts)
     if hosts > 1 and pod_index(environment) is None:
         raise HpctrainError(
@@ -107,7 +105,7 @@ def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> L
     """The first launcher of :func:`choose_launcher` that is installed; starts nothing.
 
     Raises:
-        HpctrainError: the named one is not here, or none is.
+        HpctrainError: the named launcher, or every one, is not installed.
     """
     if not needs_proof(plan, environment):
         launcher = _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
@@ -129,23 +127,23 @@ def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def slurm_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """The settings that an mpirun needs in the Slurm job of this process, against its own variables; None outside."""
+    """The variables that an mpirun needs in the Slurm job of this process, in place of Slurm's own; None outside."""
     if not in_allocation(environment):
         return None
-    # mpirun reaches the hosts by srun, which would wait for the end of a step that this process is in.
-    told = {"SLURM_OVERLAP": "1"}
+    # mpirun reaches the hosts by srun, which without overlap would wait for the step of this process to end.
+    settings = {"SLURM_OVERLAP": "1"}
     if "SLURM_STEP_ID" in environment:
-        # The list of hosts is the job's there, and their numbers of tasks the step's.
-        told["SLURM_TASKS_PER_NODE"] = f"1(x{environment.get('SLURM_JOB_NUM_NODES', '1')})"
-    return told
+        # In a step the list of hosts describes the job, but the tasks per host describe the step.
+        settings["SLURM_TASKS_PER_NODE"] = f"1(x{environment.get('SLURM_JOB_NUM_NODES', '1')})"
+    return settings
 
 
 def bindable_cores(cores: int, environment: Mapping[str, str] = os.environ) -> int:
-    """The number of a host's ``cores`` that ranks can be bound to.
+    """The number of a host's ``cores`` to which ranks can be bound.
 
-    0 in a pod, whose processors are a share of the node's and not certain ones; in a step, whose processors are not
-    those of its launchers; and on a Slurm node that is not a machine of its own (one of several slurmd on a machine):
-    the ranks of each node would be bound to the same cores.
+    0 in a pod, which has a share of the node's processors but no fixed ones; in a step, whose processors differ from
+    those of the launchers that it starts; and on a Slurm node that shares its machine with other slurmd: the ranks of
+    each node would be bound to the same cores.
     """
     node = environment.get("SLURMD_NODENAME")
     shared = node is not None and not same_host(node, socket.gethostname())
@@ -153,15 +151,11 @@ def bindable_cores(cores: int, environment: Mapping[str, str] = os.environ) -> i
 
 
 def require_image(plan: Plan) -> None:
-    """Refuse a container image whose file does not exist.
-
-    Raises:
-        HpctrainError: it is not there.
-    """
+    """Refuse a container image whose file does not exist."""
     container = plan.start.container
     if container is None:
         return
-    # Pyxis takes everything else for a name in a registry, Apptainer for a file.
+    # Pyxis reads everything else as a name in a registry, and Apptainer as a file.
     pyxis_file = container.image.startswith(("/", "./"))
     is_file = pyxis_file if container.runtime == "pyxis" else "://" not in container.image
     if is_file and not Path(container.image).exists():
@@ -171,11 +165,7 @@ def require_image(plan: Plan) -> None:
 
 
 def require_choices(plan: Plan) -> None:
-    """Refuse a chosen launcher that cannot continue without a dead rank, as the planner does with backends.
-
-    Raises:
-        HpctrainError: says which, and what to choose.
-    """
+    """Refuse a chosen launcher that cannot continue without a dead rank, as the planner does with backends."""
     if plan.fault_tolerant and plan.start.launcher not in ("auto", "mpirun"):
         raise HpctrainError(
             f"fault_tolerance: shrink: {plan.start.launcher} ends the step of a rank that died",
@@ -187,9 +177,6 @@ def require_mitigation(plan: Plan, launcher: Launcher) -> None:
     """Refuse a launcher that would end the remaining ranks: any but the mpirun of an Open MPI 5 with ULFM.
 
     Source: https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html.
-
-    Raises:
-        HpctrainError: says what is missing.
     """
     if not plan.fault_tolerant:
         return
@@ -207,7 +194,7 @@ def require_mitigation(plan: Plan, launcher: Launcher) -> None:
 
 
 def _named(name: str, environment: Mapping[str, str]) -> Launcher:
-    """The launcher of that name, if it is here."""
+    """The launcher of that name, if it is installed."""
     if name == "mpirun":
         return find_mpi()
     if name == TORCHRUN:
@@ -246,7 +233,7 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> 
     """Start the plan's ranks with the program that checks their number.
 
     Raises:
-        HpctrainError: they do not see each other, or not in time; with the end of what was printed.
+        HpctrainError: the ranks do not find each other in time; with the end of the output.
     """
     command.write_files()
     status, output = _run(command, seconds)
@@ -258,7 +245,7 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> 
 
 
 def _run(command: Command, seconds: float) -> tuple[int | None, str]:
-    """The exit status, None where the time ran out, and both streams; no process of it lives afterwards."""
+    """The exit status, None after a timeout, and the output of both streams; all of its processes are ended."""
     with own_folder(command.own_folder) as folder:
         process = command.start(folder)
         try:
@@ -267,7 +254,7 @@ def _run(command: Command, seconds: float) -> tuple[int | None, str]:
         except subprocess.TimeoutExpired:
             return None, _end(process).decode(errors="replace")
         except BaseException:
-            # A signal to this process.
+            # A signal to this process must end the launcher too.
             _end(process)
             raise
         finally:
@@ -276,7 +263,7 @@ def _run(command: Command, seconds: float) -> tuple[int | None, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> bytes:
-    """Politely, so that the launcher ends its ranks on other hosts, then by force; what it had printed."""
+    """End a process by SIGTERM, so that the launcher ends its ranks on other hosts, then by SIGKILL; its output."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -285,7 +272,7 @@ def _end(process: subprocess.Popen[bytes]) -> bytes:
     return b""
 
 
-def _say(launcher: Launcher, reasons: Mapping[str, str]) -> None:
+def _print_choice(launcher: Launcher, reasons: Mapping[str, str]) -> None:
     chosen = launcher.name if isinstance(launcher, Srun) else f"mpirun of {launcher.name}"
     for name, reason in reasons.items():
         print(f"hpctrain: {name} does not work here: {reason}", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""A folder in shared memory for all that Open MPI leaves on a host, so that its place says which run it is of.
+"""A folder in shared memory for the files of Open MPI on a host, so that each file's run is known.
 
-mpirun and its ranks put segments of 16 MiB a rank into ``/dev/shm`` and a session's files into the temporary folder.
-They remove both at their end, but not when all of them are killed at once, and the names of segments do not say whether
-a process still needs them. A folder of its own does: the launcher and mpirun keep it locked, the kernel gives the lock
-back when the last of the two ends, however it ends, and the next start removes the folders that nobody has locked.
+mpirun and its ranks put segments of 16 MiB a rank into ``/dev/shm`` and session files into the temporary folder. They
+remove both at their end, but not when all are killed at once, and the names of segments do not show whether a process
+still needs them. The lock of a folder does: the launcher and mpirun hold it, the kernel releases it when the last of
+the two ends, however it ends, and the next start removes the folders that no process has locked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PREFIX = "hpctrain-open-mpi-"
 _NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}", re.ASCII)
 # `ompi_info --all --level 9` and `prte_info --all --level 9` of 5.0.11 list them.
 _SETTINGS = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_osc_sm_backing_directory", "PRTE_MCA_prte_tmpdir_base")
-# All settings of that kind, in the environment and on mpirun's command line; some of them exclude each other.
+# Any such setting of the user, in the environment or on mpirun's command line: some of them exclude each other.
 _PLACES = re.compile(r"_(backing_directory|tmpdir_base)\b", re.ASCII)
 
 
@@ -47,16 +47,16 @@ class OpenMpiFolder:
 
 
 def has_place(environment: Mapping[str, str], arguments: Iterable[str]) -> bool:
-    """Whether the user has said where Open MPI is to put its files, by variables or by arguments of mpirun."""
+    """Whether the user's variables or arguments of mpirun say where Open MPI puts its files."""
     return any(_PLACES.search(word) for word in (*environment, *arguments))
 
 
 @contextlib.contextmanager
 def own_folder(wanted: bool, shared: Path = SHARED) -> Iterator[OpenMpiFolder | None]:
-    """Make a folder of its own for an mpirun of this host, and remove it with all that is in it afterwards.
+    """Make a folder for an mpirun of this host, and remove it with its contents afterwards.
 
     Yields:
-        None where it is not wanted, or there is no room: Open MPI is to find a place, or to fail, by itself.
+        None where it is not wanted or does not fit: Open MPI then finds another place, or fails with its own message.
     """
     folder = _make(shared) if wanted and not fault(shared, SEGMENT_BYTES) else None
     try:
@@ -95,7 +95,7 @@ def _make(shared: Path) -> OpenMpiFolder | None:
         if _is_own(descriptor, path):
             return OpenMpiFolder(path=path, descriptor=descriptor)
     except OSError:
-        # Another start has just taken it for a leftover, and removes it.
+        # Another start found the folder before it was locked, and removes it as a leftover.
         pass
     os.close(descriptor)
     return None
@@ -103,10 +103,10 @@ def _make(shared: Path) -> OpenMpiFolder | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """A folder that nobody else has locked.
+    """The descriptor of a folder, locked.
 
     Raises:
-        OSError: somebody has, or it is no folder.
+        OSError: another process has locked it, or it is no folder.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -127,7 +127,7 @@ def _is_mapped(path: Path) -> bool:
     """Whether a process of this user has a file of the folder in its memory."""
     inside = os.fsencode(path) + b"/"
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        # Those of other users cannot be read, and they cannot read the folder either.
+        # Processes of other users cannot be read, and cannot read the folder either.
         with contextlib.suppress(OSError):
             if inside in maps.read_bytes():
                 return True

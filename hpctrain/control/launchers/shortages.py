@@ -1,4 +1,4 @@
-"""What this host lacks for ranks to start: an MPI says it in words of its own, or in none."""
+"""Finds what this host lacks for ranks to start, because an MPI reports it unclearly or not at all."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Measured with Open MPI 5.0.11: each rank's segment is 16 MiB, of which it writes some 70 KB, and it looks whether all
+# Measured with Open MPI 5.0.11: each rank's segment is 16 MiB, of which it writes some 70 KB, but it checks that all
 # of it would fit. mpirun writes between 64 and 512 KiB into the temporary folder.
 SEGMENT_BYTES = 17 << 20
 TEMPORARY_BYTES = 1 << 20
 SHARED = Path("/dev/shm")  # noqa: S108
-# Where Open MPI's mpirun looks, in its order.
+# The variables in which Open MPI's mpirun looks for its temporary folder, in this order.
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shortage:
-    """One thing that is too short, and what the user can do about it."""
+    """A resource that is too small, and what the user can do about it."""
 
     fault: str
     remedy: str
@@ -32,7 +32,7 @@ class Shortage:
 def shortages(
     environment: Mapping[str, str] = os.environ, shared: Path = SHARED, *, temporary: bool = True
 ) -> Iterator[Shortage]:
-    """What is too short here for ranks of an MPI.
+    """The resources of this host that are too small for ranks of an MPI.
 
     Args:
         temporary: whether mpirun uses the temporary folder.
@@ -55,15 +55,15 @@ def shortages(
 
 
 def mpirun_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where mpirun puts its files."""
+    """The temporary folder of mpirun."""
     return Path(next((environment[name] for name in _TEMPORARY if environment.get(name)), "/tmp"))  # noqa: S108
 
 
 def fault(folder: Path, wanted: int) -> str:
-    """What is wrong with a folder that files of so many bytes are to be written to, as the end of a sentence."""
+    """Why a folder cannot take a file of so many bytes, as the end of a sentence; empty if it can."""
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".hpctrain-") as file:
-            # A disk that is full has room for no more than the name.
+            # A full disk still has room for a file without contents.
             file.write(b"\0")
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -72,9 +72,9 @@ def fault(folder: Path, wanted: int) -> str:
 
 
 def socket_fault(folder: Path) -> str:
-    """What is wrong with a folder that Python's processes are to meet in, as the end of a sentence.
+    """Why a folder cannot hold the sockets of Python's processes, as the end of a sentence; empty if it can.
 
-    The longest name is that of :mod:`multiprocessing`, and Linux allows 107 bytes.
+    The path tried has the length of :mod:`multiprocessing`'s; Linux allows 107 bytes.
     """
     try:
         with (

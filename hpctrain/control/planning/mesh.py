@@ -1,4 +1,4 @@
-"""What is known, before a run, of what the ranks of its mesh send each other. Pure."""
+"""What is known before a run about its mesh: the model, the traffic between ranks, and their variables. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.settings import MESH
 
-# The numbers that each network learns, with the classes of its data.
+# The parameters of each network with the classes of its data set.
 _PARAMETERS: Mapping[str, int] = {
     "digits_cnn": 89_930,
     "resnet18": 11_689_512,
@@ -24,7 +24,7 @@ def mesh_work(work: Recipe | Script, ranks: int) -> MeshWork | None:
     """The mesh of a recipe or script with its model, as far as that is known; None where all ranks only replicate.
 
     Raises:
-        HpctrainError: the mesh is not one of so many ranks.
+        HpctrainError: the mesh does not fit the number of ranks.
     """
     mesh = work.mesh.at(ranks)
     if mesh.replicates_only:
@@ -38,20 +38,20 @@ def mesh_work(work: Recipe | Script, ranks: int) -> MeshWork | None:
 # heap: 5 times the parameters in memory, where 1.02 times are needed (FSDP2 on 4 ranks). It stays fixed where it is set
 # (https://man7.org/linux/man-pages/man3/mallopt.3.html).
 SHARDING = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""What ranks on CPUs get that shard parameters."""
+"""The variables of CPU ranks that shard parameters."""
 
 
 def mesh_lines(plan: Plan) -> list[str]:
-    """What a plan's mesh sends where; nothing for ranks that only replicate, and while the hosts are not known."""
+    """The traffic of a plan's mesh; empty for ranks that only replicate, and while the hosts are not known."""
     if plan.mesh_traffic is None:
         return []
-    # Nobody knows the network of a script.
+    # The network of a script is unknown, so that only neighbours can be counted.
     what = "sent in a step" if plan.mesh_traffic.in_bytes else "neighbours that send to each other"
     return [f"mesh {plan.mesh}, {what}:", *plan.mesh_traffic.lines()]
 
 
 def mesh_environment(plan: Plan) -> dict[str, str]:
-    """The variables that ranks get for their mesh; none where nobody asked for one."""
+    """The variables that ranks get for their mesh; none where neither recipe nor script asks for one."""
     if plan.asked_mesh == Mesh():
         return {}
     found = {MESH.name: plan.mesh.option}
@@ -62,8 +62,8 @@ def mesh_environment(plan: Plan) -> dict[str, str]:
 
 
 def mesh_model(recipe: Recipe, mesh: Mesh) -> MeshModel:
-    """What is trained, as far as what a mesh sends depends on it: with bf16 and fp16 parameters and activations travel
-    in 16 bits, and gradients in 32.
+    """The model's sizes on which a mesh's traffic depends: with bf16 and fp16, parameters and activations are sent in
+    16 bits, and gradients in 32.
     """
     narrow = 4 if recipe.precision == "float32" else 2
     resolved = recipe.at_data_ranks(mesh.data_ranks)
@@ -81,5 +81,5 @@ def mesh_model(recipe: Recipe, mesh: Mesh) -> MeshModel:
 
 
 def parameters(recipe: Recipe) -> int:
-    """Of a recipe's network."""
+    """The number of parameters of a recipe's network."""
     return recipe.model.parameters if recipe.model.name == "gpt" else _PARAMETERS[recipe.model.name]

@@ -1,4 +1,4 @@
-"""Chooses the hosts and their order, and the slot of each rank. Pure."""
+"""Chooses the hosts of a run, their order, and the slot of each rank. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from hpctrain.common.run.plan import HostOrder, Slots
 if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric
 
-# Linux has room for 15 characters; one that begins with a dash is an option that came where the name was left out.
+# Linux allows 15 characters; a leading dash means that the name was left out and the next option taken for it.
 _INTERFACES = re.compile(r"[\w.:][\w.:-]{0,14}(?:,[\w.:][\w.:-]{0,14})*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Hosts in rank order, the benefit of that order, what a mesh sends over them, and the network settings of all
-    ranks.
-    """
+    """Hosts in rank order, the benefit of that order, a mesh's traffic over them, and all ranks' network settings."""
 
     slots: tuple[Slots, ...]
     order: HostOrder | None = None
@@ -46,19 +44,19 @@ def place_hosts(
     """Order hosts so that a ring over them, or a mesh, crosses as few leaves as possible, and give each rank its slot.
 
     Args:
-        names: the hosts in the order in which they were named.
-        ranks: of all of them together.
-        fabric: has all of them; None for a single host.
-        known_from: what to say of where the fabric is known from.
-        slots_of: how many ranks each host has room for; fewer ranks fill the hosts in their order, and leave out those
-            that get none. By default each host gets as many ranks as the others.
-        node_map: of each host; None leaves GPUs, adapters and cores to the launcher.
+        names: the hosts in the user's order.
+        ranks: the world size.
+        fabric: contains all hosts; None for a single host.
+        known_from: the source of the fabric, for the record.
+        slots_of: the slots of each host; fewer ranks fill the hosts in their order, and hosts without ranks are left
+            out. By default all hosts get the same number of ranks.
+        node_map: describes every host; None leaves GPUs, adapters and cores to the launcher.
         interface: the network interface for connections that are not InfiniBand, or several with commas between.
-        work: the mesh of the ranks with what is trained on it; None where they only replicate.
+        work: the mesh of the ranks with the model trained on it; None where they only replicate.
 
     Raises:
-        HpctrainError: a host that the fabric does not have, no name of an interface, or ranks that the hosts have
-            no room for or cannot share evenly.
+        HpctrainError: a host that the fabric does not have, an invalid interface name, too few slots for the ranks,
+            or ranks that the hosts cannot share evenly.
     """
     require_ranks(ranks)
     if interface is not None and not _INTERFACES.fullmatch(interface):
@@ -66,10 +64,11 @@ def place_hosts(
             f"--interface {interface!r} is not the name of a network interface", "for example ib0; `ip link` lists them"
         )
     room = slots_of or _even(names, ranks)
-    filled, worth = _filled(names, ranks, room, fabric, known_from)
+    filled, benefit = _fill_in_best_order(names, ranks, room, fabric, known_from)
     traffic = None
     if work:
-        filled, worth, traffic = _laid([name for name in names if name in filled], filled, worth, fabric, work)
+        used = [name for name in names if name in filled]
+        filled, benefit, traffic = _lay_mesh(used, filled, benefit, fabric, work)
     environment = network_variables(interface=interface, rails=_on_rails(fabric, tuple(filled)))
     places = {count: slots(node_map, count) if node_map else () for count in set(filled.values())}
     adapters = tuple(device for adapter in node_map.adapters for device in adapter.devices) if node_map else ()
@@ -77,7 +76,7 @@ def place_hosts(
         slots=tuple(
             Slots(host=name, slots=count, places=places[count], adapters=adapters) for name, count in filled.items()
         ),
-        order=worth,
+        order=benefit,
         traffic=traffic,
         environment=environment,
     )
@@ -92,52 +91,52 @@ def _even(names: Sequence[str], ranks: int) -> dict[str, int]:
     return dict.fromkeys(names, ranks // len(names))
 
 
-def _filled(
+def _fill_in_best_order(
     names: Sequence[str], ranks: int, room: Mapping[str, int], fabric: Fabric | None, known_from: str
 ) -> tuple[dict[str, int], HostOrder | None]:
-    """The ranks of each host that gets some, in the order of the ranks, and what that order is worth."""
+    """The ranks of each host that gets some, in the order of the ranks, and the benefit of that order."""
     while True:
-        order, worth = _order(names, fabric, known_from)
+        order, benefit = _order(names, fabric, known_from)
         filled = _fill(order, room, ranks)
         if len(filled) == len(names):
-            return filled, worth
-        # Without the others another order may be the best.
+            return filled, benefit
+        # The best order of the hosts in use may be another one.
         names = [name for name in names if name in filled]
 
 
 def _order(names: Sequence[str], fabric: Fabric | None, known_from: str) -> tuple[Sequence[str], HostOrder | None]:
-    """The hosts in the order of their ranks, and what it is worth; None for one host."""
+    """The hosts in their best order, and its benefit; None for one host."""
     if len(names) == 1:
         return names, None
     assert fabric is not None
-    # NumPy comes with them.
+    # Imported here because they load NumPy.
     from hpctrain.control.topology.placement import report
     from hpctrain.control.topology.summary import host_numbers
 
     found = report(fabric, host_numbers(fabric, names))
-    # What cannot be bettered stays as the user has it.
+    # The user's order stays where no other is better.
     chosen = found.given if found.already_optimal else found.placed
-    worth = HostOrder(
+    benefit = HostOrder(
         fabric=known_from, crossings_given=found.given.crossings, crossings=chosen.crossings, bound=found.bound
     )
-    return [fabric.hosts[host] for host in chosen.order], worth
+    return [fabric.hosts[host] for host in chosen.order], benefit
 
 
-def _laid(
-    given: Sequence[str], filled: dict[str, int], worth: HostOrder | None, fabric: Fabric | None, work: MeshWork
+def _lay_mesh(
+    given: Sequence[str], filled: dict[str, int], benefit: HostOrder | None, fabric: Fabric | None, work: MeshWork
 ) -> tuple[dict[str, int], HostOrder | None, MeshTraffic]:
-    """The ranks of each host in the order in which a mesh is laid over them, and what that is worth."""
-    # NumPy comes with them.
+    """The ranks of each host in the best order for a mesh, the benefit of that order, and the mesh's traffic."""
+    # Imported here because they load NumPy.
     from hpctrain.control.topology.mesh_layout import in_one_node, lay
     from hpctrain.control.topology.summary import host_numbers
 
-    if fabric is None or worth is None:
-        return filled, worth, in_one_node(work)
+    if fabric is None or benefit is None:
+        return filled, benefit, in_one_node(work)
     numbers = dict(zip(given, host_numbers(fabric, given), strict=True))
     slots = {numbers[name]: count for name, count in filled.items()}
     laid = lay(fabric, [*numbers.values()], [*slots], slots, work)
     order = {fabric.hosts[host]: slots[host] for host in laid.order}
-    return order, worth.model_copy(update={"crossings": laid.crossings}), laid.traffic
+    return order, benefit.model_copy(update={"crossings": laid.crossings}), laid.traffic
 
 
 def _fill(order: Sequence[str], room: Mapping[str, int], ranks: int) -> dict[str, int]:

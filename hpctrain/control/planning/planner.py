@@ -16,7 +16,7 @@ from hpctrain.common.settings import PARAMETER_SERVERS
 from hpctrain.control.planning.place_hosts import Hosts, require_ranks
 
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
-# Those in whose scope variables are made once for all replicas or workers.
+# Strategies whose scope makes the variables once for all replicas or workers.
 _IN_SCOPE = ("mirrored", "parameter_server")
 
 
@@ -35,10 +35,10 @@ def make_plan(
     """The plan of one run.
 
     Args:
-        ranks: how many processes where no hosts are given; they share the machine's cores evenly.
-        hosts: where the ranks are; by default all on this machine.
+        ranks: the world size where no hosts are given; the ranks then share this machine's cores evenly.
+        hosts: the placement of the ranks; by default all are on this machine.
 
-    The rest, and what is raised, is as of :func:`unplaced_plan` and :func:`place_plan`.
+    For the other arguments and the errors, see :func:`unplaced_plan` and :func:`place_plan`.
     """
     if hosts is None:
         require_ranks(ranks)
@@ -70,18 +70,16 @@ def unplaced_plan(
     """The plan of a run whose hosts are not known yet.
 
     Args:
-        work: what ``ranks`` processes are to run.
-        frameworks: that are installed; what a container has cannot be seen from outside, and is taken to be both.
+        frameworks: the installed ones. A container is assumed to have both, since it cannot be seen from outside.
         backend: one of :data:`hpctrain.common.cluster.backends.BACKENDS`; ``auto`` is ``single`` for one rank on this
             machine, else ``mpi`` where the recipe goes on without ranks that die, else that of
             :func:`hpctrain.common.cluster.gpus.fitting_backend`.
         framework: for a recipe; by default PyTorch where it is installed, else Keras.
-        host_options: what the hosts are to be chosen by.
-        start, stop: how the ranks are started and stopped.
+        host_options: the options by which the hosts will be chosen.
 
     Raises:
-        HpctrainError: no rank at all, a mesh that is not of so many, an unknown name, a framework that is not
-            installed, a backend that does not serve it, the mesh or the recipe, or as of
+        HpctrainError: fewer than one rank, a mesh that does not fit them, an unknown name, a framework that is not
+            installed, a backend that does not serve the framework, the mesh or the recipe, or see
             :func:`hpctrain.common.recipes.requirements.require_recipe`.
     """
     require_ranks(ranks)
@@ -105,16 +103,16 @@ def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
     """The plan on these hosts, with all settings that follow from them.
 
     Args:
-        plan: with or without hosts of before.
-        hosts: with as many slots together as the plan has ranks.
-        machine: one of the hosts; the others are like it.
+        plan: may have hosts of an earlier attempt, which are replaced.
+        hosts: their slots add up to the plan's ranks.
+        machine: one of the hosts; the others are assumed to be like it.
 
     Raises:
-        HpctrainError: an unknown backend, one that cannot join several ranks or start one on another host, one of
-            those of :func:`unplaced_plan`, or a script for GPUs where only the user knows which backend serves it.
+        HpctrainError: an error of :func:`unplaced_plan`, a backend that cannot join several ranks or start one on
+            another host, or a script for GPUs where only the user knows which backend serves it.
     """
     assert sum(host.slots for host in hosts.slots) == plan.ranks
-    # Again: a run that goes on may have other ranks, and another backend, than it was begun with.
+    # Checked again because a resumed run may have other ranks and another backend than at its beginning.
     _require_possible(plan)
     backend, reason = _backend(plan, hosts.slots, machine)
     placed: dict[str, object] = {
@@ -148,11 +146,7 @@ def oversubscription(plan: Plan, machine: Machine) -> str | None:
 
 
 def require_processors(plan: Plan, machine: Machine) -> None:
-    """Refuse more ranks on this one machine than it has processors.
-
-    Raises:
-        HpctrainError: there are more.
-    """
+    """Refuse more ranks on this one machine than it has processors."""
     processors = max(machine.cores, machine.processors)
     if len(plan.hosts) > 1 or plan.ranks <= processors:
         return
@@ -165,7 +159,7 @@ def require_processors(plan: Plan, machine: Machine) -> None:
 
 
 def _require_possible(plan: Plan) -> None:
-    """Refuse what cannot be on whatever hosts: a mesh, a backend, or values of the recipe for the number of ranks."""
+    """Refuse what no hosts make possible: a mesh, a backend, or values of the recipe for the number of ranks."""
     _require_framework(plan)
     _require_backend(plan.asked_backend, plan)
     if plan.recipe:
@@ -175,7 +169,7 @@ def _require_possible(plan: Plan) -> None:
 
 
 def _require_framework(plan: Plan) -> None:
-    # Raises where it does not fit the ranks.
+    # Reading the mesh raises where it does not fit the ranks.
     mesh = plan.mesh
     if plan.framework != "keras":
         return
@@ -235,10 +229,8 @@ def _require_backend(backend: str, plan: Plan) -> None:
 
 
 def _require_strategy(plan: Plan, backend: str, capable: Capabilities) -> None:
-    """Refuse ranks and recipes that a backend is not for.
-
-    Raises:
-        HpctrainError: too few ranks, or a recipe with more to its steps than the strategies' scopes have.
+    """Refuse what DeepSpeed and the strategies of tf.distribute cannot do as backends: too few ranks, or recipes
+    whose steps do more than the strategies' scopes support.
     """
     if plan.recipe and capable.distributes_scripts:
         raise HpctrainError(
@@ -287,14 +279,14 @@ def _is_async(plan: Plan) -> bool:
 
 
 def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
-    """The backend, and why it was chosen; no reason for one that was asked for."""
+    """The backend and the reason for it, which is empty for a backend that the user chose."""
     if asked := CAPABILITIES.get(plan.asked_backend):
         if not asked.joins_ranks:
             _require_single(plan, [host.host for host in hosts], machine)
         return plan.asked_backend, ""
     if _is_async(plan):
         return "mpi", "sync: async"
-    # One rank of an elastic run may be what is left of several, which others join.
+    # A single rank of an elastic run may be the rest of several, and others may join it.
     if plan.ranks == 1 and same_host(hosts[0].host, machine.host) and not plan.elastic:
         return "single", f"one rank on {machine.host}"
     if plan.start.launcher == TORCHRUN:
@@ -307,7 +299,7 @@ def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
 
 
 def _without_mpi(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
-    """The backend among those whose ranks torchrun may start, and why."""
+    """The backend among those whose ranks torchrun may start, and the reason."""
     backend, reason = _fitting(plan, hosts, machine)
     if not CAPABILITIES[backend].meets_without_mpi:
         backend, reason = "gloo", "torchrun"
@@ -328,7 +320,7 @@ def _require_single(plan: Plan, hosts: Sequence[str], machine: Machine) -> None:
 
 
 def _fitting(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
-    """The backend that fits the GPUs of the host that has fewest for its ranks, and why."""
+    """The backend that fits the host with the fewest GPUs for its ranks, and the reason."""
     framework = plan.framework
     only = plan.start.container is None and machine.frameworks == {"torch"}
     if framework is None and (only or not plan.mesh.replicates_only):

@@ -27,11 +27,11 @@ from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.resuming.proof import script_sha256
 
 _SQUEUE_SECONDS = 20.0
-# A job that was requeued or follows another can start while the launcher before it still ends.
+# A requeued or following job can start while the launcher of the earlier one is still ending.
 _LOCK_SECONDS = 60.0
-# A file server gives up the lock of a pod whose node is gone when its lease is over: 90 s by NFS's own default.
+# A file server releases the lock of a pod whose node is gone when its lease ends: 90 s by NFS's default.
 _POD_LOCK_SECONDS = 180.0
-# What a script did in this time is taken to have got it further: one that cannot work fails within its first minutes.
+# A script that worked this long is assumed to have made progress: a broken one fails within its first minutes.
 WORK_SECONDS = 600.0
 
 
@@ -40,11 +40,11 @@ class Attempt:
     """One start of a run.
 
     Attributes:
-        number: 1 for the first.
-        iteration: of the checkpoint that it goes on from, 0 for the beginning.
-        damaged: newer checkpoints, which are passed over, each with what is wrong with it.
-        missing: newer ones that are gone.
-        restart: its number among the restarts without progress that the launcher made by itself; 0 for none of them.
+        number: counts the run's attempts from 1.
+        iteration: the iteration of the checkpoint from which it resumes, 0 for the beginning.
+        damaged: the newer checkpoints, which are skipped, each with its fault.
+        missing: the newer checkpoints that are recorded but gone.
+        restart: its number among the launcher's own restarts without progress, 0 if it is not one of them.
     """
 
     number: int = 1
@@ -74,11 +74,11 @@ def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -
     """Be the only launcher of a run, by a lock on ``RUN_DIR/lock`` where the file system has locks.
 
     Yields:
-        A warning, where the lock is still that of this Slurm job before it was requeued: its node is gone, and nobody
-        there can give it back.
+        A warning if this Slurm job still holds the lock from before it was requeued: its node is gone, so that no
+        process there can release it.
 
     Raises:
-        HpctrainError: another launcher is there.
+        HpctrainError: another launcher holds the lock.
     """
     path = directory.path / "lock"
     try:
@@ -97,19 +97,19 @@ def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, st
     seconds = _LOCK_SECONDS if job else _POD_LOCK_SECONDS if pod else 0.0
     if not lock(descriptor, directory.path / "lock", seconds, "choose another place with --run-dir"):
         holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
-        if not _is_earlier(holder, environment):
+        if not _is_same_job_earlier(holder, environment):
             raise HpctrainError(
                 f"{directory.path} is being run by another hpctrain: {holder or 'unknown'}",
                 "wait until it ends, or stop it",
-                # Another pod of this number is made until the lock is free.
+                # Kubernetes then starts another pod of this index, until the lock is free.
                 exit_code=RESUMABLE if pod else 1 if job else 2,
             )
         earlier = "this job before it was requeued, so the run continues"
         warning = f"{directory.path}/lock is still held by {holder}: {earlier}"
-    # For whoever is refused; a full disk is found by what follows.
+    # Names the lock's holder for the next launcher. A full disk is reported by the next write.
     with contextlib.suppress(OSError):
         os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}{_of_job(environment)}\n".encode(), 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}{_job_start(environment)}\n".encode(), 0)
     return warning
 
 
@@ -119,26 +119,23 @@ def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
 
 
-def _of_job(environment: Mapping[str, str]) -> str:
+def _job_start(environment: Mapping[str, str]) -> str:
     job = job_id(environment)
     return f" in start {int(environment.get('SLURM_RESTART_COUNT') or 0)} of job {job}" if job else ""
 
 
-def _is_earlier(holder: str, environment: Mapping[str, str]) -> bool:
-    """Whether this is what :func:`_of_job` said of this job before it was requeued the last time."""
+def _is_same_job_earlier(holder: str, environment: Mapping[str, str]) -> bool:
+    """Whether the holder is this Slurm job before it was requeued, by its text from :func:`_job_start`."""
     before = re.search(r" in start (\d+) of job (\S+)$", holder)
-    now = re.search(r" in start (\d+) of job (\S+)$", _of_job(environment))
+    now = re.search(r" in start (\d+) of job (\S+)$", _job_start(environment))
     return bool(before and now and before[2] == now[2] and int(before[1]) < int(now[1]))
 
 
 def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
-    """Refuse to start while the last attempt still runs without its launcher.
+    """Refuse to start while ranks or the job of the last attempt still run without their launcher.
 
-    The records tell ranks on this host that outlived it; Slurm tells a job whose attempt has no end. What lives on
-    another host, outside of Slurm, on a file system without locks between hosts, cannot be seen.
-
-    Raises:
-        HpctrainError: its ranks or its job are still there.
+    The ranks' records show those on this host, and Slurm shows the job of an attempt without an end. Ranks on another
+    host, outside of Slurm, on a file system without locks between hosts, cannot be seen.
     """
     running = [
         record for record in whole_records(directory) if record.status == "running" and record.own_process(directory)
@@ -164,7 +161,7 @@ def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
 
 
 def _is_running(job: str) -> bool:
-    """Whether Slurm says so; a Slurm that is not there or does not answer says nothing."""
+    """Whether Slurm reports the job as running; False without Slurm or an answer of it."""
     if not re.fullmatch(r"\d+(_\d+)?", job):
         return False
     arguments = ("--noheader", f"--jobs={job}", "--states=RUNNING,COMPLETING,SUSPENDED", "--format=%T")
@@ -180,39 +177,35 @@ def next_attempt(
     """The next attempt of a run that is resumed; None if it is done.
 
     Args:
-        directory: with a plan; one that was only submitted yet has no attempt.
-        events: of :func:`run_events`.
-        idle_restarts: how often a run may be resumed without having got further.
-        script: the run is a script's, which keeps its state itself.
+        events: from :func:`run_events`; empty for a run that was only submitted.
+        idle_restarts: how often a run may be resumed without progress.
+        script: whether the run is a script's, whose checkpoints hpctrain does not know.
 
     Raises:
-        HpctrainError: no checkpoint is left, or the run does not get any further.
+        HpctrainError: no checkpoint is left, or the run makes no progress.
     """
     further = attempt_from_here(directory, events)
     if further is None or not events:
         return further
     past = attempts(events)
     if script:
-        idle = list(itertools.takewhile(_got_nowhere, reversed(past)))
+        idle = list(itertools.takewhile(_made_no_progress, reversed(past)))
         what = f"its last {len(idle)} attempts ended without a clean stop"
     else:
         idle = list(itertools.takewhile(lambda attempt: _start(attempt).iteration == further.iteration, reversed(past)))
         what = f"the last {len(idle)} attempts started at step {further.iteration} and got no further"
-    # Those that a launcher began by itself have a limit of their own.
+    # A launcher's own restarts have a separate limit.
     resumed = [attempt for attempt in idle if not _start(attempt).restart]
     if len(resumed) > idle_restarts:
-        raise _idle(directory, idle, what, len(resumed))
+        raise _no_progress(directory, idle, what, len(resumed))
     return further
 
 
 def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attempt | None:
-    """The next attempt: from the beginning, or from the newest whole checkpoint; None if the run is done.
-
-    Args:
-        directory, events: as of :func:`next_attempt`.
+    """The next attempt: from the beginning, or from the newest intact checkpoint; None if the run is done.
 
     Raises:
-        HpctrainError: no checkpoint is left of those that were written.
+        HpctrainError: none of the checkpoints that were written is left.
     """
     if is_done(events):
         return None
@@ -222,7 +215,7 @@ def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attem
     newest = newest_whole(directory.checkpoints)
     if not newest.iteration:
         _require_none_written(directory, events, newest.damaged)
-    # Older ones are of no use to this attempt.
+    # An older checkpoint that is gone does not matter to this attempt.
     newer = [each for each in missing(directory.checkpoints, events) if each > newest.iteration]
     gone = tuple(checkpoint_path(directory.checkpoints, each) for each in newer)
     return Attempt(number=len(attempts(events)) + 1, iteration=newest.iteration, damaged=newest.damaged, missing=gone)
@@ -231,7 +224,7 @@ def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attem
 def _require_none_written(
     directory: RunDirectory, events: Sequence[Event], damaged: Sequence[tuple[Path, str]]
 ) -> None:
-    """Refuse to begin a run again whose checkpoints are lost, of which a crash can have left no event."""
+    """Refuse to begin again if checkpoints are lost. A crash may have left damaged ones without an event."""
     written = [f"step {event.iteration}" for event in events if isinstance(event, CheckpointEvent)]
     faults = [fault for _, fault in damaged] + [
         f"{path} was found damaged" for path in damaged_checkpoints(directory.checkpoints)
@@ -250,19 +243,19 @@ def is_done(events: Sequence[Event]) -> bool:
     return bool(events) and isinstance(last := events[-1], EndEvent) and last.status == "done"
 
 
-def _got_nowhere(attempt: Sequence[Event]) -> bool:
-    """Whether an attempt of a script, whose steps are not known, is taken not to have got further."""
+def _made_no_progress(attempt: Sequence[Event]) -> bool:
+    """Whether an attempt of a script, whose steps are not known, counts as one without progress."""
     last, kinds = attempt[-1], {type(event) for event in attempt}
     resumable = isinstance(last, EndEvent) and last.status == "resumable"
     if (resumable or StoppedEvent in kinds) and FaultEvent not in kinds:
         return False
-    # To hang is no work.
+    # Time spent hanging does not count as progress.
     stalls = [event.time - event.seconds for event in attempt if isinstance(event, StallEvent)]
     return (stalls or [last.time])[-1] - attempt[0].time <= WORK_SECONDS
 
 
-def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, allow: int) -> HpctrainError:
-    """The refusal to begin for ever where nothing comes of it. ``idle`` has the newest attempt first."""
+def _no_progress(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, allow: int) -> HpctrainError:
+    """The error for a run that makes no progress; ``idle`` has the newest attempt first."""
     faults = [event.message for attempt in idle for event in reversed(attempt) if isinstance(event, FaultEvent)]
     return HpctrainError(
         f"{directory.path}: {what}" + "".join(f"; what went wrong: {fault}" for fault in faults[:1]),
@@ -272,11 +265,7 @@ def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, a
 
 
 def run_events(directory: RunDirectory, *also: type[Event]) -> list[Event]:
-    """The events about the run as a whole, from its first start on; empty if it was only submitted.
-
-    Args:
-        directory: of the run.
-        also: further kinds.
+    """The events about the run as a whole and of the kinds ``also``, from its first start; empty if only submitted.
 
     Raises:
         HpctrainError: the file is damaged; names the line.
@@ -287,7 +276,7 @@ def run_events(directory: RunDirectory, *also: type[Event]) -> list[Event]:
 
 
 def _start(attempt: Sequence[Event]) -> StartEvent:
-    """The start of an attempt of :func:`run_events`; all of them have one."""
+    """The start event, which every attempt in :func:`run_events` has."""
     start = attempt[0]
     assert isinstance(start, StartEvent)
     return start

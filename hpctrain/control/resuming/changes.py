@@ -1,4 +1,4 @@
-"""Settings that changed since a run's checkpoint, and those with which the checkpoint cannot be resumed."""
+"""Finds settings that changed since a run's checkpoint, and refuses those with which it cannot be resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import resume_command
 
-# What a checkpoint holds the state of, or is part of the way through.
+# Settings that fix the shape of a checkpoint's state, or the data that it is part of the way through.
 _HELD = (
     "model.name",
     *(f"model.{key}" for key in GptSettings.model_fields),
@@ -32,11 +32,7 @@ _HELD = (
 
 
 def changes_since(directory: RunDirectory, iteration: int, plan: Plan) -> dict[str, tuple[Any, Any]]:
-    """The values of a recipe that differ from an iteration's checkpoint: old and new, by dotted key.
-
-    Raises:
-        HpctrainError: the checkpoint cannot be read.
-    """
+    """The values of a recipe that differ from an iteration's checkpoint: old and new, by dotted key."""
     saved = read_manifest(checkpoint_path(directory.checkpoints, iteration)).plan.get("recipe")
     if plan.recipe is None or not saved:
         return {}
@@ -55,18 +51,14 @@ def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapp
     """Refuse a recipe that cannot be resumed from an iteration's checkpoint, even if the changes are accepted.
 
     Args:
-        directory, iteration, plan: as of :func:`changes_since`.
-        asked: the keys that are changed only now.
-
-    Raises:
-        HpctrainError: says which values it has to have.
+        asked: the keys that this resume changes, to tell the user to leave them out.
     """
     if plan.recipe is None:
         return
     path = checkpoint_path(directory.checkpoints, iteration)
     changes = changes_since(directory, iteration, plan)
-    held = set(_unfit(path, changes, plan, plan.recipe))
-    unfit = {key: values for key, values in changes.items() if key in held}
+    fixed = set(_fixed_keys(path, changes, plan, plan.recipe))
+    unfit = {key: values for key, values in changes.items() if key in fixed}
     if unfit:
         values = (f"{key}={old}, and a run with {key}={new} cannot resume from it" for key, (old, new) in unfit.items())
         leave = "leave that out, or start anew with another --run-dir"
@@ -74,22 +66,22 @@ def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapp
         raise HpctrainError("\n".join(f"{path} is of {text}" for text in values), hint)
 
 
-def _unfit(path: Path, changes: Mapping[str, tuple[Any, Any]], plan: Plan, recipe: Recipe) -> Iterator[str]:
-    """The keys that must be as they were; those that are as they were may be among them."""
+def _fixed_keys(path: Path, changes: Mapping[str, tuple[Any, Any]], plan: Plan, recipe: Recipe) -> Iterator[str]:
+    """The keys whose values must be those of the checkpoint, changed or not."""
     yield from _HELD
     if "fp16" in changes.get("precision", ()):
-        # The scale of its losses is part of the state.
+        # The loss scale of fp16 is part of the state.
         yield "precision"
     if recipe.data.name == "digits" and recipe.data.split_seed is None:
         yield "seed"
     progress = read_manifest(path).progress
     if recipe.epochs < progress.epoch:
         yield "epochs"
-    # What is in object storage the ranks compare: a login node may have no way there.
+    # Data in object storage is compared by the ranks, because a login node may not reach it.
     if "data.path" in changes and not plan.start.container and has_folder(recipe):
-        # NumPy comes with it.
+        # Imported here because it loads NumPy.
         from hpctrain.common.shards.folders import training_fingerprint
 
-        # The same samples may be in another place.
+        # The same samples may have moved to another folder.
         if training_fingerprint(shard_folder(recipe), recipe.data.name) != progress.samples:
             yield "data.path"

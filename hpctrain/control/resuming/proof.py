@@ -29,7 +29,7 @@ def script_sha256(plan: Plan) -> str | None:
     try:
         return sha256(plan.script.path)[0]
     except OSError:
-        # In a container, for example.
+        # The script may be in a container, for example.
         return None
 
 
@@ -46,16 +46,15 @@ def require_own_plan(
     """Refuse a ``plan.json`` that something else than hpctrain has changed since the last attempt.
 
     Args:
-        directory: of the run.
-        events: its starts and plans at least, in order.
-        plan: what the file says.
-        accept: go on with it all the same.
+        events: in order, with at least the run's start and plan events.
+        plan: the plan that is in the file now.
+        accept: continue with the changed plan.
 
     Returns:
-        What is accepted: the old and the new value, by dotted key; empty if it is the plan that hpctrain wrote.
+        The accepted differences: the old and the new value by dotted key; empty if hpctrain wrote the plan.
 
     Raises:
-        HpctrainError: it was changed; says where it differs from the plan in the newest checkpoint.
+        HpctrainError: it was changed; shows the differences from the plan in the newest checkpoint.
     """
     wanted: set[str | None] = set()
     for event in events:
@@ -64,7 +63,7 @@ def require_own_plan(
         elif isinstance(event, PlanEvent):
             wanted.add(event.sha256)
     found = sha256(directory.plan)[0]
-    # Without an attempt on record nothing is known of what the plan was; the checkpoint still knows the recipe.
+    # Without a recorded attempt only the checkpoint's recipe is known, and not the whole plan.
     known = bool(wanted - {None})
     if found in wanted:
         return {}
@@ -86,13 +85,9 @@ def require_own_plan(
 
 
 def replace_plan(directory: RunDirectory, plan: Plan) -> None:
-    """Begin a further attempt with a plan, on record before the file is replaced.
-
-    Raises:
-        HpctrainError: it cannot be written.
-    """
+    """Begin a further attempt with a plan, and record its hash before the file is replaced."""
     new = plan_sha256(plan)
-    # Of a run that was only submitted, nothing is on record.
+    # A run that was only submitted has no events yet.
     if directory.events.exists() and new != sha256(directory.plan)[0]:
         with EventWriter(directory.events) as events:
             events.emit(PlanEvent(sha256=new))
@@ -101,9 +96,9 @@ def replace_plan(directory: RunDirectory, plan: Plan) -> None:
 
 
 def _differences(directory: RunDirectory, plan: Plan, *, whole: bool) -> tuple[str, dict[str, tuple[Any, Any]]]:
-    """The newest checkpoint that can be read, and where the plan differs from the one in it; ``whole`` or its recipe.
+    """The newest readable checkpoint, and where the plan differs from its plan, ``whole`` or only in the recipe.
 
-    Keys of the recipe are as everywhere, without its name before them.
+    Keys of the recipe are without the prefix ``recipe.``, as on the command line.
     """
     for iteration in reversed(iterations(directory.checkpoints)):
         path = checkpoint_path(directory.checkpoints, iteration)

@@ -1,4 +1,4 @@
-"""The plan of a further attempt: the run's own, on the hosts that there are now."""
+"""Makes the plan of a further attempt: the run's own plan, on the hosts of now."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from hpctrain.control.resuming.proof import changed_script, replace_plan, requir
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """A further attempt: where it begins, its plan on this machine, and notes for the user.
+    """A further attempt: where it begins, its plan on this machine, and warnings for the user.
 
-    ``changed`` are the values that are not those of the attempts before, by dotted key: the old and the new one.
-    ``script`` are its hash in the last attempt and now, if they differ.
+    ``changed`` has the old and the new value of each setting that differs from earlier attempts, by dotted key.
+    ``script`` has the script's hash in the last attempt and now, if they differ.
     """
 
     attempt: Attempt
@@ -44,11 +44,7 @@ class Resumption:
     warnings: tuple[str, ...]
 
     def begin(self, directory: RunDirectory) -> None:
-        """Replace the run's plan by this one, and record it before anything else happens.
-
-        Raises:
-            HpctrainError: that cannot be written.
-        """
+        """Replace the run's plan by this one, after recording the changes."""
         differences = {**self.changed, **({"script.sha256": self.script} if self.script else {})}
         if differences:
             with EventWriter(directory.events) as events:
@@ -73,20 +69,16 @@ def resumption(
     """The next attempt of a run; None if it is done.
 
     Args:
-        directory: of the run.
-        work: to be compared with the plan's; None for whatever it is.
-        overrides: ``key=value`` each, of the plan's recipe or script where ``work`` is None.
-        mesh: as ``--mesh`` has it, where ``work`` is None.
-        tracking: where curves go from now on; None for where the plan's go, or ``work``'s.
-        accept_changes: go on with ``work`` where it is another than the plan's.
-        ranks, backend, framework, changes: as of :func:`resumed_plan`.
-        look_only: nothing will be started, so it does not matter whether somebody else does.
+        work: the recipe or script that is asked for, which must be the plan's; None takes the plan's.
+        overrides: ``key=value`` each, for the plan's recipe or script where ``work`` is None.
+        mesh: the value of ``--mesh``, where ``work`` is None.
+        tracking: the trackers from now on; None keeps those of ``work`` or else of the plan.
+        accept_changes: continue with ``work``, or with an edited ``plan.json``, where it differs from the plan.
+        ranks, backend, framework, changes: see :func:`resumed_plan`.
+        look_only: nothing will be started, so ranks that still run are not refused.
 
     Raises:
-        HpctrainError: as of :func:`changed_work`, :func:`hpctrain.control.resuming.attempts.require_nobody`,
-            :func:`hpctrain.control.resuming.attempts.next_attempt`,
-            :func:`hpctrain.control.resuming.changes.require_fit` and :func:`resumed_plan`; ``plan.json`` is not what
-            the last attempt had, and that is not accepted.
+        HpctrainError: the run cannot be resumed, or changes were not accepted.
     """
     before = read_model(directory.plan, Plan)
     asked = work or _overridden(before, overrides, mesh)
@@ -100,7 +92,7 @@ def resumption(
     edited = require_own_plan(directory, recorded, before, accept=accept_changes)
     script = changed_script(events, script_sha256(now))
     if (changed or edited) and is_done(events):
-        # More epochs, for example.
+        # A changed recipe can continue a finished run, for example with more epochs.
         events.pop()
     if not look_only:
         require_nobody(directory, events)
@@ -139,15 +131,14 @@ def _overridden(plan: Plan, overrides: Sequence[str], mesh: str | None) -> Recip
 def changed_work(
     plan: Plan, work: Recipe | Script | None, *, accept: bool = False
 ) -> tuple[Plan, dict[str, tuple[Any, Any]]]:
-    """The plan of what is asked for, and where that is not what was begun: the old and the new value by dotted key.
+    """The plan with the work that is asked for, and where it differs from the run: old and new value by dotted key.
 
     Args:
-        plan: of the run.
-        work: what is asked for; None for what it is.
-        accept: go on with something else.
+        work: what is asked for; None takes the plan's.
+        accept: continue although it differs.
 
     Raises:
-        HpctrainError: it is something else, and not accepted; shows all that differs.
+        HpctrainError: it differs and is not accepted; shows all differences.
     """
     begun = plan.recipe or plan.script
     assert begun is not None
@@ -155,11 +146,11 @@ def changed_work(
         return plan, {}
     if type(begun) is not type(work):
         raise HpctrainError(f"the run is of {plan.title}, which is not a {type(work).__name__.lower()}", _HINT)
-    # Who follows a run is no difference of it: taken over where it is said, and else as it was.
+    # Trackers are no difference: those asked for replace the run's, which otherwise stay.
     begun = begun.model_copy(update={"tracking": begun.tracking if work.tracking is None else work.tracking})
     work = work.model_copy(update={"tracking": begun.tracking})
     if isinstance(begun, Recipe) and isinstance(work, Recipe) and work.batch.per_rank:
-        # Ranks may have changed since.
+        # A batch per rank is compared at the number of ranks that the run began with.
         work = work.at_data_ranks(max(1, begun.global_batch // work.batch.per_rank))
     changed = differences(begun, work)
     if changed and not accept:
@@ -192,13 +183,11 @@ def resumed_plan(
     """The plan on the current hosts, and warnings.
 
     Args:
-        plan: of the run.
-        machine: this one.
-        ranks: another number of them, which the recipe's batch is then for; by default those that the run was begun
-            with, and in an elastic run as many as its hosts have room for.
-        backend: another one.
-        framework: to be compared with the plan's.
-        changes: fields of ``host_options``, ``start`` and ``stop`` that go before the plan's.
+        ranks: the new world size; by default the one that the run began with, and in an elastic run the sum of its
+            hosts' slots.
+        backend: replaces the plan's where it is given.
+        framework: must be the plan's where it is given.
+        changes: fields of ``host_options``, ``start`` and ``stop`` that replace the plan's.
 
     Raises:
         HpctrainError: another framework, or hosts and ranks that do not fit.
@@ -207,7 +196,7 @@ def resumed_plan(
         raise HpctrainError(f"the run is in {plan.framework}, and --framework {framework} was asked for", _HINT)
     if ranks is not None:
         require_ranks(ranks)
-    changed = {name: getattr(plan, name).model_copy(update=_whole(changes[name])) for name in changes}
+    changed = {name: getattr(plan, name).model_copy(update=_one_host_source(changes[name])) for name in changes}
     unplaced = plan.model_copy(
         update={
             **changed,
@@ -228,21 +217,12 @@ def resumed_plan(
 
 
 def plan_without(plan: Plan, gone: Sequence[str], machine: Machine) -> tuple[Plan, tuple[str, ...]]:
-    """The plan on the remaining hosts in their best order, and warnings.
-
-    Args:
-        plan: of the run.
-        gone: hosts that are not there any more.
-        machine: this one.
-
-    Raises:
-        HpctrainError: as of :func:`plan_on`.
-    """
+    """The plan without the hosts that are gone, on the others in their best order, and warnings."""
     left = [host for host in plan.hosts if not any(same_host(host.host, name) for name in gone)]
     if len(left) == len(plan.hosts):
         return plan, ()
     fewer, warnings = plan_on(plan, {host.host: host.slots for host in left}, machine)
-    # What was found out about the hosts' networks holds for those that are left.
+    # The network settings found for all hosts hold for the remaining ones.
     return fewer.model_copy(update={"environment": {**plan.environment, **fewer.environment}}), warnings
 
 
@@ -250,18 +230,16 @@ def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Pla
     """The plan on other hosts in their best order, for one attempt, and warnings.
 
     Args:
-        plan: of the run.
-        slots: the hosts with the ranks of each.
-        machine: this one.
+        slots: the new hosts with the ranks of each.
 
     Raises:
-        HpctrainError: they are too few, or as of :func:`hpctrain.control.hosts.arrange.arrange`.
+        HpctrainError: the hosts are too few, or see :func:`hpctrain.control.hosts.arrange.arrange`.
     """
     ranks, least = sum(slots.values()), plan.fault_tolerance.min_ranks
     if ranks < least:
         gone = [host.host for host in plan.hosts if host.host not in slots]
         raise HpctrainError(f"without {fold_hosts(gone)} it has hosts for {ranks} ranks, and it needs {least}")
-    # For this attempt alone: a later one may have other hosts, and then does not begin with these.
+    # The plan keeps the user's own host options, with which a later attempt looks for hosts again.
     named = {"hosts": ",".join(f"{name}:{count}" for name, count in slots.items()), "hostfile": None, "nodes": None}
     arranged, warnings = arrange(
         plan.host_options.model_copy(update=named), machine.host, ranks, work=plan.recipe or plan.script
@@ -271,8 +249,8 @@ def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Pla
     return place_plan(other, arranged, machine), warnings
 
 
-def _whole(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A list of hosts takes the place of a file of them, and the other way round."""
+def _one_host_source(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes, with a list of hosts replacing a hostfile and the other way round."""
     other = {"hosts": "hostfile", "hostfile": "hosts"}
     return {**{other[name]: None for name in changes if name in other}, **changes}
 
