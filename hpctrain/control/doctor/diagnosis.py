@@ -19,11 +19,8 @@ def diagnose(
     """The checks, failed ones first.
 
     Args:
-        options: the hosts.
         start: how a run would start its ranks.
         ranks: their number. None for as many as a run would have; for none if neither hosts nor ``start`` are given.
-        run_directory: where runs will write.
-        notice: gets warnings.
 
     Raises:
         HpctrainError: hosts and ranks that do not fit, or no folder for what the ranks write.

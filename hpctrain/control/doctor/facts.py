@@ -58,9 +58,8 @@ class Host:
         temporary: where mpirun and Python put their temporary files.
         temporary_fault: what is wrong with it, empty where nothing is.
         verbs: devices in /dev/infiniband that this process may open.
-        modules: loaded into the kernel.
         driver: what the GPU driver says of itself, empty where there is none.
-        kernel: major and minor version.
+        kernel: major and minor version of the Linux kernel.
         acs: bridges above GPUs on which ACS is enabled; None where the configuration space cannot be read.
         visible: ``CUDA_VISIBLE_DEVICES`` of each rank here, None where it is not set.
     """
@@ -102,7 +101,6 @@ def read_host(
 
     Args:
         root: where /sys, /proc and /dev are.
-        environment: of the ranks.
         ranks, hosts: how many ranks run here, and how many hosts take part.
         visible: ``CUDA_VISIBLE_DEVICES`` of each rank here; by default all have that of ``environment``.
 

@@ -42,7 +42,6 @@ def check_host(host: Host, run_directory: Path) -> list[Check]:
     """Everything that can be checked on a host by itself.
 
     Args:
-        host: this one.
         run_directory: where runs are to write; need not be there yet.
     """
     disk = storage.try_disk(run_directory)

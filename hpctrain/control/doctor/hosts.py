@@ -18,7 +18,6 @@ def host_order(hosts: Sequence[str], fabric: Fabric, known_from: str, *, flat: b
 
     Args:
         hosts: in the order of their ranks, each once.
-        fabric: that they are on.
         known_from: what to say of where it is known from.
         flat: nothing is known, so that every order is as good.
     """

@@ -19,7 +19,7 @@ class World:
     """What one process that a launcher started sees.
 
     Attributes:
-        size: of ``MPI_COMM_WORLD``.
+        size: the size of ``MPI_COMM_WORLD`` that it sees.
         mpi: name and version of the library.
         launcher: the name of what started it, and the size that it claims; None where no variable says so.
     """
@@ -38,8 +38,6 @@ def horovod(checks: Sequence[Check], gpus: int, *, asked: bool = False) -> list[
     built one lacks.
 
     Args:
-        checks: of :func:`hpctrain.control.horovod.check.report`.
-        gpus: of this host.
         asked: runs are to use it.
     """
     named = []
@@ -63,7 +61,6 @@ def launcher_and_mpi(seen: Sequence[World], ranks: int, failed: Mapping[str, str
 
     Args:
         seen: of each process that wrote it, at least one.
-        ranks: that were started.
         failed: launchers that were tried before this one, and why they do not work.
     """
     sizes = sorted({world.size for world in seen})

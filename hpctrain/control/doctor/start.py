@@ -86,8 +86,7 @@ def checks_of(
     0.
 
     Args:
-        written: by each of those.
-        hosts, options: of the ranks.
+        written: what each of those processes wrote.
         failed: launchers that were tried before, and why they do not work.
     """
     worlds = [World(**world) for each in written for world in each["worlds"]]

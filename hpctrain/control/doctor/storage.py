@@ -27,7 +27,7 @@ class Disk:
     Attributes:
         free: bytes that this user may still write.
         bytes_per_s: of a write with its fsync, None where it failed.
-        error: why it failed.
+        error: why the write failed, empty where it did not.
     """
 
     path: Path

@@ -53,8 +53,7 @@ class Calibration:
     """Step times of one node, measured all-reduces, and the rate of the input pipeline.
 
     Attributes:
-        sweeps: over batches.
-        curves: all-reduces.
+        sweeps: step times over several batch sizes.
         loaded: samples per second that a rank's input pipeline makes, by its workers.
     """
 

@@ -37,12 +37,9 @@ class Ranks:
     """Who reduces.
 
     Attributes:
-        network: of the nodes.
-        local: ranks of each node.
         device: a GPU's name, or ``cpu``.
         engine: ``nccl``, ``horovod``, ``mpi`` or ``gloo``.
         rdma: the adapters write into the other node's memory by themselves; else NCCL uses sockets.
-        nccl: its version.
         wire: what a gradient takes on the way, as a share of its own bytes.
     """
 

@@ -27,7 +27,7 @@ class Device:
 
     Attributes:
         name: of a GPU, or ``cpu``.
-        ranks: that share it.
+        ranks: the number of ranks that share it.
         precision: of the forward and backward pass.
         crowded: how often the ranks that share it are twice as many as those that a sweep was measured with.
         polled: whether each rank has a thread of its engine that polls, which takes time from the cores.
@@ -47,9 +47,7 @@ class Compute:
     """Seconds of one step on one rank, (columns,) each.
 
     Attributes:
-        forward: of the forward pass.
         backward: of the backward pass of each layer, the last layer first, (layers, columns).
-        update: of the optimizer.
         busy: what of all that the device is full, without the gaps between kernels.
     """
 
@@ -73,7 +71,6 @@ def compute(workload: Workload, batch: float, device: Device, values: Values, *,
 
     Args:
         batch: samples of the rank that are computed at once.
-        device: of the rank.
         state: numbers that the optimizer keeps of each parameter.
     """
     forward = _passes(workload, batch, device, values, back=False)

@@ -27,10 +27,7 @@ class Curve:
     """The time of one collective by the size of its buffer.
 
     Attributes:
-        collective: ``all-reduce``.
         engine: what carried it: ``mpi``, ``gloo``, ``nccl`` …; nccl-tests have ``nccl, in-place`` as well.
-        ranks: that took part.
-        hosts: on which they were.
         points: bytes of a rank's buffer and seconds, by rising bytes.
         source: the file, and what measured it.
         groups: collectives of so many ranks that each host took part in at the same time, sharing its adapters.
@@ -77,8 +74,7 @@ def bench_curves(text: str, where: str) -> list[Curve]:
     """The curves of ``hpctrain bench allreduce --json``, one for each engine and number of ranks.
 
     Args:
-        text: of the file.
-        where: its name, for errors.
+        where: the file's name for error messages.
 
     Raises:
         HpctrainError: no JSON, or rows without what a curve needs.
@@ -119,10 +115,7 @@ def nccl_curves(text: str, where: str) -> list[Curve]:
 
     Args:
         text: of the file: what was printed, or the JSON of ``-J``.
-        where: its name, for errors.
-
-    Raises:
-        HpctrainError: as of ``read_nccl_tests`` and ``read_nccl_report``.
+        where: the file's name for error messages.
     """
     return [curve for found in _nccl_runs(text, where) for curve in _curves_of(found, where)]
 

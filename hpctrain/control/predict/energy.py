@@ -15,11 +15,10 @@ class Energy:
     """Of a run, (columns,) each; None for what its length or the grid is needed for, and that is not known.
 
     Attributes:
-        node_w: power of one node.
-        kwh: of all nodes.
+        kwh: what all nodes together draw.
         facility_kwh: of nodes and switches, with the cooling and what else the site spends for each (PUE).
-        joules_per_sample: of the nodes.
-        kg_co2: of ``facility_kwh``.
+        joules_per_sample: what the nodes draw, without switches and cooling.
+        kg_co2: kilograms of CO2 equivalent for ``facility_kwh``.
     """
 
     node_w: Floats
@@ -63,7 +62,7 @@ def energy(
     of a node (cores, memory, fans) draws what GPUs at their full power leave of its share, whatever they do.
 
     Args:
-        switch_ports: of all switches.
+        switch_ports: the number of ports of all switches together.
         busy: share of the time for which GPUs are full, (columns,).
         gpu: of the nodes, not ``cpu``: nothing here knows what hosts without GPUs draw.
         seconds: of the run, (columns,); None if not known.

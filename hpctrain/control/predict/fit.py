@@ -30,7 +30,6 @@ class Fit:
     """What measurements leave of constants.
 
     Attributes:
-        names: of the constants.
         mean: of the logarithm of what each is multiplied with, (names,).
         covariance: of these logarithms, (names, names).
         residual: logarithm of each measurement over what the fitted model says, (measurements,).
@@ -55,7 +54,6 @@ def fit(model: Model, measured: Floats, errors: Floats, constants: Mapping[str, 
     """Fit the named constants.
 
     Args:
-        model: of all measurements.
         measured: seconds or whatever it is, (measurements,).
         errors: of the logarithm of each, (measurements,).
         names: constants with a spread that the model depends on.

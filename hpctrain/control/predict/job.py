@@ -29,16 +29,12 @@ class Job:
 
     Attributes:
         workload: of the network that is trained.
-        network: of the nodes.
-        local: ranks of each node.
-        device: of each rank.
         engine: that reduces; ``single`` where there is one rank.
         batch: samples of a rank in a step.
         parts: in which it computes them one after the other.
-        bucket_bytes: of a gradient bucket.
         wire: what a gradient takes on the way, as a share of its 4 bytes.
         state: numbers that the optimizer keeps of each parameter.
-        rdma, nccl: as of :class:`hpctrain.control.predict.collectives.Ranks`.
+        rdma, nccl: these are explained at :class:`hpctrain.control.predict.collectives.Ranks`.
         samples_per_s: that the input pipeline of a rank makes; None for as many as are wanted.
     """
 
@@ -77,8 +73,7 @@ class Times:
     """Seconds of one step, (columns,) each.
 
     Attributes:
-        compute: of one part.
-        total: of the whole step.
+        compute: the time of one part of the batch.
         exposed: how much longer it is for its reductions, in which ranks also wait for the slowest one.
         busy: for how long the device is full.
     """
@@ -90,11 +85,7 @@ class Times:
 
 
 def times(job: Job, values: Values, curves: Sequence[Curve] = ()) -> Times:
-    """The times of one step.
-
-    Args:
-        curves: measured all-reduces.
-    """
+    """The times of one step."""
     one = compute(job.workload, job.at_once, job.device, values, state=job.state)
     jitter = values["cpu.jitter" if job.device.name == CPU else "jitter"] * slowest(job.ranks)
     last = _step(job, one, jitter, values, curves)

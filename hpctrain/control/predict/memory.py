@@ -38,12 +38,10 @@ class Memory:
 
     Attributes:
         moment: ``forward`` or ``backward`` with the name of a layer, or ``update``.
-        parameters: the weights.
         gradients: those that lie by themselves; others lie in the buckets.
-        optimizer_state: momentum and the like.
-        model_buffers: running statistics.
-        buckets: the engine's buffers.
-        inputs: the batch.
+        optimizer_state: momentum and other state of the optimizer.
+        model_buffers: such as the running statistics of batch normalisation.
+        buckets: the buffers in which the engine reduces gradients.
         activations: kept for the backward pass.
         weight_copies: narrow ones that autocast keeps.
         temporary: in use at that moment only: activations and gradients between two layers, a gradient before it is
@@ -91,7 +89,6 @@ class Settings:
     """How a network is trained, as far as its memory depends on it.
 
     Attributes:
-        optimizer: a recipe's.
         precision: of the computation, as a recipe's, or ``pure_bf16``.
         bucket_bytes: a recipe's ``communication.bucket_mb`` times 10^6; None for a training without ``ht.distribute``.
         in_place: of the engine: true for NCCL, Gloo, Horovod and one process, false for hpctrain's own over MPI.
@@ -144,7 +141,7 @@ def largest_batch(workload: Workload, nbytes: float, settings: Settings) -> int:
     """The most samples at once whose training fits into a device's memory, with the margin and the context.
 
     Args:
-        nbytes: of the device.
+        nbytes: the capacity of the device's memory.
 
     Raises:
         HpctrainError: not even one sample fits.

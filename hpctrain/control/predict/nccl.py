@@ -49,10 +49,6 @@ def chosen(
     """The algorithm with the least time by the tuner's own count.
 
     Args:
-        nbytes: of the buffer.
-        local: GPUs of each node.
-        bus: of the node.
-        network: between the nodes.
         version: of NCCL; those before 2.4 have rings alone.
     """
     if network.hosts == 1 or version < _FIRST_TREES:

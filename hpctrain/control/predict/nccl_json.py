@@ -67,8 +67,8 @@ def read_nccl_report(found: dict[str, Any], where: str) -> list[Measured]:
     """The all-reduce of a report.
 
     Args:
-        found: of the file.
-        where: its name, for errors.
+        found: the JSON object that the file holds.
+        where: the file's name for error messages.
 
     Raises:
         HpctrainError: it lacks what a curve needs, is of another test, or results were wrong.

@@ -30,7 +30,6 @@ class Measured:
     """One run of ``all_reduce_perf``.
 
     Attributes:
-        ranks: of one collective.
         hosts: on which the ranks of one collective were.
         groups: collectives that each host took part in at the same time: more than one where ``NCCL_TESTS_SPLIT``
             made groups that share a host.
@@ -53,8 +52,6 @@ class Run:
     """What was read of a run so far.
 
     Attributes:
-        ranks: by number.
-        kinds: types with their operations.
         points: bytes and seconds, out of place and in place.
         factors: where a row is, and its bus bandwidth divided by its algorithm bandwidth, of rows that tell.
         other: where it says that it is no all-reduce, and what it is; None for an all-reduce.
@@ -72,9 +69,8 @@ class Run:
         Args:
             place: 0 for out of place, 1 for in place.
             size: bytes of a rank's buffer.
-            micros: microseconds.
             rates: algorithm and bus bandwidth in GB/s.
-            at: where the row is.
+            at: the place of the row, for error messages.
 
         Raises:
             HpctrainError: a time of 0.

@@ -24,7 +24,6 @@ class Network:
     """What a collective between hosts gets of the network, with one ring or pair of trees a rail.
 
     Attributes:
-        hosts: that take part.
         rails: adapters of each that take part.
         rail_bytes_per_s: one adapter's own rate, in one direction.
         ring_share: what the slowest flow of the rings gets of its adapter's rate; 1.0 without contention.
@@ -55,7 +54,6 @@ class Network:
         """Of an all-reduce by rings: 2 (n - 1) steps, each of one n-th of the rail's part.
 
         Args:
-            nbytes: of the buffer.
             ranks_per_host: n is the number of all ranks if rings go through each rank of a host before they leave it,
                 as NCCL's do; that of the hosts where one rank a rail has the sum of its host.
             local_latency_s: of a small message between two ranks of a host.
@@ -76,7 +74,6 @@ class Network:
         collectives.py). Where another link is the busiest, it has work meanwhile.
 
         Args:
-            nbytes: of the buffer.
             piece_bytes: of the pieces that the trees pass on.
         """
         if self.hosts == 1:
@@ -101,8 +98,6 @@ def stated_network(
     """The network of hosts of which only the adapters are known: nothing between them is shared.
 
     Args:
-        hosts: how many.
-        adapters: of each host.
         bytes_per_s: of one adapter, in one direction.
         latency_s: of a small message between two hosts.
         background: the lowest and highest share of the links between switches that other jobs take. An adapter's rate
@@ -189,15 +184,15 @@ def networks(
 ) -> list[Network]:
     """The networks of the first hosts of one order, for several numbers of hosts.
 
-    A part of a depth-first order is depth-first itself, so that hosts are placed once and not for each number.
+    A part of a depth-first order is depth-first itself, so that hosts are placed once and not for each number. The
+    arguments that are not described here are those of :func:`network_of`.
 
     Args:
-        fabric: as of ``network_of``, as all that is not named here.
-        counts: numbers of hosts.
+        counts: the numbers of hosts to make networks for.
         hosts: host numbers in the order of the rings; where None, those of ``usual_hosts`` in the order of ``place``.
 
     Raises:
-        HpctrainError: a number below 1 or above that of the hosts, and as of ``network_of``.
+        HpctrainError: a number below 1 or above that of the hosts, fewer adapters than wanted, or no speeds.
     """
     from hpctrain.control.topology.placement import place
     from hpctrain.control.topology.routes import Routes

@@ -21,7 +21,6 @@ class RunPrediction:
     """What one run is predicted to take.
 
     Attributes:
-        prediction: of the one row.
         epochs: that the run trains for; those of the row may be fewer, as it may reach its result earlier.
         at_once: samples that a rank computes together.
         micro_batch: the most that it could, and has memory for, with the recipe's other values; None for none.
@@ -66,11 +65,6 @@ def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> R
     Args:
         recipe: not resolved for a number of ranks, as the efficiency is against one node.
         plan: of the run, with hosts or without.
-        hardware: of the nodes.
-        nodes: how many.
-
-    Raises:
-        HpctrainError: as of :func:`hpctrain.control.predict.request.predicted`.
     """
     training = recipe_training(recipe)
     asked = PredictionRequest(

@@ -37,7 +37,6 @@ class Node:
     Attributes:
         gpu: a name of :func:`hpctrain.common.cluster.gpu_models.gpus`, or ``cpu``.
         local: ranks, each with a GPU of its own, or together on the cores.
-        engine: that reduces.
         rdma: whether its adapters have it; else NCCL uses sockets.
     """
 
@@ -52,11 +51,9 @@ class Row:
     """The prediction for one number of nodes.
 
     Attributes:
-        nodes, gpus: how many.
         batch_per_gpu: samples of a step of the rank that has most.
         at_once: samples that it computes together.
-        step_s: of one step.
-        samples_per_s: of all ranks.
+        samples_per_s: the throughput of all ranks together.
         efficiency: samples per second and node, against those of the recipe on one node.
         weak_efficiency: the same with one node's ranks having as many samples each as these.
         communication_share: what of a step is waiting for reductions.
@@ -66,7 +63,8 @@ class Row:
         memory_bytes: of a GPU at its peak.
         largest_batch: samples that a GPU can compute at once; None on hosts without.
         memory_choices: bytes at the peak with half as many samples at once, in bf16, and with activation checkpointing.
-        kwh, facility_kwh, joules_per_sample, node_w, kg_co2: as of :class:`hpctrain.control.predict.energy.Energy`.
+        kwh, facility_kwh, joules_per_sample, node_w, kg_co2: see :class:`hpctrain.control.predict.energy.Energy`; None
+            for hosts without GPUs.
     """
 
     nodes: int
@@ -115,7 +113,6 @@ class Prediction:
             in the range add more.
         constants: that the figures depend on, by name, with what a calibration made of them.
         causes: the constants that matter most for the step of the last row, by their share.
-        warnings: sentences.
     """
 
     name: str
@@ -140,17 +137,11 @@ def predict(
     """Predict a training on each number of nodes.
 
     Args:
-        training: what is trained.
-        node: each of them.
         networks: of so many nodes each, rising.
-        calibration: measurements that replace assumptions.
-        site: where the nodes are.
-        draws: for the intervals.
-        seed: of the draws.
 
     Raises:
-        HpctrainError: an unknown GPU, a calibration for another network or device, or as of
-            :meth:`hpctrain.common.recipes.schema.Recipe.at`.
+        HpctrainError: an unknown GPU, a calibration for another network or device, or a number of ranks that the
+            recipe cannot have.
     """
     if node.gpu != CPU:
         gpu(node.gpu)

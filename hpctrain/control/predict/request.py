@@ -24,11 +24,10 @@ class PredictionRequest:
     """What a prediction is for.
 
     Attributes:
-        hardware: of the nodes.
-        nodes: how many, rising.
+        nodes: the numbers of nodes to predict for, in rising order.
         backend: ``auto`` or the name of one.
         framework: that the training is in.
-        calibration: files of measurements.
+        calibration: files of measurements that replace assumptions.
     """
 
     hardware: Hardware

@@ -18,7 +18,7 @@ class Reduction:
 
     Attributes:
         after: it begins when the backward pass of so many layers is done.
-        seconds: of its all-reduce, (columns,).
+        seconds: the time of its all-reduce, (columns,).
     """
 
     after: int
@@ -30,7 +30,6 @@ class Step:
     """Seconds of one step, (columns,) each.
 
     Attributes:
-        total: of the whole step.
         exposed: how much longer it is for its reductions, in which ranks also wait for the slowest one.
     """
 
@@ -42,7 +41,6 @@ def step(compute: Compute, reductions: Sequence[Reduction], *, pace: Floats, jit
     """One step of all ranks.
 
     Args:
-        compute: of each rank.
         reductions: in the order in which they are started; one runs at a time.
         pace: how fast computing goes on while a reduction runs, 1 for undisturbed and 0 for not at all.
         jitter: what the slowest rank takes longer, as a share of the computing.

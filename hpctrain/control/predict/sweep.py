@@ -19,8 +19,7 @@ class SweepRow(Section):
     """The steps of one batch.
 
     Attributes:
-        batch: samples of a rank.
-        median_s: of a step.
+        batch: the number of samples of a rank.
         spread: of the logarithm of its time, between rounds.
     """
 
@@ -55,7 +54,6 @@ def make_sweep(
 
     Args:
         seconds: of a step in each round, by the batch.
-        model: name of its workload.
         gpu: what its driver calls it; None for the host's cores.
         ranks: that ran at the same time.
         image_size: pixels a side, of residual networks.

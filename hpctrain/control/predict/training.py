@@ -25,12 +25,12 @@ class Course:
     """How long a recipe trains with one number of ranks.
 
     Attributes:
-        epochs: to the result, (columns,).
+        epochs: how many it trains until its result, (columns,).
         source: where their number is from.
-        steps: of an epoch.
+        steps: the number of steps in an epoch.
         validated: samples that all ranks validate with after each.
         validation_cost: of one sample's forward pass, against that of a training sample: images may be larger.
-        checkpoints: of an epoch.
+        checkpoints: the number of checkpoints in an epoch.
     """
 
     epochs: Floats
@@ -46,8 +46,6 @@ class Training:
     """What is trained.
 
     Attributes:
-        workload: of the network.
-        optimizer, communication, precision: as of a recipe.
         largest: the workload of the largest images, which decide the memory.
         recipe: not for a number of ranks; None for a script's network.
         per_rank: samples of a rank in a step, of a script.
@@ -79,11 +77,7 @@ class Training:
         return 1 if self.optimizer.momentum else 0
 
     def batch(self, ranks: int) -> int:
-        """Samples of a step over so many ranks.
-
-        Raises:
-            HpctrainError: as of :meth:`hpctrain.common.recipes.schema.Recipe.at`.
-        """
+        """Samples of a step over so many ranks."""
         if self.recipe:
             return self.recipe.at(ranks).global_batch
         assert self.per_rank is not None
@@ -123,8 +117,8 @@ def recipe_training(recipe: Recipe) -> Training:
     Of a ramp of sizes that one counts whose area is the mean over the epochs, as work grows with the area.
 
     Raises:
-        HpctrainError: its network is made by the recipe, so that no workload of it is shipped; or as of
-            :func:`require_data_parallel`.
+        HpctrainError: its network is made by the recipe, so that no workload of it is shipped, or its mesh is more than
+            data parallel.
     """
     require_data_parallel(recipe.mesh)
     if recipe.data.name == "text":
@@ -177,7 +171,7 @@ def script_training(
     Args:
         per_rank: samples of a rank in a step.
         optimizer: a recipe's name of one; ``sgd`` has momentum.
-        precision: as of a recipe.
+        precision: a name that recipes accept for ``precision``.
 
     Raises:
         HpctrainError: an unknown name.

@@ -25,8 +25,6 @@ class Values:
     """What each constant is in each column.
 
     Attributes:
-        constants: by name.
-        columns: how many.
         logs: of some constants, the logarithm of what their value is multiplied with, (columns,).
         used: names that were asked for.
     """

@@ -43,7 +43,7 @@ def zero_bytes(parameters: float, each: StateBytes, *, stage: Stage, ranks: int)
 
     Args:
         parameters: that the rank has part in: those of its stage of a pipeline, divided by the ranks along tp.
-        each: of one parameter.
+        each: the bytes of one parameter's state.
         stage: 0 divides nothing, 1 the optimizer's state, 2 the gradients too, 3 the parameters too.
         ranks: that they are divided over.
     """
@@ -52,6 +52,6 @@ def zero_bytes(parameters: float, each: StateBytes, *, stage: Stage, ranks: int)
 
 
 def all_stages(parameters: float, each: StateBytes, ranks: int) -> Mapping[Stage, StateBytes]:
-    """Of a rank with each stage; arguments as of :func:`zero_bytes`."""
+    """A rank's bytes with each stage; see :func:`zero_bytes` for the arguments."""
     stages: tuple[Stage, ...] = (0, 1, 2, 3)
     return {stage: zero_bytes(parameters, each, stage=stage, ranks=ranks) for stage in stages}

@@ -64,7 +64,6 @@ def measure(
     """Run one of hpctrain.worker.bench's programs, started and bound as ``hpctrain run`` does it.
 
     Args:
-        program: its name.
         ranks: how many, 1 for the backend ``single``, which needs no MPI. None for as many as the named hosts have
             slots, or 2 on this machine.
         hosts: by default this machine, also in a job. The current directory has to be that of all of them.

@@ -28,7 +28,7 @@ def hosts_to_measure(
     """The hosts that the user names, else those of the Slurm allocation, as a run on them has them; and warnings.
 
     Raises:
-        HpctrainError: neither is there, it is only one host, or see :func:`hpctrain.control.hosts.arrange.arrange`.
+        HpctrainError: neither is there, it is only one host, or the hosts cannot be arranged.
     """
     named = {
         "--hosts": options.hosts,
@@ -55,8 +55,8 @@ def measure_links(
     Args:
         hosts: in the order of the ring; their slots do not count. The current directory has to be theirs too. None for
             this machine.
-        ranks: how many a host.
-        size: bytes of a message.
+        ranks: the number of ranks on each host.
+        size: the size of a message in bytes.
         start: how the ranks are started.
         options: what the hosts were chosen by.
 

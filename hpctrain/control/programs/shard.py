@@ -45,7 +45,7 @@ def in_processes(work: Work, workers: int) -> Manifest:
     """Make the folder, or what of it is missing or damaged, on so many processes of this machine.
 
     Raises:
-        HpctrainError: as of :func:`hpctrain.common.shards.work.make`; a package is missing, or a process was killed.
+        HpctrainError: the source or the folder does not fit, a package is missing, or a process was killed.
     """
     require_extras(work)
     with worker_processes(workers) as run:
@@ -62,8 +62,8 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
         hosts: by default this machine, also in a job.
 
     Raises:
-        HpctrainError: as of :func:`hpctrain.common.shards.work.make`; a package is missing, there is no launcher, hosts
-            do not answer, or a rank failed.
+        HpctrainError: the source or the folder does not fit, a package is missing, there is no launcher, hosts do not
+            answer, or a rank failed.
     """
     require_extras(work)
     named = hosts.hosts is not None or hosts.hostfile is not None

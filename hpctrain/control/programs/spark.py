@@ -35,8 +35,8 @@ def on_spark(work: Work, master: str | None) -> Manifest:
             this machine.
 
     Raises:
-        HpctrainError: as of :func:`hpctrain.common.shards.work.make`; pyspark or Java is missing, the cluster does not
-            answer, or it gives the job up.
+        HpctrainError: the source or the folder does not fit, pyspark or Java is missing, the cluster does not answer,
+            or it gives the job up.
     """
     require("spark")
     require_extras(work)

@@ -36,8 +36,6 @@ def trace_script(path: Path, arguments: Sequence[str] = (), *, limit_seconds: fl
     The script runs as one process on the CPU until the optimizer's first step, which is not made.
 
     Args:
-        path: of the script.
-        arguments: of the script.
         limit_seconds: for all that comes before that step.
 
     Raises:

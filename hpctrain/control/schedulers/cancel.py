@@ -37,7 +37,6 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
     A job in which the run was started by hand is not the run's to cancel.
 
     Args:
-        found: the run.
         save_seconds: how long ranks may take to save their state before that; None for the run's own limit.
 
     Raises:
@@ -104,7 +103,6 @@ def stop_launcher(
     A launcher on another host gets no signal, but its ranks see the file ``stop``, after which it ends by itself.
 
     Args:
-        directory: of the run.
         start: the run's last one; None for a run without one.
         seconds: how long the launcher may take.
         save_seconds: how long ranks on other hosts may take to save their state; None for the run's own limit.
@@ -149,7 +147,6 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
     Processes on other hosts cannot be seen from here: such ranks run for as long as their records say so.
 
     Args:
-        directory: of the run.
         begun: ranks were started, even where none has recorded it yet.
 
     Raises:

@@ -25,7 +25,7 @@ def named_gpu(job: Job, gpu: str | None) -> str | None:
     """The GPU that predictions are for: the one asked for, else the profile's; None where neither is named.
 
     Args:
-        gpu: of ``--gpu``.
+        gpu: the value of ``--gpu``, None without that option.
     """
     known = job.profile.node.gpu
     # A job that asks for none has none of those of the profile.
@@ -40,8 +40,7 @@ def forecast(job: Job, work: Recipe | Script, gpu: str) -> RunPrediction:
         gpu: of :func:`named_gpu`; that of ``--gpu`` was checked.
 
     Raises:
-        HpctrainError: it is a script, ranks share GPUs, the profile's GPU is not known, or as of
-            :func:`hpctrain.control.predict.one_run.predict_run`.
+        HpctrainError: it is a script, ranks share GPUs, or the profile's GPU is not known.
     """
     from hpctrain.control.predict.one_run import predict_run
 

@@ -16,9 +16,8 @@ def kubectl_commands(kind: str, name: str, namespace: str | None = None) -> str:
     """How to see a job on Kubernetes, follow it, and end it.
 
     Args:
-        kind: ``job`` or ``mpijob``.
-        name: of the job.
-        namespace: None for kubectl's own.
+        kind: ``job`` or ``mpijob``, as kubectl names it.
+        namespace: None for the default namespace of kubectl.
     """
     where = f" -n {namespace}" if namespace else ""
     chosen = f"-l {INSTANCE}={name}{where}"

@@ -64,12 +64,11 @@ def requested(cluster: Cluster, name: str, asked: Mapping[str, Any]) -> JobReque
     """The request for a run on a cluster, within what its partitions allow.
 
     Args:
-        cluster: to submit to.
         name: of the job, where none is asked for.
         asked: fields of :class:`JobRequest` from the command line.
 
     Raises:
-        HpctrainError: as of ``job_request``, or beyond a limit.
+        HpctrainError: a value that Slurm would misunderstand, or that is beyond a limit.
     """
     if not cluster.limits:
         return job_request(cluster.profile, name, asked)
@@ -131,14 +130,12 @@ def prepare(
     """Prepare the job. Writes nothing, and does not ask Slurm.
 
     Args:
-        cluster: to submit to.
         request: what is asked of Slurm.
         works: of each task of an array by its number; of any other run, under None.
-        framework, backend, hosts, start, restarts: of the plans.
         stage: files and folders that each node gets a copy of.
-        stage_environment: the ranks' environment, likewise.
+        stage_environment: a Python environment that each node gets a copy of.
         pack: each node gets an archive of this environment.
-        template: the user's own.
+        template: a user's own template of the job script.
         look_only: nothing will be submitted, so a missing framework is only a notice.
 
     Raises:

@@ -12,12 +12,7 @@ from hpctrain.control.schedulers.slurm.submission import Job
 
 
 def preview(job: Job, script: str) -> str:
-    """The text. It begins with the script as it would be submitted.
-
-    Args:
-        job: what would be submitted.
-        script: its script.
-    """
+    """The text. It begins with the script as it would be submitted."""
     placed, placement = _place(job.plan, job.request)
     known, later = _environment(placed)
     lines = [

@@ -57,7 +57,7 @@ class JobRequest(Section):
     Attributes:
         array: task numbers, ``%N`` after them for how many run at a time.
         chain: how many jobs, each going on where the one before it had to stop.
-        dependency: of the first job.
+        dependency: the ``--dependency`` of the first job of a chain.
         sbatch: further options, without dashes; None for one without a value.
         signal: announces the end to the batch shell, ``signal_seconds`` before it.
         requeue: whether the job puts itself back in the queue when it has to stop; else another one follows it.

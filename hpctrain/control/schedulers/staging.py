@@ -35,7 +35,6 @@ class Staging(BaseModel):
 
     Attributes:
         folder: of the job on each node, with variables that the job's shell expands; safe within double quotes.
-        copies: of data.
         environment: of Python, that the ranks then use.
     """
 
@@ -66,8 +65,8 @@ def plan_pack(profile: ClusterProfile, container: Container | None = None) -> tu
     """The pack of this environment, and where the nodes of a cluster keep it. Writes nothing.
 
     Raises:
-        HpctrainError: the cluster names no storage of its nodes, the ranks have the environment of a container, or as
-            of :func:`hpctrain.control.packing.pack.find_pack`.
+        HpctrainError: the cluster names no storage of its nodes, the ranks have the environment of a container, or
+            this environment cannot be packed.
     """
     from hpctrain.control.packing.pack import find_pack
 
@@ -96,7 +95,6 @@ def plan_staging(
     """The staging of a job on a cluster; None if there is nothing to stage.
 
     Args:
-        profile: names the storage.
         sources: folders and files, archives among them.
         environment: a virtual environment's folder, or an archive of one.
         container: that the ranks run in.

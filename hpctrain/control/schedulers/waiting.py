@@ -26,7 +26,6 @@ def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[s
     """Return when no job of the run is left, including requeued jobs and follow-ups.
 
     Args:
-        directory: of the run.
         follower: passes on what the run writes; None for an array, whose tasks would speak all at once.
         notice: gets each change of a job's state.
 

@@ -37,10 +37,8 @@ def silent_hosts(
     Where none at all answers, what asks them is taken not to be what reaches them, unless some are known to be lost.
 
     Args:
-        plan: with its hosts.
         launcher: what starts its ranks; None where this machine does.
         machine: this one, which is not asked.
-        environment: this process's.
         lost: hosts that the launcher lost.
     """
     question = _question(plan, environment)

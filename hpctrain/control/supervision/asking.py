@@ -139,7 +139,6 @@ def ask_hosts(
     Args:
         plan: whose ranks are to start there.
         hosts: those to ask, and whether each is this machine, which needs no ssh.
-        folder: of the run.
         paths: what they all have to see, absolute.
         own: the addresses of this host, of which the others are to reach one; empty if they need not try.
         questions: can be ended from another thread.
@@ -194,8 +193,7 @@ def is_here(host: str, addresses: Sequence[str], own: Container[str]) -> bool:
     """Whether a name is this machine's, so that mpirun starts its ranks without ssh.
 
     Args:
-        addresses: of the name.
-        own: all of this machine.
+        own: all addresses of this machine's own interfaces.
     """
     if same_host(host, socket.gethostname()):
         return True
@@ -206,7 +204,7 @@ def is_misled(host: str, addresses: Sequence[str]) -> bool:
     """Whether another host's name has an address of the loopback here, so that its ranks would start here."""
     if same_host(host, socket.gethostname()) or host.startswith("localhost") or host in addresses:
         return False
-    # An alias of this machine is on the line of its name.
+    # In /etc/hosts the aliases stand in the same line as the name of this machine.
     loops = any(ipaddress.ip_address(address).is_loopback for address in addresses)
     return loops and not same_host(_canonical(host), socket.gethostname())
 

@@ -58,11 +58,7 @@ class Execution:
     decides.
 
     Attributes:
-        directory: of the run.
         held: the same, held for as long as it runs.
-        machine: this one.
-        interrupts: collects signals already.
-        audience: follows it.
         summarise: makes the content of ``summary.json`` from the events and the run's status.
     """
 
@@ -76,18 +72,12 @@ class Execution:
     def run(self, plan: Plan, attempt: Attempt, found: Launcher | None) -> tuple[Failure | None, Summary]:
         """Execute the run to its end.
 
-        Args:
-            plan: of the directory.
-            attempt: what :func:`hpctrain.control.resuming.attempts.next_attempt` found.
-            found: of :func:`hpctrain.control.supervision.start.available_launcher`.
-
         Returns:
             Why the run is not done, None if it is; and the summary.
 
         Raises:
-            HpctrainError: as of :func:`hpctrain.control.supervision.start.launch_attempt`, which is recorded as the end
-                of the attempt; with the exit code of a resumable run where no launcher works, because a host may just
-                have died.
+            HpctrainError: the ranks cannot be started, which is recorded as the end of the attempt; with the exit code
+                of a resumable run where no launcher works, because a host may just have died.
         """
         supervisor = Supervisor(plan, attempt, self.directory, self.machine, self.audience.notice)
         while True:
@@ -124,7 +114,7 @@ class Execution:
         return replace(failure, message=message, exit_code=RESUMABLE if again else failure.exit_code)
 
     def _attempt(self, plan: Plan, attempt: Attempt, found: Launcher | None, supervisor: Supervisor) -> Failure | None:
-        """Run it once. What is raised is as of :meth:`run`."""
+        """Run one attempt; see :meth:`run` for what is raised."""
 
         def show(event: Event) -> None:
             supervisor.see(event)

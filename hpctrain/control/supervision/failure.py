@@ -48,7 +48,7 @@ class Failure:
         message: rank, host and error in one sentence.
         rank, host: None where no single rank is to blame.
         log: the file to read on in, None where ``lines`` were printed outside the logs, mostly by mpirun.
-        lines: the end of it.
+        lines: the last lines of that log.
         exit_code: 2 where a rank found wrong use, 4 where the run can be resumed because no error of its own ended it,
             else 1.
         stopped: all ranks saved their state and left, because they were asked to.
@@ -106,9 +106,7 @@ def find_failure(
     """The failure of a run that has ended; None if every rank recorded that it is done, apart from lost ones.
 
     Args:
-        directory: the run.
         ranks: how many there should have been.
-        output: what the launcher printed.
         exit_status: the launcher's, negative for a signal as in ``subprocess``. Not trusted: mpirun exits 0 when it
             loses a whole node.
         first_dead: the rank that was seen dead, without an error recorded, while others lived.

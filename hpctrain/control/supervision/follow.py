@@ -35,7 +35,6 @@ class Tail:
     A file that has become shorter than what was returned of it is read from its beginning.
 
     Args:
-        path: of the file.
         whole: with the lines that it has already.
         longest: bytes; a longer line is returned in parts.
     """
@@ -82,8 +81,6 @@ class Follower:
     """Passes on a run's events and rank 0's lines as they appear, without those of earlier attempts.
 
     Args:
-        directory: the run.
-        show: gets each event.
         line: gets each line that rank 0 printed.
         notice: gets what could not be read, once for each file.
     """

@@ -26,12 +26,7 @@ class HostWatch:
     """Looks at hosts in a thread of its own while an attempt runs; a context manager.
 
     Args:
-        plan: of the attempt.
-        launcher: starts its ranks.
-        directory: of the run.
-        machine: this one.
         notice: gets, once each, what keeps a host that answers from joining.
-        environment: this process's.
 
     Attributes:
         wanted: the hosts with their ranks that the run is to have, where they are others than it has now; else None.

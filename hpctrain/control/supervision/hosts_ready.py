@@ -52,7 +52,7 @@ class UnfitHostsError(HpctrainError):
     """Ranks cannot start on some hosts; the exit code is 1 where all of that may pass.
 
     Attributes:
-        hosts: those hosts.
+        hosts: the names of those hosts.
     """
 
     def __init__(self, message: str, hint: str, *, exit_code: int, hosts: tuple[str, ...]) -> None:
@@ -81,11 +81,9 @@ def ready_hosts(
     Where ranks are started by srun, or by a program of the user's own, nobody is asked. Pods are waited for.
 
     Args:
-        plan: with its hosts.
         launcher: what starts its ranks; None where this machine does.
         folder: of the run, or of what is written instead; need not be there yet.
         notice: gets what the user has to know.
-        environment: this process's.
 
     Raises:
         HpctrainError: names the hosts that do not answer, do not see the folder or the script, lack the interpreter or
@@ -121,10 +119,9 @@ def ready_or_fewer(
     Args:
         begun: the run has begun, so that whatever is wrong with a host was not so when the user named it.
 
-    The rest is as of :func:`ready_hosts`.
-
     Raises:
-        HpctrainError: as of :func:`ready_hosts`, or those that answer are too few.
+        UnfitHostsError: the plan is not elastic, or the fault was there when the run began.
+        HpctrainError: the hosts that answer are too few.
     """
     while True:
         try:
@@ -153,10 +150,7 @@ def joinable_hosts(
     In a Slurm job srun asks them. Where another program than ssh starts the ranks, nobody knows.
 
     Args:
-        plan: of the run.
         names: hosts that it does not have.
-        launcher, folder, environment: as of :func:`ready_hosts`.
-        machine: this one.
         questions: can be ended from another thread.
 
     Raises:

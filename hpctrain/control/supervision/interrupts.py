@@ -28,8 +28,8 @@ class Interrupts:
         stop: the name of one that asks, without ``SIG``, beside USR1 and USR2.
 
     Attributes:
-        asking: those that ask.
-        received: what came, in order.
+        asking: the signals that request a stop.
+        received: the signals that came so far, in order.
     """
 
     def __init__(self, stop: str = Stop().signal) -> None:

@@ -55,9 +55,7 @@ def new_plan(request: RunRequest, machine: Machine, notice: Callable[[str], None
     """The plan of a new run and the machine it is made for; ``notice`` gets warnings.
 
     Raises:
-        HpctrainError: as of :func:`hpctrain.control.hosts.arrange.arrange`,
-            :func:`hpctrain.control.planning.planner.make_plan` and
-            :func:`hpctrain.control.planning.planner.require_processors`.
+        HpctrainError: hosts or ranks that cannot be had, a backend that cannot run the work, or more ranks than cores.
     """
     assert request.work is not None
     options, start = HostOptions(**request.host_options), Start(**request.start)
@@ -82,11 +80,7 @@ def new_plan(request: RunRequest, machine: Machine, notice: Callable[[str], None
 
 
 def ready(plan: Plan, machine: Machine, attempt: Attempt | None = None) -> ReadyRun:
-    """The plan with its launcher, after a check that nothing it needs is missing.
-
-    Raises:
-        HpctrainError: as of :func:`hpctrain.control.supervision.start.available_launcher`.
-    """
+    """The plan with its launcher, after a check that nothing it needs is missing."""
     return ReadyRun(plan=plan, machine=machine, launcher=available_launcher(plan, machine), attempt=attempt)
 
 

@@ -71,7 +71,6 @@ class ReadyRun:
     """A run that is ready to start.
 
     Attributes:
-        machine: this machine.
         launcher: starts the ranks; None for a backend that needs none.
         attempt: where a resumed run continues; None for a new run.
     """

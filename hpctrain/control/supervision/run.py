@@ -65,10 +65,8 @@ def launch(
     """Run a command to its end; none of its processes is alive when this returns.
 
     Args:
-        command: starts the ranks.
         directory: the run, with its plan.
         ranks: how many ranks have to record that they are done.
-        start: of the attempt.
         stop: how the ranks are stopped.
         stoppable: the ranks stop at any signal; otherwise at those that ask for it, and at others if their records say
             so.
@@ -313,7 +311,7 @@ class RunningJob:
 
         Args:
             follower: of the run's events and output.
-            enough: whether it is.
+            enough: returns whether to stop following.
             leave: says why it is, which counts only while the ranks work.
 
         Returns:

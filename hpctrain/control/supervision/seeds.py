@@ -44,7 +44,7 @@ def go_on_with_series(request: RunRequest, series: Series, output: Output) -> in
     """Run the seeds of a series that are not done; returns the exit code of the last run.
 
     Raises:
-        HpctrainError: as of :meth:`Series.run`.
+        HpctrainError: a run could not be carried out; the hint says how to resume all seeds.
     """
 
     def run_one(number: int, directory: RunDirectory) -> int:

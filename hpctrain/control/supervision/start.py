@@ -178,9 +178,7 @@ def launch_plan(
     """Make the run directory and run the plan to its end.
 
     Args:
-        plan: the run.
         directory: where; it holds no run yet.
-        machine: this machine.
         launcher: what starts its ranks; None for the backend ``single``.
         show: gets each event as it happens.
         line: gets each line that rank 0 prints.
@@ -190,8 +188,8 @@ def launch_plan(
         None if every rank is done, else the first cause that is known.
 
     Raises:
-        HpctrainError: the directory holds a run or cannot be written, or as of
-            :func:`hpctrain.control.supervision.hosts_ready.ready_hosts`.
+        HpctrainError: the directory holds a run or cannot be written, or ranks cannot start on a host (see
+            :func:`hpctrain.control.supervision.hosts_ready.ready_hosts`).
     """
     plan = ready_hosts(plan, launcher, directory.path, notice=notice)
     directory.create(plan)
@@ -215,13 +213,10 @@ def launch_attempt(
     """Run the plan that a directory already holds, from where the attempt begins.
 
     Args:
-        attempt: what :func:`hpctrain.control.resuming.attempts.next_attempt` found.
         notice: gets what the user has to know of a stop.
         interrupts: where signals are collected already.
         held: the directory, where it is held already.
         leave: says why the ranks are to save their state and leave; None while they are not.
-
-    The rest is as of :func:`launch_plan`.
     """
     command = command_for(plan, directory, machine, launcher, attempt=attempt.number)
     command.write_files()

@@ -47,9 +47,6 @@ class Supervisor:
 
     Args:
         plan: of the first attempt; later ones can have fewer of its hosts, and in an elastic run others.
-        attempt: the first one.
-        directory: of the run.
-        machine: this one.
         notice: gets what the user has to know now.
     """
 

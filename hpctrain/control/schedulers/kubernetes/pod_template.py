@@ -40,7 +40,6 @@ class PodRun:
         request: nodes, ranks, GPUs, memory, time; a node is a pod.
         node: what the profile says of a node.
         kubernetes: what it says of the cluster.
-        image: of the containers.
         run_directory: as the pods see it.
         files: texts that lie beside the plan, by name.
     """

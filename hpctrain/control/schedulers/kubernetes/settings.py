@@ -63,7 +63,7 @@ class KubernetesProfile(Section):
 
     Attributes:
         volumes: the run directories are in the first that is not read-only. All pods write to it.
-        topology: the nearest first.
+        topology: the label of the smallest group of nodes first.
     """
 
     namespace: ObjectName = "default"

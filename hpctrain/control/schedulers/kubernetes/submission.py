@@ -99,17 +99,14 @@ def prepare_pods(
     """Prepare a run on pods, and the same as a job, for what is predicted of it. Writes nothing and asks nobody.
 
     Args:
-        profile: of the cluster.
         request: nodes, ranks and the rest.
-        work: recipe or script.
         name: of the job; None for the work's and the time.
         image: of the containers; None for the profile's.
         run_directory: as the pods see it; None for one on the first volume that they may write to.
-        framework, backend, hosts, start, restarts: of the plan.
 
     Raises:
-        HpctrainError: no image, a directory or data on no volume, a script that is too large, or as of
-            :func:`hpctrain.control.planning.planner.unplaced_plan`.
+        HpctrainError: no image, a directory or data on no volume, a script that is too large, or a backend
+            that cannot run the work.
     """
     kubernetes = profile.kubernetes
     assert kubernetes is not None

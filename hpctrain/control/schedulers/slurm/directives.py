@@ -16,7 +16,7 @@ def directive(option: str, value: str | int | None = None) -> str:
     next one plain. Outside of them a blank ends the value, even one after a backslash, and # begins a comment.
 
     Args:
-        option: its long name.
+        option: its long name, without the dashes.
         value: one line of text; None for an option without a value.
     """
     if value is None:

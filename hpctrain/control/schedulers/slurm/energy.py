@@ -19,7 +19,7 @@ def consumed_joules(ids: Sequence[str], *, seconds: float = _SECONDS) -> int | N
     Source: https://slurm.schedmd.com/sacct.html (ConsumedEnergyRaw).
 
     Args:
-        ids: as :func:`hpctrain.control.schedulers.slurm.queue.is_job_id` takes them.
+        ids: job numbers that :func:`hpctrain.control.schedulers.slurm.queue.is_job_id` accepts.
         seconds: how long Slurm may take to answer.
 
     Returns:

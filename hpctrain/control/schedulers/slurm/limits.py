@@ -21,9 +21,8 @@ class Limits:
     """What one partition allows a job; None without a limit.
 
     Attributes:
-        partition: its name.
         total: nodes that it has, those that are down among them.
-        least, most: nodes of a job.
+        least, most: how many nodes a job may have.
         time: the longest time limit, as Slurm writes it.
     """
 
@@ -71,7 +70,6 @@ def check_limits(request: JobRequest, partitions: Sequence[Limits]) -> list[str]
     are.
 
     Args:
-        request: of the job.
         partitions: that it may run in, at least one.
 
     Raises:

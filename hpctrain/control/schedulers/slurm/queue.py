@@ -62,13 +62,12 @@ class JobState(BaseModel):
         reason: Slurm's word for why it waits, or how it ended; empty where there is none.
         start: when it began, or is expected to, in seconds since the epoch; None where Slurm does not know.
         seconds: that it has run, since its last start.
-        limit_seconds: None for no limit.
+        limit_seconds: the job's time limit; None for no limit.
         nodes: in bracket form, empty before it has any.
         exit_code, signal: of the batch script; 0 while it runs.
         restarts: how often it was requeued; 0 as well where only the accounting remembers the job.
         command: the job script's path, its arguments after it; empty where there is none, or only the accounting
             remembers the job.
-        directory: where its script began.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -128,7 +127,7 @@ def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobStat
     """The jobs with these numbers that Slurm knows, sorted by number; each running task of an array is one.
 
     Args:
-        ids: as :func:`is_job_id` takes them.
+        ids: job numbers that :func:`is_job_id` accepts.
         seconds: how long Slurm may take to answer.
 
     Raises:
@@ -146,7 +145,7 @@ def jobs_of_user(user: int, *, seconds: float = _SECONDS) -> list[JobState]:
     """All live jobs of a user, and those that ended in the last few minutes.
 
     Args:
-        user: the number of it.
+        user: the numeric id of the user.
         seconds: how long Slurm may take to answer.
 
     Raises:

@@ -78,7 +78,6 @@ def variables(
         container: that the ranks run in.
         staging: what is copied to the nodes.
         pack: the environment that they run.
-        virtual_environment: that hpctrain is in.
         no_kill: the run goes on without a node that fails.
     """
     return ScriptVariables(
@@ -118,7 +117,6 @@ def render(values: ScriptVariables, template: Path | None = None) -> str:
     """Render the text of the job script.
 
     Args:
-        values: for the template.
         template: a user's own; it can include the parts of hpctrain's (``{% include "parts/signal.sh.j2" %}``).
 
     Raises:

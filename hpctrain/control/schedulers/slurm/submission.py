@@ -53,7 +53,6 @@ class Job:
     """Everything that a submission consists of.
 
     Attributes:
-        profile: of the cluster.
         request: what is asked of Slurm.
         plans: of each task of an array by its number; of any other run, under None.
         render: the absolute path of a run directory to the text of the job script.
@@ -91,7 +90,6 @@ def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple
     """Make the run directory and submit; returns the directory and the jobs' numbers, first to last.
 
     Args:
-        job: what to submit.
         path: of the directory, absolute; it holds no run yet.
         numbered: take the path with a number after it where there is something already.
 

@@ -62,7 +62,7 @@ def deadline_lines(request: JobRequest, low: float, high: float) -> list[str]:
     """A warning where the deadline asked for, after which nothing goes on by itself, is too short.
 
     Args:
-        low, high: as of :func:`time_lines`.
+        low, high: the ends of the interval of the run's duration, in seconds.
     """
     limit = None if request.time is None else slurm_seconds(request.time)
     if not limit or limit >= high:
