@@ -62,7 +62,7 @@ class Terminal:
         """Write what the run is predicted to take, where that can be said."""
         if self._gpu is None:
             return
-        from hpctrain.control.predict.one_run import plan_hardware, predict_run
+        from hpctrain.control.predict.run_prediction import plan_hardware, predict_run
         from hpctrain.report.prediction import prediction_record
 
         try:

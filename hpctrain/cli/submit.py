@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from hpctrain.cli import completion
-from hpctrain.cli.forecast import prediction_records, print_forecast
 from hpctrain.cli.host_options import JobHosts
+from hpctrain.cli.job_prediction import prediction_records, print_prediction
 from hpctrain.cli.jobs import send_job, show_job
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.predicted_gpu import PredictedGpu, require_gpu
@@ -109,7 +109,7 @@ def submit(
     path = (run_dir or default_directory(made.plan.title)).absolute()
     if dry_run:
         show_job(made, path)
-        print_forecast(made, next(iter(works.values())), gpu)
+        print_prediction(made, next(iter(works.values())), gpu)
         return
     if made.pack:
         made.pack.write(tell)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.cli.forecast import print_forecast
 from hpctrain.cli.host_options import JobHosts
+from hpctrain.cli.job_prediction import print_prediction
 from hpctrain.cli.run_options import JobStart, WorkOptions
 from hpctrain.cli.submit_options import ScriptOptions
 from hpctrain.cli.work import read_work
@@ -88,7 +88,7 @@ def submit_pods(
         answer(manifest_text(run), end="")
         # What is printed are manifests alone, for another program to read.
         with contextlib.redirect_stdout(sys.stderr):
-            print_forecast(job, work, given.gpu)
+            print_prediction(job, work, given.gpu)
         return
     tell(create(run))
     kind = str(manifests(run)[-1]["kind"]).lower()

@@ -27,7 +27,7 @@ from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import require_image
 from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.supervision.hosts_ready import existing
-from hpctrain.control.supervision.start import launch_plan, prove_launcher
+from hpctrain.control.supervision.start import prove_launcher, run_plan
 
 # Of everything, from the trial of the first launcher to the end of the ranks; what hangs is then ended in 15 s.
 LIMIT_SECONDS = 40
@@ -132,7 +132,7 @@ def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
     try:
         with _limit(LIMIT_SECONDS):
             machine = this_machine()
-            failure = launch_plan(
+            failure = run_plan(
                 plan, RunDirectory(directory), machine, _launcher(plan, machine, directory.parent, failed)
             )
     except _LimitError:
@@ -155,7 +155,7 @@ def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
 
 @contextlib.contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-    """Raise in the main thread when the time is over: the launch then ends every process that it started."""
+    """Raise in the main thread when the time is over: the run then ends every process that it started."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise _LimitError

@@ -1,4 +1,4 @@
-"""Checks whether the installed Horovod fits what is installed now. Reads files only, so that each launch can do it."""
+"""Checks, before ranks are started, whether the installed Horovod fits what is installed now. Reads files only."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _framework(framework: str, installed: Installed | None) -> Check:
 
 
 def _nccl(installed: Installed | None) -> Check:
-    # All of the build comes with it, which no launch needs.
+    # All of the build comes with it, which no start of ranks needs.
     from hpctrain.control.horovod.install import find_accelerator
 
     toolkit, nccl = find_accelerator()

@@ -23,7 +23,7 @@ from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.planning.planner import make_plan
-from hpctrain.control.supervision.start import launch_plan, prove_launcher
+from hpctrain.control.supervision.start import prove_launcher, run_plan
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _FLOAT_BYTES = 4
@@ -118,7 +118,7 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
         HpctrainError: a rank failed.
     """
     say = partial(print, file=sys.stderr)
-    failure = launch_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say, notice=_notice)
+    failure = run_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say, notice=_notice)
     if failure:
         # What rank 0 printed was shown as it came, and its log goes with the folder.
         raise HpctrainError(str(replace(failure, lines=()) if failure.rank == 0 else failure), exit_code=1)

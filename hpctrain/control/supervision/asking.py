@@ -24,7 +24,7 @@ from hpctrain.common.cluster.machine import same_host
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.command import TRAIN
 from hpctrain.control.supervision.answering import ssh_command
-from hpctrain.control.supervision.way_back import listening
+from hpctrain.control.supervision.reachability import listening
 
 # A host that does not answer ssh in this time is taken to be gone.
 _CONNECT_SECONDS = 8
@@ -52,7 +52,7 @@ answer = {{"version": hpctrain.__version__}}
 if hpctrain.__version__ == {hpctrain.__version__!r}:
     from dataclasses import asdict
     from hpctrain.common.cluster.interfaces import read_interfaces
-    from hpctrain.control.supervision.way_back import reaches
+    from hpctrain.control.supervision.reachability import reaches
     from hpctrain.common.cluster.machine import versions
     from hpctrain.common.cluster.processes import processes_with
     answer.update(interfaces=[asdict(one) for one in read_interfaces()], versions=versions())
@@ -200,7 +200,7 @@ def is_here(host: str, addresses: Sequence[str], own: Container[str]) -> bool:
     return any(address in own or ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
-def is_misled(host: str, addresses: Sequence[str]) -> bool:
+def resolves_to_loopback(host: str, addresses: Sequence[str]) -> bool:
     """Whether another host's name has an address of the loopback here, so that its ranks would start here."""
     if same_host(host, socket.gethostname()) or host.startswith("localhost") or host in addresses:
         return False

@@ -25,7 +25,7 @@ from hpctrain.control.resuming.proof import replace_plan, script_sha256
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.supervision.run import lost_directory
-from hpctrain.control.supervision.start import launch_attempt, prove_launcher
+from hpctrain.control.supervision.start import prove_launcher, run_attempt
 from hpctrain.control.supervision.supervisor import Restart, Supervisor
 
 Summary = dict[str, Any]
@@ -138,7 +138,7 @@ class Execution:
         try:
             self._record_begin(attempt)
             with supervisor.watching(plan, launcher) as leave:
-                failure = launch_attempt(
+                failure = run_attempt(
                     plan,
                     self.directory,
                     attempt,

@@ -25,9 +25,16 @@ from hpctrain.control.launchers.command import Launcher, Torchrun
 from hpctrain.control.launchers.launcher_choice import in_allocation
 from hpctrain.control.resuming.resume import plan_without
 from hpctrain.control.supervision.answering import other_agent, silent_hosts
-from hpctrain.control.supervision.asking import Answer, Questions, addresses_of, ask_hosts, is_here, is_misled
+from hpctrain.control.supervision.asking import (
+    Answer,
+    Questions,
+    addresses_of,
+    ask_hosts,
+    is_here,
+    resolves_to_loopback,
+)
 from hpctrain.control.supervision.pod_names import await_names
-from hpctrain.control.supervision.way_back import own_addresses
+from hpctrain.control.supervision.reachability import own_addresses
 
 _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
 _PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")
@@ -104,7 +111,7 @@ def ready_hosts(
     return plan.model_copy(update={"environment": {**plan.environment, **networks.variables}})
 
 
-def ready_or_fewer(
+def drop_unready_hosts(
     plan: Plan,
     launcher: Launcher | None,
     folder: Path,
@@ -184,7 +191,7 @@ def _look(
     interfaces = list(read_interfaces())
     own = {address for one in interfaces for address in one.addresses}
     here = {host: is_here(host, found, own) for host, found in addresses.items()}
-    if misled := [host for host, found in addresses.items() if is_misled(host, found)]:
+    if misled := [host for host, found in addresses.items() if resolves_to_loopback(host, found)]:
         names = fold_hosts(misled)
         raise HpctrainError(
             f"{names}: the name has the address {addresses[misled[0]][0]} here, so its ranks would start on this host",

@@ -18,7 +18,7 @@ from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.control.resuming.attempts import Attempt, hold
-from hpctrain.control.supervision.hosts_ready import ready_or_fewer
+from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.interrupts import Interrupts
 from hpctrain.control.supervision.request import Output, ReadyRun, RunRequest
 from hpctrain.control.supervision.start import available_launcher, require_packages
@@ -141,7 +141,7 @@ def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
     """The run on hosts that were asked, if there are others than this machine."""
     try:
         begun = run.attempt is not None
-        plan = ready_or_fewer(run.plan, run.launcher, folder, run.machine, begun=begun, notice=output.notice)
+        plan = drop_unready_hosts(run.plan, run.launcher, folder, run.machine, begun=begun, notice=output.notice)
         return replace(run, plan=plan)
     except HpctrainError as error:
         if run.attempt and error.exit_code == 1:

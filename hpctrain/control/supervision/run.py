@@ -44,7 +44,7 @@ _KILL_SECONDS = 5.0
 _OUTPUT_BYTES = 65536
 
 
-def launch(
+def run_ranks(
     command: Command,
     directory: RunDirectory,
     ranks: int,

@@ -36,7 +36,7 @@ from hpctrain.control.resuming.attempts import Attempt
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.hosts_ready import ready_hosts
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.run import launch
+from hpctrain.control.supervision.run import run_ranks
 
 
 def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
@@ -165,7 +165,7 @@ def command_for(
     return replace(command, own_folder=own)
 
 
-def launch_plan(
+def run_plan(
     plan: Plan,
     directory: RunDirectory,
     machine: Machine,
@@ -193,10 +193,10 @@ def launch_plan(
     """
     plan = ready_hosts(plan, launcher, directory.path, notice=notice)
     directory.create(plan)
-    return launch_attempt(plan, directory, Attempt(), machine, launcher, show=show, line=line, notice=notice)
+    return run_attempt(plan, directory, Attempt(), machine, launcher, show=show, line=line, notice=notice)
 
 
-def launch_attempt(
+def run_attempt(
     plan: Plan,
     directory: RunDirectory,
     attempt: Attempt,
@@ -223,7 +223,7 @@ def launch_attempt(
     if isinstance(launcher, Torchrun) and len(plan.hosts) > 1:
         where = f"{plan.hosts[0].host}:{torchrun_port(plan, directory.path.absolute(), launcher)}"
         notice(f"the torchruns of all hosts meet at {where}; MASTER_PORT names another port, the same on each")
-    return launch(
+    return run_ranks(
         command,
         directory,
         plan.processes,

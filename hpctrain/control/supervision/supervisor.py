@@ -24,7 +24,7 @@ from hpctrain.control.resuming.resume import plan_on, plan_without
 from hpctrain.control.supervision.answering import silent_hosts
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.host_watch import HostWatch
-from hpctrain.control.supervision.hosts_ready import ready_or_fewer
+from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.restarts import Reach, next_restart, wait_seconds
 from hpctrain.control.supervision.start import available_launcher
 
@@ -233,7 +233,7 @@ class Supervisor:
             return self._now
 
     def _ready(self, plan: Plan, launcher: Launcher | None) -> Plan:
-        return ready_or_fewer(plan, launcher, self._directory.path, self._machine, begun=True, notice=self._notice)
+        return drop_unready_hosts(plan, launcher, self._directory.path, self._machine, begun=True, notice=self._notice)
 
     def _may_have(self, wanted: dict[str, int]) -> bool:
         """Whether these hosts were not found to be unfit a short time ago."""

@@ -26,7 +26,7 @@ def test_the_end_of_a_failed_rank_is_shown_once(
             message=f"rank {rank} failed", rank=rank, log=tmp_path / "log", lines=(f"ValueError: of rank {rank}",)
         )
 
-    monkeypatch.setattr(bench, "launch_plan", fails)
+    monkeypatch.setattr(bench, "run_plan", fails)
     plan = make_plan(Script(path=Path("step.py")), this_machine(), ranks=1, backend="single")
     with pytest.raises(HpctrainError, match=f"rank {rank} failed") as caught:
         bench.run_program(plan, tmp_path, this_machine(), None, tmp_path / "out")

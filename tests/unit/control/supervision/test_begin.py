@@ -114,7 +114,7 @@ def test_an_error_of_the_launchers_own_is_on_record_as_the_end(monkeypatch: pyte
     def broken(*arguments: Any, **settings: Any) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("hpctrain.control.supervision.execution.launch_attempt", broken)
+    monkeypatch.setattr("hpctrain.control.supervision.execution.run_attempt", broken)
     with pytest.raises(RuntimeError):
         begin_or_resume(asked(script("")), Heard(), resume=False)
     summary = json.loads(Path("run/summary.json").read_text())

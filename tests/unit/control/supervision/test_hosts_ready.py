@@ -189,7 +189,7 @@ def test_what_a_user_chose_stays(
 
 
 @pytest.mark.parametrize("variable", ["PRTE_MCA_oob_tcp_dynamic_ipv4_ports", "MPIEXEC_PORT_RANGE"])
-def test_a_way_back_is_asked_for_unless_mpirun_has_ports_of_its_own(
+def test_reachability_is_asked_for_unless_mpirun_has_ports_of_its_own(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[object] = []

@@ -8,12 +8,12 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Script
-from hpctrain.control.schedulers.forecast import forecast, forecasts, named_gpu
+from hpctrain.control.schedulers.job_prediction import named_gpu, predict_job, predict_jobs
 from hpctrain.control.schedulers.slurm.submission import Job
 from hpctrain.report.say import answer
 
 
-def print_forecast(job: Job, work: Recipe | Script, gpu: str | None) -> None:
+def print_prediction(job: Job, work: Recipe | Script, gpu: str | None) -> None:
     """Print what a job, or the first task of an array, is predicted to take; or why nothing can be said.
 
     Args:
@@ -27,7 +27,7 @@ def print_forecast(job: Job, work: Recipe | Script, gpu: str | None) -> None:
         answer(f"none: the profile {job.profile.name} names no GPU; node.gpu in a profile does, or --gpu NAME")
         return
     try:
-        found = forecast(job, work, named)
+        found = predict_job(job, work, named)
     except HpctrainError as error:
         answer("\n".join([f"none: {error.message}", *_network_keys(job)]))
         return
@@ -55,7 +55,7 @@ def prediction_records(
     job: Job, works: Mapping[int | None, Recipe | Script], gpu: str | None
 ) -> dict[int | None, dict[str, Any]]:
     """What is written to the prediction.json of each run of a job for which there is a prediction, by its task."""
-    found = forecasts(job, works, gpu)
+    found = predict_jobs(job, works, gpu)
     if not found:
         return {}
     from hpctrain.report.prediction import prediction_record

@@ -27,7 +27,7 @@ from hpctrain.control.supervision import run as launching
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
-from hpctrain.control.supervision.run import launch
+from hpctrain.control.supervision.run import run_ranks
 
 # A rank's record, written by the program itself so that pid and start are real. It holds the directory as ranks do.
 RECORD = """
@@ -62,7 +62,7 @@ def start(
 ) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
     lines: list[str] = []
-    failure = launch(
+    failure = run_ranks(
         Command(program=(sys.executable, "-c", RECORD + program)),
         directory,
         ranks,
@@ -456,7 +456,7 @@ def test_a_signal_before_the_ranks_is_raised() -> None:
 
 def test_a_program_that_is_not_there(directory: RunDirectory) -> None:
     with pytest.raises(HpctrainError, match="cannot start /nope/python: No such file"):
-        launch(
+        run_ranks(
             Command(program=("/nope/python",)),
             directory,
             1,

@@ -13,8 +13,8 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Plan, Slots
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.one_run import plan_hardware, predict_run
 from hpctrain.control.predict.request import PredictionRequest, predicted
+from hpctrain.control.predict.run_prediction import plan_hardware, predict_run
 from hpctrain.control.predict.training import recipe_training
 
 H100 = Hardware(gpu="h100-sxm", gpus_per_node=8)

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from hpctrain.common.cluster.interfaces import Interface
-from hpctrain.control.supervision import way_back
-from hpctrain.control.supervision.way_back import listening, own_addresses, reaches
+from hpctrain.control.supervision import reachability
+from hpctrain.control.supervision.reachability import listening, own_addresses, reaches
 
 
 def test_while_it_listens_and_no_longer() -> None:
@@ -25,7 +25,7 @@ def test_while_it_listens_and_no_longer() -> None:
 
 
 def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way_back, "_SECONDS", 0.3)
+    monkeypatch.setattr(reachability, "_SECONDS", 0.3)
     begin = time.monotonic()
     # Only one may wait in line; the kernel answers no other, as a firewall that drops what comes.
     with (

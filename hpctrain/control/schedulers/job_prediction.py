@@ -12,7 +12,7 @@ from hpctrain.control.schedulers.slurm.submission import Job
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.hardware import Hardware
-    from hpctrain.control.predict.one_run import RunPrediction
+    from hpctrain.control.predict.run_prediction import RunPrediction
 
 # NumPy and the constants take 0.3 s, which a job without a prediction does not need: they are imported below.
 
@@ -32,7 +32,7 @@ def named_gpu(job: Job, gpu: str | None) -> str | None:
     return gpu or (known if known == "cpu" or job.request.gpus_per_node else None)
 
 
-def forecast(job: Job, work: Recipe | Script, gpu: str) -> RunPrediction:
+def predict_job(job: Job, work: Recipe | Script, gpu: str) -> RunPrediction:
     """The prediction for a job, or for one task of an array.
 
     Args:
@@ -42,14 +42,14 @@ def forecast(job: Job, work: Recipe | Script, gpu: str) -> RunPrediction:
     Raises:
         HpctrainError: it is a script, ranks share GPUs, or the profile's GPU is not known.
     """
-    from hpctrain.control.predict.one_run import predict_run
+    from hpctrain.control.predict.run_prediction import predict_run
 
     if isinstance(work, Script):
         raise HpctrainError(f"{work.path.name} is a script, and its network is not known before it runs")
     return predict_run(work, job.plan, _hardware(job, gpu), job.request.nodes)
 
 
-def forecasts(
+def predict_jobs(
     job: Job, works: Mapping[int | None, Recipe | Script], gpu: str | None
 ) -> dict[int | None, RunPrediction]:
     """The prediction for each run of a job for which there is one, by its task; empty where no GPU is named.
@@ -65,7 +65,7 @@ def forecasts(
         key = work.model_dump_json(exclude=set(_NO_MATTER))
         try:
             if key not in made and len(made) < _MOST:
-                made[key] = forecast(job, work, named)
+                made[key] = predict_job(job, work, named)
         except HpctrainError:
             return found
         if key in made:
