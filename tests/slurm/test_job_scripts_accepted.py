@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from local_slurm import LocalSlurm
 
-from hpctrain.control.schedulers.slurm.directives import directive
+from hpctrain.control.schedulers.slurm.script import directive
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "jobs").glob("*.sh"))
 # What the local cluster does not have; the tests' profiles name them.

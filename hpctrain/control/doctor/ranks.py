@@ -1,13 +1,16 @@
-"""What ranks measure together: their clocks, and a real all-reduce."""
+"""What only all ranks together can tell: their clocks, a real all-reduce, and the order of their hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.common.cluster.checks import Check
-from hpctrain.control.doctor.hosts import ORDER_SOURCE
+from hpctrain.common.errors import HpctrainError
 from hpctrain.control.doctor.software import MPI_SOURCE
+from hpctrain.control.topology.fabric import Fabric
+from hpctrain.control.topology.placement import report
+from hpctrain.control.topology.summary import host_numbers
 
 # Files and log lines of several hosts can still be put in order, and make and NFS still tell what is newer.
 SKEW_SECONDS = 1.0
@@ -16,6 +19,8 @@ NUMBERS = 250_000
 _START = "-np 2, --hosts LIST, or inside a Slurm allocation"
 _CLOCK_SOURCE = "https://slurm.schedmd.com/quickstart_admin.html#quick_start"
 _REDUCE_SOURCE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+
+_ORDER_SOURCE = "https://slurm.schedmd.com/topology.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,7 @@ def without_ranks() -> list[Check]:
         "launcher and MPI": MPI_SOURCE,
         "1 MB all-reduce": _REDUCE_SOURCE,
         "clocks": _CLOCK_SOURCE,
-        "host order": ORDER_SOURCE,
+        "host order": _ORDER_SOURCE,
     }
     return [
         Check(name=name, status="not applicable", found=f"no ranks were started: {_START}", source=source)
@@ -92,4 +97,32 @@ def allreduce(reduction: MeasuredAllreduce, ranks: int) -> Check:
         wanted="the right sum on every rank",
         remedy="see the checks above; then the network alone: hpctrain topology verify" if failed else "",
         source=_REDUCE_SOURCE,
+    )
+
+
+def host_order(hosts: Sequence[str], fabric: Fabric, known_from: str, *, flat: bool) -> Check:
+    """How often a ring over the hosts goes from one group of leaf switches to another.
+
+    Args:
+        hosts: in the order of their ranks, each once.
+        known_from: what to say of where it is known from.
+        flat: nothing is known, so that every order is as good.
+    """
+    name = "host order"
+    if len(hosts) < 2 or flat:
+        found = "one host" if len(hosts) < 2 else "no fabric is known: --fabric FILE names one"
+        return Check(name=name, status="not applicable", found=found, source=_ORDER_SOURCE)
+    try:
+        placed = report(fabric, host_numbers(fabric, hosts))
+    except HpctrainError as error:
+        return Check(name=name, status="not applicable", found=f"{known_from}: {error.message}", source=_ORDER_SOURCE)
+    failed = placed.given.crossings > placed.bound and not placed.already_optimal
+    order = ",".join(fabric.hosts[host] for host in placed.placed.order)
+    return Check(
+        name=name,
+        status="failed" if failed else "ok",
+        found=f"{placed.given.crossings} crossings between leaf switches ({known_from})",
+        wanted=f"{placed.bound}, which no order can go below",
+        remedy=f"start the ranks in this order: hpctrain run --hosts {order}" if failed else "",
+        source=_ORDER_SOURCE,
     )

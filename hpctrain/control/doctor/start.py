@@ -19,8 +19,7 @@ from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
 from hpctrain.control.doctor.host import merge
-from hpctrain.control.doctor.hosts import host_order
-from hpctrain.control.doctor.ranks import MeasuredAllreduce, allreduce, clocks
+from hpctrain.control.doctor.ranks import MeasuredAllreduce, allreduce, clocks, host_order
 from hpctrain.control.doctor.software import World, launcher_and_mpi, same_versions
 from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
 from hpctrain.control.launchers.command import Launcher

@@ -1,13 +1,15 @@
-"""Compiles Horovod into a wheel, and caches the wheels."""
+"""Downloads Horovod's pinned release, compiles it into a wheel, and caches the wheels."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -16,18 +18,36 @@ from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.cache import cache_folder
 from hpctrain.common.files.private import make_folder
-from hpctrain.common.settings import FINGERPRINT, MPI_PREFIX, PREFIX, RPATH
-from hpctrain.control.horovod import log
+from hpctrain.control.horovod import VERSION
 from hpctrain.control.horovod.adapt import adapt
 from hpctrain.control.horovod.cuda import Nccl, Toolkit
 from hpctrain.control.horovod.fingerprint import Fingerprint, environment_prefix
-from hpctrain.control.horovod.source import fetch
 
 Progress = Callable[[str, int | None], None]
 """Gets what is being done and, while compiling, the percentage that is done."""
 
 # What one compiler process on PyTorch's headers takes at its peak.
 _BYTES_PER_JOB = 2 * 1024**3
+
+# Of horovod-0.28.1.tar.gz, the last release, as https://pypi.org/project/horovod/0.28.1/#files states it.
+SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+
+_PERCENT = re.compile(r"\s*\[ *(?P<percent>\d+)%\]")
+_COUNT = re.compile(r"\s*\[(?P<done>\d+)/(?P<all>[1-9]\d*)\]")
+_ERROR = re.compile(
+    r"""
+      (:\ |^)(fatal\ )?error:\            # C++ compiler
+    | ^nvcc\ fatal
+    | ^CMake\ Error
+    | undefined\ reference\ to
+    | (^|/)ld:\ (cannot|error)
+    | No\ rule\ to\ make\ target
+    | ^[A-Za-z.]*(Error|Exception):\      # Python, in setup.py
+    | command\ not\ found
+    """,
+    re.VERBOSE,
+)
+_MOST_LINES = 5
 
 
 def wheel_home(fingerprint: Fingerprint) -> Path:
@@ -153,10 +173,59 @@ def _run_logged(command: list[str], env: dict[str, str], path: Path, progress: P
         assert process.stdout is not None
         for line in process.stdout:
             file.write(line)
-            percent = log.percent_done(line)
+            percent = percent_done(line)
             if percent is not None:
                 progress("compiling", percent)
     if process.returncode != 0:
         with path.open() as file:
-            error = log.first_error(file)
+            error = first_error(file)
         raise HpctrainError(f"Horovod does not compile:\n{error}", f"the whole log: {path}", exit_code=1)
+
+
+def fetch(directory: Path) -> Path:
+    """Download and unpack the source package below ``directory``; returns the folder that holds its setup.py.
+
+    Raises:
+        HpctrainError: pip finds no such file, or one with another hash.
+    """
+    requirements = directory / "requirements.txt"
+    requirements.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
+    # pip asks the package for its metadata, which needs the setuptools of this environment.
+    options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(directory), "-r", str(requirements)]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if answer.returncode != 0:
+        reasons = [line for line in answer.stderr.splitlines() if "rror" in line or "HASH" in line]
+        raise HpctrainError(
+            f"pip could not download horovod {VERSION}: {' '.join(reasons[:3]) or answer.stderr.strip()}",
+            "check the network and pip's index (pip config list), or put the file into a folder named by "
+            "PIP_FIND_LINKS",
+            exit_code=1,
+        )
+    with tarfile.open(directory / f"horovod-{VERSION}.tar.gz") as archive:
+        archive.extractall(directory, filter="data")
+    return directory / f"horovod-{VERSION}"
+
+
+def percent_done(line: str) -> int | None:
+    """The percentage in a line of make (``[ 42%]``) or ninja (``[3/7]``); None for any other line."""
+    if match := _PERCENT.match(line):
+        return int(match["percent"])
+    if match := _COUNT.match(line):
+        return 100 * int(match["done"]) // int(match["all"])
+    return None
+
+
+def first_error(lines: Iterable[str]) -> str:
+    """The first error and the indented lines that explain it; the last lines where none is recognised."""
+    # pip indents what its subprocess prints by two spaces.
+    text = [line.rstrip().removeprefix("  ") for line in lines]
+    start = next((number for number, line in enumerate(text) if _ERROR.search(line)), None)
+    if start is None:
+        return "\n".join([line for line in text if line][-_MOST_LINES:])
+    found = [text[start]]
+    for line in text[start + 1 : start + _MOST_LINES]:
+        if line and not line.startswith(" "):
+            break
+        found.append(line)
+    return "\n".join(line for line in found if line)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpctrain.common.cluster.machine import this_machine
+from hpctrain.common.cluster.machine import Machine, this_machine
 from hpctrain.common.cluster.pod import in_pod, pod_index
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.plan import Plan
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model
+from hpctrain.common.run.plan import Plan, Stop
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.resuming.attempts import job_id
-from hpctrain.control.supervision.interrupts import Interrupted
-from hpctrain.control.supervision.one_run import begin_run, resume_run
+from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
+from hpctrain.control.supervision.one_run import begin_run, new_plan, ready, resume_run
 from hpctrain.control.supervision.pods import take_part
-from hpctrain.control.supervision.repeats import read_series, require_count, require_no_series
+from hpctrain.control.supervision.repeats import (
+    Series,
+    create_series,
+    read_series,
+    repeated,
+    require_count,
+    require_no_series,
+)
 from hpctrain.control.supervision.request import Output, RunRequest
-from hpctrain.control.supervision.seeds import begin_series, go_on_with_series
+from hpctrain.control.supervision.start import require_packages
+from hpctrain.control.supervision.trackers import require_trackers
 
 
 def begin_or_resume(request: RunRequest, output: Output, *, resume: bool) -> int:
@@ -38,7 +47,7 @@ def begin_or_resume(request: RunRequest, output: Output, *, resume: bool) -> int
 
 def _begin(request: RunRequest, output: Output) -> int:
     if request.repeat is not None:
-        return begin_series(request, request.repeat, this_machine(), output)
+        return _begin_series(request, request.repeat, this_machine(), output)
     if request.run_dir:
         require_no_series(request.run_dir)
     return begin_run(request, this_machine(), output)
@@ -54,7 +63,7 @@ def _resume(request: RunRequest, output: Output) -> int:
         return take_part(directory)
     if series := read_series(directory.path):
         require_count(series, request.repeat)
-        return go_on_with_series(request, series, output)
+        return _resume_series(request, series, output)
     if request.submitted:
         submitted = read_model(request.submitted, Plan)
         if directory.plan.exists():
@@ -85,3 +94,46 @@ def _on_submitted_hosts(request: RunRequest, submitted: Plan, begun: Plan) -> Ru
 
 def _holds_a_run(directory: RunDirectory) -> bool:
     return directory.plan.exists() or read_series(directory.path) is not None
+
+
+def _begin_series(request: RunRequest, count: int, machine: Machine, output: Output) -> int:
+    """Begin a new series; returns the exit code.
+
+    Raises:
+        HpctrainError: the request cannot be met, or its directory cannot be used.
+    """
+    with Interrupts(Stop(**request.stop).signal) as interrupts, interrupts.raised():
+        # Each run gives the warnings itself, except in a dry run.
+        plan, machine = new_plan(request, machine, output.notice if request.dry_run else lambda text: None)
+        plans = repeated(plan, count)
+        run = ready(plan, machine)
+    path = request.run_dir or default_directory(plan.title)
+    if request.dry_run:
+        for seed, directory in Series(path=path, seeds=tuple(plans)).runs.items():
+            output.would_start(replace(run, plan=plans[seed]), directory)
+        return 0
+    require_packages(plan)
+    require_trackers(plan.trackers)
+    series = create_series(path if request.run_dir else new_directory(path).path, plans)
+    for seed, directory in series.runs.items():
+        output.begun(plans[seed], directory)
+    return _resume_series(request, series, output)
+
+
+def _resume_series(request: RunRequest, series: Series, output: Output) -> int:
+    """Run the seeds of a series that are not done; returns the exit code of the last run.
+
+    Raises:
+        HpctrainError: a run could not be carried out; the hint says how to resume all seeds.
+    """
+
+    def run_one(number: int, directory: RunDirectory) -> int:
+        work = request.work
+        if isinstance(work, Recipe):
+            work = work.model_copy(update={"seed": work.seed + number})
+        return resume_run(replace(request, work=work), directory, output)
+
+    code = series.run(run_one, output.notice)
+    if not request.dry_run:
+        output.series_ended(series)
+    return code

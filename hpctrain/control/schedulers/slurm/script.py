@@ -15,13 +15,14 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.profiles import slurm_folder
 from hpctrain.control.schedulers.request import JobRequest
-from hpctrain.control.schedulers.slurm.directives import directives
 from hpctrain.control.schedulers.staging import PackedEnvironment, Staging
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _TEMPLATE = "job.sh.j2"
+
+_PLAIN = re.compile(r"[\w@%+=:,./\[\]*|&()!~^-]+", re.ASCII)
 
 
 class ScriptVariables(BaseModel):
@@ -179,3 +180,59 @@ def _valid_names(message: str) -> str:
     parts = message.split("'")
     missing = parts[1] if message.endswith("is undefined") and len(parts) > 1 else ""
     return nearest(missing, ScriptVariables.model_fields)
+
+
+def directive(option: str, value: str | int | None = None) -> str:
+    """The line of one option.
+
+    Within double quotes Slurm's parser (22.05) takes every character as it is, but for the backslash, which makes the
+    next one plain. Outside of them a blank ends the value, even one after a backslash, and # begins a comment.
+
+    Args:
+        option: its long name, without the dashes.
+        value: one line of text; None for an option without a value.
+    """
+    if value is None:
+        return f"#SBATCH --{option}"
+    text = str(value)
+    if not _PLAIN.fullmatch(text):
+        text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"#SBATCH --{option}={text}"
+
+
+def directives(request: JobRequest) -> tuple[str, ...]:
+    """The options of the job, one per line, without those about the script itself (log, signal, requeue).
+
+    ``--dependency`` is not among them: it is for the first job, and the script is also that of those which follow.
+    """
+    gpus = _gpus(request)
+    asked: dict[str, str | int | None] = {
+        "job-name": request.name,
+        "partition": request.partition,
+        "account": request.account,
+        "qos": request.qos,
+        "constraint": request.constraint,
+        "nodes": request.nodes,
+        "ntasks-per-node": request.tasks_per_node,
+        "cpus-per-task": request.cpus_per_task,
+        request.gpu_option: gpus,
+        "mem": request.memory,
+        "time": request.time,
+        "array": request.array,
+    }
+    lines = [directive(option, value) for option, value in asked.items() if value is not None]
+    if request.exclusive:
+        lines.append(directive("exclusive"))
+    further = {option: value for option, value in request.sbatch.items() if not (gpus and option == request.gpu_option)}
+    return (*lines, *(directive(option, value) for option, value in further.items()))
+
+
+def _gpus(request: JobRequest) -> str | None:
+    if not request.gpus_per_node:
+        return None
+    number = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
+    if request.gpu_option != "gres":
+        return number
+    # Slurm takes the last --gres alone.
+    others = request.sbatch.get("gres")
+    return f"gpu:{number},{others}" if others else f"gpu:{number}"

@@ -33,7 +33,6 @@ _ALLOWED = {
         "control.horovod.adapt",
         "control.horovod.cuda",
         "control.horovod.installed",
-        "control.horovod.source",
         "control.horovod.wheel",
         "control.predict.constants",
         "common.workloads.workload",

@@ -10,8 +10,7 @@ from fake_machine import FakeMachine
 from hpctrain.common.cluster.checks import Check
 from hpctrain.control.doctor import ranks, software, storage
 from hpctrain.control.doctor.host import check_host, failed_first, merge
-from hpctrain.control.doctor.hosts import host_order
-from hpctrain.control.doctor.ranks import MeasuredAllreduce
+from hpctrain.control.doctor.ranks import MeasuredAllreduce, host_order
 from hpctrain.control.doctor.software import World
 from hpctrain.control.doctor.storage import Disk
 from hpctrain.control.horovod.check import AN_MPI

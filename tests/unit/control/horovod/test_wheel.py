@@ -1,11 +1,14 @@
-"""What Horovod's setup.py is told, and what a failed or unproved build leaves behind."""
+"""What is downloaded, what Horovod's setup.py is told, and what a failed or unproved build leaves behind."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.horovod import install, wheel
 from hpctrain.control.horovod.cuda import Nccl, Toolkit
 from hpctrain.control.horovod.fingerprint import Fingerprint
+from hpctrain.control.horovod.wheel import first_error, percent_done
 
 CLUSTER = MpiInstallation(
     flavour="open-mpi-4",
@@ -136,3 +140,135 @@ def test_a_build_that_is_not_proved_is_removed(monkeypatch: pytest.MonkeyPatch) 
         install.build(lambda step, percent: None)
     assert "exit 3" in error.value.message
     assert [arguments[0] for arguments in called] == ["install", "uninstall"]
+
+
+SETUP = b"from setuptools import setup\nsetup(name='horovod', version='0.28.1')\n"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package index that holds another horovod-0.28.1.tar.gz than the real one."""
+    path = tmp_path / "an index" / "horovod-0.28.1.tar.gz"
+    path.parent.mkdir()
+    with tarfile.open(path, "w:gz") as archive:
+        member = tarfile.TarInfo("horovod-0.28.1/setup.py")
+        member.size = len(SETUP)
+        archive.addfile(member, io.BytesIO(SETUP))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", path.parent.as_uri())
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    directory = tmp_path / "a build"
+    directory.mkdir()
+    return directory
+
+
+@pytest.mark.slow
+def test_a_package_with_another_hash_is_refused(package: Path, place: Path) -> None:
+    with pytest.raises(HpctrainError) as error:
+        wheel.fetch(place)
+    assert "HASHES" in error.value.message
+    assert error.value.exit_code == 1
+    assert not (place / "horovod-0.28.1").exists()
+
+
+@pytest.mark.long
+def test_a_package_with_the_pinned_hash_is_unpacked(
+    package: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel, "SHA256", hashlib.sha256(package.read_bytes()).hexdigest())
+    assert (wheel.fetch(place) / "setup.py").read_bytes() == SETUP
+
+
+@pytest.mark.slow
+def test_an_index_without_the_package_says_what_to_look_at(package: Path, place: Path) -> None:
+    package.unlink()
+    with pytest.raises(HpctrainError, match="could not download horovod") as error:
+        wheel.fetch(place)
+    assert "pip config list" in error.value.hint
+
+
+NOISE = """\
+  Running command Building wheel for horovod (setup.py)
+  -- Found MPI: TRUE (found version "3.1")
+  [ 10%] Building CXX object horovod/torch/CMakeFiles/pytorch.dir/mpi_ops_v2.cc.o
+  In file included from /env/include/tensorflow/core/platform/errors.h:27,
+  /src/mpi_ops.cc:118:27: warning: 'Unknown' is deprecated: Use absl::UnknownError() instead. [-Wdeprecated]
+    118 |     return errors::Unknown(status.reason());
+"""
+COMPILER = (
+    NOISE
+    + """\
+  /src/horovod/torch/mpi_ops_v2.cc: In function 'int DoAllreduce(at::Tensor)':
+  /src/horovod/torch/mpi_ops_v2.cc:71:3: error: 'tensr' was not declared in this scope; did you mean 'tensor'?
+     71 |   tensr.size();
+        |   ^~~~~
+        |   tensor
+  /src/horovod/torch/mpi_ops_v2.cc:99:1: error: a later one
+  make[2]: *** [CMakeFiles/pytorch.dir/build.make:76: mpi_ops_v2.cc.o] Error 1
+  RuntimeError: a consequence
+"""
+)
+CMAKE = (
+    NOISE
+    + """\
+  CMake Error at /usr/share/cmake/Modules/FindPackageHandleStandardArgs.cmake:230 (message):
+    Could NOT find NCCL (missing: NCCL_INCLUDE_DIR)
+
+  Call Stack (most recent call first):
+"""
+)
+
+
+def test_the_compilers_first_error_with_its_source_line() -> None:
+    assert first_error(COMPILER.splitlines(keepends=True)) == (
+        "/src/horovod/torch/mpi_ops_v2.cc:71:3: error: 'tensr' was not declared in this scope; did you mean 'tensor'?\n"
+        "   71 |   tensr.size();\n"
+        "      |   ^~~~~\n"
+        "      |   tensor"
+    )
+
+
+def test_cmakes_first_error_with_its_reason() -> None:
+    assert first_error(CMAKE.splitlines()) == (
+        "CMake Error at /usr/share/cmake/Modules/FindPackageHandleStandardArgs.cmake:230 (message):\n"
+        "  Could NOT find NCCL (missing: NCCL_INCLUDE_DIR)"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "c++: fatal error: Killed signal terminated program cc1plus",
+        "nvcc fatal   : Unsupported gpu architecture 'compute_35'",
+        "kernels.cu(12): error: identifier x is undefined",
+        "/usr/bin/ld: cannot find -lmpi: No such file or directory",
+        "mpi_ops.cc:(.text+0x1f): undefined reference to `MPI_Init'",
+        "make[2]: *** No rule to make target '/env/lib/libmpi.so', needed by 'mpi_lib.so'.  Stop.",
+        "ModuleNotFoundError: No module named 'pkg_resources'",
+        "error: command 'cmake' failed",
+    ],
+)
+def test_errors_of_other_tools_are_recognised(line: str) -> None:
+    assert first_error([*NOISE.splitlines(), "  " + line, "make: *** [Makefile:2: all] Error 2"]) == line
+
+
+def test_a_log_without_a_known_error_gives_its_end() -> None:
+    assert first_error([*NOISE.splitlines(), "  gave up", ""]).endswith("gave up")
+
+
+@pytest.mark.parametrize(
+    ("line", "percent"),
+    [
+        ("  [  1%] Building CXX object a.o", 1),
+        ("[100%] Built target pytorch", 100),
+        ("[3/7] Building CXX object a.o", 42),
+        ("-- Found MPI [42%]", None),
+        ("[0/0] nothing to do", None),
+    ],
+)
+def test_progress_of_make_and_ninja(line: str, percent: int | None) -> None:
+    assert percent_done(line) == percent

@@ -13,13 +13,12 @@ from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.calibration import Calibration, read_calibration
 from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.energy import Site, energy
-from hpctrain.control.predict.epochs import epochs
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.prediction import Node, predict
 from hpctrain.control.predict.request import PredictionRequest, predicted
 from hpctrain.control.predict.sweep import make_sweep
-from hpctrain.control.predict.training import recipe_training, script_training
+from hpctrain.control.predict.training import epochs, recipe_training, script_training
 from hpctrain.control.predict.values import Estimate
 from hpctrain.report.prediction import memory_warnings, prediction_notes, prediction_record
 

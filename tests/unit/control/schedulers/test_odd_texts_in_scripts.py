@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from job_scripts import PLAIN, script
 
 from hpctrain.common.cluster.container import Container
-from hpctrain.control.schedulers.slurm.directives import directive
+from hpctrain.control.schedulers.slurm.script import directive
 from hpctrain.control.schedulers.staging import StagedPaths, Staging
 
 # What means something to a shell, often, among everything else that a variable or a path can hold.

@@ -18,7 +18,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan, Script
-from hpctrain.control.supervision import one_run, seeds
+from hpctrain.control.supervision import begin, one_run
 from hpctrain.control.supervision.begin import begin_or_resume
 from hpctrain.control.supervision.execution import Audience
 from hpctrain.control.supervision.failure import Failure
@@ -96,7 +96,7 @@ def test_a_run_is_begun_and_a_second_resume_finds_it_done() -> None:
 
 @needs.pytorch
 def test_each_run_of_a_series_is_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seeds, "go_on_with_series", lambda request, series, output: 0)
+    monkeypatch.setattr(begin, "_resume_series", lambda request, series, output: 0)
     heard = Heard()
     asked_for = RunRequest(work=load_recipe("digits", ["seed=5"]), ranks=1, run_dir=Path("series"), repeat=2)
     assert begin_or_resume(asked_for, heard, resume=False) == 0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.control.predict.compute import Compute
-from hpctrain.control.predict.step import Reduction, slowest, step
+from hpctrain.control.predict.job import Reduction, overlapped_step, slowest
 
 _SLICE = 1e-3
 
@@ -23,7 +23,7 @@ def one_step(forward, backward, update, reductions, *, pace, jitter=0.0):
         update=columns(update),
         busy=columns(0),
     )
-    found = step(
+    found = overlapped_step(
         compute,
         [Reduction(after=after, seconds=columns(seconds)) for after, seconds in reductions],
         pace=columns(pace),
