@@ -21,7 +21,7 @@ from hpctrain.control.hosts.arrange import node_map_of
 from hpctrain.control.planning.planner import FRAMEWORKS
 from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.request import PredictionRequest, predicted
+from hpctrain.control.predict.request import PredictionRequest, predict_request
 from hpctrain.control.predict.training import (
     Training,
     recipe_training,
@@ -67,7 +67,7 @@ def predict(
             raise HpctrainError(f"--plot {options.plot}: no picture is written in this format", "name it .png or .html")
         require("report")
         require_places([options.plot])
-    found = predicted(
+    found = predict_request(
         _training(work, training, options, arguments),
         PredictionRequest(
             hardware=_hardware(hosts, options),

@@ -35,7 +35,7 @@ CHECKS: tuple[Callable[[Host], Check], ...] = (
 )
 _ORDER = ("failed", "ok", "not applicable")
 # So many different answers are told one by one.
-_TOLD = 3
+_LISTED_ANSWERS = 3
 
 
 def check_host(host: Host, run_directory: Path) -> list[Check]:
@@ -56,7 +56,7 @@ def check_host(host: Host, run_directory: Path) -> list[Check]:
 def merge(by_host: Mapping[str, Sequence[Check]]) -> list[Check]:
     """The checks of several hosts: one for all hosts on which it has one outcome.
 
-    What was found may differ between them, as a measured speed does: it is told with its hosts.
+    What was found may differ between them, as a measured speed does: it is listed with its hosts.
     """
     groups: dict[tuple[str, str, str, str], dict[str, Check]] = {}
     for host, checks in by_host.items():
@@ -80,6 +80,6 @@ def _answers(found: Mapping[str, Check]) -> str:
         hosts.setdefault(check.found, []).append(host)
     if len(hosts) == 1:
         return next(iter(hosts))
-    told = [f"{fold_hosts(names)}: {text}" for text, names in list(hosts.items())[:_TOLD]]
-    rest = [name for names in list(hosts.values())[_TOLD:] for name in names]
-    return "; ".join([*told, *([f"others on {fold_hosts(rest)}"] if rest else [])])
+    listed = [f"{fold_hosts(names)}: {text}" for text, names in list(hosts.items())[:_LISTED_ANSWERS]]
+    rest = [name for names in list(hosts.values())[_LISTED_ANSWERS:] for name in names]
+    return "; ".join([*listed, *([f"others on {fold_hosts(rest)}"] if rest else [])])

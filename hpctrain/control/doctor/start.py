@@ -24,8 +24,8 @@ from hpctrain.control.doctor.software import World, launcher_and_mpi, same_versi
 from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import require_image
-from hpctrain.control.planning.place_hosts import Hosts
-from hpctrain.control.supervision.hosts_ready import existing
+from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.supervision.hosts_ready import nearest_existing
 from hpctrain.control.supervision.start import prove_launcher, run_plan
 
 # Of everything, from the trial of the first launcher to the end of the ranks; what hangs is then ended in 15 s.
@@ -53,7 +53,7 @@ def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory:
         HpctrainError: no folder for what the ranks write.
     """
     ranks = sum(host.slots for host in hosts.slots)
-    beside = existing(run_directory)
+    beside = nearest_existing(run_directory)
     failed: dict[str, str] = {}
     # Beside the runs where other hosts, or a container, have to see it.
     shared = len(hosts.slots) > 1 or start.container is not None

@@ -42,7 +42,7 @@ class Fingerprint:
         return json.dumps(dataclasses.asdict(self))
 
 
-def take(mpi: MpiInstallation, toolkit: cuda.Toolkit | None, nccl: cuda.Nccl | None) -> Fingerprint:
+def current_fingerprint(mpi: MpiInstallation, toolkit: cuda.Toolkit | None, nccl: cuda.Nccl | None) -> Fingerprint:
     """The fingerprint of the wheel that fits this environment and these libraries."""
     return Fingerprint(
         horovod=VERSION,

@@ -15,7 +15,7 @@ from pathlib import Path
 from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.horovod import PACKAGES, TITLES, cuda, wheel
-from hpctrain.control.horovod.fingerprint import Fingerprint, environment_prefix, take
+from hpctrain.control.horovod.fingerprint import Fingerprint, current_fingerprint, environment_prefix
 from hpctrain.control.horovod.installed import find_installed
 from hpctrain.control.horovod.wheel import Progress
 
@@ -40,7 +40,7 @@ def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]
     """
     mpi = find_mpi()
     toolkit, nccl = find_accelerator()
-    wanted = take(mpi, toolkit, nccl)
+    wanted = current_fingerprint(mpi, toolkit, nccl)
     if not wanted.packages:
         raise HpctrainError("there is no framework to build Horovod for", "pip install 'hpctrain[torch]' or [keras]")
     installed = find_installed()

@@ -54,7 +54,7 @@ def editable_entries(prefix: Path, site: Path, own: dict[str, Entry]) -> dict[st
             elif folder and folder.is_dir() and not folder.is_relative_to(prefix):
                 folders.append(folder)
             else:
-                kept.append(_kept(prefix, path, line, folder))
+                kept.append(_portable_line(prefix, path, line, folder))
                 if folder is None or not folder.is_relative_to(prefix):
                     continue
             resolved.add(path.name)
@@ -62,7 +62,7 @@ def editable_entries(prefix: Path, site: Path, own: dict[str, Entry]) -> dict[st
     _require_resolved(site, resolved)
     for modules in (*map(_modules, folders), *map(_mapped, finders)):
         for name, path in modules.items():
-            if not _is_there(at, name, places):
+            if not _is_found(at, name, places):
                 found |= {f"{at}/{below}": entry for below, entry in _module(name, path)}
     return found
 
@@ -73,7 +73,7 @@ def _folder(site: Path, line: str) -> Path | None:
     return (site / text).resolve() if text and not line.startswith(("#", "import ", "import\t")) else None
 
 
-def _kept(prefix: Path, path: Path, line: str, folder: Path | None) -> str:
+def _portable_line(prefix: Path, path: Path, line: str, folder: Path | None) -> str:
     """A line as the copy has it. Code that names something elsewhere, as ``site.addsitedir('/FOLDER')``, is refused."""
     if folder:
         return relpath(folder, path.parent) if folder.is_relative_to(prefix) else line
@@ -86,7 +86,7 @@ def _kept(prefix: Path, path: Path, line: str, folder: Path | None) -> str:
     return line
 
 
-def _is_there(at: str, name: str, entries: Container[str]) -> bool:
+def _is_found(at: str, name: str, entries: Container[str]) -> bool:
     """Whether Python finds a module or package of this name, or a package around it, among the entries."""
     module = name[: -len(suffix)] if (suffix := _suffix(name)) else name
     parts = module.split("/")
@@ -128,10 +128,10 @@ def _mapped(finder: Path) -> dict[str, Path]:
                 break
     else:
         raise HpctrainError(f"--pack: {finder} has no table of what it finds", _AS_IT_IS)
-    return dict(_place(finder, name, Path(path)) for name, path in ast.literal_eval(table).items())
+    return dict(_location(finder, name, Path(path)) for name, path in ast.literal_eval(table).items())
 
 
-def _place(finder: Path, name: str, path: Path) -> tuple[str, Path]:
+def _location(finder: Path, name: str, path: Path) -> tuple[str, Path]:
     """A module's path among the packages, and its folder or file, which is in the table without its suffix."""
     at = name.replace(".", "/")
     if path.is_dir():

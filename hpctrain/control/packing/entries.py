@@ -32,7 +32,7 @@ def walk(
         OSError: a folder cannot be read.
     """
     root = folder.resolve()
-    for parent, folders, files in os.walk(root, onerror=_fail):
+    for parent, folders, files in os.walk(root, onerror=_raise):
         here = Path(parent)
         folders[:] = [name for name in folders if name != "__pycache__" and (here != root or name not in without)]
         for name in (*folders, *files):
@@ -53,6 +53,6 @@ def walk(
                     yield f"{inside}/{below}", entry
 
 
-def _fail(error: OSError) -> NoReturn:
+def _raise(error: OSError) -> NoReturn:
     """What os.walk would pass over would be missing in the copy."""
     raise error

@@ -50,7 +50,7 @@ def environment_entries() -> dict[str, Entry]:
     """
     _require_virtual_environment()
     prefix = Path(sys.prefix).resolve()
-    entries = {name: _relocatable(prefix, name, entry) for name, entry in walk(prefix) if not _is_own(name)}
+    entries = {name: _relocatable(prefix, name, entry) for name, entry in walk(prefix) if not _is_replaced(name)}
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     for name in ("python", "python3", f"python3.{sys.version_info.minor}"):
         entries[f"bin/{name}"] = Entry(link=f"../{_BASE}/bin/{base.name}")
@@ -114,7 +114,7 @@ def _uses_base() -> bool:
     return any(re.fullmatch(r"include-system-site-packages\s*=\s*true\s*", line) for line in lines)
 
 
-def _is_own(name: str) -> bool:
+def _is_replaced(name: str) -> bool:
     """Whether the copy has a file of its own there, or none."""
     folder, _, file = name.rpartition("/")
     return name == "pyvenv.cfg" or (folder == "bin" and bool(_PYTHON.fullmatch(file) or _ACTIVATION.fullmatch(file)))
@@ -150,7 +150,7 @@ def _interpreter(binary: Path) -> dict[str, Entry]:
     shared = _shared_library(base)
     if shared:
         entries[f"{_BASE}/lib/{shared.name}"] = Entry(source=shared)
-    entries[f"{_BASE}/bin/{binary.name}"] = Entry(content=_beside(binary, shared), executable=True)
+    entries[f"{_BASE}/bin/{binary.name}"] = Entry(content=_with_relative_library(binary, shared), executable=True)
     return entries
 
 
@@ -162,7 +162,7 @@ def _shared_library(base: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def _beside(binary: Path, shared: Path | None) -> bytes:
+def _with_relative_library(binary: Path, shared: Path | None) -> bytes:
     """The program, made to look for libpython in the ``lib/`` beside it, as ``chrpath`` does it."""
     content = binary.read_bytes()
     if shared is None:

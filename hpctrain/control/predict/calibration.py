@@ -29,7 +29,7 @@ _HOW = "hpctrain bench step --sweep --json > sweep.json; hpctrain bench allreduc
 _LEAST_ERROR = 0.01
 # What a constant's spread has to come down to for it to count as measured.
 _NARROWED = 0.7
-_OF_COMPUTE = ("pace", "memory_bytes_per_s", "vector_flops", "conv32_flops", "half_flops")
+_DEVICE_FIELDS = ("pace", "memory_bytes_per_s", "vector_flops", "conv32_flops", "half_flops")
 # nccl-tests over thousands of sizes have some megabytes.
 _MOST_BYTES = 2**26
 _EFFICIENCIES = ("memory_efficiency", "matmul_efficiency", "conv_efficiency")
@@ -86,7 +86,7 @@ class Calibration:
         rows = [(sweep, row) for sweep in self.sweeps for row in sweep.rows]
         names = _fitted_names(self.sweeps[0].device, constants)
         found = fit(
-            lambda values: [_said(sweep, row.batch, values) for sweep, row in rows],
+            lambda values: [_modelled_seconds(sweep, row.batch, values) for sweep, row in rows],
             np.array([row.median_s for _, row in rows]),
             np.array([max(row.spread, _LEAST_ERROR) for _, row in rows]),
             constants,
@@ -114,7 +114,7 @@ class Calibration:
         return Fitted(constants=after, columns=columns)
 
 
-def _said(sweep: Sweep, batch: float, values: Values) -> Floats:
+def _modelled_seconds(sweep: Sweep, batch: float, values: Values) -> Floats:
     workload = load_workload(sweep.model, image_size=sweep.image_size)
     ranks = sweep.ranks if sweep.device == CPU else 1
     return compute(workload, batch, Device(name=sweep.device, ranks=ranks, precision=sweep.precision), values).total
@@ -122,7 +122,7 @@ def _said(sweep: Sweep, batch: float, values: Values) -> Floats:
 
 def _fitted_names(device: str, constants: Mapping[str, Constant]) -> list[str]:
     gap = "cpu.kernel_s" if device == CPU else "kernel_s"
-    names = [f"{device}.{field}" for field in _OF_COMPUTE] + [*_EFFICIENCIES, gap]
+    names = [f"{device}.{field}" for field in _DEVICE_FIELDS] + [*_EFFICIENCIES, gap]
     return [name for name in names if constants[name].spread]
 
 
@@ -149,16 +149,16 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
             sweeps += _sweeps(found, path)
         elif is_nccl_report(found):
             curves += nccl_curves(text, str(path))
-        elif _have(rows, "engine", "bytes"):
+        elif _rows_have(rows, "engine", "bytes"):
             curves += bench_curves(text, str(path))
-        elif rows and _have(rows, "workers", "samples_per_s"):
-            loaded |= _loaded(rows, path)
+        elif rows and _rows_have(rows, "workers", "samples_per_s"):
+            loaded |= _loader_rates(rows, path)
         else:
             raise HpctrainError(f"{path} is not a calibration: it has neither sweeps nor measured all-reduces", _HOW)
     return Calibration(sweeps=tuple(sweeps), curves=tuple(curves), loaded=loaded)
 
 
-def _have(rows: object, *keys: str) -> bool:
+def _rows_have(rows: object, *keys: str) -> bool:
     return isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) and {*keys} <= {*row} for row in rows)
 
 
@@ -185,7 +185,7 @@ def _sweeps(found: dict[str, Any], path: Path) -> list[Sweep]:
         raise HpctrainError(f"{path}: a sweep's {where}: {first['msg']}", _HOW) from error
 
 
-def _loaded(rows: list[dict[str, Any]], path: Path) -> dict[int, float]:
+def _loader_rates(rows: list[dict[str, Any]], path: Path) -> dict[int, float]:
     """The rates of hpctrain's own loader."""
     try:
         own = [_Loaded.model_validate(row) for row in rows if row.get("variant") == "hpctrain"]

@@ -12,7 +12,7 @@ import numpy as np
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.constants import buses
-from hpctrain.control.predict.nccl import TUNER_VERSION, Algorithm, chosen
+from hpctrain.control.predict.nccl import TUNER_VERSION, Algorithm, choose_algorithm
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
@@ -167,7 +167,7 @@ def _between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
 
 def _nccl_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     bus = buses()[gpu(ranks.device).bus]
-    algorithm = chosen(nbytes, local=ranks.local, bus=bus, network=ranks.network, version=ranks.nccl)
+    algorithm = choose_algorithm(nbytes, local=ranks.local, bus=bus, network=ranks.network, version=ranks.nccl)
     reached = values["wire_efficiency" if ranks.rdma else "tcp.wire_efficiency"]
     rate = reached * _rate(ranks.network, ranks.network.rails, algorithm, values)
     seconds: Floats = _steps(ranks, algorithm) * values["nccl_step_s"] + _volume(ranks, algorithm) * nbytes / rate

@@ -24,7 +24,7 @@ FASTER = 1.05
 # another way over it.
 SLOWER = 3.0
 # Below, the latency of messages decides, of which less is known.
-_TELLING_BYTES = 16 * 2**20
+_BANDWIDTH_BOUND_BYTES = 16 * 2**20
 
 
 def check_curves(curves: Sequence[Curve], ranks: Ranks, *, stated: bool) -> list[str]:
@@ -73,25 +73,25 @@ def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
     if sent > FASTER * links:
         return HpctrainError(
             f"--calibration {curve.source}: each of {curve.hosts} hosts sent at least {_rate(sent)}, and the "
-            f"adapters that {_who(curve, ranks)} use carry {_rate(links)}",
+            f"adapters that {_rank_text(curve, ranks)} use carry {_rate(links)}",
             "state the adapters and links that were measured (--adapters-per-node, --link); or its hosts are one "
             "machine under several names, or not all of the ranks are listed",
         )
     size, seconds = curve.points[-1]
-    if not ranks.by_nccl or size < _TELLING_BYTES:
+    if not ranks.by_nccl or size < _BANDWIDTH_BOUND_BYTES:
         return None
     expected = float(modelled(size, ranks, drawn(constants(), count=0), curve)[0])
     if seconds <= SLOWER * expected:
         return None
     return HpctrainError(
         f"--calibration {curve.source}: {size / 1e6:.4g} MB took {seconds / expected:.3g} times what is expected where "
-        f"the adapters that {_who(curve, ranks)} use carry {_rate(links)}",
+        f"the adapters that {_rank_text(curve, ranks)} use carry {_rate(links)}",
         "NCCL may have used sockets or another interface (NCCL_DEBUG=INFO says which, NET/IB or NET/Socket); or state "
         "the links that were measured (--adapters-per-node, --link, --tcp)",
     )
 
 
-def _who(curve: Curve, ranks: Ranks) -> str:
+def _rank_text(curve: Curve, ranks: Ranks) -> str:
     ranks_of_host = curve.local * curve.groups
     return f"{ranks_of_host} of {ranks.local} ranks of a node" if ranks_of_host < ranks.local else "a node's ranks"
 

@@ -41,14 +41,14 @@ def rank_memory(training: Training, job: Job) -> RankMemory:
     )
     on_gpu = job.device.name != CPU
     found = memory(training.largest, batch=job.at_once, settings=settings)
-    taken = _taken(found, on_gpu=on_gpu)
+    taken = _bytes_on_device(found, on_gpu=on_gpu)
     changes = {
         "half the samples at once": (-(-job.at_once // 2), replace(settings, parts=2 * settings.parts)),
         "bf16": (job.at_once, replace(settings, precision="bf16")),
         "activation checkpointing": (job.at_once, replace(settings, checkpointing=True)),
     }
     choices = {
-        name: _taken(memory(training.largest, batch=batch, settings=changed), on_gpu=on_gpu)
+        name: _bytes_on_device(memory(training.largest, batch=batch, settings=changed), on_gpu=on_gpu)
         for name, (batch, changed) in changes.items()
     }
     context, margin = (found.context, found.margin) if on_gpu else (0, 0)
@@ -59,7 +59,7 @@ def rank_memory(training: Training, job: Job) -> RankMemory:
     )
 
 
-def _taken(found: Memory, *, on_gpu: bool) -> int:
+def _bytes_on_device(found: Memory, *, on_gpu: bool) -> int:
     """With what a GPU's allocator and context take."""
     return found.total if on_gpu else found.peak
 

@@ -219,7 +219,7 @@ def _update(workload: Workload, settings: Settings, resident: Memory) -> Memory:
         temporary = together if optimizer.weight_decay or optimizer.nesterov else 0
     else:
         temporary = _rule_arrays(optimizer) * largest
-    gradients = sum(_alone(workload, settings))
+    gradients = sum(_unbucketed_gradients(workload, settings))
     return replace(resident, moment="update", gradients=gradients, temporary=temporary * item)
 
 
@@ -239,7 +239,7 @@ def _rule_arrays(optimizer: Optimizer) -> int:
     return 2 if optimizer.name == "lars" else 3
 
 
-def _alone(workload: Workload, settings: Settings) -> list[int]:
+def _unbucketed_gradients(workload: Workload, settings: Settings) -> list[int]:
     """By layer, the bytes of its parameters' gradients that lie in no bucket."""
     item = settings.weight_bytes
     found = [sum(layer.parameters) * item for layer in workload.layers]
@@ -261,10 +261,10 @@ def _alone(workload: Workload, settings: Settings) -> list[int]:
 def _passes(workload: Workload, batch: int, settings: Settings, resident: Memory) -> Iterator[Memory]:
     """Each layer's forward and backward pass."""
     layers, item = workload.layers, settings.weight_bytes
-    forward, backward = _kept(layers, settings)
+    forward, backward = _saved_activations(layers, settings)
     copies = list(accumulate(_copy_bytes(layer) if settings.autocast else 0 for layer in layers))
     fresh = [sum(layer.parameters) * item for layer in layers]
-    alone = _alone(workload, settings)
+    alone = _unbucketed_gradients(workload, settings)
     # Accumulated gradients lie by themselves until the last part's are added to them.
     added = sum(fresh) if settings.parts > 1 else 0
     before = max(added, sum(alone) if settings.keeps_gradients else 0)
@@ -297,7 +297,7 @@ def _passes(workload: Workload, batch: int, settings: Settings, resident: Memory
         after -= alone[index]
 
 
-def _kept(layers: tuple[Layer, ...], settings: Settings) -> tuple[list[int], list[int]]:
+def _saved_activations(layers: tuple[Layer, ...], settings: Settings) -> tuple[list[int], list[int]]:
     """Bytes per sample that are kept, by layer: while its forward and while its backward pass runs."""
     saved = [_saved_bytes(layer, settings) for layer in layers]
     if not settings.checkpointing:

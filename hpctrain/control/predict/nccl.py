@@ -43,7 +43,7 @@ _RING_SHARE: dict[_Protocol, float] = {"ll": 0.5, "ll128": 0.92, "simple": 1.0}
 _TREE_BUS = 0.92
 
 
-def chosen(
+def choose_algorithm(
     nbytes: float, *, local: int, bus: Bus, network: Network, version: tuple[int, int] = TUNER_VERSION
 ) -> Algorithm:
     """The algorithm with the least time by the tuner's own count.

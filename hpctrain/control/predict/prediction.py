@@ -149,13 +149,15 @@ def predict(
     calibration.require_fits(training.workload, device)
     fitted = calibration.fit(constants())
     values = drawn(fitted.constants, fitted=fitted.columns(draws, seed), count=draws, seed=seed)
-    maker = _Maker(training=training, node=node, device=device, values=values, calibration=calibration, site=site)
-    first = maker.run(replace(networks[0], hosts=1))
-    runs = [maker.run(network) for network in networks]
+    predictor = _Predictor(
+        training=training, node=node, device=device, values=values, calibration=calibration, site=site
+    )
+    first = predictor.run(replace(networks[0], hosts=1))
+    runs = [predictor.run(network) for network in networks]
     return Prediction(
         name=training.name,
         node=node,
-        rows=tuple(maker.row(run, first) for run in runs),
+        rows=tuple(predictor.row(run, first) for run in runs),
         worthwhile=_worthwhile([first, *runs] if runs[0].nodes > 1 else runs),
         constants={name: fitted.constants[name] for name in sorted(values.used)},
         causes=_causes(values, runs[-1].times.total),
@@ -204,7 +206,7 @@ class _Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Maker:
+class _Predictor:
     training: Training
     node: Node
     device: Device

@@ -38,7 +38,7 @@ class PredictionRequest:
     site: Site = Site()
 
 
-def predicted(training: Training, request: PredictionRequest) -> Prediction:
+def predict_request(training: Training, request: PredictionRequest) -> Prediction:
     """The prediction.
 
     Raises:

@@ -11,7 +11,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.prediction import Prediction, Row
-from hpctrain.control.predict.request import PredictionRequest, predicted
+from hpctrain.control.predict.request import PredictionRequest, predict_request
 from hpctrain.control.predict.training import recipe_training
 from hpctrain.control.predict.values import Estimate
 
@@ -70,7 +70,7 @@ def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> R
     asked = PredictionRequest(
         hardware=hardware, nodes=[nodes], backend=_backend(plan), framework=plan.framework or "torch"
     )
-    found = predicted(training, asked)
+    found = predict_request(training, asked)
     return RunPrediction(
         prediction=found,
         epochs=recipe.epochs,

@@ -81,7 +81,7 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
         out = folder / "made.json"
         script = shard_script(work, str(out))
         plan = make_plan(
-            script, machine, hosts=_with_one_more(arranged), host_options=hosts, backend="mpi", start=START
+            script, machine, hosts=_with_coordinator_slot(arranged), host_options=hosts, backend="mpi", start=START
         )
         made = run_program(plan, folder, machine, prove_launcher(plan, machine, folder), out)
     if "error" in made:
@@ -94,7 +94,7 @@ def shard_script(work: Work, *out: str) -> Script:
     return Script(path=_PROGRAM, arguments=(elsewhere(work).model_dump_json(), *out))
 
 
-def _with_one_more(hosts: Hosts) -> Hosts:
+def _with_coordinator_slot(hosts: Hosts) -> Hosts:
     """The same with room on the first host for the rank that hands out the work, which mostly waits."""
     first, *others = hosts.slots
     return replace(hosts, slots=(Slots(host=first.host, slots=first.slots + 1), *others))

@@ -58,7 +58,7 @@ def on_spark(work: Work, master: str | None) -> Manifest:
             f"Spark does not start: {_reason(error)}", "--master URL names a cluster", exit_code=1
         ) from error
     with context:
-        return make(elsewhere(work), partial(_mapped, context), say)
+        return make(elsewhere(work), partial(_map_tasks, context), say)
 
 
 def _require_java() -> None:
@@ -70,12 +70,12 @@ def _require_java() -> None:
         )
 
 
-def _mapped(context: SparkContext, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+def _map_tasks(context: SparkContext, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     tasks = list(items)
     if not tasks:
         # Of which Spark makes no job.
         return iter(())
-    job = context.parallelize(tasks, len(tasks)).map(partial(_answer, function))
+    job = context.parallelize(tasks, len(tasks)).map(partial(_call_or_error, function))
     with ThreadPoolExecutor(1) as thread:
         results: Future[list[Any]] = thread.submit(job.collect)
         _wait(context, results)
@@ -89,7 +89,7 @@ def _mapped(context: SparkContext, function: Callable[[Any], Any], items: Iterab
     return iter(answers)
 
 
-def _answer(function: Callable[[Any], Any], task: Any) -> Any:
+def _call_or_error(function: Callable[[Any], Any], task: Any) -> Any:
     """What is wrong with the source is an answer: Spark would try the task again, and tell it as an error of Java."""
     try:
         return naming_host(function, task)

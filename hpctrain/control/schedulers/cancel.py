@@ -43,7 +43,7 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
         HpctrainError: Slurm refuses or does not answer.
     """
     if any(not job.waits for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live):
-        yield from _let_save([*found.tasks.values()] or [found.directory], save_seconds)
+        yield from _wait_for_save([*found.tasks.values()] or [found.directory], save_seconds)
     # The run may have submitted another job meanwhile, or gone back to the queue.
     jobs = [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live]
     # The numbers of whole jobs end what waits of an array as well.
@@ -56,7 +56,7 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
     for job in jobs:
         yield f"cancelled job {job.id}, which was {job.state}{f' on {job.nodes}' if job.nodes else ''}"
     deadline = time.monotonic() + _END_SECONDS
-    while left := _living(found, jobs):
+    while left := _live_jobs(found, jobs):
         if time.monotonic() > deadline:
             names = ", ".join(job.id for job in left)
             yield f"after {_END_SECONDS:g} s, job {names} is still ending; Slurm continues with that"
@@ -64,7 +64,7 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
         time.sleep(_POLL_SECONDS)
 
 
-def _let_save(runs: list[RunDirectory], seconds: float | None) -> Iterator[str]:
+def _wait_for_save(runs: list[RunDirectory], seconds: float | None) -> Iterator[str]:
     """Ask ranks that listen, on whatever hosts, to save their state and leave, and wait for that.
 
     Args:
@@ -90,7 +90,7 @@ def _let_save(runs: list[RunDirectory], seconds: float | None) -> Iterator[str]:
         time.sleep(_POLL_SECONDS)
 
 
-def _living(found: FoundRun, jobs: list[JobState]) -> list[JobState]:
+def _live_jobs(found: FoundRun, jobs: list[JobState]) -> list[JobState]:
     numbers = {job.job for job in jobs}
     return [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live and job.job in numbers]
 
@@ -125,7 +125,7 @@ def stop_launcher(
         if pid is None or here:
             _require_ended(directory, begun=pid is None)
             return
-        yield from _let_save([directory], save_seconds)
+        yield from _wait_for_save([directory], save_seconds)
         if directory.summary.exists():
             return
         hint = f"on {host}, run: hpctrain cancel {shell_word(directory.path.absolute())}, or: kill {pid}"

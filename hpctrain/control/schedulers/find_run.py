@@ -10,14 +10,14 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.resuming import array_task, task_number
-from hpctrain.control.schedulers.places import refuse_place
+from hpctrain.control.schedulers.places import refuse_kubernetes_job
 from hpctrain.control.schedulers.slurm.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.control.schedulers.slurm.submission import Submission
 
 _RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
 
 # Seeds of a series.
-_SHOWN = 5
+_LISTED_SEEDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def _refuse_series(path: Path) -> None:
 
     if series := read_series(path):
         runs = [str(run.path) for run in series.runs.values()]
-        shown = ", ".join(runs[:_SHOWN]) + (f" … {runs[-1]}" if len(runs) > _SHOWN else "")
+        shown = ", ".join(runs[:_LISTED_SEEDS]) + (f" … {runs[-1]}" if len(runs) > _LISTED_SEEDS else "")
         raise HpctrainError(
             f"{path} holds repeated runs of one recipe, a directory for each seed",
             f"name one of them: {shown}; hpctrain report {shell_word(path)} covers all",
@@ -101,10 +101,10 @@ def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> l
 def own_jobs(found: FoundRun, numbers: Collection[str], jobs: Iterable[JobState]) -> list[JobState]:
     """A user's jobs that have one of a run's numbers or its script; for an array, the jobs of all tasks."""
     script = found.job_directory.script
-    return [job for job in jobs if job.names & {*numbers} or _same(Path(job.command), script)]
+    return [job for job in jobs if job.names & {*numbers} or _same_file(Path(job.command), script)]
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same_file(one: Path, other: Path) -> bool:
     """Whether two paths are one file; only the last name may decide it without a look at the disk."""
     return one == other or (one.name == other.name and one.resolve() == other.resolve())
 
@@ -114,7 +114,7 @@ def _directory(target: str) -> Path:
     try:
         if path.is_dir():
             return path.resolve()
-        refuse_place(target)
+        refuse_kubernetes_job(target)
         problem = "it is a file" if path.exists() else "there is none of that name"
     except OSError as error:
         problem = str(error.strerror)

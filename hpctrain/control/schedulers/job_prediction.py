@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # NumPy and the constants take 0.3 s, which a job without a prediction does not need: they are imported below.
 
 # What a prediction does not depend on, so that the tasks of an array mostly share theirs.
-_NO_MATTER = ("seed",)
-_MOST = 20
+_IRRELEVANT_FIELDS = ("seed",)
+_MOST_PREDICTIONS = 20
 
 
 def named_gpu(job: Job, gpu: str | None) -> str | None:
@@ -62,9 +62,9 @@ def predict_jobs(
     if named is None:
         return found
     for task, work in works.items():
-        key = work.model_dump_json(exclude=set(_NO_MATTER))
+        key = work.model_dump_json(exclude=set(_IRRELEVANT_FIELDS))
         try:
-            if key not in made and len(made) < _MOST:
+            if key not in made and len(made) < _MOST_PREDICTIONS:
                 made[key] = predict_job(job, work, named)
         except HpctrainError:
             return found

@@ -28,7 +28,7 @@ def kubectl_commands(kind: str, name: str, namespace: str | None = None) -> str:
     )
 
 
-def refuse_place(target: str) -> None:
+def refuse_kubernetes_job(target: str) -> None:
     """Refuse a job of Kubernetes where a run directory is asked for.
 
     Raises:

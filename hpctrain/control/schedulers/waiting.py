@@ -33,7 +33,7 @@ def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[s
         HpctrainError: Slurm does not answer for ten minutes.
     """
     found = find_run(str(directory.path))
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     answered = time.monotonic()
     live = True
     while live:
@@ -45,7 +45,7 @@ def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[s
         else:
             answered = time.monotonic()
             live = any(job.live for job in jobs)
-            _tell(jobs, told, notice)
+            _report_changes(jobs, reported, notice)
         deadline = time.monotonic() + (_ASK_SECONDS if live else 0)
         while time.monotonic() < deadline:
             if follower:
@@ -68,10 +68,10 @@ def _status(directory: RunDirectory) -> str | None:
     return None
 
 
-def _tell(jobs: Iterable[JobState], told: dict[str, str], notice: Callable[[str], None]) -> None:
+def _report_changes(jobs: Iterable[JobState], reported: dict[str, str], notice: Callable[[str], None]) -> None:
     for job in jobs:
         details = [job.nodes, job.reason if job.waits else ""]
         text = f"{job.state.lower()}{''.join(f', {detail}' for detail in details if detail)}"
-        if told.get(job.id) != text:
-            told[job.id] = text
+        if reported.get(job.id) != text:
+            reported[job.id] = text
             notice(f"job {job.id}: {text}")

@@ -154,8 +154,8 @@ def ask_hosts(
         )
         asked.add(process)
         try:
-            said = _said(process, script.encode())
-            return _answer(*said, paths, ended=process.returncode != _SSH_FAILED)
+            streams = _read_streams(process, script.encode())
+            return _parse_answer(*streams, paths, ended=process.returncode != _SSH_FAILED)
         finally:
             asked.answered(process)
 
@@ -239,41 +239,41 @@ def _script(plan: Plan, folder: str, paths: Sequence[Path], ways: Sequence[str])
     return "\n".join([*lines, ""])
 
 
-def _said(process: subprocess.Popen[bytes], script: bytes) -> tuple[str, str]:
+def _read_streams(process: subprocess.Popen[bytes], script: bytes) -> tuple[str, str]:
     """Both streams of a host's answer, as far as they came in time."""
     try:
-        said = process.communicate(script, timeout=_REACH_SECONDS)
+        streams = process.communicate(script, timeout=_REACH_SECONDS)
     except subprocess.TimeoutExpired as late:
         if f"{_MARK}reached".encode() not in (late.output or b""):
             return "", f"no answer within {_REACH_SECONDS:g} s"
         try:
-            said = process.communicate(timeout=_ANSWER_SECONDS)
+            streams = process.communicate(timeout=_ANSWER_SECONDS)
         except subprocess.TimeoutExpired as later:
             return (later.output or b"").decode(errors="replace"), f"no answer within {_ANSWER_SECONDS:g} s"
-    output, errors = said
+    output, errors = streams
     return output.decode(errors="replace"), errors.decode(errors="replace")
 
 
-def _answer(output: str, errors: str, paths: Sequence[Path], *, ended: bool) -> Answer:
+def _parse_answer(output: str, errors: str, paths: Sequence[Path], *, ended: bool) -> Answer:
     """What a host said. If its connection was lost before its program ``ended``, it counts as one never reached."""
     words = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     printed = [line.strip() for line in errors.splitlines() if line.strip()]
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     # Half a line, of a host that went.
     with contextlib.suppress(ValueError):
-        told = next((json.loads(word) for word in words if word.startswith("{")), told)
+        reported = next((json.loads(word) for word in words if word.startswith("{")), reported)
     interfaces = (
         Interface(**{**one, "addresses": tuple(one["addresses"]), "networks": tuple(one["networks"])})
-        for one in told.get("interfaces", ())
+        for one in reported.get("interfaces", ())
     )
     return Answer(
-        reached="reached" in words and (ended or bool(told)),
+        reached="reached" in words and (ended or bool(reported)),
         missing=tuple(str(path) for number, path in enumerate(paths) if f"sees-{number}" not in words),
         program="program" in words,
         error=printed[-1] if printed else "",
-        version=told.get("version"),
-        versions=told.get("versions", {}),
-        interfaces=tuple(interfaces) if "interfaces" in told else None,
-        cut_off=bool(told.get("cut_off")),
-        busy=tuple(told.get("busy", ())),
+        version=reported.get("version"),
+        versions=reported.get("versions", {}),
+        interfaces=tuple(interfaces) if "interfaces" in reported else None,
+        cut_off=bool(reported.get("cut_off")),
+        busy=tuple(reported.get("busy", ())),
     )

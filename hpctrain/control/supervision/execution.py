@@ -86,11 +86,11 @@ class Execution:
             # Of a directory that was moved or deleted, the user has to say what comes next.
             if failure is None or self.interrupts.received or self.held.fate():
                 break
-            further = self._further(supervisor, plan, failure, attempt, found)
+            further = self._after_failure(supervisor, plan, failure, attempt, found)
             if isinstance(further, Failure):
                 failure = further
                 break
-            self._begin_again(further, failure)
+            self._record_restart(further, failure)
             plan, attempt, found = further.plan, further.attempt, further.launcher
             if script_sha256(plan) != script:
                 self.audience.notice(f"warning: {plan.title} is not what it was in the last attempt")
@@ -98,13 +98,13 @@ class Execution:
             self.audience.failed(failure, self.held.now() or self.directory)
         return failure, self._record_end(plan, failure)
 
-    def _further(
+    def _after_failure(
         self, supervisor: Supervisor, plan: Plan, failure: Failure, attempt: Attempt, found: Launcher | None
     ) -> Restart | Failure:
         """What follows a failed attempt: a restart, once its time has come, or the failure that ends the run."""
         try:
             with self.interrupts.raised():
-                further = supervisor.further(failure, attempt, found)
+                further = supervisor.next_step(failure, attempt, found)
         except Interrupted:
             further = None
         if isinstance(further, Failure) or (further and self.interrupts.wait(further.seconds)):
@@ -117,7 +117,7 @@ class Execution:
         """Run one attempt; see :meth:`run` for what is raised."""
 
         def show(event: Event) -> None:
-            supervisor.see(event)
+            supervisor.record(event)
             try:
                 self.audience.show(event)
             except HpctrainError:
@@ -184,7 +184,7 @@ class Execution:
                 events.emit(DamagedEvent(path=path.name, fault=GONE, kept_as=None))
                 self.audience.notice(f"warning: {missing_text(path, attempt.iteration)}")
 
-    def _begin_again(self, restart: Restart, failure: Failure) -> None:
+    def _record_restart(self, restart: Restart, failure: Failure) -> None:
         # Ranks that left for other hosts have said so.
         if not failure.stopped:
             with EventWriter(self.directory.events) as events:

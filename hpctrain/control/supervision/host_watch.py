@@ -51,10 +51,10 @@ class HostWatch:
         # The ranks of each host that are alive.
         self._now = plan.ranks_of_hosts
         self._leaving: Collection[str] = ()
-        self._told: set[str] = set()
+        self._warnings: set[str] = set()
         self._questions = Questions()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_again, name="hpctrain-host-watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="hpctrain-host-watch", daemon=True)
         self.wanted: dict[str, int] | None = None
 
     def lost(self, event: RecoveredFaultEvent) -> None:
@@ -76,19 +76,19 @@ class HostWatch:
         self._questions.end()
         self._thread.join()
 
-    def _look_again(self) -> None:
+    def _watch(self) -> None:
         while not self._ended.wait(self._seconds):
             try:
-                self._look()
+                self._check_hosts()
             except HpctrainError as error:
                 self._want(None)
-                self._tell(f"the hosts stay as they are: {error.message}")
+                self._warn_once(f"the hosts stay as they are: {error.message}")
             except (OSError, RuntimeError) as error:
                 # No process or thread can be made now.
                 self._want(None)
-                self._tell(f"the hosts stay as they are: {error}")
+                self._warn_once(f"the hosts stay as they are: {error}")
 
-    def _look(self) -> None:
+    def _check_hosts(self) -> None:
         given = given_hosts(self._plan, self._environment)
         now = {host: ranks for host, ranks in self._now.items() if ranks}
         others = [host for host in given if host not in now]
@@ -104,7 +104,7 @@ class HostWatch:
                 self._environment,
             )
             for host, fault in wrong.items():
-                self._tell(f"{host} cannot join: it {fault}")
+                self._warn_once(f"{host} cannot join: it {fault}")
         chosen = chosen_hosts(self._plan, given, {*now, *joining}, now)
         same = chosen.keys() == now.keys() and sum(chosen.values()) == sum(now.values())
         if same:
@@ -118,7 +118,7 @@ class HostWatch:
         self._leaving = leaving
         settled = leaving == before or not leaving
         if settled and self._plan.script and not ranks_listen(self._directory):
-            self._tell(f"{change(self._plan, chosen)}, but not before the script has called ht.should_stop()")
+            self._warn_once(f"{change(self._plan, chosen)}, but not before the script has called ht.should_stop()")
             settled = False
         self._want(chosen if settled else None)
 
@@ -126,7 +126,7 @@ class HostWatch:
         if not self._ended.is_set():
             self.wanted = hosts
 
-    def _tell(self, text: str) -> None:
-        if text not in self._told and not self._ended.is_set():
-            self._told.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warnings and not self._ended.is_set():
+            self._warnings.add(text)
             self._notice(f"warning: {text}")

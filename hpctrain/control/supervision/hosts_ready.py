@@ -68,7 +68,7 @@ class UnfitHostsError(HpctrainError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Look:
+class _Survey:
     """What the hosts of a plan said, and what keeps ranks from starting on some of them."""
 
     answers: Mapping[str, Answer]
@@ -99,13 +99,13 @@ def ready_hosts(
     """
     if isinstance(launcher, Torchrun) and in_pod(environment):
         await_names([host.host for host in plan.hosts], notice=notice)
-    look = _look(plan, launcher, folder, environment)
-    if look is None:
+    survey = _survey(plan, launcher, folder, environment)
+    if survey is None:
         return plan
-    _require_no_fault(look.faults)
-    for warning in _differences(look.answers):
+    _require_no_fault(survey.faults)
+    for warning in _differences(survey.answers):
         notice(f"warning: {warning}")
-    networks = _networks(plan, look.answers, environment)
+    networks = _networks(plan, survey.answers, environment)
     if networks.note:
         notice(networks.note)
     return plan.model_copy(update={"environment": {**plan.environment, **networks.variables}})
@@ -167,55 +167,55 @@ def joinable_hosts(
     if in_allocation(environment):
         silent = silent_hosts(asked, launcher, machine, environment, lost=names)
         return tuple(name for name in names if name not in silent), {}
-    if not _answerable(plan, launcher, environment) or shutil.which("ssh") is None:
+    if not _reached_by_ssh(plan, launcher, environment) or shutil.which("ssh") is None:
         return (), {}
-    look = _look(asked, launcher, folder, environment, questions)
-    if look is None:
+    survey = _survey(asked, launcher, folder, environment, questions)
+    if survey is None:
         # This host, which needs no ssh.
         return tuple(names), {}
-    wrong = {host: fault.text for host, fault in look.faults.items() if look.answers[host].reached}
-    return tuple(name for name in names if name not in look.faults), wrong
+    wrong = {host: fault.text for host, fault in survey.faults.items() if survey.answers[host].reached}
+    return tuple(name for name in names if name not in survey.faults), wrong
 
 
-def _look(
+def _survey(
     plan: Plan,
     launcher: Launcher | None,
     folder: Path,
     environment: Mapping[str, str],
     questions: Questions | None = None,
-) -> _Look | None:
+) -> _Survey | None:
     """Ask the hosts of a plan; None where nobody is asked."""
-    if not _answerable(plan, launcher, environment):
+    if not _reached_by_ssh(plan, launcher, environment):
         return None
     addresses = addresses_of([host.host for host in plan.hosts])
     interfaces = list(read_interfaces())
     own = {address for one in interfaces for address in one.addresses}
     here = {host: is_here(host, found, own) for host, found in addresses.items()}
-    if misled := [host for host, found in addresses.items() if resolves_to_loopback(host, found)]:
-        names = fold_hosts(misled)
+    if on_loopback := [host for host, found in addresses.items() if resolves_to_loopback(host, found)]:
+        names, address = fold_hosts(on_loopback), addresses[on_loopback[0]][0]
         raise HpctrainError(
-            f"{names}: the name has the address {addresses[misled[0]][0]} here, so its ranks would start on this host",
-            f"give {names} an address of its own in /etc/hosts; `getent hosts {misled[0]}` shows it",
+            f"{names}: the name has the address {address} here, so its ranks would start on this host",
+            f"give {names} an address of its own in /etc/hosts; `getent hosts {on_loopback[0]}` shows it",
         )
     if all(here.values()) or shutil.which("ssh") is None:
         return None
     elsewhere = "name a folder that all hosts share with --run-dir"
-    with temporary_folder(".hpctrain-hosts-", existing(folder), elsewhere) as probe:
+    with temporary_folder(".hpctrain-hosts-", nearest_existing(folder), elsewhere) as probe:
         paths = [Path(probe), *([plan.script.path.absolute()] if plan.script and not plan.start.container else [])]
         ways = () if _has_ports(plan, environment) else own_addresses(interfaces)
         answers = ask_hosts(plan, here, folder, paths, ways, questions)
     faults = {host: _fault(plan, host, answer, folder, paths) for host, answer in answers.items()}
-    return _Look(answers=answers, faults={host: fault for host, fault in faults.items() if fault})
+    return _Survey(answers=answers, faults={host: fault for host, fault in faults.items() if fault})
 
 
-def _answerable(plan: Plan, launcher: Launcher | None, environment: Mapping[str, str]) -> bool:
+def _reached_by_ssh(plan: Plan, launcher: Launcher | None, environment: Mapping[str, str]) -> bool:
     """Whether the hosts of a plan are reached by ssh, and can be asked."""
     if not isinstance(launcher, MpiInstallation) or in_allocation(environment) or other_agent(plan, environment):
         return False
     return not any(environment.get(name) for name in _OTHER_SCHEDULERS)
 
 
-def existing(folder: Path) -> Path:
+def nearest_existing(folder: Path) -> Path:
     """A folder, or the nearest above it that is there."""
     found = folder.absolute()
     while not found.is_dir() and found != found.parent:
@@ -242,7 +242,8 @@ def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[
     program = "apptainer" if plan.start.container else plan.start.python or sys.executable
     if str(paths[0]) in answer.missing:
         return _Fault(
-            text=f"does not see {existing(folder)}, where the ranks are to write; that folder exists on this host only",
+            text=f"does not see {nearest_existing(folder)}, where the ranks are to write; "
+            "that folder exists on this host only",
             hint="name a folder that all hosts share with --run-dir, or start from one",
         )
     if answer.missing:
@@ -316,8 +317,8 @@ def _differences(answers: Mapping[str, Answer]) -> Iterator[str]:
         for host, answer in answers.items():
             hosts.setdefault(answer.versions.get(package, "missing"), []).append(host)
         if len(hosts) > 1:
-            told = ", ".join(f"{version} on {fold_hosts(names)}" for version, names in hosts.items())
-            yield f"{package} is not the same everywhere: {told}"
+            versions = ", ".join(f"{version} on {fold_hosts(names)}" for version, names in hosts.items())
+            yield f"{package} is not the same everywhere: {versions}"
 
 
 def _networks(plan: Plan, answers: Mapping[str, Answer], environment: Mapping[str, str]) -> Networks:

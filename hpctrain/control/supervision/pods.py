@@ -127,14 +127,14 @@ class _Pod:
             size = path.stat().st_size if path.exists() else 0
             if size < self._size:
                 # An attempt that goes on takes a last line away that a crash has cut short.
-                self._read_anew()
+                self._restart_reading()
             self._size = size
             # Of a long run nearly all are steps; a line that is not there yet can be any.
             kept = [line for line in self._tail.lines() if any(each in line for each in (b'"start"', b'"end"', b"\0"))]
             events = (parse_event(line, str(path)) for line in kept)
             self._events += [event for event in events if isinstance(event, StartEvent | EndEvent)]
         except (OSError, HpctrainError) as error:
-            self._read_anew()
+            self._restart_reading()
             self._unread_since = self._unread_since or time.monotonic()
             if time.monotonic() - self._unread_since > _UNREAD_SECONDS:
                 raise HpctrainError(
@@ -146,7 +146,7 @@ class _Pod:
         self._unread_since = None
         return self._events
 
-    def _read_anew(self) -> None:
+    def _restart_reading(self) -> None:
         self._tail, self._size, self._events = Tail(self._directory.events, whole=True), 0, []
 
     def leave(self, interrupts: Interrupts) -> int:

@@ -109,7 +109,7 @@ def run_ranks(
             failure = _run(
                 job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice
             )
-        return failure and _of_a_lost_directory(failure, job)
+        return failure and _lost_directory_failure(failure, job)
 
 
 def _run(
@@ -132,19 +132,19 @@ def _run(
             _ask_to_leave(job.directory, leave() or "", notice)
             cut = job.wait(follower, lambda: bool(interrupts.received))
         if cut and job.lost and not interrupts.received:
-            _ask_elsewhere(job, follower, stop.seconds, notice)
+            _ask_in_moved_directory(job, follower, stop.seconds, notice)
             deadline = time.monotonic() + stop.seconds
             cut = job.wait(follower, lambda: bool(interrupts.received) or time.monotonic() > deadline)
         ended = job.process.poll()
         if cut and interrupts.received:
-            job.look_for_directory(follower)
+            job.follow_moved_directory(follower)
             waits = stoppable or interrupts.received[0] in interrupts.asking or ranks_listen(job.directory)
-            if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
+            if waits and _ask_to_stop(job.directory, interrupts.received[0], stop.seconds, notice):
                 deadline = time.monotonic() + stop.seconds
                 cut = job.wait(follower, lambda: interrupts.hurried or time.monotonic() > deadline)
     finally:
         job.stop(interrupts)
-    job.look_for_directory(follower)
+    job.follow_moved_directory(follower)
     follower.advance(last=True)
     failure = find_failure(
         job.directory,
@@ -167,16 +167,16 @@ def _run(
     return failure
 
 
-def _ask_elsewhere(job: RunningJob, follower: Follower, seconds: float, notice: Callable[[str], None]) -> None:
+def _ask_in_moved_directory(job: RunningJob, follower: Follower, seconds: float, notice: Callable[[str], None]) -> None:
     """Ask the ranks of a run whose directory was moved to save their state there, and follow them there."""
     notice(f"warning: {job.lost}: waiting up to {seconds:g} s for the ranks to end")
-    job.look_for_directory(follower)
+    job.follow_moved_directory(follower)
     # The ranks find out by themselves, but not always as soon.
     with contextlib.suppress(HpctrainError):
         ask(job.directory.stop, str(job.lost))
 
 
-def _of_a_lost_directory(failure: Failure, job: RunningJob) -> Failure:
+def _lost_directory_failure(failure: Failure, job: RunningJob) -> Failure:
     """What ended a run whose directory was moved or deleted: the ranks' own errors only follow from that."""
     if not job.lost:
         return failure
@@ -234,7 +234,7 @@ def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], 
     notice(f"{reason}: the ranks end their step, save their state, leave, and are started again")
 
 
-def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:
+def _ask_to_stop(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:
     """Ask the ranks to stop; whether that could be done."""
     try:
         ask(directory.stop, by.name)
@@ -291,8 +291,8 @@ class RunningJob:
         self._notice = notice
         # The ranks' own processes, by rank, and others that their records named.
         self._own: dict[int, int] = {}
-        self._others: set[tuple[int, int]] = set()
-        self._told: set[int] = set()
+        self._foreign: set[tuple[int, int]] = set()
+        self._warned_ranks: set[int] = set()
         self._began, self._since = 0, time.monotonic()
         self.process = command.start(folder)
         assert self.process.stdout is not None
@@ -335,7 +335,7 @@ class RunningJob:
             time.sleep(_POLL_SECONDS)
         return False
 
-    def look_for_directory(self, follower: Follower) -> None:
+    def follow_moved_directory(self, follower: Follower) -> None:
         """Go on with the directory where it is now, if it was moved."""
         if not (fate := self.held.fate()):
             return
@@ -367,7 +367,7 @@ class RunningJob:
                 # A rank takes the first one as the wish to end its step. Not the launcher: Open MPI's gives up its
                 # ranks at the second.
                 again = deadline
-                _send(members, signal.SIGTERM)
+                _send_all(members, signal.SIGTERM)
         # Again from the start: a launcher may have been starting ranks when it got the signal.
         members = [*members, *self._members()]
         self._signal(members, signal.SIGKILL)
@@ -378,13 +378,13 @@ class RunningJob:
     def _signal(self, members: list[psutil.Process], number: signal.Signals) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, number)
-        _send(members, number)
+        _send_all(members, number)
 
     def _records(self) -> list[RankRecord]:
         """The records that can be read, without those that name processes which are not the run's."""
-        return [record for record in whole_records(self.directory) if not self._is_of_another(record)]
+        return [record for record in whole_records(self.directory) if not self._names_foreign_process(record)]
 
-    def _is_of_another(self, record: RankRecord) -> bool:
+    def _names_foreign_process(self, record: RankRecord) -> bool:
         """Whether it names another process of this host than the rank's, dead or alive; told once a rank."""
         named = record.rank, record.pid
         # Once is enough: a process that ends closes the directory before it is gone.
@@ -392,11 +392,11 @@ class RunningJob:
             if works_in(process, self.held.work.path):
                 self._own[record.rank] = record.pid
             else:
-                self._others.add(named)
-        if named not in self._others and self._own.get(record.rank, record.pid) == record.pid:
+                self._foreign.add(named)
+        if named not in self._foreign and self._own.get(record.rank, record.pid) == record.pid:
             return False
-        if record.rank not in self._told:
-            self._told.add(record.rank)
+        if record.rank not in self._warned_ranks:
+            self._warned_ranks.add(record.rank)
             self._notice(
                 f"warning: {self.directory.rank(record.rank)} names process {record.pid}, which is not one of this "
                 f"run's: nothing is concluded from what it says of rank {record.rank}"
@@ -408,7 +408,7 @@ class RunningJob:
         if any(record.status == "failed" for record in records):
             return _FAILURE_GRACE_SECONDS
         if self._meet_seconds is not None:
-            self._meet(records, self._meet_seconds)
+            self._check_start(records, self._meet_seconds)
         if self.never_met:
             return 0.0
         if len(records) == self.ranks and not any(record.status == "running" for record in records):
@@ -422,7 +422,7 @@ class RunningJob:
             self.first_dead = dead[0]
         return _FAILURE_GRACE_SECONDS if dead else None
 
-    def _meet(self, records: list[RankRecord], seconds: float) -> None:
+    def _check_start(self, records: list[RankRecord], seconds: float) -> None:
         """Find out whether ranks wait in vain until all are there: MPI's own start has no limit."""
         if any(record.joined for record in records):
             self._meet_seconds = None
@@ -455,7 +455,7 @@ class RunningJob:
         return [process for process in members if process.pid != self.process.pid]
 
 
-def _send(members: list[psutil.Process], number: signal.Signals) -> None:
+def _send_all(members: list[psutil.Process], number: signal.Signals) -> None:
     for member in members:
         with contextlib.suppress(psutil.NoSuchProcess):
             send_signal(member, number)

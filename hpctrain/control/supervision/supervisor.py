@@ -95,9 +95,9 @@ class Supervisor:
         """Go on with the hosts that are wanted now, once the ranks have left; that is not taken back."""
         if self._watch and not self._wanted:
             wanted = self._watch.wanted
-            self._wanted = wanted if wanted and self._may_have(wanted) else None
+            self._wanted = wanted if wanted and self._is_acceptable(wanted) else None
 
-    def see(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Record the progress of an attempt."""
         if isinstance(event, RecoveredFaultEvent) and self._watch:
             self._watch.lost(event)
@@ -113,7 +113,7 @@ class Supervisor:
         elif isinstance(event, StallEvent):
             self._stalled = time.monotonic() - event.seconds
 
-    def further(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
+    def next_step(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
         """What follows an attempt that is not done, without an interrupt: a restart, or the failure that ends it."""
         try:
             further = attempt_from_here(self._directory, run_events(self._directory))
@@ -124,26 +124,26 @@ class Supervisor:
             if further and self._plan.script and not self._worked_for_long():
                 # Otherwise a script with hosts that come and go could fail for ever.
                 further = replace(further, restart=attempt.restart)
-            if further and failure.stopped and self._wanted and self._left_for(self._wanted):
-                return self._on_other_hosts(further, launcher, self._wanted)
+            if further and failure.stopped and self._wanted and self._stopped_for(self._wanted):
+                return self._restart_on_other_hosts(further, launcher, self._wanted)
             if further and self._joined and not failure.stopped:
                 before, wanted = self._joined
-                if self._joined_in_vain(failure, attempt, further, before):
-                    return self._as_before(failure, further, launcher, before, wanted)
+                if self._new_hosts_failed(failure, attempt, further, before):
+                    return self._restart_on_previous_hosts(failure, further, launcher, before, wanted)
             restart = self._restart(failure, attempt, further, launcher) if further else None
-            return restart or self._explained(failure, attempt)
+            return restart or self._with_changed_values(failure, attempt)
         except HpctrainError as error:
             self._notice(f"the run cannot continue by itself: {error.message}")
             return failure
 
-    def _left_for(self, wanted: dict[str, int]) -> bool:
+    def _stopped_for(self, wanted: dict[str, int]) -> bool:
         """Whether ranks that stopped were asked to for these hosts, and not by the user."""
         try:
             return stopping.reason_in(self._directory.stop) == change(self._now, wanted)
         except OSError:
             return False
 
-    def _joined_in_vain(self, failure: Failure, attempt: Attempt, further: Attempt, before: Plan) -> bool:
+    def _new_hosts_failed(self, failure: Failure, attempt: Attempt, further: Attempt, before: Plan) -> bool:
         """Whether an attempt for which hosts joined got no further, and not because it lost hosts of before."""
         lost, known = set(failure.lost_hosts), before.ranks_of_hosts.keys()
         if lost and lost <= known:
@@ -163,14 +163,14 @@ class Supervisor:
         """Whether an attempt of a script is taken to have got further. To hang is no work."""
         return (self._last_step or self._stalled or time.monotonic()) - self._begin > WORK_SECONDS
 
-    def _may_go_on(self) -> bool:
+    def _may_retry(self) -> bool:
         """Whether the attempt came so far that another one may get further."""
         if self._worked or self._plan.recipe:
             return self._worked
         # Who asks for restarts of a script gets them; an elastic one has to have shown that it can be stopped.
         return self._plan.stop.restarts is not None or self._worked_for_long() or ranks_listen(self._directory)
 
-    def _explained(self, failure: Failure, attempt: Attempt) -> Failure:
+    def _with_changed_values(self, failure: Failure, attempt: Attempt) -> Failure:
         """With the changed values that its ranks may not be able to go on with."""
         if self._worked or not (failure.refused and attempt.iteration):
             return failure
@@ -193,7 +193,7 @@ class Supervisor:
             failure,
             before,
             self._before,
-            stepped=self._may_go_on(),
+            stepped=self._may_retry(),
             idle=attempt.restart,
             limit=self._plan.restarts,
             hosts=len(self._plan.hosts),
@@ -205,14 +205,14 @@ class Supervisor:
         # A host that was lost and answers gets one more chance.
         plan, warnings = plan_without(whole, (*silent, *(failure.lost_hosts if number > 1 else ())), self._machine)
         if plan.elastic:
-            plan = self._ready(plan, launcher)
+            plan = self._drop_unready_hosts(plan, launcher)
         restart = Restart(
             plan=plan,
             attempt=replace(further, restart=number),
             launcher=available_launcher(plan, self._machine),
             seconds=wait_seconds(number),
         )
-        self._tell(failure, restart, silent)
+        self._announce(failure, restart, silent)
         for warning in warnings:
             self._notice(f"warning: {warning}")
         return restart
@@ -232,10 +232,10 @@ class Supervisor:
             self._notice(f"warning: the hosts stay as they were: {error.message}")
             return self._now
 
-    def _ready(self, plan: Plan, launcher: Launcher | None) -> Plan:
+    def _drop_unready_hosts(self, plan: Plan, launcher: Launcher | None) -> Plan:
         return drop_unready_hosts(plan, launcher, self._directory.path, self._machine, begun=True, notice=self._notice)
 
-    def _may_have(self, wanted: dict[str, int]) -> bool:
+    def _is_acceptable(self, wanted: dict[str, int]) -> bool:
         """Whether these hosts were not found to be unfit a short time ago."""
         if wanted.keys() == self._now.ranks_of_hosts.keys() and self._regrown >= self._plan.restarts:
             # What kills them on the same hosts again and again is no accident.
@@ -243,11 +243,11 @@ class Supervisor:
         now = time.monotonic()
         return all(refused != wanted or now - since > _REFUSED_SECONDS for since, refused in self._refused)
 
-    def _on_other_hosts(self, further: Attempt, launcher: Launcher | None, wanted: dict[str, int]) -> Restart:
+    def _restart_on_other_hosts(self, further: Attempt, launcher: Launcher | None, wanted: dict[str, int]) -> Restart:
         """The attempt for which ranks left: on the hosts wanted, or on those of before where that is impossible."""
         # Others may be wanted by the time at which the ranks have left.
         newest = self._watch and self._watch.wanted
-        wanted = newest if newest and self._may_have(newest) else wanted
+        wanted = newest if newest and self._is_acceptable(newest) else wanted
         before = self._now
         self._regrown += wanted.keys() == before.ranks_of_hosts.keys()
         # To save takes its time, and a host that was to join can be taken back meanwhile.
@@ -256,7 +256,7 @@ class Supervisor:
         self._joined = before, wanted
         try:
             plan, warnings = plan_on(self._plan, wanted, self._machine)
-            plan = self._ready(plan, launcher)
+            plan = self._drop_unready_hosts(plan, launcher)
             found = available_launcher(plan, self._machine)
         except HpctrainError as error:
             self._notice(f"warning: {change(before, wanted)} is not possible: {error.message}")
@@ -265,31 +265,31 @@ class Supervisor:
             self._refused.append((time.monotonic(), wanted))
         hosts = fold_hosts([host.host for host in plan.hosts])
         numbers = f"{before.ranks} ranks until now, {plan.ranks} from now on"
-        self._notice(f"{self._again(further)} on {hosts}: {numbers}")
+        self._notice(f"{self._resume_text(further)} on {hosts}: {numbers}")
         for warning in warnings:
             self._notice(f"warning: {warning}")
         return Restart(plan=plan, attempt=further, launcher=found, seconds=0.0)
 
-    def _as_before(
+    def _restart_on_previous_hosts(
         self, failure: Failure, further: Attempt, launcher: Launcher | None, before: Plan, wanted: dict[str, int]
     ) -> Restart:
         """After an attempt that got nowhere on other hosts: on those of before, as far as they answer."""
         self._joined = None
         self._refused.append((time.monotonic(), wanted))
-        plan = self._ready(before, launcher)
+        plan = self._drop_unready_hosts(before, launcher)
         hosts = fold_hosts([host.host for host in plan.hosts])
-        self._notice(f"{failure.message}; {self._again(further)} as before, on {hosts}")
+        self._notice(f"{failure.message}; {self._resume_text(further)} as before, on {hosts}")
         return Restart(plan=plan, attempt=further, launcher=available_launcher(plan, self._machine), seconds=1.0)
 
-    def _again(self, attempt: Attempt) -> str:
+    def _resume_text(self, attempt: Attempt) -> str:
         return f"resuming from step {attempt.iteration}" if self._plan.recipe else "starting it again"
 
-    def _tell(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
+    def _announce(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
         hosts = fold_hosts([host.host for host in restart.plan.hosts])
         others = [host for host in silent if not any(same_host(host, lost) for lost in failure.lost_hosts)]
         unanswered = f"; no answer from {fold_hosts(others)}" if others else ""
         self._notice(
-            f"{failure.message}{unanswered}; {self._again(restart.attempt)} with {restart.plan.ranks} of "
+            f"{failure.message}{unanswered}; {self._resume_text(restart.attempt)} with {restart.plan.ranks} of "
             f"{max(self._plan.ranks, restart.plan.ranks)} ranks on {hosts} "
             f"in {restart.seconds:g} s (restart {restart.attempt.restart} of {self._plan.restarts})"
         )

@@ -53,9 +53,9 @@ def time_lines(request: JobRequest, low: float, high: float) -> list[str]:
     if limit < low:
         return [
             *lines,
-            f"warning: --time {request.time} ends before the run is done: {_goes_on(request, limit, low, high)}",
+            f"warning: --time {request.time} ends before the run is done: {_continuation(request, limit, low, high)}",
         ]
-    return [*lines, f"--time {request.time} may end before the run is done; then {_then(request)}"]
+    return [*lines, f"--time {request.time} may end before the run is done; then {_next_job(request)}"]
 
 
 def deadline_lines(request: JobRequest, low: float, high: float) -> list[str]:
@@ -73,7 +73,7 @@ def deadline_lines(request: JobRequest, low: float, high: float) -> list[str]:
     ]
 
 
-def _goes_on(request: JobRequest, limit: int, low: float, high: float) -> str:
+def _continuation(request: JobRequest, limit: int, low: float, high: float) -> str:
     # Resumed jobs begin by themselves in less time than is allowed for here.
     each = limit - request.early_seconds
     if each <= 0:
@@ -88,7 +88,7 @@ def _goes_on(request: JobRequest, limit: int, low: float, high: float) -> str:
     return f"another job has to resume it {again}; --chain {max(2, most)} submits them now"
 
 
-def _then(request: JobRequest) -> str:
+def _next_job(request: JobRequest) -> str:
     if request.chain > 1:
         return "the next job of the chain resumes it"
     return "it goes back to the queue and is resumed" if request.requeue else "another job resumes it"

@@ -40,7 +40,7 @@ class Machine:
         return self.mpi
 
     def fingerprint(self) -> Fingerprint:
-        return fingerprint.take(self.find_mpi(), self.toolkit, self.nccl)
+        return fingerprint.current_fingerprint(self.find_mpi(), self.toolkit, self.nccl)
 
     def install(self, **changes: str | None) -> None:
         """Horovod as its build for this machine leaves it, but for the changes."""

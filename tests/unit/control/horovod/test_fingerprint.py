@@ -11,7 +11,7 @@ import pytest
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.control.horovod import adapt, fingerprint
 from hpctrain.control.horovod.cuda import Nccl, Toolkit
-from hpctrain.control.horovod.fingerprint import Fingerprint, take
+from hpctrain.control.horovod.fingerprint import Fingerprint, current_fingerprint
 from hpctrain.control.horovod.wheel import cached_wheel, wheel_home
 
 MPI = MpiInstallation(
@@ -30,26 +30,26 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
 
 
 def test_the_same_environment_has_the_same_key() -> None:
-    assert take(MPI, TOOLKIT, NCCL).key == take(MPI, TOOLKIT, NCCL).key
+    assert current_fingerprint(MPI, TOOLKIT, NCCL).key == current_fingerprint(MPI, TOOLKIT, NCCL).key
 
 
 def test_the_key_changes_with_each_thing_it_depends_on(
     versions: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = [take(MPI, TOOLKIT, NCCL).key]
-    keys.append(take(dataclasses.replace(MPI, version="4.1.5"), TOOLKIT, NCCL).key)
-    keys.append(take(dataclasses.replace(MPI, flavour="open-mpi-5", version="4.1.4"), TOOLKIT, None).key)
-    keys.append(take(dataclasses.replace(MPI, mpirun=Path("/opt/other/bin/mpirun")), TOOLKIT, NCCL).key)
-    keys.append(take(MPI, None, None).key)
-    keys.append(take(MPI, dataclasses.replace(TOOLKIT, version="13.0"), NCCL).key)
-    keys.append(take(MPI, TOOLKIT, dataclasses.replace(NCCL, version="2.22.3")).key)
+    keys = [current_fingerprint(MPI, TOOLKIT, NCCL).key]
+    keys.append(current_fingerprint(dataclasses.replace(MPI, version="4.1.5"), TOOLKIT, NCCL).key)
+    keys.append(current_fingerprint(dataclasses.replace(MPI, flavour="open-mpi-5", version="4.1.4"), TOOLKIT, None).key)
+    keys.append(current_fingerprint(dataclasses.replace(MPI, mpirun=Path("/opt/other/bin/mpirun")), TOOLKIT, NCCL).key)
+    keys.append(current_fingerprint(MPI, None, None).key)
+    keys.append(current_fingerprint(MPI, dataclasses.replace(TOOLKIT, version="13.0"), NCCL).key)
+    keys.append(current_fingerprint(MPI, TOOLKIT, dataclasses.replace(NCCL, version="2.22.3")).key)
     for package, version in {"torch": "2.12.0", "tensorflow": None}.items():
         monkeypatch.setitem(versions, package, version)
-        keys.append(take(MPI, TOOLKIT, NCCL).key)
+        keys.append(current_fingerprint(MPI, TOOLKIT, NCCL).key)
     monkeypatch.setattr(adapt, "ADAPTATIONS", ())
-    keys.append(take(MPI, TOOLKIT, NCCL).key)
+    keys.append(current_fingerprint(MPI, TOOLKIT, NCCL).key)
     monkeypatch.setattr("sysconfig.get_platform", lambda: "linux-aarch64")
-    keys.append(take(MPI, TOOLKIT, NCCL).key)
+    keys.append(current_fingerprint(MPI, TOOLKIT, NCCL).key)
     assert len(set(keys)) == len(keys)
 
 
@@ -60,21 +60,21 @@ def test_the_environments_own_mpi_is_the_same_in_every_environment(
     for name in ("one", "another place"):
         monkeypatch.setattr(sys, "prefix", str(tmp_path / name))
         mpi = dataclasses.replace(MPI, mpirun=tmp_path / name / "bin" / "mpirun")
-        keys.add(take(mpi, None, None).key)
+        keys.add(current_fingerprint(mpi, None, None).key)
     assert len(keys) == 1
-    assert take(MPI, None, None).key not in keys
+    assert current_fingerprint(MPI, None, None).key not in keys
 
 
 def test_the_record_survives_json() -> None:
     import json
 
-    wanted = take(MPI, None, None)
+    wanted = current_fingerprint(MPI, None, None)
     assert Fingerprint(**json.loads(wanted.to_json())) == wanted
 
 
 def test_a_wheel_is_found_again_by_its_key_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    wanted = take(MPI, None, None)
+    wanted = current_fingerprint(MPI, None, None)
     home = wheel_home(wanted)
     assert home == tmp_path / "hpctrain" / "wheels" / wanted.key
     assert cached_wheel(wanted) is None
@@ -82,4 +82,4 @@ def test_a_wheel_is_found_again_by_its_key_only(tmp_path: Path, monkeypatch: pyt
     (home / "horovod.whl").touch()
     (home / "build.log").touch()
     assert cached_wheel(wanted) == home / "horovod.whl"
-    assert cached_wheel(take(MPI, TOOLKIT, NCCL)) is None
+    assert cached_wheel(current_fingerprint(MPI, TOOLKIT, NCCL)) is None

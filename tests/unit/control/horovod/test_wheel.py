@@ -126,7 +126,7 @@ def test_a_build_that_is_not_proved_is_removed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(install, "_pip", lambda *arguments: called.append(arguments))
     monkeypatch.setattr(install, "find_mpi", lambda: CLUSTER)
     monkeypatch.setattr(install, "find_accelerator", lambda: (None, None))
-    monkeypatch.setattr(install, "take", lambda *inputs: BUILT)
+    monkeypatch.setattr(install, "current_fingerprint", lambda *inputs: BUILT)
     monkeypatch.setattr(install, "find_installed", lambda: None)
     monkeypatch.setattr(wheel, "cached_wheel", lambda wanted: Path("horovod.whl"))
     run = subprocess.run

@@ -11,7 +11,7 @@ from plain_values import plain
 from hpctrain.control.predict.collectives import Ranks, allreduce
 from hpctrain.control.predict.constants import buses
 from hpctrain.control.predict.curves import Curve
-from hpctrain.control.predict.nccl import chosen, tuner_seconds
+from hpctrain.control.predict.nccl import choose_algorithm, tuner_seconds
 from hpctrain.control.predict.network import stated_network
 
 GBIT = 1e9 / 8
@@ -50,8 +50,8 @@ def test_without_rdma_it_is_slower():
 
 def test_old_nccl_has_rings_alone():
     bus, network = buses()["nvlink3"], stated_network(512, adapters=8, bytes_per_s=200 * GBIT)
-    assert chosen(1e6, local=8, bus=bus, network=network) == "tree"
-    assert chosen(1e6, local=8, bus=bus, network=network, version=(2, 3)) == "ring"
+    assert choose_algorithm(1e6, local=8, bus=bus, network=network) == "tree"
+    assert choose_algorithm(1e6, local=8, bus=bus, network=network, version=(2, 3)) == "ring"
 
 
 def test_the_tuners_times_are_those_of_its_formulas():

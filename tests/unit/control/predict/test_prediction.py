@@ -16,7 +16,7 @@ from hpctrain.control.predict.energy import Site, energy
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.prediction import Node, predict
-from hpctrain.control.predict.request import PredictionRequest, predicted
+from hpctrain.control.predict.request import PredictionRequest, predict_request
 from hpctrain.control.predict.sweep import make_sweep
 from hpctrain.control.predict.training import epochs, recipe_training, script_training
 from hpctrain.control.predict.values import Estimate
@@ -175,7 +175,7 @@ def test_a_calibration_of_another_network_is_refused(tmp_path):
         hardware=Hardware(gpu="cpu", gpus_per_node=2), nodes=[1], calibration=[path], backend="mpi"
     )
     with pytest.raises(HpctrainError, match="convnet") as error:
-        predicted(script_training(load_workload("transformer"), per_rank=8), request)
+        predict_request(script_training(load_workload("transformer"), per_rank=8), request)
     assert "bench step --sweep" in error.value.hint
 
 
@@ -198,7 +198,7 @@ def test_an_unknown_gpu_and_hardware_that_is_not_whole():
         (Hardware(gpu="h200", gpus_per_node=8, topology="gpu"), "--topology gpu is one of a file"),
     ):
         with pytest.raises(HpctrainError, match=message):
-            predicted(training, PredictionRequest(hardware=hardware, nodes=[1]))
+            predict_request(training, PredictionRequest(hardware=hardware, nodes=[1]))
 
 
 def test_the_record_has_what_programs_read():
@@ -244,7 +244,7 @@ def test_weak_efficiency_is_the_recipes_where_its_batch_is_for_each_rank():
 def test_a_recipe_that_needs_an_engine_gets_it():
     training = recipe_training(load_recipe("goyal2017", ["communication.compression=top_k"]))
     request = PredictionRequest(hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), nodes=[2])
-    found = predicted(training, request)
+    found = predict_request(training, request)
     assert found.node.engine == "mpi"
     assert any("assumed about mpi" in warning for warning in found.warnings)
 

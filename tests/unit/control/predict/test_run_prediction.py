@@ -13,7 +13,7 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Plan, Slots
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.request import PredictionRequest, predicted
+from hpctrain.control.predict.request import PredictionRequest, predict_request
 from hpctrain.control.predict.run_prediction import plan_hardware, predict_run
 from hpctrain.control.predict.training import recipe_training
 
@@ -28,7 +28,7 @@ def test_it_is_plan_s_prediction_of_the_recipe_not_of_its_batch() -> None:
     # 32 samples a rank on any number of ranks: resolved for 16, one node would compute all 512.
     recipe = load_recipe("goyal2017", ["data.path=/data"])
     found = predict_run(recipe, plan(recipe, 16), H100, 2)
-    assert found.prediction == predicted(recipe_training(recipe), PredictionRequest(hardware=H100, nodes=[2]))
+    assert found.prediction == predict_request(recipe_training(recipe), PredictionRequest(hardware=H100, nodes=[2]))
     assert (found.row.gpus, found.at_once, found.epochs) == (16, 32, 90)
     assert found.minutes == found.row.minutes
 

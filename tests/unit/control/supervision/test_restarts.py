@@ -280,7 +280,7 @@ def supervised() -> tuple[Supervisor, Attempt]:
     now = begun.model_copy(update={"recipe": override_recipe(begun.recipe, ["epochs=30", "guard.every=7"])})
     attempt = Attempt(number=2, iteration=10)
     supervisor = Supervisor(now, attempt, directory, machine, lambda text: None)
-    supervisor.see(StartEvent(attempt=2, iteration=10))
+    supervisor.record(StartEvent(attempt=2, iteration=10))
     return supervisor, attempt
 
 
@@ -288,27 +288,27 @@ def supervised() -> tuple[Supervisor, Attempt]:
 def test_what_fails_ahead_of_its_first_step(supervised: tuple[Supervisor, Attempt]) -> None:
     """In an attempt that goes on: as an import that fails, which it will do again."""
     supervisor, attempt = supervised
-    assert supervisor.further(RAISED, attempt, None) == RAISED
-    assert isinstance(supervisor.further(KILLED, attempt, None), Restart)
-    supervisor.see(STEP)
-    assert isinstance(supervisor.further(RAISED, attempt, None), Restart)
-    supervisor.see(StartEvent(attempt=2, iteration=10))
-    assert supervisor.further(RAISED, attempt, None) == RAISED
+    assert supervisor.next_step(RAISED, attempt, None) == RAISED
+    assert isinstance(supervisor.next_step(KILLED, attempt, None), Restart)
+    supervisor.record(STEP)
+    assert isinstance(supervisor.next_step(RAISED, attempt, None), Restart)
+    supervisor.record(StartEvent(attempt=2, iteration=10))
+    assert supervisor.next_step(RAISED, attempt, None) == RAISED
 
 
 @needs.pytorch
 def test_changes_that_a_rank_refuses_are_named(supervised: tuple[Supervisor, Attempt]) -> None:
     supervisor, attempt = supervised
-    told = supervisor.further(REFUSED, attempt, None)
+    told = supervisor.next_step(REFUSED, attempt, None)
     assert isinstance(told, Failure) and told.refused
     assert told.message == (
         "rank 1 failed: HpctrainError; changed since step 10: epochs from 20 to 30, guard.every from 100 to 7"
     )
     command = "hpctrain run --resume --run-dir run --accept-changes --set epochs=20 --set guard.every=100"
     assert str(told).endswith(f"\n  to resume without these: {command}")
-    supervisor.see(STEP)
+    supervisor.record(STEP)
     # They took it, and it is something else.
-    assert supervisor.further(REFUSED, attempt, None) == REFUSED
+    assert supervisor.next_step(REFUSED, attempt, None) == REFUSED
 
 
 def test_interrupts_end_a_wait() -> None:
