@@ -28,7 +28,7 @@ _FIXED = (
     ("bytes of a process's CUDA context and workspaces", "memory.CONTEXT_BYTES"),
     ("ports of switches for each adapter, for their energy", "prediction._SWITCH_PORTS"),
     ("images of training and validation", "training._IMAGES"),
-    ("epochs to 75.9 % by batch, the fewest and the most", "epochs._REFERENCE"),
+    ("epochs to 75.9 % by batch, the fewest and the most", "training._REFERENCE"),
 )
 _LINK = re.compile(r"https?://[^\s,()]*[^\s,():]")
 

@@ -19,7 +19,7 @@ _SECONDS = 10.0
 _AT_ONCE = 64
 # One task beside the ranks' own, wherever it may run, that needs no MPI (https://slurm.schedmd.com/srun.html).
 _SRUN = ("srun", "--overlap", "--overcommit", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--quiet")
-# Where somebody has an mpirun reach the hosts by another program, ssh tells nothing of them.
+# Where mpirun reaches the hosts by another program than ssh, ssh cannot tell whether they answer.
 _OTHER_AGENT = re.compile(r"(?i)agent|bootstrap|launcher")
 _OTHER_AGENT_VARIABLE = re.compile(r"(PRTE|OMPI)_MCA_plm_\w+_agent|(I_MPI_)?HYDRA_(LAUNCHER|BOOTSTRAP)\w*")
 
@@ -34,7 +34,7 @@ def silent_hosts(
 ) -> tuple[str, ...]:
     """The plan's hosts that do not answer within ten seconds; empty if they cannot be asked.
 
-    Where none at all answers, what asks them is taken not to be what reaches them, unless some are known to be lost.
+    If no host answers at all, the question is taken to be at fault, unless some hosts are known to be lost.
 
     Args:
         launcher: what starts its ranks; None where this machine does.
@@ -43,7 +43,7 @@ def silent_hosts(
     """
     question = _question(plan, environment)
     others = [host.host for host in plan.hosts if not same_host(host.host, machine.host)]
-    # Each host's torchrun is started by whoever is there.
+    # Each host's torchrun is started on that host, so this one has no way to ask.
     if launcher is None or isinstance(launcher, Torchrun):
         return ()
     if question is None or not others or shutil.which(question[0]) is None:
@@ -63,7 +63,7 @@ def silent_hosts(
 
 
 def _question(plan: Plan, environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The program that asks a host, with its options; None where it is not known what reaches them."""
+    """The program that asks a host, with its options; None where hosts are reached by an unknown program."""
     if in_allocation(environment):
         return _SRUN
     if other_agent(plan, environment):
@@ -72,11 +72,11 @@ def _question(plan: Plan, environment: Mapping[str, str]) -> tuple[str, ...] | N
 
 
 def ssh_command(plan: Plan, seconds: float) -> tuple[str, ...]:
-    """The ssh that asks a plan's hosts: without a question to the user, and for no longer than ``seconds``."""
+    """The ssh command that asks a plan's hosts; it never prompts, and connects within ``seconds``."""
     port = ("-p", str(plan.start.ssh_port)) if plan.start.ssh_port else ()
     return ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds:.0f}", *port)
 
 
 def other_agent(plan: Plan, environment: Mapping[str, str]) -> bool:
-    """Whether somebody has an mpirun reach the hosts by another program than ssh."""
+    """Whether options or variables make mpirun reach the hosts by another program than ssh."""
     return any(map(_OTHER_AGENT.search, plan.start.arguments)) or any(map(_OTHER_AGENT_VARIABLE.fullmatch, environment))

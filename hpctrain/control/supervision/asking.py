@@ -1,4 +1,4 @@
-"""Asks the hosts of a run by ssh, before mpirun starts ranks there, for what would keep these from starting."""
+"""Asks the hosts of a run by ssh, before mpirun starts ranks there, about anything that would prevent their start."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from hpctrain.control.launchers.command import TRAIN
 from hpctrain.control.supervision.answering import ssh_command
 from hpctrain.control.supervision.reachability import listening
 
-# A host that does not answer ssh in this time is taken to be gone.
+# A host that does not answer ssh in this time counts as lost.
 _CONNECT_SECONDS = 8
-# A host that goes while it is asked is noticed too, and no connection in the background outlives the question.
+# A host that is lost during the question is noticed, and no background connection outlives the question.
 _SSH_OPTIONS = (
     *("-x", "-o", "ControlMaster=no"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"),
 )
-# With the look-up of its name, and what its login shell does first.
+# Includes the look-up of the host's name and the start of its login shell.
 _REACH_SECONDS = 15.0
-# Python may come from a file system that is slow the first time.
+# Loading Python from a shared file system can be slow the first time.
 _ANSWER_SECONDS = 90.0
 _AT_ONCE = 64
 # ssh's exit status if it has an error of its own, such as a connection that was lost.
 _SSH_FAILED = 255
-# Ranks of an attempt that has failed may still be ending.
+# Ranks of a failed attempt may need this long to end.
 _BUSY_SECONDS = 8.0
-# Before each line of an answer: a login shell may print what it likes.
+# Marks the lines of an answer among whatever a login shell prints.
 _MARK = "hpctrain-answer:"
 
 _PROGRAM = f"""\
@@ -68,16 +68,16 @@ print({_MARK!r} + json.dumps(answer))
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a host said of itself.
+    """The answer of one host.
 
     Attributes:
-        reached: it runs a shell for whoever asks, and its connection was not lost before it had answered.
+        reached: its shell ran, and the connection lasted until it had answered.
         missing: paths that it does not see.
         program: whether it has the program that each rank executes.
         error: the last line of what was printed about what went wrong.
         version: of its hpctrain; None where that cannot be imported, or is in a container.
-        versions: of the packages that decide the numbers.
-        interfaces: None where it could not say.
+        versions: of the packages that affect the results.
+        interfaces: None where the host could not list them.
         cut_off: it cannot connect to this host, though this one reaches it by ssh.
         busy: processes there that are ranks of the run.
     """
@@ -94,16 +94,16 @@ class Answer:
 
 
 class Questions:
-    """Those that are under way, for whoever does not wait for the answers: ended, they say that nobody was reached."""
+    """The questions under way, which another thread can end; a host whose question was ended counts as not reached."""
 
     def __init__(self) -> None:
-        # None of a process that was waited for: its number may be another's.
+        # Holds no process that was waited for, because its number may belong to another one by then.
         self._asked: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._ended = False
 
     def add(self, process: subprocess.Popen[bytes]) -> None:
-        """A question has begun."""
+        """Register the ssh process of a question."""
         with self._lock:
             self._asked.add(process)
             if self._ended:
@@ -115,11 +115,11 @@ class Questions:
             self._asked.discard(process)
             _kill(process)
         with contextlib.suppress(OSError), process:
-            # Its end is waited for, and its pipes are closed.
+            # Leaving the context waits for the process and closes its pipes.
             pass
 
     def end(self) -> None:
-        """End those that are under way, and all that come."""
+        """End the questions that are under way, and all later ones at once."""
         with self._lock:
             self._ended = True
             for process in self._asked:
@@ -146,7 +146,7 @@ def ask_hosts(
     asked = questions or Questions()
 
     def ask(host: str) -> Answer:
-        # On this host ranks of the run are seen without a question, and its launcher may be there.
+        # This host is not asked for busy ranks: they are seen without a question, and its launcher may be among them.
         script = _script(plan, "" if hosts[host] else str(folder.absolute()), paths, () if hosts[host] else ways)
         command = ["sh"] if hosts[host] else [*ssh_command(plan, _CONNECT_SECONDS), *_SSH_OPTIONS, "--", host, "sh"]
         process = subprocess.Popen(
@@ -164,7 +164,7 @@ def ask_hosts(
         try:
             return dict(zip(hosts, pool.map(ask, hosts), strict=True))
         except BaseException:
-            # A signal to this process: nobody waits for answers any more.
+            # Mostly a signal to this process, after which the answers are not needed.
             pool.shutdown(wait=False, cancel_futures=True)
             asked.end()
             raise
@@ -201,7 +201,7 @@ def is_here(host: str, addresses: Sequence[str], own: Container[str]) -> bool:
 
 
 def resolves_to_loopback(host: str, addresses: Sequence[str]) -> bool:
-    """Whether another host's name has an address of the loopback here, so that its ranks would start here."""
+    """Whether another host's name resolves to the loopback, so that its ranks would start on this host."""
     if same_host(host, socket.gethostname()) or host.startswith("localhost") or host in addresses:
         return False
     # In /etc/hosts the aliases stand in the same line as the name of this machine.
@@ -216,7 +216,7 @@ def _canonical(host: str) -> str:
 
 
 def _script(plan: Plan, folder: str, paths: Sequence[Path], ways: Sequence[str]) -> str:
-    """For a POSIX shell, which reads it from its input: what is in it needs no quotes for any login shell.
+    """The question as a script for a POSIX shell, which reads it from stdin, so that no login shell has to parse it.
 
     Args:
         folder: of the run whose ranks are looked for; empty for none.
@@ -225,10 +225,10 @@ def _script(plan: Plan, folder: str, paths: Sequence[Path], ways: Sequence[str])
     program = "apptainer" if container else plan.start.python or sys.executable
     lines = [f"echo {_MARK}reached"]
     for number, path in enumerate(paths):
-        # A network's file system may show a new file a little later elsewhere.
+        # A network file system may show a new file to other hosts a moment later.
         look = f"ls -d {shlex.quote(str(path))}"
         lines += [f"{{ {look} || {{ sleep 1; {look}; }}; }} && echo {_MARK}sees-{number}"]
-    # The program may be named from here.
+    # The program may be named relative to this folder.
     lines += [f"cd {shlex.quote(os.getcwd())}"]  # noqa: PTH109
     lines += [f"command -v {shlex.quote(program)} && echo {_MARK}program"]
     if container is None:
@@ -255,11 +255,11 @@ def _read_streams(process: subprocess.Popen[bytes], script: bytes) -> tuple[str,
 
 
 def _parse_answer(output: str, errors: str, paths: Sequence[Path], *, ended: bool) -> Answer:
-    """What a host said. If its connection was lost before its program ``ended``, it counts as one never reached."""
+    """What a host printed as an answer; not reached if its connection was lost before the program ``ended``."""
     words = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     printed = [line.strip() for line in errors.splitlines() if line.strip()]
     reported: dict[str, Any] = {}
-    # Half a line, of a host that went.
+    # A host that was lost may have sent half a line.
     with contextlib.suppress(ValueError):
         reported = next((json.loads(word) for word in words if word.startswith("{")), reported)
     interfaces = (

@@ -83,7 +83,7 @@ class Execution:
         while True:
             script = script_sha256(plan)
             failure = self._attempt(plan, attempt, found, supervisor)
-            # Of a directory that was moved or deleted, the user has to say what comes next.
+            # After a directory was moved or deleted, the user has to say what comes next.
             if failure is None or self.interrupts.received or self.held.fate():
                 break
             further = self._after_failure(supervisor, plan, failure, attempt, found)
@@ -121,7 +121,7 @@ class Execution:
             try:
                 self.audience.show(event)
             except HpctrainError:
-                # What is shown in files of the directory cannot be where that was moved, which the user is told.
+                # Progress that is kept in files fails where the directory was moved, which is reported elsewhere.
                 if not self.held.fate():
                     raise
 
@@ -159,10 +159,10 @@ class Execution:
             self._record_error(plan, attempt, known, known.exit_code)
             raise
         if failure and failure.exit_code == RESUMABLE and self._is_done():
-            # A host or a rank went when all was done, before each rank had said so.
+            # A host or a rank was lost after all work was done, but before each rank had recorded it.
             return None
         if failure and attempt.number > 1 and not self.interrupts.received and not whole_records(self.directory):
-            # Ranks could be started before, so this may be a host that is gone.
+            # Ranks could be started in an earlier attempt, so a host may be gone.
             return replace(failure, exit_code=RESUMABLE)
         return failure
 
@@ -170,11 +170,11 @@ class Execution:
         try:
             return is_done(run_events(self.directory))
         except HpctrainError:
-            # Without its events nothing shows that it is.
+            # Without its events nothing shows that the run is done.
             return False
 
     def _record_begin(self, attempt: Attempt) -> None:
-        """Record what is not as the attempts before left it."""
+        """Record checkpoints that are damaged or missing since the last attempt."""
         with EventWriter(self.directory.events) as events:
             for path, fault in attempt.damaged:
                 kept_as = set_aside(path)
@@ -185,7 +185,7 @@ class Execution:
                 self.audience.notice(f"warning: {missing_text(path, attempt.iteration)}")
 
     def _record_restart(self, restart: Restart, failure: Failure) -> None:
-        # Ranks that left for other hosts have said so.
+        # Not a fault if the ranks left for other hosts: their stopped event is already recorded.
         if not failure.stopped:
             with EventWriter(self.directory.events) as events:
                 events.emit(FaultEvent(**failure.cause))
@@ -204,12 +204,12 @@ class Execution:
         """Record how the run ended; returns its summary."""
         directory = self.held.now()
         if directory is None:
-            # It must not be made anew, and the user is told why the run has failed.
+            # A deleted directory is not made again; the user has been told why the run failed.
             return {"status": failure.status if failure else "done", "ranks": plan.ranks, "metrics": {}}
         with EventWriter(directory.events) as events:
             if failure and not failure.stopped:
                 events.emit(FaultEvent(**failure.cause))
-            # Rank 0 says by itself that a recipe is done.
+            # For a recipe that is done, rank 0 has recorded this event.
             if failure or plan.script:
                 events.emit(EndEvent(status=failure.status if failure else "done"))
         summary = self._summary(directory, plan, failure.status if failure else "done")

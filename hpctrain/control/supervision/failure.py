@@ -1,4 +1,4 @@
-"""Finds out why a run is not done: which rank made it fail, or that it was interrupted and can be resumed."""
+"""Finds out why a run is not done: which rank failed first, or that it was interrupted and can be resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpctrain.common.run.stopping import RESUMABLE
 LOG_LINES = 20
 _LOG_BYTES = 65536
 
-# Open MPI wraps these sentences at any blank.
+# Open MPI may break these sentences at any blank.
 _OPEN_MPI_SIGNAL = re.compile(
     r"process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+\d+\s+on.+?on\s+signal\s+(?P<signal>\d+)", re.S
 )
@@ -33,9 +33,9 @@ _LOST_HOST = re.compile(
     r"|srun: error: Node failure on (?P<srun>\S+)",
     re.S,
 )
-# Open MPI 5.0 fails so once in many starts, and works in the next.
+# Open MPI 5.0 fails this way once in many starts; the next start works.
 _BAD_START = re.compile(r"PMIx\s+server's\s+listener\s+thread\s+failed\s+to\s+start")
-# Its host went after it was asked whether it answers, or mpirun cannot be reached from there.
+# The host was lost after it was asked, or its daemon cannot connect to mpirun.
 _NO_DAEMON = re.compile(r"daemon\s+failed\s+to\s+report\s+back.*?Remote\s+host:\s+(?P<host>\S+)", re.S)
 _INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SIGNAL:\s+(?P<signal>\d+)", re.S)
 
@@ -54,8 +54,8 @@ class Failure:
         stopped: all ranks saved their state and left, because they were asked to.
         lost_hosts: those that are gone, where that is the cause.
         hint: what the user can do about it, where hpctrain knows.
-        passing: nothing was started, for a reason that comes and goes.
-        refused: hpctrain says on a rank what is wrong, and would say it in another attempt too.
+        passing: nothing was started, for a temporary reason.
+        refused: hpctrain raised the error on a rank, and another attempt would raise it again.
     """
 
     message: str
@@ -72,7 +72,7 @@ class Failure:
 
     @property
     def cause(self) -> dict[str, Any]:
-        """The keys about it in the event ``fault`` and in the summary."""
+        """The keys that describe it in the event ``fault`` and in the summary."""
         return {"rank": self.rank, "host": self.host, "message": self.message}
 
     @property
@@ -116,14 +116,14 @@ def find_failure(
     left = _statuses_left(records, fault_tolerant=fault_tolerant)
     if len(records) == ranks and left == {"done"}:
         return None
-    # Before what follows from it: the launcher sends the other ranks SIGTERM, which asks those that listen to stop.
+    # Checked first, because the rest follows from it: the launcher sends the other ranks SIGTERM, at which they stop.
     if hosts := tuple(dict.fromkeys(match["open_mpi"] or match["srun"] for match in _LOST_HOST.finditer(output))):
         return _lost_failure(hosts)
     if len(records) == ranks and left and left <= {"done", "resumable"}:
         return Failure(message=_stop_reason(directory, records), exit_code=RESUMABLE, stopped=True)
     failed = [record for record in records.values() if record.status == "failed"]
     if fault_tolerant and failed:
-        # What killed a rank is then the less recent cause: the others would have gone on without it.
+        # The error ended the run, not a killed rank: the others would have gone on without that one.
         return _raised(directory, min(failed, key=lambda record: record.ended))
     killed = _killed(ranks, records, output, exit_status)
     # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if there is no other.
@@ -140,10 +140,10 @@ def find_failure(
 
 
 def _statuses_left(records: Mapping[int, RankRecord], *, fault_tolerant: bool) -> set[str]:
-    """How the ranks ended that were not lost on the way."""
+    """The statuses of the ranks that were not lost on the way."""
     left: list[str] = [record.status for record in records.values() if record.status != "lost"]
     if fault_tolerant and left and left[0] != "running":
-        # Nobody was left to say that these died: the first rank is the last to have work, and had ended before.
+        # These died after the first rank, which reports losses, had ended, so their records were never updated.
         return set(left) - {"running"}
     return set(left)
 
@@ -155,11 +155,11 @@ def _lost_failure(hosts: tuple[str, ...]) -> Failure:
 
 
 def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> str:
-    """Ranks that were asked to stop did so; those that lost others may have had another reason."""
+    """Why the ranks stopped: because they were asked to, or for the reason that they recorded after losing others."""
     if all(record.status != "lost" for record in records.values()):
         return "stopped as asked"
     reasons: list[str] = []
-    # The events before a damaged one count, too.
+    # The events before a damaged one are still of use.
     with contextlib.suppress(HpctrainError):
         outline = EventsFile(directory.events).outline(StoppedEvent)
         reasons += (event.reason for event in outline if isinstance(event, StoppedEvent))
@@ -169,7 +169,7 @@ def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> 
 def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
     assert first.error is not None
     cause = f"{first.error.type}: {first.error.message}" if first.error.message else first.error.type
-    # A script may leave with any status of its own; these two mean something where hpctrain raised them.
+    # A script may exit with any status; 2 and 4 have their meaning only where hpctrain raised them.
     known = first.error.type != SystemExit.__name__ and first.exit_code in (2, RESUMABLE)
     failure = _rank_failure(directory, first, f"failed: {cause}", exit_code=first.exit_code if known else 1)
     return replace(failure, refused=first.error.refused)
@@ -178,7 +178,7 @@ def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
 def _silent(
     directory: RunDirectory, records: Mapping[int, RankRecord], ranks: int, *, output: str, exit_status: int
 ) -> Failure:
-    """No error anywhere: ranks that began were lost, with their host perhaps; where none did, none could be started."""
+    """The failure without any recorded error: ranks were lost, perhaps with their host, or none could be started."""
     exit_code = RESUMABLE if records else 1
     lines = tuple(line for line in output.splitlines() if line.strip())[-LOG_LINES:]
     silent = [rank for rank in range(ranks) if rank not in records or records[rank].status == "running"]
@@ -201,7 +201,7 @@ def _silent(
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal; those for real time have none, and a launcher may print any number."""
+    """The name of a signal, or its number: real-time signals have no name, and a launcher may print any number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -209,9 +209,9 @@ def signal_name(number: int) -> str:
 
 
 def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_status: int) -> tuple[int, int] | None:
-    """The rank that a signal ended, as its launcher tells it, and the signal; MPICH's names any rank of the job.
+    """The rank that a signal ended according to the launcher, and the signal; MPICH's launcher may name any rank.
 
-    One whose loss the others survived is no cause.
+    A rank whose loss the others survived is not the cause.
     """
     if ranks == 1 and exit_status < 0:
         return 0, -exit_status
@@ -229,7 +229,7 @@ def _killed_failure(directory: RunDirectory, records: Mapping[int, RankRecord], 
     what = f"was killed by signal {by} ({signal_name(by)})"
     if by == signal.SIGKILL:
         what += ", which is also what the system sends to a process when memory runs out"
-    # A crash is the run's own error; these two come from outside.
+    # SIGKILL and SIGTERM come from outside; any other signal is an error of the run itself.
     exit_code = RESUMABLE if by in (signal.SIGKILL, signal.SIGTERM) else 1
     if rank in records:
         return _rank_failure(directory, records[rank], what, exit_code=exit_code)

@@ -1,7 +1,7 @@
 """Follows the events and rank 0's log while a run writes them.
 
-Whoever watches a run must not end it: what cannot be read now is read later, what is no event is passed over, and both
-are said once.
+A run must not end because its files cannot be followed: what cannot be read now is read later, a line that is no event
+is skipped, and either gives one warning.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hpctrain.common.run.events import Event, parse_event
 from hpctrain.common.run.events.lines import LONGEST_LINE
 from hpctrain.common.run.events.reader import count_lines, update_index
 
-# A line of a log that is longer is passed on in parts, so that one without an end is not kept.
+# A longer line of a log is passed on in parts, so that output without line breaks does not fill the memory.
 _LONGEST_LOG_LINE = 2**20
-# What one look passes on of a log that grows faster.
+# The most that one look passes on, for a log that grows faster.
 _LOOK_BYTES = 2**22
-# When nobody writes any more, a file server that has just failed gets this long.
+# After the last write, a file server that has just failed is tried again this often.
 _LAST_TRIES = 10
 _PAUSE_SECONDS = 0.2
-# So that `hpctrain status` has few to read; it takes some hundredths of a second.
+# Keeps the part that `hpctrain status` has to read small; an update takes some hundredths of a second.
 _INDEX_LINES = 20_000
 
 
@@ -42,10 +42,10 @@ class Tail:
     def __init__(self, path: Path, *, whole: bool = False, longest: int = _LONGEST_LOG_LINE) -> None:
         self.path = path
         self._longest = longest
-        # Behind the last line that was returned: an incomplete one may be taken away by the next attempt.
+        # Ends behind the last complete line, because the next attempt may remove an incomplete one.
         self.offset = path.stat().st_size if path.exists() and not whole else 0
         self._file: tuple[int, int] | None = None
-        # Whether another file has taken its place, in which what the writer still writes does not appear.
+        # Whether another file has taken its place, where the writer's further lines do not appear.
         self.replaced = False
 
     def lines(self, *, last: bool = False, at_most: int | None = None) -> list[bytes]:
@@ -95,7 +95,7 @@ class Follower:
         self._events = Tail(directory.events, longest=LONGEST_LINE)
         self._log = Tail(directory.log(0))
         self._path = directory.events
-        # Of the last event that was read, or left out, from 1; for errors.
+        # The line number of the last event that was read or skipped, from 1, for error messages.
         self._number = self._indexed = count_lines(self._path)
         self._show = show
         self._line = line
@@ -108,13 +108,13 @@ class Follower:
         self._events.path, self._log.path = directory.events, directory.log(0)
 
     def advance(self, *, last: bool = False) -> None:
-        """Pass on what is new; ``last`` says that nobody writes any more."""
+        """Pass on what is new; ``last`` says that no more will be written."""
         while lines := self._read("rank 0's output", self._log, last=last):
             for line in lines:
                 self._line(line.decode(errors="replace"))
             if not last:
                 break
-        # A crash can cut the last event short; it is then no event.
+        # The last line is read only when complete: a crash can cut an event short.
         while lines := self._read("the events", self._events, last=False, patient=last):
             for line in lines:
                 self._pass_on(line)

@@ -1,4 +1,4 @@
-"""Watches, while an elastic run trains, for hosts that it could have as well, and for those that it is to leave."""
+"""Watches, while an elastic run trains, for further hosts that it could use, and for hosts that it has to leave."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class HostWatch:
         self._machine = machine
         self._notice = notice
         self._environment = environment
-        self._seconds = HOST_INTERVAL.read(environment)
-        # The ranks of each host that are alive.
+        self._seconds = host_interval(environment)
+        # The number of live ranks on each host.
         self._now = plan.ranks_of_hosts
         self._leaving: Collection[str] = ()
         self._warnings: set[str] = set()
@@ -60,7 +60,7 @@ class HostWatch:
     def lost(self, event: RecoveredFaultEvent) -> None:
         """Count a rank that the others went on without."""
         hosts = [host.host for host in self._plan.hosts for _ in range(host.slots)]
-        # Its own name of its host may be another one.
+        # The event's host is what the host calls itself, so the plan's name is found by the rank.
         if event.rank is not None and self._now[hosts[event.rank]]:
             self._now[hosts[event.rank]] -= 1
 
@@ -72,7 +72,7 @@ class HostWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        # Nobody waits for a host that is silent.
+        # The thread must not wait for a host that does not answer.
         self._questions.end()
         self._thread.join()
 
@@ -84,7 +84,7 @@ class HostWatch:
                 self._want(None)
                 self._warn_once(f"the hosts stay as they are: {error.message}")
             except (OSError, RuntimeError) as error:
-                # No process or thread can be made now.
+                # The system could not make a process or thread.
                 self._want(None)
                 self._warn_once(f"the hosts stay as they are: {error}")
 
@@ -111,9 +111,9 @@ class HostWatch:
             self._leaving = ()
             self._want(None)
             return
-        # What the number of ranks or the fabric forbids is known before anybody stops for it.
+        # Raises if the number of ranks or the fabric forbids these hosts, before any rank stops for them.
         plan_on(self._plan, chosen, self._machine)
-        # A hostfile may be half written.
+        # Hosts are left only if two looks agree, because a hostfile may be half written.
         leaving, before = now.keys() - chosen.keys(), self._leaving
         self._leaving = leaving
         settled = leaving == before or not leaving

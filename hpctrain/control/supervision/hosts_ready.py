@@ -1,4 +1,4 @@
-"""Makes sure, before ranks start on other hosts, that they can: each fault names its hosts and what mends it."""
+"""Checks, before ranks start on other hosts, that they can: each fault names its hosts and the remedy."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
 _PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")
 _UNKNOWN = re.compile(r"(?i)could not resolve|name or service not known|no address associated")
 
-# In the jobs of PBS, LSF and Grid Engine an mpirun reaches the hosts by their means, and ssh may be forbidden.
+# In jobs of PBS, LSF and Grid Engine the scheduler's own program reaches the hosts, and ssh may be forbidden.
 _OTHER_SCHEDULERS = ("PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
-# ssh's name of itself and of the host.
+# What ssh prints before its reason: its own name and that of the host.
 _TO_HOST = re.compile(r"^(ssh: )?(connect to host \S+ |\S+@\S+: )?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Fault:
-    """What is wrong, to be read after the names of hosts, and what mends it."""
+    """A fault, worded to follow the names of hosts, and its remedy."""
 
     text: str
     hint: str
@@ -56,7 +56,7 @@ class _Fault:
 
 
 class UnfitHostsError(HpctrainError):
-    """Ranks cannot start on some hosts; the exit code is 1 where all of that may pass.
+    """Ranks cannot start on some hosts; the exit code is 1 where every fault may be temporary.
 
     Attributes:
         hosts: the names of those hosts.
@@ -69,7 +69,7 @@ class UnfitHostsError(HpctrainError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Survey:
-    """What the hosts of a plan said, and what keeps ranks from starting on some of them."""
+    """The answers of a plan's hosts, and the faults that keep ranks from starting on some of them."""
 
     answers: Mapping[str, Answer]
     faults: Mapping[str, _Fault]
@@ -85,7 +85,7 @@ def ready_hosts(
 ) -> Plan:
     """The plan with the networks that its hosts share, after a check that ranks can start on all of them.
 
-    Where ranks are started by srun, or by a program of the user's own, nobody is asked. Pods are waited for.
+    Hosts on which srun, or a program of the user's own, starts the ranks are not asked. Pods are waited for.
 
     Args:
         launcher: what starts its ranks; None where this machine does.
@@ -94,8 +94,8 @@ def ready_hosts(
 
     Raises:
         HpctrainError: names the hosts that do not answer, do not see the folder or the script, lack the interpreter or
-            this hpctrain, still have ranks of the run, or have no network for the ranks; and what mends it. Exit code 1
-            for what may pass, else 2.
+            this hpctrain, still have ranks of the run, or have no network for the ranks, with the remedy. The exit code
+            is 1 for what may be temporary, else 2.
     """
     if isinstance(launcher, Torchrun) and in_pod(environment):
         await_names([host.host for host in plan.hosts], notice=notice)
@@ -121,10 +121,10 @@ def drop_unready_hosts(
     notice: Callable[[str], None],
     environment: Mapping[str, str] = os.environ,
 ) -> Plan:
-    """As :func:`ready_hosts`, where an elastic plan goes without hosts that do not answer.
+    """See :func:`ready_hosts`; an elastic plan also drops the hosts that are not ready.
 
     Args:
-        begun: the run has begun, so that whatever is wrong with a host was not so when the user named it.
+        begun: the run has begun, so that a fault of a host is new since the user named it.
 
     Raises:
         UnfitHostsError: the plan is not elastic, or the fault was there when the run began.
@@ -154,7 +154,7 @@ def joinable_hosts(
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The hosts on which ranks of a plan can start, and what keeps them from it on others that answer.
 
-    In a Slurm job srun asks them. Where another program than ssh starts the ranks, nobody knows.
+    In a Slurm job srun asks them. Where another program than ssh starts the ranks, no host can be asked.
 
     Args:
         names: hosts that it does not have.
@@ -171,7 +171,7 @@ def joinable_hosts(
         return (), {}
     survey = _survey(asked, launcher, folder, environment, questions)
     if survey is None:
-        # This host, which needs no ssh.
+        # Only this host was named, and it needs no ssh.
         return tuple(names), {}
     wrong = {host: fault.text for host, fault in survey.faults.items() if survey.answers[host].reached}
     return tuple(name for name in names if name not in survey.faults), wrong
@@ -184,7 +184,7 @@ def _survey(
     environment: Mapping[str, str],
     questions: Questions | None = None,
 ) -> _Survey | None:
-    """Ask the hosts of a plan; None where nobody is asked."""
+    """Ask the hosts of a plan; None where they cannot or need not be asked."""
     if not _reached_by_ssh(plan, launcher, environment):
         return None
     addresses = addresses_of([host.host for host in plan.hosts])
@@ -216,7 +216,7 @@ def _reached_by_ssh(plan: Plan, launcher: Launcher | None, environment: Mapping[
 
 
 def nearest_existing(folder: Path) -> Path:
-    """A folder, or the nearest above it that is there."""
+    """A folder, or the nearest one above it that exists."""
     found = folder.absolute()
     while not found.is_dir() and found != found.parent:
         found = found.parent
@@ -279,7 +279,7 @@ def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[
 
 
 def _unreached(host: str, answer: Answer) -> _Fault:
-    # ssh names the host itself; hosts with the same fault are told together.
+    # Without the host's name, so that hosts with the same fault are reported together.
     said = _TO_HOST.sub("", answer.error) or "its shell gave no answer"
     if _UNKNOWN.search(said):
         return _Fault(
@@ -306,12 +306,12 @@ def _other_version(answer: Answer, program: str) -> _Fault:
 
 
 def _has_ports(plan: Plan, environment: Mapping[str, str]) -> bool:
-    """Whether mpirun is to use ports of the user's choice, which a firewall may let through, and no others."""
+    """Whether the user limits mpirun to certain ports, which a firewall may let through."""
     return any(map(_PORTS.search, (*environment, *plan.start.environment, *plan.start.arguments)))
 
 
 def _differences(answers: Mapping[str, Answer]) -> Iterator[str]:
-    """Packages that decide the numbers and are not the same everywhere."""
+    """Warnings about packages that affect the results and differ between the hosts."""
     for package in dict.fromkeys(package for answer in answers.values() for package in answer.versions):
         hosts: dict[str, list[str]] = {}
         for host, answer in answers.items():
@@ -324,7 +324,7 @@ def _differences(answers: Mapping[str, Answer]) -> Iterator[str]:
 def _networks(plan: Plan, answers: Mapping[str, Answer], environment: Mapping[str, str]) -> Networks:
     by_host = {host: answer.interfaces for host, answer in answers.items() if answer.interfaces is not None}
     if len(by_host) < len(answers):
-        # A container: what is outside of it was not asked.
+        # Ranks run in a container, and the hosts were not asked about the interfaces outside of it.
         return Networks()
     if plan.host_options.interface:
         require_interface(plan.host_options.interface, by_host)
@@ -333,6 +333,6 @@ def _networks(plan: Plan, answers: Mapping[str, Answer], environment: Mapping[st
     if any(variables.get(name) for name in CHOICES) or any("btl_tcp_if" in word for word in plan.start.arguments):
         return Networks()
     chosen = choose_networks(by_host)
-    # What the user set for one library stays.
+    # A variable that the user set for one library stays.
     kept = {name: value for name, value in chosen.variables.items() if not variables.get(name)}
     return replace(chosen, variables=kept)

@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.1
 
 
 class Interrupted(BaseException):
-    """A signal came before the ranks were started. Like KeyboardInterrupt, it is no Exception."""
+    """A signal came before the ranks were started. Like KeyboardInterrupt, it does not derive from Exception."""
 
     def __init__(self, by: signal.Signals) -> None:
         super().__init__(f"interrupted by {by.name} before the ranks were started")
@@ -70,7 +70,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self.asking):
-            # nohup ignores SIGHUP, and a shell SIGINT of its background jobs: that stays so.
+            # A signal that is ignored already stays so: nohup ignores SIGHUP, and shells SIGINT of background jobs.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
@@ -84,6 +84,6 @@ class Interrupts:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received.append(signal.Signals(number))
         if self._raised:
-            # Once: what ends the probe's processes is not interrupted in its turn.
+            # Raised once only, so that the code that ends the probe's processes is not interrupted itself.
             self._raised = False
             raise Interrupted(self.received[-1])

@@ -100,7 +100,7 @@ def resume_run(request: RunRequest, directory: RunDirectory, output: Output) -> 
 def _go_on(
     request: RunRequest, directory: RunDirectory, interrupts: Interrupts, output: Output, warnings: tuple[str, ...]
 ) -> int:
-    # A new run does not need it.
+    # Imported here because only resuming needs it.
     from hpctrain.control.resuming.resume import resumption
 
     with interrupts.raised():
@@ -119,7 +119,7 @@ def _go_on(
         )
         if further is None:
             return _is_done(directory, output)
-        # The number of ranks that the run was begun with was accepted then.
+        # A number of ranks that the run already had was checked when it began.
         if request.ranks is not None:
             _require_processors(request, further.plan, further.machine)
         _warn(further.plan, further.machine, (*warnings, *further.warnings), output.notice)
@@ -128,7 +128,7 @@ def _go_on(
         output.would_start(run, directory)
         return 0
     require_packages(run.plan)
-    # A job that goes on at night does so even where its tracker would get nothing.
+    # A job that resumes unattended goes on even if its tracker cannot be reached.
     if request.tracking is not None:
         require_trackers(request.tracking)
     with interrupts.raised():
@@ -145,7 +145,7 @@ def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
         return replace(run, plan=plan)
     except HpctrainError as error:
         if run.attempt and error.exit_code == 1:
-            # The hosts were there before, and may come back.
+            # The hosts took part before, so they may come back.
             raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
         raise
 
@@ -159,7 +159,7 @@ def _is_done(directory: RunDirectory, output: Output) -> int:
 
 
 def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, output: Output) -> int:
-    # 20 ms that a dry run does not need.
+    # Imported here because it takes 20 ms, which a dry run does not need.
     from hpctrain.control.supervision.execution import Execution
 
     with HeldDirectory(directory) as held:

@@ -10,7 +10,7 @@ from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import RESUMABLE
 
-# Images of several gigabytes are fetched, and nodes are added to the cluster.
+# Nodes may have to be added to the cluster first, and each fetches an image of several gigabytes.
 PODS_SECONDS = 1800.0
 _POLL_SECONDS = 0.5
 
@@ -21,7 +21,7 @@ def await_names(
     """Wait until every name has an address.
 
     Raises:
-        HpctrainError: some have none in time; with the exit code of a resumable run, as they may come.
+        HpctrainError: some have none in time; with the exit code of a resumable run, as they may still appear.
     """
     deadline, told = time.monotonic() + seconds, False
     while missing := [name for name in names if not _has_address(name)]:

@@ -1,6 +1,6 @@
 """The pods of an Indexed Job: the first runs the training as on any machine, and the others take part in its attempts.
 
-The run directory, which all of them see, is what they talk by: an attempt has begun where the events say so.
+They communicate by the run directory, which all of them see: an attempt has begun once the events record it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hpctrain.control.supervision.pod_names import PODS_SECONDS
 from hpctrain.control.supervision.start import command_for
 
 _POLL_SECONDS = 0.5
-# As the first pod gives its own ranks.
+# The first pod gives its own ranks the same time.
 _FINALIZE_SECONDS = 60.0
 _TERMINATE_SECONDS = 10.0
 _KILL_SECONDS = 5.0
@@ -52,7 +52,7 @@ def take_part(directory: RunDirectory, *, seconds: float = PODS_SECONDS, poll: f
         poll: time between two looks at the run.
 
     Returns:
-        The exit code, that of the first pod: all pods of a run are done, have failed, or are started again together.
+        The exit code of the first pod, so that all pods of a run succeed, fail or are restarted together.
 
     Raises:
         HpctrainError: this pod is none of the run's hosts, or the run's files are damaged.
@@ -99,7 +99,7 @@ class _Pod:
         if events is None:
             return None
         if is_done(events):
-            # Rank 0 says so while the ranks are still leaving.
+            # Rank 0 records the end while other ranks are still leaving.
             leaving = self._process is not None and time.time() - events[-1].time < _FINALIZE_SECONDS
             return None if leaving else 0
         starts = [event.attempt for event in events if isinstance(event, StartEvent)]
@@ -115,21 +115,21 @@ class _Pod:
         return None
 
     def _newest(self) -> list[Event] | None:
-        """The begins and ends of attempts, with those since the last look; None where they cannot be read now.
+        """All start and end events so far; None while they cannot be read.
 
-        A file server may show the end of a growing file late, or as zeros for a while.
+        A file server may show the end of a growing file late, or as zeros at first.
 
         Raises:
-            HpctrainError: that lasts; with the exit code of a resumable run.
+            HpctrainError: the file stays unreadable; with the exit code of a resumable run.
         """
         path = self._directory.events
         try:
             size = path.stat().st_size if path.exists() else 0
             if size < self._size:
-                # An attempt that goes on takes a last line away that a crash has cut short.
+                # A resuming attempt removes a last line that a crash has cut short.
                 self._restart_reading()
             self._size = size
-            # Of a long run nearly all are steps; a line that is not there yet can be any.
+            # Nearly all events of a long run are steps, which are not parsed; a line of zeros could be any event.
             kept = [line for line in self._tail.lines() if any(each in line for each in (b'"start"', b'"end"', b"\0"))]
             events = (parse_event(line, str(path)) for line in kept)
             self._events += [event for event in events if isinstance(event, StartEvent | EndEvent)]
@@ -166,13 +166,13 @@ class _Pod:
         """End the processes of this pod that are alive, with SIGTERM first and after a time with SIGKILL."""
         if self._process is None:
             return
-        # Those that have outlived what started them are known by their records.
+        # Ranks that have outlived their launcher are found by their records.
         recorded = (record.own_process(self._directory) for record in whole_records(self._directory))
         members = [process for process in recorded if process]
         with contextlib.suppress(psutil.NoSuchProcess):
             members += psutil.Process(self._process.pid).children(recursive=True)
         if self._process.poll() is None:
-            # It ends its ranks in turn.
+            # The launcher ends its ranks in turn.
             self._process.terminate()
         _, alive = psutil.wait_procs(members, timeout=_TERMINATE_SECONDS)
         for member in alive:
@@ -196,7 +196,7 @@ class _Pod:
                 command.arguments,
                 env=command.environment_from(os.environ),
                 stdin=subprocess.DEVNULL,
-                # What a pod prints is its log.
+                # Kubernetes keeps what a pod prints as its log.
                 stdout=sys.stderr,
                 start_new_session=True,
             )

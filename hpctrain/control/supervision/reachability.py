@@ -1,4 +1,4 @@
-"""Whether another host reaches this one on any port, as the daemons of an mpirun have to."""
+"""Checks whether another host reaches this one on any port, as the daemons of an mpirun have to."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def own_addresses(interfaces: Iterable[Interface]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def listening(address: str) -> Iterator[int]:
-    """Listen at an address of this host, at a port that the system finds free. Who connects is let go at once."""
+    """Listen at an address of this host, at a free port, and close each connection at once; yields the port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
 
-        def let_go() -> None:
+        def close_connections() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     listener.accept()[0].close()
 
-        thread = threading.Thread(target=let_go, daemon=True)
+        thread = threading.Thread(target=close_connections, daemon=True)
         thread.start()
         try:
             yield listener.getsockname()[1]
         finally:
-            # Closing alone would leave the thread in its wait.
+            # Closing alone would leave the thread waiting in accept.
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             thread.join()

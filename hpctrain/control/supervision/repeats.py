@@ -154,7 +154,7 @@ def require_no_series(path: Path) -> None:
     Raises:
         HpctrainError: it is one.
     """
-    # What else is wrong with the path is said where the directory is made.
+    # Other faults of the path are reported where the directory is made.
     if os.path.exists(path / _FILE) and (series := read_series(path)):  # noqa: PTH110
         raise _refusal(series)
 

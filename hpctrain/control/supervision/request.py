@@ -85,7 +85,7 @@ class Output(Protocol):
     """Reports to the user."""
 
     def notice(self, text: str) -> None:
-        """Say something that the user has to know before a run, or between two."""
+        """Tell the user something before a run, or between two runs."""
 
     def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
         """Show how a run would be started, in a dry run."""

@@ -35,15 +35,15 @@ def next_restart(
     Args:
         failure: what ended an attempt that no signal interrupted.
         before, after: how far the run was when the attempt began, and is now.
-        stepped: whether it did a step.
+        stepped: whether the attempt did a step.
         idle: the number that the attempt itself had, 0 for one that a user or a job began.
         limit: how many there may be.
         hosts: how many it ran on.
     """
     if failure.stopped or failure.refused or failure.exit_code == 2:
         return None
-    # What fails ahead of its first step will do so again, but for a host that went meanwhile, for what is known to come
-    # and go, and for a rank that was killed where others have worked before, or that may have gone with its host.
+    # An attempt that fails before its first step would fail again, unless a host was lost, the cause is temporary, or a
+    # rank was killed in a run that has worked before or that has several hosts.
     killed = failure.exit_code == RESUMABLE and (after.step or after.checkpoint or hosts > 1)
     if not (stepped or killed or failure.lost_hosts or failure.passing):
         return None
@@ -52,5 +52,5 @@ def next_restart(
 
 
 def wait_seconds(number: int) -> float:
-    """The time before a restart: the cause may pass, and nobody should be asked too often."""
+    """The time before a restart, which doubles each time: the cause may pass, and hosts are not asked too often."""
     return float(min(2 ** (number - 1), _LONGEST_SECONDS))

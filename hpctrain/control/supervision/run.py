@@ -31,11 +31,11 @@ from hpctrain.control.supervision.follow import Follower
 from hpctrain.control.supervision.interrupts import Interrupts
 
 _POLL_SECONDS = 0.1
-# One file a rank, perhaps on a shared file system: looked at once a second, and no more than a hundred of them.
+# Each rank has a record file, perhaps on a shared file system: at most a hundred of them are read each second.
 _POLLS_A_LOOK = 10
-# After one rank failed or died the launcher ends the others by itself; Intel MPI's does not always.
+# After one rank failed or died the launcher ends the others by itself, but Intel MPI's does not always.
 _FAILURE_GRACE_SECONDS = 5.0
-# After their records ranks have their exit handlers, and launchers leave MPI with all of them or never.
+# After its last record a rank still runs its exit handlers, and a launcher leaves MPI with all ranks or never.
 _FINALIZE_SECONDS = 60.0
 _TERMINATE_SECONDS = 10.0
 _AGAIN_SECONDS = 1.0
@@ -128,7 +128,7 @@ def _run(
     try:
         cut = job.wait(follower, lambda: bool(interrupts.received), leave)
         if cut and not job.lost and not interrupts.received:
-            # Nobody is in a hurry: a step, what follows it and a checkpoint take as long as they take.
+            # No limit here: nothing ends the job soon, so the step and its checkpoint may take their time.
             _ask_to_leave(job.directory, leave() or "", notice)
             cut = job.wait(follower, lambda: bool(interrupts.received))
         if cut and job.lost and not interrupts.received:
@@ -171,13 +171,13 @@ def _ask_in_moved_directory(job: RunningJob, follower: Follower, seconds: float,
     """Ask the ranks of a run whose directory was moved to save their state there, and follow them there."""
     notice(f"warning: {job.lost}: waiting up to {seconds:g} s for the ranks to end")
     job.follow_moved_directory(follower)
-    # The ranks find out by themselves, but not always as soon.
+    # The ranks notice the move by themselves, but sometimes later.
     with contextlib.suppress(HpctrainError):
         ask(job.directory.stop, str(job.lost))
 
 
 def _lost_directory_failure(failure: Failure, job: RunningJob) -> Failure:
-    """What ended a run whose directory was moved or deleted: the ranks' own errors only follow from that."""
+    """The failure of a run whose directory was moved or deleted, which is also the cause of the ranks' own errors."""
     if not job.lost:
         return failure
     if job.held.now() is None or not whole_records(job.directory):
@@ -194,7 +194,7 @@ def lost_directory(held: HeldDirectory, fate: str) -> Failure:
 
 
 def _is_unexplained(failure: Failure, job: RunningJob) -> bool:
-    """Whether nobody has recorded what went wrong."""
+    """Whether neither a rank nor the launcher has recorded a cause."""
     known = failure.hint or failure.stopped or failure.lost_hosts or job.lost
     return not known and all(record.status != "failed" for record in whole_records(job.directory))
 
@@ -202,7 +202,7 @@ def _is_unexplained(failure: Failure, job: RunningJob) -> bool:
 def _with_shortages(failure: Failure, job: RunningJob) -> Failure:
     """The failure with what this host lacks, which comes first where that can be the cause: no rank had met the others.
 
-    What MPI prints of it, if anything, speaks of internal errors.
+    MPI itself reports a shortage as an internal error, or not at all.
     """
     found = list(shortages(temporary=job.folder is None))
     if not found:
@@ -215,7 +215,7 @@ def _with_shortages(failure: Failure, job: RunningJob) -> Failure:
 
 
 def _lost_launcher(failure: Failure, by: int) -> Failure:
-    """Ranks that are ended because nobody is left above them take that for the wish to stop."""
+    """The failure where the launcher was killed: the ranks take its loss for a request to stop."""
     message = (
         f"the program that started the ranks was killed by signal {by} ({signal_name(by)}); they saved their state"
     )
@@ -226,7 +226,7 @@ def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], 
     """Ask the ranks to save their state and leave, after which they are started again."""
     try:
         if not ask(directory.stop, reason):
-            # The user has asked them.
+            # The user has already asked them to stop.
             return
     except HpctrainError as error:
         notice(f"warning: {reason}, and the ranks cannot be told: {error.message}")
@@ -235,7 +235,7 @@ def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], 
 
 
 def _ask_to_stop(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:
-    """Ask the ranks to stop; whether that could be done."""
+    """Ask the ranks to stop; returns whether they could be asked."""
     try:
         ask(directory.stop, by.name)
     except HpctrainError as error:
@@ -250,7 +250,7 @@ def _ask_to_stop(directory: RunDirectory, by: signal.Signals, seconds: float, no
 
 def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Failure:
     """The outcome of an interrupted run: the ranks stopped by themselves, or were ended with ``exit_code``."""
-    # First what the ranks say: they may have saved their state, and then not have come to their end.
+    # The ranks' own account comes first: they may have saved their state and hung afterwards.
     if failure.stopped:
         return replace(failure, message=f"interrupted by {by}; all ranks saved their state and left")
     if cut:
@@ -307,15 +307,15 @@ class RunningJob:
     def wait(
         self, follower: Follower, enough: Callable[[], bool], leave: Callable[[], str | None] = lambda: None
     ) -> bool:
-        """Follow until the launcher ends, until the ranks have ended and it has not, or until it is enough.
+        """Follow until the launcher ends, until it hangs after its ranks have ended, or until ``enough`` is true.
 
         Args:
             follower: of the run's events and output.
             enough: returns whether to stop following.
-            leave: says why it is, which counts only while the ranks work.
+            leave: says why the ranks are to leave; it is asked only while they work.
 
         Returns:
-            Whether it was enough, or the directory was lost meanwhile, and ranks that had not failed still ran.
+            Whether ranks that had not failed still ran when it was enough or the directory was lost.
         """
         deadline, known = None, self.lost
         turns = itertools.count()
@@ -364,8 +364,8 @@ class RunningJob:
             if not members and self.process.poll() is not None:
                 break
             if time.monotonic() > again:
-                # A rank takes the first one as the wish to end its step. Not the launcher: Open MPI's gives up its
-                # ranks at the second.
+                # A rank takes the first SIGTERM as a request to end its step. Only ranks get a second one: at the
+                # second, Open MPI's launcher abandons its ranks.
                 again = deadline
                 _send_all(members, signal.SIGTERM)
         # Again from the start: a launcher may have been starting ranks when it got the signal.
@@ -385,9 +385,9 @@ class RunningJob:
         return [record for record in whole_records(self.directory) if not self._names_foreign_process(record)]
 
     def _names_foreign_process(self, record: RankRecord) -> bool:
-        """Whether it names another process of this host than the rank's, dead or alive; told once a rank."""
+        """Whether a record names a process of this host that is not the rank's; warns once for each rank."""
         named = record.rank, record.pid
-        # Once is enough: a process that ends closes the directory before it is gone.
+        # Checked once for each rank: a process that ends closes the directory before it is gone.
         if record.rank not in self._own and record.status == "running" and (process := record.process()):
             if works_in(process, self.held.work.path):
                 self._own[record.rank] = record.pid
@@ -415,15 +415,15 @@ class RunningJob:
             return _FINALIZE_SECONDS
         dead = [record.rank for record in records if record.vanished]
         if self.fault_tolerant and any(record.status == "running" and record.rank not in dead for record in records):
-            # Those that are left report how it ends.
+            # The ranks that are left report how the run ends.
             return None
-        # All of them are dead when the launcher has ended the job, which says nothing of the first.
+        # Where all are dead the launcher has ended the job, and which rank died first is not known.
         if dead and len(dead) < len(records):
             self.first_dead = dead[0]
         return _FAILURE_GRACE_SECONDS if dead else None
 
     def _check_start(self, records: list[RankRecord], seconds: float) -> None:
-        """Find out whether ranks wait in vain until all are there: MPI's own start has no limit."""
+        """Find ranks that have waited too long for the others to begin, as MPI's own start has no limit."""
         if any(record.joined for record in records):
             self._meet_seconds = None
         elif len(records) > self._began:
@@ -442,14 +442,14 @@ class RunningJob:
 
     def _members(self) -> list[psutil.Process]:
         """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
-        # A damaged record must not let the other processes live, and one of somebody else's end any. By descriptor:
-        # that the directory was moved may not be known yet.
+        # A damaged record must not spare the other processes, and a forged one must not end any. The directory is
+        # found by its descriptor, because it may have been moved just now.
         directory = self.held.work
         recorded = (record.own_process(directory) for record in whole_records(directory))
         members = {process for process in recorded if process}
         if self.process.poll() is None:
             members.update(psutil.Process(self.process.pid).children(recursive=True))
-        # The number of a launcher that has ended belongs to nobody else while a process of its session lives.
+        # The process number of an ended launcher is not reused while a process of its session lives.
         if self.process.poll() is None or not psutil.pid_exists(self.process.pid):
             members.update(process for process in psutil.process_iter() if _session(process) == self.process.pid)
         return [process for process in members if process.pid != self.process.pid]

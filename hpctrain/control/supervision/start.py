@@ -56,10 +56,10 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
         return None
     launcher = first_launcher(plan)
     require_mitigation(plan, launcher)
-    # Before anything is started.
-    HOST_TIMEOUT.read()
-    HOST_INTERVAL.read()
-    # What another interpreter has cannot be seen from here.
+    # A wrong setting is refused before anything is started.
+    host_timeout()
+    host_interval()
+    # The packages of another interpreter cannot be seen from here.
     may_be_missing = plan.capabilities is not None and plan.capabilities.needs_build
     if may_be_missing and plan.start.container is None and plan.start.python is None:
         require(plan.framework)
@@ -72,7 +72,7 @@ def require_packages(plan: Plan) -> None:
     Raises:
         HpctrainError: an extra of hpctrain is not installed.
     """
-    # Its TensorBoard files are written here.
+    # This process writes the TensorBoard files.
     extras = ["train"]
     if plan.start.container is None and plan.start.python is None:
         if plan.recipe and plan.recipe.data.name == "imagenet":
@@ -94,7 +94,10 @@ def prove_launcher(
     seconds: float = PROBE_SECONDS,
     say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
 ) -> Launcher:
-    """As :func:`hpctrain.control.launchers.launcher_choice.choose_launcher`, for this machine and interpreter."""
+    """The launcher that is proved to work, for this machine and interpreter.
+
+    See :func:`hpctrain.control.launchers.launcher_choice.choose_launcher`.
+    """
 
     def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
         return command_for(plan, directory, machine, launcher, work)
@@ -103,7 +106,7 @@ def prove_launcher(
 
 
 def _require_program(plan: Plan, machine: Machine) -> None:
-    """Refuse what each rank would start and this machine, if it is one of the hosts, does not have."""
+    """Refuse to start a program in each rank that this machine, if it is one of the hosts, does not have."""
     container = plan.start.container
     if container and container.runtime == "pyxis":
         return
@@ -122,12 +125,12 @@ def _require_passed(plan: Plan) -> None:
 def _require_data(plan: Plan, machine: Machine) -> None:
     """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it.
 
-    Of shards in object storage, rank 0 reads the manifest first thing: a dry run asks no server.
+    Shards in object storage are not checked, as a dry run asks no server; rank 0 reads their manifest first.
     """
     if plan.recipe is None or not has_folder(plan.recipe) or plan.start.container:
         return
     if any(same_host(host.host, machine.host) for host in plan.hosts):
-        # NumPy comes with it.
+        # Imported here because it loads NumPy.
         from hpctrain.common.shards.folders import training_fingerprint
 
         training_fingerprint(shard_folder(plan.recipe), plan.recipe.data.name)
@@ -150,17 +153,17 @@ def command_for(
         launcher=launcher,
         cores=bindable_cores(machine.cores),
         root=os.geteuid() == 0,
-        slurm=slurm_settings(),
-        # Whoever chooses what Open MPI sends through knows why.
+        slurm=told_of_slurm(),
+        # Respect a user's own OMPI_MCA_btl.
         tcp="OMPI_MCA_btl" in os.environ,
-        host_timeout=HOST_TIMEOUT.read(),
-        # Ranks of this machine inherit them.
+        host_timeout=host_timeout(),
+        # Ranks of this machine inherit the settings.
         settings=() if here else settings_of(os.environ),
         work=work,
         attempt=attempt,
     )
     open_mpi = isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"
-    # A container's MPI is not known, nor what it sees of the host.
+    # Inside a container neither the MPI nor the visible folders of the host are known.
     own = open_mpi and here and plan.start.container is None and not has_place(os.environ, plan.start.arguments)
     return replace(command, own_folder=own)
 
@@ -230,11 +233,11 @@ def run_attempt(
         start=attempt.start(plan, launcher.name if launcher else "none"),
         stop=plan.stop,
         stoppable=plan.recipe is not None,
-        # Whoever has a script started again says that it can go on.
+        # Asking for restarts declares the script resumable.
         resumable=plan.restarts > 0,
         fault_tolerant=plan.fault_tolerant,
-        # A script may begin as it likes.
-        meet_seconds=TIMEOUT.read() if plan.recipe and plan.processes > 1 else None,
+        # A script may do anything before its ranks meet, so only recipes have a limit.
+        meet_seconds=timeout_seconds() if plan.recipe and plan.processes > 1 else None,
         interrupts=interrupts,
         held=held,
         leave=leave,

@@ -1,4 +1,4 @@
-"""Starts a run again that failed, or that is to go on with other hosts, from its newest checkpoint."""
+"""Restarts a run from its newest checkpoint after a failure, or on other hosts."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.restarts import Reach, next_restart, wait_seconds
 from hpctrain.control.supervision.start import available_launcher
 
-# For so long nobody leaves for hosts again that could not be gone on with.
+# Hosts that were found unfit are not tried again for this long.
 _REFUSED_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """What is started next, and after which wait."""
+    """The next attempt, and the wait before it."""
 
     plan: Plan
     attempt: Attempt
@@ -57,20 +57,20 @@ class Supervisor:
         self._directory = directory
         self._machine = machine
         self._notice = notice
-        # How far a script's saved state reaches is not known: there those attempts count that worked for long.
+        # How far a script's saved state reaches is not known, so its progress is the number of long attempts.
         self._step = attempt.iteration or int(plan.script is not None)
         self._before = Reach(checkpoint=attempt.iteration, step=self._step)
-        # When this attempt did its last step that is known, and since when its ranks waited for one that hangs.
+        # When this attempt did its last known step, and since when its ranks have waited for one that hangs.
         self._last_step: float | None = None
         self._stalled: float | None = None
         self._begin = time.monotonic()
-        # Of the attempt that runs, or ran last.
+        # The plan of the attempt that runs, or ran last.
         self._now = plan
         self._watch: HostWatch | None = None
-        # The hosts that it is to go on with, once it has saved its state.
+        # The hosts on which the run continues, once its ranks have saved their state.
         self._wanted: dict[str, int] | None = None
         self._refused: list[tuple[float, dict[str, int]]] = []
-        # Of an attempt for which ranks left: the plan of before, and the hosts wanted.
+        # For an attempt after a change of hosts: the plan before it, and the hosts wanted.
         self._joined: tuple[Plan, dict[str, int]] | None = None
         self._regrown = 0
 
@@ -87,12 +87,12 @@ class Supervisor:
     def _change_asked(self) -> str | None:
         """Why the ranks are to save their state and leave now; None while they are not."""
         if self._plan.script:
-            # It saves its state when it is asked to stop, and nobody knows when it does so besides.
+            # A script is only known to save its state when it is asked to stop.
             self._accept_hosts()
         return change(self._now, self._wanted) if self._wanted else None
 
     def _accept_hosts(self) -> None:
-        """Go on with the hosts that are wanted now, once the ranks have left; that is not taken back."""
+        """Decide on the hosts that are wanted now; the decision is kept until the ranks have left."""
         if self._watch and not self._wanted:
             wanted = self._watch.wanted
             self._wanted = wanted if wanted and self._is_acceptable(wanted) else None
@@ -122,7 +122,7 @@ class Supervisor:
             return replace(failure, message=message, hint=error.hint, exit_code=1)
         try:
             if further and self._plan.script and not self._worked_for_long():
-                # Otherwise a script with hosts that come and go could fail for ever.
+                # The count of restarts goes on, or a script with changing hosts could fail for ever.
                 further = replace(further, restart=attempt.restart)
             if further and failure.stopped and self._wanted and self._stopped_for(self._wanted):
                 return self._restart_on_other_hosts(further, launcher, self._wanted)
@@ -150,7 +150,7 @@ class Supervisor:
             return False
         if self._plan.recipe:
             return further.iteration <= attempt.iteration
-        # Whether a script saved anything is not known: where it lost none but new hosts, its steps do not count.
+        # Whether a script saved anything is not known: if it lost only new hosts, its steps do not count.
         lost_new_ones = bool(lost) and not lost & known
         return not self._worked_for_long() and (lost_new_ones or not self._worked)
 
@@ -160,18 +160,18 @@ class Supervisor:
         return self._last_step is not None
 
     def _worked_for_long(self) -> bool:
-        """Whether an attempt of a script is taken to have got further. To hang is no work."""
+        """Whether an attempt of a script counts as progress. Time spent hanging does not count."""
         return (self._last_step or self._stalled or time.monotonic()) - self._begin > WORK_SECONDS
 
     def _may_retry(self) -> bool:
-        """Whether the attempt came so far that another one may get further."""
+        """Whether the attempt got far enough for another one to be worthwhile."""
         if self._worked or self._plan.recipe:
             return self._worked
-        # Who asks for restarts of a script gets them; an elastic one has to have shown that it can be stopped.
+        # A script is restarted if the user asked for it; an elastic one must have shown that it can be stopped.
         return self._plan.stop.restarts is not None or self._worked_for_long() or ranks_listen(self._directory)
 
     def _with_changed_values(self, failure: Failure, attempt: Attempt) -> Failure:
-        """With the changed values that its ranks may not be able to go on with."""
+        """The failure with the values that were changed since the checkpoint, if these may be its cause."""
         if self._worked or not (failure.refused and attempt.iteration):
             return failure
         changes = changes_since(self._directory, attempt.iteration, self._plan)
@@ -202,7 +202,7 @@ class Supervisor:
             return None
         whole = self._whole_plan()
         silent = silent_hosts(whole, launcher, self._machine, lost=failure.lost_hosts)
-        # A host that was lost and answers gets one more chance.
+        # A lost host that answers is used in one further attempt.
         plan, warnings = plan_without(whole, (*silent, *(failure.lost_hosts if number > 1 else ())), self._machine)
         if plan.elastic:
             plan = self._drop_unready_hosts(plan, launcher)
@@ -218,7 +218,7 @@ class Supervisor:
         return restart
 
     def _whole_plan(self) -> Plan:
-        """The plan on all hosts that are known to be fit for it, whether they answer or not."""
+        """The plan on all hosts that were fit for it, whether they answer or not."""
         if not self._plan.elastic:
             return self._plan
         fit = {host.host for plan in (self._plan, self._now) for host in plan.hosts}
@@ -236,21 +236,21 @@ class Supervisor:
         return drop_unready_hosts(plan, launcher, self._directory.path, self._machine, begun=True, notice=self._notice)
 
     def _is_acceptable(self, wanted: dict[str, int]) -> bool:
-        """Whether these hosts were not found to be unfit a short time ago."""
+        """Whether these hosts were not found unfit a short time ago."""
         if wanted.keys() == self._now.ranks_of_hosts.keys() and self._regrown >= self._plan.restarts:
-            # What kills them on the same hosts again and again is no accident.
+            # Repeated losses on the same hosts have a cause that starting there again does not remove.
             return False
         now = time.monotonic()
         return all(refused != wanted or now - since > _REFUSED_SECONDS for since, refused in self._refused)
 
     def _restart_on_other_hosts(self, further: Attempt, launcher: Launcher | None, wanted: dict[str, int]) -> Restart:
-        """The attempt for which ranks left: on the hosts wanted, or on those of before where that is impossible."""
-        # Others may be wanted by the time at which the ranks have left.
+        """The attempt after ranks left for other hosts: there, or on the previous hosts where that is impossible."""
+        # The wanted hosts may have changed while the ranks were leaving.
         newest = self._watch and self._watch.wanted
         wanted = newest if newest and self._is_acceptable(newest) else wanted
         before = self._now
         self._regrown += wanted.keys() == before.ranks_of_hosts.keys()
-        # To save takes its time, and a host that was to join can be taken back meanwhile.
+        # A host that was to join may have been withdrawn while the ranks saved their state.
         with contextlib.suppress(HpctrainError):
             wanted = chosen_hosts(self._plan, given_hosts(self._plan), wanted.keys(), wanted) or wanted
         self._joined = before, wanted
@@ -273,7 +273,7 @@ class Supervisor:
     def _restart_on_previous_hosts(
         self, failure: Failure, further: Attempt, launcher: Launcher | None, before: Plan, wanted: dict[str, int]
     ) -> Restart:
-        """After an attempt that got nowhere on other hosts: on those of before, as far as they answer."""
+        """The attempt after one without progress on new hosts: on the previous hosts, as far as they answer."""
         self._joined = None
         self._refused.append((time.monotonic(), wanted))
         plan = self._drop_unready_hosts(before, launcher)

@@ -1,4 +1,4 @@
-"""What trackers need before a run begins."""
+"""Checks, before a run begins, that its trackers can be used."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hpctrain.common.extras import require
 from hpctrain.common.recipes.tracking import Tracker
 
 MLFLOW_SERVER = "MLFLOW_TRACKING_URI"
-"""The variable that MLflow's own programs read, too: an address can hold a password, which no file of a run does."""
+"""The variable that MLflow's own programs read. An address can hold a password, so no file of a run may contain it."""
 
 
 def require_trackers(trackers: Sequence[Tracker], environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to begin a run whose curves could never get to where they are to go.
+    """Refuse to begin a run whose curves could never reach their tracker.
 
-    Whether a server answers is not asked: it may be down now, and get all of it later.
+    A server that does not answer now is no reason to refuse: it may get everything later.
 
     Raises:
-        HpctrainError: a tracker's package is not installed, or nobody says which server.
+        HpctrainError: a tracker's package is not installed, or no server is named.
     """
     require(*(name for name in trackers if name != "tensorboard"))
     if "mlflow" in trackers:
@@ -30,7 +30,7 @@ def require_server(environment: Mapping[str, str] = os.environ) -> str:
     """The address of the MLflow server.
 
     Raises:
-        HpctrainError: the environment does not say it.
+        HpctrainError: the environment does not name it.
     """
     if address := environment.get(MLFLOW_SERVER):
         return address
