@@ -23,10 +23,10 @@ from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
 from hpctrain.control.schedulers.slurm.queue import JobState, job_states
 
 CANCELLED = "cancelled"
-"""The text in ``RUN_DIR/stop`` by which a job script knows that its run is not to come back."""
+"""The text in ``RUN_DIR/stop`` that tells a job script not to requeue its run."""
 
 _SLURM_SECONDS = 30.0
-# Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a job that waits ends at once.
+# Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a waiting job ends at once.
 _END_SECONDS = 45.0
 _POLL_SECONDS = 0.5
 
@@ -34,7 +34,7 @@ _POLL_SECONDS = 0.5
 def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterator[str]:
     """Cancel all live jobs of a run and wait until they have ended; yields a line for each action.
 
-    A job in which the run was started by hand is not the run's to cancel.
+    A job in which the user started the run by hand is not cancelled.
 
     Args:
         save_seconds: how long ranks may take to save their state before that; None for the run's own limit.
@@ -46,7 +46,7 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
         yield from _wait_for_save([*found.tasks.values()] or [found.directory], save_seconds)
     # The run may have submitted another job meanwhile, or gone back to the queue.
     jobs = [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live]
-    # The numbers of whole jobs end what waits of an array as well.
+    # The number of a whole job also cancels the waiting tasks of an array.
     numbers = sorted({job.job if found.task is None else f"{job.job}_{found.task}" for job in jobs})
     if not numbers:
         return
@@ -65,10 +65,10 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
 
 
 def _wait_for_save(runs: list[RunDirectory], seconds: float | None) -> Iterator[str]:
-    """Ask ranks that listen, on whatever hosts, to save their state and leave, and wait for that.
+    """Ask ranks that react to stop requests, on any host, to save their state and leave, and wait for that.
 
     Args:
-        runs: those that are not done, and others.
+        runs: all runs of the job; those that are done are skipped.
         seconds: how long it may take; None for the runs' own limits.
     """
     runs = [run for run in runs if not run.summary.exists() and ranks_listen(run)]
@@ -79,7 +79,7 @@ def _wait_for_save(runs: list[RunDirectory], seconds: float | None) -> Iterator[
         try:
             limits.append(read_model(run.plan, Plan).stop.seconds)
         except HpctrainError:
-            # A job whose plan is damaged is cancelled all the same.
+            # A damaged plan must not keep its job from being cancelled.
             limits.append(Stop().seconds)
     seconds = max(limits, default=0.0) if seconds is None else seconds
     if not limits or not seconds:
@@ -108,8 +108,8 @@ def stop_launcher(
         save_seconds: how long ranks on other hosts may take to save their state; None for the run's own limit.
 
     Raises:
-        HpctrainError: the launcher is on another host and has not ended, or ranks run without one; says what to enter,
-            and where.
+        HpctrainError: the launcher is on another host and has not ended, or ranks run without one; with the commands
+            that end them, and on which host.
     """
     if start is None or "pid" not in start.model_fields_set:
         _require_ended(directory)
@@ -117,9 +117,9 @@ def stop_launcher(
     host, pid = start.host, start.pid
     here = host == socket.gethostname()
     process = launcher_process(start) if here else None
-    # The events may be somebody else's, and the process anything.
+    # Checked because a forged event could name any process.
     if process is None or not works_in(process, directory.path):
-        # The launcher ended with its job, which left no time to say so.
+        # The launcher ended with its job, which left it no time to record that.
         if start.job and not any(job.live for job in job_states([start.job], seconds=_SLURM_SECONDS)):
             return
         if pid is None or here:
@@ -142,12 +142,12 @@ def stop_launcher(
 
 
 def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
-    """Refuse to say that nothing runs while ranks do that no launcher of hpctrain's will stop.
+    """Refuse to report that nothing runs while there are ranks that no launcher of hpctrain will stop.
 
-    Processes on other hosts cannot be seen from here: such ranks run for as long as their records say so.
+    Processes on other hosts cannot be seen from here, so their ranks count as running until their records end.
 
     Args:
-        begun: ranks were started, even where none has recorded it yet.
+        begun: ranks were started, even if none has written its record yet.
 
     Raises:
         HpctrainError: such ranks run.
@@ -169,7 +169,7 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
 
 
 def _may_live(record: RankRecord, directory: RunDirectory) -> bool:
-    """Whether a rank that has not recorded its end may be alive; of other hosts there is only its record."""
+    """Whether a rank without a recorded end may be alive; on other hosts only its record can tell."""
     return record.host != socket.gethostname() or record.own_process(directory) is not None
 
 

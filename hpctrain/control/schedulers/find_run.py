@@ -16,7 +16,7 @@ from hpctrain.control.schedulers.slurm.submission import Submission
 
 _RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
 
-# Seeds of a series.
+# The most seeds of a series that an error lists.
 _LISTED_SEEDS = 5
 
 
@@ -65,7 +65,7 @@ def find_run(target: str) -> FoundRun:
 
 
 def _refuse_series(path: Path) -> None:
-    # It imports what starts runs, which nothing else here needs.
+    # Imported here because it loads the code that starts runs, which nothing else here needs.
     from hpctrain.control.supervision.repeats import read_series
 
     if series := read_series(path):
@@ -105,7 +105,7 @@ def own_jobs(found: FoundRun, numbers: Collection[str], jobs: Iterable[JobState]
 
 
 def _same_file(one: Path, other: Path) -> bool:
-    """Whether two paths are one file; only the last name may decide it without a look at the disk."""
+    """Whether two paths are one file; the disk is asked only if their last names are equal."""
     return one == other or (one.name == other.name and one.resolve() == other.resolve())
 
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from hpctrain.control.predict.hardware import Hardware
     from hpctrain.control.predict.run_prediction import RunPrediction
 
-# NumPy and the constants take 0.3 s, which a job without a prediction does not need: they are imported below.
+# NumPy and the constants take 0.3 s, so they are imported below, only for jobs with a prediction.
 
-# What a prediction does not depend on, so that the tasks of an array mostly share theirs.
+# Fields of a recipe that do not change its prediction, so that most tasks of an array share one.
 _IRRELEVANT_FIELDS = ("seed",)
 _MOST_PREDICTIONS = 20
 
@@ -28,7 +28,7 @@ def named_gpu(job: Job, gpu: str | None) -> str | None:
         gpu: the value of ``--gpu``, None without that option.
     """
     known = job.profile.node.gpu
-    # A job that asks for none has none of those of the profile.
+    # A job that requests no GPU does not get those of the profile.
     return gpu or (known if known == "cpu" or job.request.gpus_per_node else None)
 
 
@@ -54,7 +54,7 @@ def predict_jobs(
 ) -> dict[int | None, RunPrediction]:
     """The prediction for each run of a job for which there is one, by its task; empty where no GPU is named.
 
-    Of an array the first ones that differ in more than their seed.
+    An array gets predictions for its first tasks that differ in more than their seed.
     """
     named = named_gpu(job, gpu)
     made: dict[str, RunPrediction] = {}

@@ -1,4 +1,4 @@
-"""Jobs of Kubernetes by kubectl's names for them: ``job/NAME`` and ``mpijob/NAME``."""
+"""The names that kubectl has for jobs (``job/NAME``, ``mpijob/NAME``), and its commands for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refuse_kubernetes_job(target: str) -> None:
     """Refuse a job of Kubernetes where a run directory is asked for.
 
     Raises:
-        HpctrainError: with what to type instead.
+        HpctrainError: it is one; with the commands of kubectl for it.
     """
     if place := _PLACE.fullmatch(target):
         raise HpctrainError(

@@ -25,7 +25,7 @@ from hpctrain.control.schedulers.slurm.submission import Job
 from hpctrain.control.schedulers.staging import plan_pack, plan_staging
 from hpctrain.control.supervision.trackers import require_trackers
 
-# Of the time between the signal and the limit; the rest is for leaving and the requeue.
+# The share of the time between the signal and the limit that ranks have; the rest is for the requeue.
 _STOP_SHARE = 0.8
 
 
@@ -72,7 +72,7 @@ def requested(cluster: Cluster, name: str, asked: Mapping[str, Any]) -> JobReque
     """
     if not cluster.limits:
         return job_request(cluster.profile, name, asked)
-    # What a QOS can lift is no limit of the profile.
+    # Limits that a QOS can lift are checked below, so the profile's own one is left out.
     request = job_request(cluster.profile.model_copy(update={"max_nodes": None}), name, asked)
     return request.model_copy(update={"doubts": tuple(check_limits(request, cluster.limits))})
 
@@ -84,7 +84,7 @@ def container_options(
     given = profile.container
     image = container if container is not None or given is None else given.image
     return {
-        # It must mean the same in the job.
+        # Absolute, because the job may start in another folder.
         "container": str(Path(image).absolute()) if image is not None and Path(image).exists() else image,
         "container_runtime": container_runtime or (given.runtime if given else None),
         "mounts": [*(given.mounts if given else ()), *mounts],
@@ -210,7 +210,7 @@ def _check_container(container: Container, launcher: str) -> None:
     image = container.image
     if container.runtime == "pyxis" and launcher == "mpirun":
         raise HpctrainError("pyxis is a plugin of srun: mpirun cannot start its containers", "--launcher srun-pmix")
-    # Pyxis takes a name without a registry too.
+    # Pyxis also accepts a name without a registry.
     named = container.runtime == "pyxis" and not image.startswith((".", "/")) and not image.endswith((".sif", ".sqsh"))
     if not (named or "://" in image or "#" in image or Path(image).exists()):
         raise HpctrainError(
@@ -220,6 +220,6 @@ def _check_container(container: Container, launcher: str) -> None:
 
 
 def _virtual_environment() -> Path | None:
-    """The one that this hpctrain is in."""
+    """The virtual environment that this hpctrain is installed in; None without one."""
     here = Path(sys.prefix)
     return here if sys.prefix != sys.base_prefix and (here / "bin" / "activate").exists() else None

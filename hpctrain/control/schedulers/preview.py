@@ -28,7 +28,7 @@ def preview(job: Job, script: str) -> str:
 
 
 def _environment(plan: Plan) -> tuple[dict[str, str], list[str]]:
-    """The variables that are known, and the names of those that follow from the job's nodes."""
+    """The variables that are known already, and the names of those that depend on the job's nodes."""
     other: dict[str, object] = {"threads_per_rank": plan.threads_per_rank + 1}
     if plan.capabilities is None:
         plan = plan.model_copy(update={"backend_reason": "not chosen yet"})
@@ -39,18 +39,18 @@ def _environment(plan: Plan) -> tuple[dict[str, str], list[str]]:
 
 
 def _place(plan: Plan, request: JobRequest) -> tuple[Plan, list[str]]:
-    """The plan on the hosts that are known already, and what is to be said of them."""
+    """The plan on the hosts that are known already, and lines that describe the placement."""
     options = plan.host_options
     named = request.sbatch.get("nodelist")
     if named is None and options.fabric is None:
         source = "scontrol show topology, or SLURM_TOPOLOGY_ADDR of its tasks"
         return plan, [f"made in the job, from its hosts and {source}"]
-    # Imported here, because it brings the readers of fabrics, which no other preview needs.
-    from hpctrain.control.hosts.arrange import arrange
+    # Imported here because it loads the readers of fabrics, which other previews do not need.
+    from hpctrain.control.hosts.hosts import arrange
 
     chosen = options.model_copy(update={"hosts": named, "nodes": request.nodes})
     machine = this_machine()
-    # Not the allocation of a job that this may be run in.
+    # With an empty environment, so that an allocation in which this command runs does not count.
     hosts, warnings = arrange(
         chosen, machine.host, request.ranks, {}, work=plan.recipe or plan.script, whole_fabric=True
     )

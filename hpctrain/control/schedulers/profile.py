@@ -16,7 +16,7 @@ from hpctrain.control.schedulers.kubernetes.settings import KubernetesProfile
 from hpctrain.control.schedulers.slurm.times import slurm_seconds
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
-# What hpctrain gives sbatch itself, and where to say it instead: a second value would contradict the first.
+# Options that hpctrain itself passes to sbatch, where a second value would conflict, and what sets them instead.
 _SET_ELSEWHERE = {
     "account": "--account, or account in the profile",
     "array": "--array",
@@ -51,14 +51,14 @@ _SET_ELSEWHERE = {
 }
 
 
-# What means nothing without Slurm.
+# Keys that have no meaning without Slurm.
 _OF_SLURM = frozenset(
     (
         *("partition", "account", "qos", "constraint", "sbatch", "launcher", "fabric", "modules", "setup"),
         *("container", "node_storage", "requeue", "signal"),
     )
 )
-# What a profile has keys for; on the command line these options replace the keys.
+# Options that a profile has keys for; on the command line they take precedence over the keys.
 _KEYS = {"exclusive": "node.exclusive", "mem": "node.memory"}
 
 
@@ -71,7 +71,7 @@ def sbatch_fault(option: str, value: str | None) -> str | None:
     """
     if not _OPTION.fullmatch(option):
         return f"{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type"
-    # Slurm takes the beginning of an option's name for the whole.
+    # Slurm accepts abbreviated option names.
     for ours, instead in _SET_ELSEWHERE.items():
         if ours.startswith(option):
             return f"{ours} is set by hpctrain: use {instead}"

@@ -16,9 +16,9 @@ from hpctrain.control.schedulers.slurm.times import slurm_seconds
 # Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
 _MOST_TASKS = 10_000
 _ARRAY_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
-# One excludes the others.
+# Slurm accepts only one of these options.
 _MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
-# Slurm may send the signal as much too early.
+# Slurm may send the signal this much too early.
 _EARLY_SECONDS = 60
 
 
@@ -156,12 +156,12 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         "constraint": profile.constraint,
         "signal": profile.signal,
         "signal_seconds": profile.signal_seconds,
-        # The next job of a chain goes on instead.
+        # In a chain the next job continues the run.
         "requeue": profile.requeue and given.get("chain", 1) == 1,
         **given,
         "sbatch": {**profile.sbatch, **further},
     }
-    # What is from the profile was checked there.
+    # Values of the profile were checked with it, so a fault is in the options.
     request = validate(values, JobRequest, _option, "request", "hpctrain submit --help lists the options")
     if profile.max_nodes is not None and request.nodes > profile.max_nodes:
         raise HpctrainError(
@@ -181,7 +181,7 @@ def further_options(given: list[str]) -> dict[str, str | None]:
 
 
 def _option(location: tuple[int | str, ...]) -> str:
-    """Where a field's value comes from."""
+    """The option that sets a field, for error messages."""
     field = str(location[0]) if location else ""
     return {"": "hpctrain submit", "name": "--job-name"}.get(field, f"--{field.replace('_', '-')}")
 

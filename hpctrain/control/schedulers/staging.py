@@ -122,13 +122,13 @@ def plan_staging(
             "--stage and --container exclude each other here: what is staged would not be in the container",
             "mount the source itself with --mount; an environment belongs in the image",
         )
-    # A job's own name: nobody else's files are in the way, and the job can remove it.
+    # Each job has a folder of its own, which no other files can be in and which the job can remove.
     folder = f"{storage}/hpctrain-$SLURM_JOB_ID"
     return Staging(folder=folder, copies=tuple(copies.values()), environment=staged)
 
 
 def _staged(source: Path, *, option: str = "--stage", name: str | None = None) -> StagedPaths:
-    # What a link leads to, under the link's name.
+    # A link is followed, but the copy keeps the link's name.
     path, own = source.resolve(), Path(os.path.abspath(source)).name  # noqa: PTH100 - absolute() keeps ".."
     if not path.exists():
         raise HpctrainError(f"{option} {source}: there is no such file or folder", f"looked for {path}")

@@ -14,11 +14,11 @@ from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.control.supervision.follow import Follower
 
 _ANSWER_SECONDS = 30.0
-# A controller that starts again is away for a while; one that is away for longer needs somebody.
+# A restarting controller does not answer for some minutes; a longer absence needs an administrator.
 _AWAY_SECONDS = 600.0
 _ASK_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
-# What a run that did not end well leaves of the others.
+# Exit codes by status; any other status gives 1.
 _CODES = {"done": 0, "resumable": 4}
 
 
@@ -26,7 +26,7 @@ def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[s
     """Return when no job of the run is left, including requeued jobs and follow-ups.
 
     Args:
-        follower: passes on what the run writes; None for an array, whose tasks would speak all at once.
+        follower: passes on what the run writes; None for an array, because its tasks' output would be mixed.
         notice: gets each change of a job's state.
 
     Raises:
@@ -62,7 +62,7 @@ def exit_code(directories: Iterable[RunDirectory]) -> int:
 
 
 def _status(directory: RunDirectory) -> str | None:
-    """How the run ended; nothing where its summary is damaged, which the other runs do not care about."""
+    """How the run ended; None if its summary is damaged, which must not hide how the other runs ended."""
     with contextlib.suppress(HpctrainError):
         return summary_status(directory)
     return None

@@ -29,7 +29,7 @@ from hpctrain.control.schedulers.places import INSTANCE
 from hpctrain.control.schedulers.slurm.times import slurm_seconds
 
 MPI_HOSTFILE = Path("/etc/mpi/hostfile")
-# Of a run that failed, that was wrongly asked for, and that a check has refused.
+# Exit codes of a failed run, of wrong use, and of a check that refused.
 _FINAL = (1, 2, 3)
 
 
@@ -100,9 +100,9 @@ def _failure_rules() -> list[dict[str, Any]]:
     Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy.
     """
     return [
-        # Preempted, evicted, drained: it is made again.
+        # A pod that was preempted, evicted or drained is created again.
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        # Stopped in good order: hpctrain goes on from its checkpoint, and itself ends a run that gets no further.
+        # A run that stopped in good order resumes from its checkpoint; hpctrain itself ends one without progress.
         {"action": "Ignore", "onExitCodes": _exit_codes(RESUMABLE)},
         {"action": "FailJob", "onExitCodes": _exit_codes(*_FINAL)},
     ]
@@ -117,7 +117,7 @@ def _mpi_job(run: PodRun) -> dict[str, Any]:
     launcher = launcher_pod(
         run,
         command=_command(run),
-        # The operator's variables of this kind are Open MPI 4's.
+        # The operator sets this only for Open MPI 4.
         variables={"PRTE_MCA_prte_keep_fqdn_hostnames": "true"} if kubernetes.mpi == "OpenMPI" else {},
     )
     worker = rank_pod(run, command=kubernetes.sshd, configured=False)
@@ -126,11 +126,11 @@ def _mpi_job(run: PodRun) -> dict[str, Any]:
         "mpiImplementation": kubernetes.mpi,
         "sshAuthMountPath": kubernetes.ssh_path,
         "launcherCreationPolicy": "WaitForWorkersReady",
-        # It knows no exit codes: each end but 0 counts, and a run that is started again goes on where it can.
+        # MPIJob has no rules for exit codes: every failure counts, and a restarted run resumes where it can.
         "runPolicy": {"cleanPodPolicy": "Running", **_limits(run)},
         "mpiReplicaSpecs": {
             "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
-            # sshd, which ends only where its container is killed.
+            # A worker runs sshd, which ends only when its container is killed.
             "Worker": {"replicas": run.request.nodes, "restartPolicy": "OnFailure", "template": worker},
         },
     }
@@ -150,5 +150,5 @@ def _limits(run: PodRun) -> dict[str, int]:
 
 
 def _command(run: PodRun) -> list[str]:
-    """The same in each pod, and each time that one is started again."""
+    """The command of each pod, which also resumes the run when a pod is started again."""
     return ["hpctrain", "run", "--resume", f"--run-dir={run.run_directory}", f"--plan={CONFIGURATION / PLAN}"]

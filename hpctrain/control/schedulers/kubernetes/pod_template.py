@@ -18,15 +18,15 @@ from hpctrain.control.schedulers.profile import NodeProfile
 from hpctrain.control.schedulers.request import JobRequest
 
 CONTAINER = "hpctrain"
-# Where pods find the plan, and a script that was submitted with it.
+# The folder in a pod that holds the plan and the script submitted with it.
 CONFIGURATION = PurePosixPath("/etc/hpctrain")
 PLAN = "plan.json"
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the pod's own
 
-# Of the nearest label first; Kubernetes adds up those that a node meets.
+# For the nearest label first; Kubernetes adds up the weights of all terms that a node meets.
 _WEIGHTS = (100, 50, 25, 10)
-# What starts the ranks of an MPIJob and follows them: hpctrain and an mpirun.
+# For the launcher of an MPIJob, which runs hpctrain and an mpirun.
 _LAUNCHER_RESOURCES = {"cpu": "1", "memory": "2Gi"}
 
 
@@ -60,7 +60,7 @@ class PodRun:
 
     @property
     def cpus(self) -> int | None:
-        """The processors of a pod; None where nobody said."""
+        """The processors of a pod; None where the request does not say."""
         each = self.request.cpus_per_task
         return None if each is None else each * self.request.tasks_per_node
 
@@ -79,8 +79,8 @@ def rank_pod(run: PodRun, *, command: Sequence[str], configured: bool = True, **
 
 def launcher_pod(run: PodRun, *, command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
     """The template of the pod that starts the ranks of other pods; it needs neither GPUs nor adapters."""
-    # The ranks' threads are counted from what their pods have.
-    cpus = {POD_CPUS.name: str(run.cpus)} if run.cpus is not None else {}
+    # The number of threads of a rank follows from the processors of its own pod.
+    cpus = {CPUS: str(run.cpus)} if run.cpus is not None else {}
     return _template(run, command, {**cpus, **variables}, _LAUNCHER_RESOURCES, configured=True)
 
 
@@ -99,11 +99,11 @@ def _template(
     container = {
         "name": CONTAINER,
         "image": run.image,
-        # Kubernetes puts variables in place of $(NAME), and a dollar in place of two.
+        # Kubernetes expands $(NAME), and replaces two dollars by one.
         "command": [word.replace("$", "$$") for word in command],
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "envFrom": [{"secretRef": {"name": name}} for name in kubernetes.secrets],
-        # As much as is asked for and no more, so that no neighbour slows a rank.
+        # Limits equal to requests give the pod its cores alone, so that no neighbour slows a rank.
         "resources": {"requests": dict(resources), "limits": dict(resources)} if resources else {},
         # RDMA registers memory that must stay where it is.
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}} if kubernetes.rdma else {},
@@ -117,12 +117,12 @@ def _template(
         "tolerations": [_toleration(each) for each in kubernetes.tolerations],
         "imagePullSecrets": [{"name": name} for name in kubernetes.pull_secrets],
         "serviceAccountName": kubernetes.service_account,
-        # Nothing here asks Kubernetes; whoever names an account may have a use for its token.
+        # hpctrain does not use the Kubernetes API; a user who names an account may need its token.
         "automountServiceAccountToken": None if kubernetes.service_account else False,
-        # The addresses of other services as variables, one of which could be taken for a setting.
+        # Variables with the addresses of other services could be mistaken for settings.
         "enableServiceLinks": False,
         "securityContext": _without_empty({"runAsUser": kubernetes.user, "fsGroup": kubernetes.group}),
-        # For the ranks to end their step and write a checkpoint.
+        # The time in which the ranks end their step and write a checkpoint.
         "terminationGracePeriodSeconds": run.request.signal_seconds,
     }
     metadata = {"labels": run.labels, "annotations": _kueue_annotations(run)}
@@ -164,7 +164,7 @@ def _volumes(run: PodRun, *, configured: bool) -> tuple[list[dict[str, Any]], li
         name = f"volume-{number}"
         mounts.append({"name": name, "mountPath": volume.path, **({"readOnly": True} if volume.read_only else {})})
         volumes.append({"name": name, "persistentVolumeClaim": {"claimName": volume.claim}})
-    # NCCL, and the ranks of a node among each other, want more than the 64 MB that a container has.
+    # NCCL and the ranks of a node need more shared memory than the 64 MB that a container has by default.
     mounts.append({"name": "shared-memory", "mountPath": _SHARED_MEMORY})
     memory = {"medium": "Memory", "sizeLimit": run.kubernetes.shared_memory}
     volumes.append({"name": "shared-memory", "emptyDir": _without_empty(memory)})

@@ -33,9 +33,9 @@ from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.request import JobRequest
 from hpctrain.control.schedulers.slurm.submission import Job
 
-# Of the time that a pod has to leave; the rest is for what comes after the ranks.
+# The share of a pod's grace period that ranks have; the rest is for ending the launcher.
 _STOP_SHARE = 0.8
-# The longest that is a host's name with an index, or -launcher, behind it (63).
+# With an index or -launcher appended it has to be a host name of at most 63 characters.
 _LONGEST_NAME = 48
 # A ConfigMap holds 1 MiB, but `kubectl apply` of what --dry-run prints notes all of it in an annotation, which holds
 # 256 KiB, quotes escaped: https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/.
@@ -43,7 +43,7 @@ _MOST_BYTES = 150_000
 _KUBECTL_SECONDS = 120.0
 _BY_HAND = "--dry-run prints the manifests, for `kubectl create -f -` where it reaches the cluster"
 _NO_OPERATOR = "install mpi-operator there, or choose --backend gloo or nccl, which needs none"
-# What to do instead of giving an option of Slurm's.
+# By option of Slurm: what to do on Kubernetes instead.
 _INSTEAD = {
     "--account": "name a namespace in the profile",
     "--array": "submit each run separately",
@@ -179,7 +179,7 @@ def object_name(text: str) -> str:
         tail = re.search(r"(-\d{8}-\d{6})?$", name)
         end = tail[0] if tail else ""
         name = name[: _LONGEST_NAME - len(end)].rstrip("-") + end
-    # A service's name begins with a letter.
+    # The name of a service has to begin with a letter.
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
 
@@ -218,7 +218,7 @@ def _plan(
     else:
         plan = planned(backend, TORCHRUN, indexed_hosts(name, nodes, slots))
     require_choices(plan)
-    # For what only a plan with hosts shows to be impossible.
+    # Placed on imagined hosts, because some faults show only in a plan with hosts.
     place_plan(plan, _imagined(machine, nodes, slots), machine)
     return plan
 
@@ -290,14 +290,14 @@ def create(run: PodRun) -> str:
     try:
         return f"{said}\n{_create(run, [job])}"
     except HpctrainError:
-        # They were made just now, and the next try is to find none of them.
+        # Remove what was just created, so that the next try does not find it.
         with contextlib.suppress(HpctrainError):
             _kubectl("delete", given=dump_all(needed))
         raise
 
 
 def _create(run: PodRun, objects: Sequence[Mapping[str, Any]]) -> str:
-    # kubectl goes on after an object that it could not create.
+    # kubectl continues after an object that it could not create.
     done = _kubectl("create", given=dump_all(objects))
     if done.returncode == 0:
         return done.stdout.strip()

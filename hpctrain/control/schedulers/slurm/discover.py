@@ -179,7 +179,7 @@ def read_nodes(text: str) -> dict[str, Nodes]:
         if state.lower().startswith(_BROKEN) or "*" in state:
             nodes[partition] = Nodes(usable=here.usable, broken=here.broken + count)
         elif cpus and sockets * cores:
-            # Slurm's CPUs are cores or hardware threads, as the site has it, or fewer where it keeps some back.
+            # Slurm's CPUs are cores or hardware threads, as the site configures it, less those that it reserves.
             threads = max(1, cpus // (sockets * cores))
             kind = NodeKind(cores=min(cpus, sockets * cores), threads=threads, memory=memory, **_gpus(gres))
             here.usable[kind] += count
@@ -226,7 +226,7 @@ def _values(config: Keys, partition: Keys, kind: NodeKind) -> dict[str, Any]:
     node: dict[str, Any] = {"gpus": kind.gpus, "cores": kind.cores, "threads_per_core": kind.threads}
     node["exclusive"] = exclusive
     if kind.gpus:
-        # Only cons_tres knows --gpus-per-node.
+        # Only select/cons_tres supports --gpus-per-node.
         tres = config.get("SelectType", "select/cons_tres") == "select/cons_tres"
         node |= {"gpu_type": kind.gpu_type or None, "gpu_option": "gpus-per-node" if tres else "gres"}
     if exclusive:
@@ -291,7 +291,7 @@ def _kinds(nodes: Nodes) -> str:
 
 def _config_findings(config: Keys, topology: str, plugins: Sequence[str]) -> list[str]:
     plugin = config.get("TopologyPlugin", "unknown")
-    # A topology.yaml (25.05 and later) decides in place of the plugin.
+    # With a topology.yaml (25.05 and later) the plugin's name does not tell.
     if plugin.startswith(("topology/tree", "topology/block")) or re.search(r"\b(?:Switch|Block)Name=", topology):
         order = "the hosts of a job are ordered by its switches"
     else:
@@ -321,7 +321,7 @@ def _ask(*command: str) -> str:
 
 
 def _ask_mpi() -> str:
-    """Older versions list on stderr; without srun there is nothing to list."""
+    """The list of srun's MPI plugins, which older versions print on stderr; empty without srun."""
     try:
         done = run_program(*_MPI, seconds=_SECONDS)
     except HpctrainError:

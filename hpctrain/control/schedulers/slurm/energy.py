@@ -8,7 +8,7 @@ from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 
 _SECONDS = 10.0
-# Slurm's two words for a number that it does not have are the largest ones of 64 bits.
+# Slurm marks an unknown number by one of the two largest values of 64 bits.
 _UNKNOWN = 2**64 - 2
 
 

@@ -12,7 +12,7 @@ from hpctrain.control.schedulers.request import JobRequest
 from hpctrain.control.schedulers.slurm.times import slurm_seconds
 
 _QOS = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,Flags")
-# What Slurm says of no limit.
+# How Slurm prints that there is no limit.
 _WITHOUT = frozenset(("", "UNLIMITED", "INFINITE", "NONE", "N/A", "0"))
 
 
@@ -106,7 +106,7 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[_Fault]:
             hint=f"at least --nodes {limits.least}, or another --partition",
             flag="PartitionMinNodes",
         )
-    # A job with --time-min gets what fits between the two.
+    # With --time-min Slurm may shorten the job, so its time is not fixed.
     fixed = request.time if "time-min" not in request.sbatch else None
     if limits.time and fixed and _minutes(fixed) > _minutes(limits.time):
         yield _Fault(

@@ -13,7 +13,7 @@ from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.slurm.times import slurm_seconds
 
-# A controller that is down lets squeue try for 18 s (Slurm 22.05) before it says so.
+# Without a controller squeue tries for 18 s (Slurm 22.05) before it fails.
 _SECONDS = 30.0
 _TIME_DIGITS = 11
 _ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
@@ -31,7 +31,7 @@ _ENDED = frozenset(
         "TIMEOUT",
     ]
 )
-# Not in any name: a work directory may hold blanks, bars and even line breaks.
+# A character that no name holds: a work directory may have blanks, bars and even line breaks.
 _SEPARATOR = "\x1f"
 # Field and width of squeue --Format, of which 20.11 and every later version has all. What is longer is cut off; what is
 # shorter is filled up, so that wide fields cost where an array has thousands of tasks.
@@ -165,7 +165,7 @@ def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
     fields = ",".join(f"{field}:{width}{_SEPARATOR}" for field, width in _SQUEUE.items())
     arguments = ("--states=all", "--noheader", f"--Format={fields}")
     done = run_program("squeue", *which, *arguments, seconds=seconds, environment=_environment())
-    # It says so of a single number only.
+    # squeue reports an unknown job only if a single number was asked for.
     if "Invalid job id" in done.stderr:
         return []
     if done.returncode != 0:
@@ -256,7 +256,7 @@ def _states(
 ) -> list[JobState]:
     try:
         found = [state(dict(zip(fields, row, strict=True))) for row in _rows(text, len(fields))]
-        # By its number they are sorted.
+        # Sorting also checks that each number is one.
         found.sort(key=_order)
         return found
     except ValueError as error:
@@ -278,5 +278,5 @@ def _environment() -> dict[str, str]:
 
 
 def _time(text: str) -> float | None:
-    # None that a calendar does not have, either.
+    # Longer numbers are beyond what a calendar has.
     return float(text) if text.isdecimal() and len(text) <= _TIME_DIGITS else None

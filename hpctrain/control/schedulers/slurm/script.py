@@ -171,7 +171,7 @@ def _place(error: Exception, name: str) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.endswith(".py")]
     if not frames:
         return name
-    # A template that came without a file of its own is the user's.
+    # A template that was not loaded from a file of hpctrain's is the user's.
     file = frames[-1].filename
     return f"{name if file == '<template>' else file}:{frames[-1].lineno}"
 
@@ -233,6 +233,6 @@ def _gpus(request: JobRequest) -> str | None:
     number = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
     if request.gpu_option != "gres":
         return number
-    # Slurm takes the last --gres alone.
+    # Slurm uses only the last --gres.
     others = request.sbatch.get("gres")
     return f"gpu:{number},{others}" if others else f"gpu:{number}"

@@ -31,7 +31,7 @@ from hpctrain.control.schedulers.slurm.queue import jobs_of_user
 if TYPE_CHECKING:
     from hpctrain.control.packing.pack import Pack
 
-# A controller that is down lets sbatch try for as long.
+# Without a controller sbatch tries about this long before it fails.
 _SECONDS = 120.0
 
 
@@ -96,7 +96,7 @@ def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple
     Raises:
         HpctrainError: the directory holds a run or cannot be written, or sbatch refuses; nothing is left behind.
     """
-    # A fault of the template is told before anything is made.
+    # Rendered first, so that a fault of the template is reported before anything is written.
     job.script(path)
     made = numbered or not path.exists()
     missing = [folder for folder in path.parents if not folder.exists()]
@@ -107,7 +107,7 @@ def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple
         _write(job, directory)
         for _ in range(job.request.chain):
             jobs.append(_sbatch(directory, _dependency(job.request, jobs)))
-            # A job whose end leaves nothing to do cancels those after it.
+            # A job that completes the run cancels the later jobs listed here.
             write_whole(directory.path / "chain", "".join(f"{number}\n" for number in jobs).encode(), private=True)
         write_json(directory.submission, _submission(job, jobs).model_dump(mode="json"))
     except BaseException:
@@ -133,7 +133,7 @@ def check(script: str) -> str:
         file.flush()
         done = run_program("sbatch", "--test-only", "--", file.name, seconds=_SECONDS)
     if done.returncode != 0:
-        # Not its fault if there is nobody to ask.
+        # The script is not at fault if the controller does not answer.
         if run_program("scontrol", "ping", seconds=_SECONDS).returncode != 0:
             return "Slurm does not answer, so the script is not checked"
         raise _refusal(done.stderr)
@@ -160,7 +160,7 @@ def _prepare(directory: RunDirectory) -> set[Path]:
     path = directory.path
     try:
         if not path.exists():
-            # Fails if another submission is quicker, before anything of that one could be taken for our own.
+            # Fails if another submission made the folder first, so that its files are never removed as ours.
             make_folder(path, exist_ok=False)
             return set()
         before = set(path.iterdir())
@@ -194,7 +194,7 @@ def _write(job: Job, directory: RunDirectory) -> None:
     try:
         make_folder(directory.logs)
         write_whole(directory.script, job.script(directory.path).encode(), private=True)
-        # By hand too: `bash job.sh` within an allocation.
+        # Executable, so that the user can run it within an allocation.
         directory.script.chmod(0o700)
         for name, text in job.files.items():
             write_whole(directory.path / name, text.encode(), private=True)
@@ -212,7 +212,7 @@ def _sbatch(directory: RunDirectory, options: Sequence[str]) -> str:
     done = run_program(
         "sbatch", "--parsable", *options, f"--chdir={directory.path}", str(directory.script), seconds=_SECONDS
     )
-    # The cluster's name may stand after the number.
+    # The cluster's name may follow the number.
     number = done.stdout.strip().partition(";")[0]
     if done.returncode != 0 or not number.isdigit():
         raise _refusal(done.stderr or done.stdout)
@@ -237,7 +237,7 @@ def _cancel(jobs: Sequence[str], script: Path) -> None:
 
 
 def _remove(directory: Path, before: set[Path], missing: Sequence[Path]) -> None:
-    """Take away what was made: all but ``before``, and the folders that were missing, unless others use them by now."""
+    """Remove what was made: all but ``before``, and the new folders unless others use them by now."""
     for made in set(directory.iterdir()) - before if directory.is_dir() else ():
         if made.is_dir():
             shutil.rmtree(made, ignore_errors=True)

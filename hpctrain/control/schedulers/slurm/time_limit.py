@@ -1,4 +1,4 @@
-"""The time limit that suits a predicted duration, and what becomes of a job with a shorter one."""
+"""The time limit that suits a predicted duration, and what happens to a job with a shorter one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from hpctrain.control.schedulers.request import JobRequest
 from hpctrain.control.schedulers.slurm.times import slurm_seconds
 
-# For the launcher's proof, the ranks' imports and the first samples. Assumed.
+# Assumed for the launcher's proof, the ranks' imports and the first samples.
 _BEGIN_SECONDS = 300.0
 _MINUTE, _HOUR = 60.0, 3600.0
 # From here on limits are whole hours, and below it tens of minutes.
@@ -74,7 +74,7 @@ def deadline_lines(request: JobRequest, low: float, high: float) -> list[str]:
 
 
 def _continuation(request: JobRequest, limit: int, low: float, high: float) -> str:
-    # Resumed jobs begin by themselves in less time than is allowed for here.
+    # The time to begin is not subtracted, because it is a generous assumption.
     each = limit - request.early_seconds
     if each <= 0:
         return "there is no time to train before its signal comes"
