@@ -1,1 +1,1 @@
-"""What can be wrong with a cluster before a job burns its hours: one check a function, from facts that a host tells."""
+"""Finds faults of a cluster before a job wastes its hours: each check is a function of facts about a host."""

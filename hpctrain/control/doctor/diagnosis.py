@@ -28,7 +28,7 @@ def diagnose(
     named = options.hosts is not None or options.hostfile is not None or os.environ.get("SLURM_JOB_NODELIST")
     if ranks is None and not named and start == Start():
         return failed_first([*without_ranks(), *check_host(read_host(), run_directory)])
-    # 80 ms that the check of this machine alone does not need.
+    # Imported here because it takes 80 ms, which a check of this machine alone does not need.
     from hpctrain.common.cluster.machine import this_machine
     from hpctrain.control.doctor.start import check_ranks
     from hpctrain.control.hosts.arrange import arrange
@@ -38,6 +38,6 @@ def diagnose(
         notice(f"warning: {warning}")
     checks = check_ranks(arranged, options, start, run_directory)
     if len(checks) == 1:
-        # The ranks did not come as far as their hosts; what this machine says may tell why.
+        # The ranks failed before their hosts were checked; the checks of this machine may show why.
         checks += check_host(read_host(hosts=len(arranged.slots)), run_directory)
     return failed_first(checks)

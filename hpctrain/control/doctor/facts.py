@@ -1,4 +1,4 @@
-"""What the checks of one host go by: read once from /sys, /proc, /dev and the process, under any root."""
+"""The facts that the checks of one host use, read once from /sys, /proc, /dev and the process, under any root."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PortFacts:
 
     Attributes:
         state: ``ACTIVE``, ``INIT``, ``DOWN`` … as the kernel names it.
-        rate: Gbit/s, NaN where the kernel does not tell.
+        rate: Gbit/s, NaN where the kernel does not report it.
         roce_v2: the entries of its GID table that are set and of that kind, by index.
     """
 
@@ -58,7 +58,7 @@ class Host:
         temporary: where mpirun and Python put their temporary files.
         temporary_fault: what is wrong with it, empty where nothing is.
         verbs: devices in /dev/infiniband that this process may open.
-        driver: what the GPU driver says of itself, empty where there is none.
+        driver: the version text of the GPU driver, empty without one.
         kernel: major and minor version of the Linux kernel.
         acs: bridges above GPUs on which ACS is enabled; None where the configuration space cannot be read.
         visible: ``CUDA_VISIBLE_DEVICES`` of each rank here, None where it is not set.
@@ -111,7 +111,7 @@ def read_host(
     gpus = [gpu.bus_id for gpu in node_map.gpus if gpu.bus_id]
     shared, temporary = root / "dev/shm", mpirun_folder(environment)
     return Host(
-        # A local Slurm for tests, and a front end with aliases, have names of their own for their nodes.
+        # A local Slurm for tests, and a front end with aliases, give their nodes other names than the system.
         name=environment.get("SLURMD_NODENAME") or socket.gethostname(),
         environment=environment,
         ranks=ranks,
@@ -189,7 +189,7 @@ def _acs_control(config: Path) -> int | None:
     if len(space) <= _READABLE_CONFIG:
         return None
     offset = _READABLE_CONFIG
-    # Offsets ascend in no given order; a chain can have no more links than there is room for.
+    # Capabilities may be in any order, so the number of steps is bounded by the size of the space.
     for _ in range(len(space) // 8):
         header = int.from_bytes(space[offset : offset + 4], "little")
         if header & 0xFFFF == _ACS:

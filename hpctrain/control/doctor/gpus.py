@@ -1,4 +1,4 @@
-"""GPUs: which of them ranks see, and whether adapters reach their memory directly."""
+"""Checks which GPUs ranks see, and whether adapters reach the memory of GPUs directly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ACS_SOURCE = (
     "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#pci-access-control-services-acs"
 )
 _PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
-# Linux 5.12 has what adapters need to take GPU memory as a DMA-BUF; of NVIDIA's drivers the open one gives it.
+# Adapters can use GPU memory as a DMA-BUF since Linux 5.12; of NVIDIA's drivers only the open one exports it.
 _DMA_BUF_KERNEL = (5, 12)
 _OPEN_DRIVER = "Open Kernel Module"
 # Devices of one PCIe root complex.
@@ -44,7 +44,7 @@ def visible(host: Host) -> Check:
 
 
 def _seen(value: str | None, here: Sequence[int]) -> tuple[str, ...]:
-    """The GPUs that a setting shows: an entry that is none hides those after it."""
+    """The GPUs that a setting makes visible: an invalid entry hides those after it."""
     if value is None:
         return tuple(map(str, here))
     devices: list[str] = []
@@ -98,7 +98,7 @@ def distance(host: Host) -> Check:
     """Direct transfers need GPU and adapter below one PCIe root complex."""
     name = "GPU to adapter"
     node_map = host.node_map
-    # A single Ethernet adapter may be there for anything.
+    # A single Ethernet adapter need not be meant for training.
     adapters = [each for each in node_map.fabric_adapters if each.is_bond or each.link_layer != "Ethernet"]
     if not node_map.gpus or not adapters:
         found = _missing(host) or "no adapter for training is up"
@@ -122,6 +122,6 @@ def distance(host: Host) -> Check:
 
 
 def _missing(host: Host) -> str:
-    """Which of the two that talk to each other is not here; empty where both are."""
+    """What this host lacks of GPU and adapter; empty where it has both."""
     lacking = ["no GPU"] * (not host.node_map.gpus) + ["no InfiniBand or RoCE adapter"] * (not host.ports)
     return ", ".join(lacking)

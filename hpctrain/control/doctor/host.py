@@ -34,7 +34,7 @@ CHECKS: tuple[Callable[[Host], Check], ...] = (
     gpus.distance,
 )
 _ORDER = ("failed", "ok", "not applicable")
-# So many different answers are told one by one.
+# At most this many different answers are listed.
 _LISTED_ANSWERS = 3
 
 
@@ -54,7 +54,7 @@ def check_host(host: Host, run_directory: Path) -> list[Check]:
 
 
 def merge(by_host: Mapping[str, Sequence[Check]]) -> list[Check]:
-    """The checks of several hosts: one for all hosts on which it has one outcome.
+    """The checks of several hosts, merged into one for all hosts with the same outcome.
 
     What was found may differ between them, as a measured speed does: it is listed with its hosts.
     """

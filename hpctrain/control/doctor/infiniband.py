@@ -122,7 +122,7 @@ def roce_gid(host: Host) -> Check:
 
 
 def tcp_fallback(host: Host) -> Check:
-    """An adapter that is up, and settings or missing devices that send the traffic over TCP all the same."""
+    """No setting and no missing device sends the traffic over TCP although an adapter is up."""
     name = "TCP fallback"
     if not host.active:
         found = "no port is up" if host.ports else f"{_NO_ADAPTER}: only TCP is available"
@@ -158,7 +158,7 @@ def _settings_for_tcp(host: Host) -> dict[str, str]:
 
 
 def _is_chosen(port: PortFacts, host: Host) -> bool:
-    """Whether ``NCCL_IB_HCA`` leaves a port in."""
+    """Whether ``NCCL_IB_HCA`` allows a port."""
     value = host.environment.get("NCCL_IB_HCA", "")
     if not value:
         return True

@@ -1,4 +1,4 @@
-"""Names of network interfaces that the environment chooses: are they here, up, and reachable from other hosts?"""
+"""Checks that the network interfaces named in the environment exist, are up, and are reachable from other hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UCX_SOURCE = "https://openucx.readthedocs.io/en/master/faq.html"
 
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
-    """What a variable chooses: interfaces of this host, and words of it that stand for nothing here."""
+    """The interfaces of this host that a variable chooses, and the words of it that match nothing here."""
 
     interfaces: tuple[Interface, ...] = ()
     missing: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ def ucx(host: Host) -> Check:
 
 
 def automatic(host: Host) -> Check:
-    """Without a word from the user Open MPI connects over every interface but the loopback."""
+    """Without a choice of the user Open MPI connects over every interface but the loopback."""
     name = "interfaces"
     for variable in ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"):
         if host.environment.get(variable):
@@ -114,7 +114,7 @@ def _nccl_choice(value: str, host: Host) -> _Choice:
 
     if without:
         left = [one for one in host.interfaces if not any(matches(one.name, word) for word in words)]
-        # NCCL itself passes over those that are down; of the loopback only a choice by name is a mistake.
+        # NCCL itself skips interfaces that are down and the loopback.
         chosen = tuple(one for one in left if one.up and not _is_loopback(one))
         return _Choice(interfaces=chosen, missing=() if chosen else (value,))
     return _Choice(

@@ -1,4 +1,4 @@
-"""Limits of the process and of shared memory."""
+"""Checks the limits of the process, shared memory and the temporary folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLURM = "under Slurm also LimitMEMLOCK=infinity of slurmd.service and Propagate
 
 
 def memlock(host: Host) -> Check:
-    """RDMA pins the memory that it sends from."""
+    """RDMA pins the memory that it sends from, which the limit has to allow."""
     soft, hard = host.memlock
     found = "unlimited" if soft == math.inf else f"{soft / 1024:,.0f} KiB"
     if not host.ports:

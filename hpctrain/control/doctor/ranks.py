@@ -12,7 +12,7 @@ from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.placement import report
 from hpctrain.control.topology.summary import host_numbers
 
-# Files and log lines of several hosts can still be put in order, and make and NFS still tell what is newer.
+# Up to this skew, log lines of several hosts can be ordered, and make and NFS see which file is newer.
 SKEW_SECONDS = 1.0
 NUMBERS = 250_000
 
@@ -28,11 +28,11 @@ class MeasuredAllreduce:
     """An all-reduce of 1 MB.
 
     Attributes:
-        engine: what did it, for people.
+        engine: the name to show of what reduced.
         seconds: the median; None where it did not end.
-        right: whether every rank had the numbers that it should have.
+        right: whether every rank got the right numbers.
         error: why it was not done.
-        possible: False where the engine is not there, which is no fault of the reduction.
+        possible: False where the engine is not installed, which is not a failure.
     """
 
     engine: str
@@ -43,7 +43,7 @@ class MeasuredAllreduce:
 
 
 def without_ranks() -> list[Check]:
-    """What only ranks can tell, where none ran."""
+    """The checks that need ranks, as not applicable because none ran."""
     sources = {
         "launcher and MPI": MPI_SOURCE,
         "1 MB all-reduce": _REDUCE_SOURCE,
@@ -105,8 +105,8 @@ def host_order(hosts: Sequence[str], fabric: Fabric, known_from: str, *, flat: b
 
     Args:
         hosts: in the order of their ranks, each once.
-        known_from: what to say of where it is known from.
-        flat: nothing is known, so that every order is as good.
+        known_from: names the source of the fabric in the check.
+        flat: no fabric is known, so that all orders are equal.
     """
     name = "host order"
     if len(hosts) < 2 or flat:

@@ -16,7 +16,7 @@ _VERSIONS_SOURCE = "https://docs.open-mpi.org/en/v5.0.x/version-numbering.html"
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What one process that a launcher started sees.
+    """The MPI world as one process sees it that a launcher started.
 
     Attributes:
         size: the size of ``MPI_COMM_WORLD`` that it sees.
@@ -34,11 +34,11 @@ class World:
 def horovod(checks: Sequence[Check], gpus: int, *, asked: bool = False) -> list[Check]:
     """The checks of ``hpctrain horovod check`` under names of their own; GPUs want NCCL.
 
-    Where nobody asks for Horovod, one that was never built is not missing, nor does it matter without a GPU what a
-    built one lacks.
+    Unless runs are to use Horovod, it is no failure that it was never built, nor, without a GPU, what a built one
+    lacks.
 
     Args:
-        asked: runs are to use it.
+        asked: whether runs are to use it.
     """
     named = []
     absent = any(check.name == "horovod" and check.status == "failed" for check in checks)
@@ -57,7 +57,7 @@ def horovod(checks: Sequence[Check], gpus: int, *, asked: bool = False) -> list[
 
 
 def launcher_and_mpi(seen: Sequence[World], ranks: int, failed: Mapping[str, str]) -> Check:
-    """Each process is to be one rank of all: a launcher that MPI does not know starts as many runs of one rank.
+    """Each process has to be one rank of all: with a launcher that MPI does not know, each is a world of one rank.
 
     Args:
         seen: of each process that wrote it, at least one.
@@ -83,7 +83,7 @@ def launcher_and_mpi(seen: Sequence[World], ranks: int, failed: Mapping[str, str
 
 
 def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Check]:
-    """One check of the packages that all hosts have alike, and one for each that differs.
+    """One check of all packages with the same version on all hosts, and one for each that differs.
 
     Args:
         versions: of each host, the version of each package.

@@ -1,4 +1,4 @@
-"""Starts the ranks of ``hpctrain doctor``, and makes checks of what they wrote, or of why they did not."""
+"""Starts the ranks of ``hpctrain doctor``, and makes checks of their results, or of the reason why there are none."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hpctrain.control.planning.hosts import Hosts
 from hpctrain.control.supervision.hosts_ready import nearest_existing
 from hpctrain.control.supervision.start import prove_launcher, run_plan
 
-# Of everything, from the trial of the first launcher to the end of the ranks; what hangs is then ended in 15 s.
+# From the trial of the first launcher to the end of the ranks; ending what hangs then takes up to 15 s.
 LIMIT_SECONDS = 40
-# Of the trial of one launcher: three that hang still leave time for the last.
+# For the trial of one launcher: three that hang still leave time for the last.
 _PROBE_SECONDS = 10.0
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "doctor.py"
 _SOURCE = "https://docs.open-mpi.org/en/v5.0.x/launching-apps/quickstart.html"
@@ -44,7 +44,7 @@ def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory:
     """Start the ranks, and check what they see: each host, and all of them together.
 
     Args:
-        hosts: with a slot a rank.
+        hosts: with one slot for each rank.
         options: what the hosts were chosen by.
         start: how a run would start its ranks.
         run_directory: where runs are to write, on all hosts.
@@ -55,7 +55,7 @@ def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory:
     ranks = sum(host.slots for host in hosts.slots)
     beside = nearest_existing(run_directory)
     failed: dict[str, str] = {}
-    # Beside the runs where other hosts, or a container, have to see it.
+    # Other hosts, or a container, have to see the folder, so it is made beside the runs.
     shared = len(hosts.slots) > 1 or start.container is not None
     elsewhere = "name a folder that all hosts share with --run-dir"
     with temporary_folder(".hpctrain-doctor-", beside if shared else None, elsewhere) as name:
@@ -73,7 +73,7 @@ def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory:
         fault = _run(plan, folder / "run", failed)
         written = [json.loads(path.read_text()) for path in sorted(folder.glob("world-*.json"))]
     checks = checks_of(written, hosts, options, failed)
-    # Where launcher and MPI do not match, that is why.
+    # A mismatch of launcher and MPI explains the failed ranks, so the fault is left out.
     mismatched = bool(checks) and checks[0].status == "failed"
     return [*checks, fault] if fault and not mismatched else checks
 
@@ -111,7 +111,7 @@ def checks_of(
 
 
 def _order(hosts: list[str], planned: list[str], options: HostOptions) -> Check:
-    """The order of the ranks' hosts under the plan's names: what a host calls itself may be longer, or shorter."""
+    """The order of the ranks' hosts by the plan's names: a host's own name may be longer or shorter."""
     known = [next((name for name in planned if same_host(name, host)), host) for host in hosts]
     names = list(dict.fromkeys(known))
     fabric, known_from = find_fabric(options, names)
@@ -127,7 +127,7 @@ def _launcher(plan: Plan, machine: Machine, folder: Path, failed: dict[str, str]
 
 
 def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
-    """Run the ranks to their end; a check that says why they did not come to it."""
+    """Run the ranks to their end; returns a check with the reason if they did not reach it."""
     try:
         with _limit(LIMIT_SECONDS):
             machine = this_machine()

@@ -1,4 +1,4 @@
-"""The run directory: may it be written, how fast, and how much is free."""
+"""Checks whether the run directory can be written, how fast, and how much is free."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def try_disk(path: Path, size: int = WRITTEN_BYTES) -> Disk:
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    # Zeros cost nothing on file systems that compress.
+    # Random bytes, because file systems that compress would not write zeros.
     data = os.urandom(size)
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".hpctrain-doctor-", buffering=0) as file:

@@ -12,7 +12,7 @@ from hpctrain.control.horovod.cuda import framework_has_cuda
 from hpctrain.control.horovod.fingerprint import mpi_identity, package_version
 from hpctrain.control.horovod.installed import Installed, find_installed
 
-# Which the engine of hpctrain's own needs too.
+# The MPI that is wanted; hpctrain's own engine needs one too.
 AN_MPI = "an MPI"
 _FIRST_BUILD = f"{BUILD_HINT} (compiles for about five minutes on two cores)"
 _SOURCE = "https://horovod.readthedocs.io/en/stable/install_include.html"
@@ -93,7 +93,7 @@ def _framework(framework: str, installed: Installed | None) -> Check:
 
 
 def _nccl(installed: Installed | None) -> Check:
-    # All of the build comes with it, which no start of ranks needs.
+    # Imported here because it loads the whole build, which no start of ranks needs.
     from hpctrain.control.horovod.install import find_accelerator
 
     toolkit, nccl = find_accelerator()

@@ -18,7 +18,7 @@ from hpctrain.control.horovod import VERSION, adapt, cuda
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What a wheel was or will be built from and for; None for what it does not use."""
+    """The versions that a wheel is built from and for; None for what it does not use."""
 
     horovod: str
     adaptations: str

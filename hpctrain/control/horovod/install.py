@@ -55,7 +55,7 @@ def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]
     try:
         prove(mpi, wanted.packages, progress)
     except HpctrainError:
-        # What was not proved must not be taken for a working build by the next command.
+        # Removed, so that the next command does not take an unproved build for a working one.
         _pip("uninstall", "--yes", "horovod")
         raise
     return wanted, "from the cache" if found else "compiled"
@@ -101,7 +101,7 @@ def _pip(*arguments: str) -> None:
         raise HpctrainError(
             f"pip {arguments[0]} failed: {answer.stderr.strip()}", f"may you write to {Path(sys.prefix)}?", exit_code=1
         )
-    # Modules that appeared or went are looked up anew.
+    # Python has to see modules that were installed or removed.
     importlib.invalidate_caches()
 
 
@@ -118,7 +118,7 @@ def prove(mpi: MpiInstallation, packages: tuple[str, ...], progress: Progress) -
 
 
 def _run_selftest(mpi: MpiInstallation, framework: str, title: str) -> None:
-    # The proof starts more ranks than some login nodes have slots, and binds none to a core.
+    # Some login nodes have fewer slots than the proof has ranks, so ranks may share cores.
     options = ["--oversubscribe", "--bind-to", "none"] if mpi.flavour.startswith("open-mpi") else []
     selftest = [sys.executable, "-m", "hpctrain.worker.comm.selftest", "--framework", framework]
     env = {

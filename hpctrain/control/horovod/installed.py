@@ -28,7 +28,7 @@ def find_installed() -> Installed | None:
     try:
         version = importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
-        # A folder of that name on the path of modules, such as its sources.
+        # Only a folder of that name is on the module path, such as Horovod's sources.
         return None
     path = directory / "metadata.json"
     metadata = json.loads(path.read_text()) if path.is_file() else {}

@@ -26,7 +26,7 @@ from hpctrain.control.horovod.fingerprint import Fingerprint, environment_prefix
 Progress = Callable[[str, int | None], None]
 """Gets what is being done and, while compiling, the percentage that is done."""
 
-# What one compiler process on PyTorch's headers takes at its peak.
+# The peak memory of one compiler process on PyTorch's headers.
 _BYTES_PER_JOB = 2 * 1024**3
 
 # Of horovod-0.28.1.tar.gz, the last release, as https://pypi.org/project/horovod/0.28.1/#files states it.

@@ -23,7 +23,7 @@ _FINDER = re.compile(r"import (__editable___\w+_finder)\b")
 _ABSOLUTE = re.compile(r"""["'](/[^"']+)["']""")
 # Namespace packages within each other, as google.cloud is: https://peps.python.org/pep-0420/
 _NAMESPACES = 2
-# Beside the packages of a checkout; what is edited there would make another archive.
+# Folders beside the packages of a checkout, whose edits must not change the archive.
 _NO_NAMESPACES = frozenset(("benchmarks", "build", "dist", "doc", "docs", "examples", "test", "tests"))
 _AS_IT_IS = "install it without -e: pip install --force-reinstall --no-deps FOLDER"
 
@@ -74,7 +74,7 @@ def _folder(site: Path, line: str) -> Path | None:
 
 
 def _portable_line(prefix: Path, path: Path, line: str, folder: Path | None) -> str:
-    """A line as the copy has it. Code that names something elsewhere, as ``site.addsitedir('/FOLDER')``, is refused."""
+    """A line for the copy. Code that names a path elsewhere, such as ``site.addsitedir('/FOLDER')``, is refused."""
     if folder:
         return relpath(folder, path.parent) if folder.is_relative_to(prefix) else line
     for named in _ABSOLUTE.findall(line) if line.startswith("import") else ():
@@ -121,7 +121,7 @@ def _mapped(finder: Path) -> dict[str, Path]:
     """What the finder of an editable installation by setuptools maps; it is generated, and its table is a literal."""
     for node in ast.parse(finder.read_text()).body:
         match node:
-            # Without its type before setuptools 68.
+            # Before setuptools 68 the table has no type.
             case ast.Assign(targets=[ast.Name(id="MAPPING")], value=ast.expr() as table):
                 break
             case ast.AnnAssign(target=ast.Name(id="MAPPING"), value=ast.expr() as table):
@@ -143,7 +143,7 @@ def _location(finder: Path, name: str, path: Path) -> tuple[str, Path]:
 
 
 def _suffix(name: str) -> str:
-    """Of a module's file; the longest, as .cpython-311-x86_64-linux-gnu.so is one."""
+    """The suffix of a module's file, the longest that fits, such as .cpython-311-x86_64-linux-gnu.so."""
     return max((suffix for suffix in _MODULES if name.endswith(suffix)), key=len, default="")
 
 

@@ -25,7 +25,7 @@ def walk(
     """The entries of a folder by their relative paths. Links that lead out of it become what they lead to.
 
     Args:
-        without: what to pass over right in the folder.
+        without: names to skip at the top of the folder.
         within: folders that this one was reached from.
 
     Raises:
@@ -54,5 +54,5 @@ def walk(
 
 
 def _raise(error: OSError) -> NoReturn:
-    """What os.walk would pass over would be missing in the copy."""
+    """Raise what os.walk would ignore, because the folder would be missing in the copy."""
     raise error

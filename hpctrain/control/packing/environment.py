@@ -1,4 +1,4 @@
-"""What belongs to this virtual environment, so that a copy runs without it: all of it, its Python, and its editables.
+"""Lists the files of a copy of this virtual environment that runs on its own: all of it, its Python, its editables.
 
 The copy is a virtual environment too, with the interpreter in ``base/``. It runs from any folder once its
 ``pyvenv.cfg`` has a line ``home = FOLDER/base/bin``: https://docs.python.org/3/library/site.html.
@@ -21,12 +21,12 @@ from hpctrain.control.packing.editables import editable_entries
 from hpctrain.control.packing.entries import Entry, walk
 
 _BASE = "base"
-# Of the interpreter's own library: other environments' packages, its tests, and what embeds it in programs.
+# Left out of the interpreter's library: other packages, its tests, and the files for embedding it in programs.
 _NOT_OF_BASE = re.compile(r"site-packages|dist-packages|test|config-.*")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-# They name the folder of the original.
+# Left out because they name the folder of the original.
 _ACTIVATION = re.compile(r"[Aa]ctivate(\..*)?")
-# As pip and uv write them, and pip where the path is long; perhaps with options of Python.
+# The first lines that pip and uv write, also pip's for long paths, perhaps with options of Python.
 _SHEBANG = re.compile(
     rb"#!(?:/bin/sh\n'''exec' )?\"?(?P<python>/[^\n\"]*?/python[0-9.]*)\"?(?P<options>(?: -\w+)*)"
     rb"(?: \"\$0\" \"\$@\"\n' ''')? *\n"
@@ -35,9 +35,9 @@ _RELOCATABLE = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")"/python%s "$0" "$@"
 ' '''
 """
-# Beside the package in a checkout.
+# In a checkout the templates are beside the package.
 _TEMPLATES = Path(__file__).resolve().parents[3] / "slurm"
-# Of a .pyc: https://peps.python.org/pep-0552/
+# The header of a .pyc: https://peps.python.org/pep-0552/
 _HEADER_BYTES = 16
 
 
@@ -60,13 +60,13 @@ def environment_entries() -> dict[str, Entry]:
     entries |= editable_entries(prefix, site, entries)
     package = f"{site.relative_to(prefix).as_posix()}/hpctrain"
     if f"{package}/__init__.py" in entries and _TEMPLATES.is_dir():
-        # Where a wheel has them.
+        # A wheel has the templates inside of the package.
         entries |= {f"{package}/slurm/{name}": entry for name, entry in walk(_TEMPLATES)}
     return entries
 
 
 def compiled(source: Path) -> Entry | None:
-    """The compiled module of a source file, that which is there if it is valid; None for what is no Python."""
+    """The compiled module of a source file, the existing one if it is valid; None if the file does not compile."""
     path = Path(importlib.util.cache_from_source(str(source)))
     state = source.stat()
     try:
@@ -115,7 +115,7 @@ def _uses_base() -> bool:
 
 
 def _is_replaced(name: str) -> bool:
-    """Whether the copy has a file of its own there, or none."""
+    """Whether the copy gets another file there, or none."""
     folder, _, file = name.rpartition("/")
     return name == "pyvenv.cfg" or (folder == "bin" and bool(_PYTHON.fullmatch(file) or _ACTIVATION.fullmatch(file)))
 
@@ -138,7 +138,7 @@ def _interpreter(binary: Path) -> dict[str, Entry]:
     base = Path(sys.base_prefix).resolve()
     entries: dict[str, Entry] = {}
     for kind in ("stdlib", "platstdlib"):
-        # Those of the environment have its prefix.
+        # Asked for by the base, because the default paths have the environment's prefix.
         library = Path(sysconfig.get_path(kind, vars={"base": str(base), "platbase": str(base)})).resolve()
         if not library.is_relative_to(base):
             raise HpctrainError(f"--pack: the library of {binary} is at {library}, and not below {base}")
@@ -155,7 +155,7 @@ def _interpreter(binary: Path) -> dict[str, Entry]:
 
 
 def _shared_library(base: Path) -> Path | None:
-    """libpython of an interpreter of one's own; that of the system is on each node."""
+    """libpython of an interpreter outside of the system; the system's own one is on each node."""
     if not sysconfig.get_config_var("Py_ENABLE_SHARED") or base == Path("/usr"):
         return None
     path = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME"))

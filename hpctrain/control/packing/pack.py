@@ -27,16 +27,16 @@ from hpctrain.common.files.whole import put_in_place, remove_leftovers, require_
 from hpctrain.control.packing.entries import Entry
 from hpctrain.control.packing.environment import compiled, environment_entries
 
-# Of what is hashed and of what an archive is: another one gives other names.
+# Part of the digest, so that a change of the archive's format changes its name.
 _FORMAT = "hpctrain environment 1"
 _SUFFIX = ".tar.gz"
-# The fastest; the next ones take twice the time for a tenth less.
+# The fastest level; the next ones take twice the time for a tenth less size.
 _LEVEL = 1
 _DIGITS = 32
 _BUFFER_BYTES = 1 << 20
 _KEPT_SECONDS = 14 * 24 * 3600
 _WAIT_SECONDS = 1800.0
-# The coarsest times of a file system that Python runs on.
+# The coarsest time stamps of a file system that Python runs on.
 _TICK_SECONDS = 2.0
 _ELSEWHERE = "set XDG_CACHE_HOME to a folder with more room, on a file system that the nodes see"
 
@@ -102,7 +102,7 @@ class Pack:
         remove_leftovers(self.archive.parent)
         total = sum(entry.source.stat().st_size for entry, _ in self.entries.values() if entry.source)
         say(f"packing {sys.prefix}: {len(self.entries)} files, {total / 1e9:.2f} GB …")
-        # Compressed it is about a third.
+        # The archive takes about a third of the files' size.
         require_room(self.archive.parent, total // 2, "written", _ELSEWHERE)
         begin = time.monotonic()
         fresh = temporary(self.archive)
@@ -164,14 +164,14 @@ def _unreadable(error: OSError) -> HpctrainError:
 class _Hashes:
     """SHA-256 of files, remembered for those whose sizes and times stay the same.
 
-    Of a file that was changed a moment ago nothing is remembered: it may be changed again without another time.
+    A file that was changed a moment ago is not remembered: it may change again without another time stamp.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"hashes-{hashlib.sha256(os.fsencode(sys.prefix)).hexdigest()[:_DIGITS]}.json"
         self._known: dict[str, list[int | str]] = {}
         self._seen: dict[str, list[int | str]] = {}
-        # Without it, all is read again.
+        # Without a readable file all hashes are computed again.
         with contextlib.suppress(OSError, ValueError):
             self._known = json.loads(self._path.read_text())
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from hpctrain.control.predict.curves import Curve
 
 _HOW = "hpctrain bench step --sweep --json > sweep.json; hpctrain bench allreduce --json > curves.json; or nccl-tests"
-# The least that the logarithm of a measured step time is taken to be off by.
+# The least standard deviation of the logarithm of a measured step time.
 _LEAST_ERROR = 0.01
-# What a constant's spread has to come down to for it to count as measured.
+# A constant counts as measured if its spread shrinks below this share.
 _NARROWED = 0.7
 _DEVICE_FIELDS = ("pace", "memory_bytes_per_s", "vector_flops", "conv32_flops", "half_flops")
-# nccl-tests over thousands of sizes have some megabytes.
+# The output of nccl-tests over thousands of sizes has some megabytes.
 _MOST_BYTES = 2**26
 _EFFICIENCIES = ("memory_efficiency", "matmul_efficiency", "conv_efficiency")
 
@@ -80,7 +80,7 @@ class Calibration:
                     )
 
     def fit(self, constants: Mapping[str, Constant]) -> Fitted:
-        """The constants that the sweeps leave."""
+        """The constants after they were fitted to the sweeps."""
         if not self.sweeps:
             return Fitted(constants=constants, columns=lambda count, seed: {})
         rows = [(sweep, row) for sweep in self.sweeps for row in sweep.rows]
@@ -100,7 +100,7 @@ class Calibration:
                 value = constants[name].value * float(np.exp(mean))
                 change = {"value": value, "spread": float(spread), "kind": "measured", "source": source}
                 after[name] = constants[name].model_copy(update=change)
-        # What the roofline does not follow of the measured times stays uncertain.
+        # The part of the measured times that the roofline does not explain stays uncertain.
         off = float(np.sqrt(np.mean(found.residual**2)))
         after["step_residual"] = constants["step_residual"].model_copy(
             update={"spread": max(off, _LEAST_ERROR), "kind": "measured", "source": source}

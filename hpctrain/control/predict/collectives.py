@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 # UCX sends one message over at most so many adapters (UCX_MAX_RNDV_RAILS, https://openucx.readthedocs.io).
 _MPI_RAILS = 2
-# What one all-reduce of a byte moves through a host's memory, by engine and ranks p of the host: hpctrain's own reads
+# Bytes that an all-reduce of one byte moves through the memory of a host with p ranks, by engine: hpctrain's own reads
 # every rank's and writes the result, which every rank reads; a ring sends 2 (p - 1) / p of it p times, through a socket
 # with a copy at each end (Gloo), or through shared memory with Horovod's fusion buffer before and after (Horovod).
 _VOLUMES: dict[str, tuple[float, float]] = {"mpi": (2.0, 1.0), "gloo": (6.0, -6.0), "horovod": (4.0, -2.0)}
 
-# Of a byte that is sent: read from the buffer and written to a socket or device, and the same at the other end.
+# Copies of a byte that is sent: read from the buffer and written to a socket or device, and the same at the other end.
 _WIRE_COPIES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Who reduces.
+    """The ranks of an all-reduce, and how they reduce.
 
     Attributes:
         device: a GPU's name, or ``cpu``.
@@ -53,7 +53,7 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """The number of all ranks."""
         return self.network.hosts * self.local
 
     @property
@@ -63,7 +63,7 @@ class Ranks:
 
     @property
     def measured_as(self) -> str:
-        """The engine of the curves that tell of these ranks."""
+        """The engine name of the curves that measure such ranks."""
         return "nccl" if self.by_nccl else self.engine
 
 
@@ -87,7 +87,7 @@ def allreduce(nbytes: float, ranks: Ranks, values: Values, curves: Sequence[Curv
     between = _nearest(ranks, [curve for curve in curves if curve.hosts > 1])
     within, wire = _within(nbytes, ranks, values), _between(nbytes, ranks, values)
     if between is None or (ranks.by_nccl and between.local == 1):
-        # What is within hosts was not measured with it.
+        # This curve does not include the part within hosts.
         within = within * _correction(nbytes, ranks, values, inside)
         return _together(within, wire * _correction(nbytes, ranks, values, between), ranks)
     return _together(within, wire, ranks) * _correction(nbytes, ranks, values, between)
@@ -105,7 +105,7 @@ def _nearest(ranks: Ranks, curves: Sequence[Curve]) -> Curve | None:
         key=lambda curve: (
             abs(math.log(curve.local * curve.groups / ranks.local)),
             abs(math.log(curve.hosts / ranks.network.hosts)),
-            # What one collective takes is nearer than what each of several takes beside the others.
+            # A curve of one collective fits better than one of several that ran at the same time.
             curve.groups,
         ),
         default=None,
@@ -113,9 +113,9 @@ def _nearest(ranks: Ranks, curves: Sequence[Curve]) -> Curve | None:
 
 
 def _correction(nbytes: float, ranks: Ranks, values: Values, curve: Curve | None) -> Floats:
-    """By what the model is multiplied to be as the curve where that was measured, (columns,).
+    """The factor by which a curve exceeds the model at this size, (columns,).
 
-    The hosts of the curve are taken to have had the network for themselves.
+    It is assumed that no other job used the network while the curve was measured.
     """
     if curve is None:
         return np.ones(values.columns)
@@ -127,7 +127,7 @@ def _correction(nbytes: float, ranks: Ranks, values: Values, curve: Curve | None
 
 
 def modelled(nbytes: float, ranks: Ranks, values: Values, curve: Curve) -> Floats:
-    """What the model says of an all-reduce as a curve measured it, (columns,)."""
+    """Seconds that the model predicts for an all-reduce as a curve measured it, (columns,)."""
     network = stated_network(curve.hosts, **_adapters_of(curve, ranks))
     measured = replace(ranks, network=network, local=curve.local, wire=1.0)
     said = _within(nbytes, measured, values)
@@ -153,14 +153,14 @@ def curve_rate(curve: Curve, ranks: Ranks) -> float:
 
 
 def _within(nbytes: float, ranks: Ranks, values: Values) -> Floats:
-    """What a node's ranks take among themselves; all engines but hpctrain's own send as narrow as between nodes."""
+    """Seconds within a node, (columns,); all engines but hpctrain's own use the wire format there too."""
     if ranks.by_nccl:
         return _over_bus(nbytes * ranks.wire, ranks, values)
     return _through_memory(nbytes * (1.0 if ranks.engine == "mpi" else ranks.wire), ranks, values)
 
 
 def _between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
-    """What nodes take among each other."""
+    """Seconds between nodes, (columns,)."""
     sent = nbytes * ranks.wire
     return _nccl_between(sent, ranks, values) if ranks.by_nccl else _hosts_between(sent, ranks, values)
 
@@ -175,18 +175,18 @@ def _nccl_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
 
 
 def _steps(ranks: Ranks, algorithm: Algorithm) -> float:
-    """Messages between nodes that follow each other."""
+    """How many messages between nodes follow each other."""
     hosts = ranks.network.hosts
     return 2 * (hosts - 1) if algorithm == "ring" else 2 * (hosts - 1).bit_length()
 
 
 def _volume(ranks: Ranks, algorithm: Algorithm) -> float:
-    """What a node's adapters send of the buffer. Rings go through all GPUs of a node before they leave it."""
+    """Buffers that a node's adapters send. Rings pass all GPUs of a node before they leave it."""
     return 2 * (ranks.count - 1) / ranks.count if algorithm == "ring" else ranks.network.tree_volume
 
 
 def _over_bus(nbytes: float, ranks: Ranks, values: Values) -> Floats:
-    """Of the GPUs of one node by NCCL."""
+    """Seconds of an all-reduce by NCCL among the GPUs of one node, (columns,)."""
     if ranks.local == 1:
         return np.zeros(values.columns)
     name = gpu(ranks.device).bus
@@ -202,7 +202,9 @@ def _over_bus(nbytes: float, ranks: Ranks, values: Values) -> Floats:
 
 
 def _hosts_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
-    """Of engines that reduce in the hosts' memory: hpctrain's own between nodes alone, the others between all ranks.
+    """Seconds between hosts of engines that reduce in host memory, (columns,).
+
+    hpctrain's own engine reduces between nodes alone, the others between all ranks.
 
     What a host sends and receives also passes through its memory, which counts where links are fast.
     """
@@ -211,7 +213,7 @@ def _hosts_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     rate = values[f"{ranks.engine}.wire_efficiency"] * _rate(network, rails, "ring", values)
     members = network.hosts if ranks.engine == "mpi" else ranks.count
     if ranks.engine == "mpi" and members == 2:
-        # They send each other everything at once.
+        # Two hosts exchange everything in one step.
         steps = 1
     elif ranks.engine == "gloo":
         steps = 2 * (members - 1)
@@ -224,7 +226,7 @@ def _hosts_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
 
 
 def _rate(network: Network, rails: int, algorithm: Algorithm, values: Values) -> Floats:
-    """What the adapters of one node send a second with other jobs' load, (columns,)."""
+    """Bytes a second that the adapters of one node send under the load of other jobs, (columns,)."""
     share, ends = (
         (network.ring_share, network.ring_range) if algorithm == "ring" else (network.tree_share, network.tree_range)
     )
@@ -233,7 +235,7 @@ def _rate(network: Network, rails: int, algorithm: Algorithm, values: Values) ->
 
 
 def _through_memory(nbytes: float, ranks: Ranks, values: Values) -> Floats:
-    """Of the ranks of one host that reduce in its memory, which GPUs copy theirs to and from."""
+    """Seconds of a reduction in the memory of one host, with the copies from and to GPUs, (columns,)."""
     copied = np.zeros(values.columns) if ranks.device == CPU else 2 * nbytes / values["host_copy_bytes_per_s"]
     if ranks.local == 1:
         return copied

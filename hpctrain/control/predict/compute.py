@@ -17,13 +17,13 @@ Precision = Literal["float32", "bf16", "fp16"]
 CPU = "cpu"
 """The device that is all cores of a host, which its ranks share."""
 
-# What an update reads and writes of each parameter: itself, its gradient and the optimizer's state, in float32.
+# Bytes that an update reads and writes for each parameter: itself, its gradient and the optimizer's state, in float32.
 _UPDATE_BYTES = {0: 12, 1: 20, 2: 28}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What one rank computes on.
+    """The device on which one rank computes.
 
     Attributes:
         name: of a GPU, or ``cpu``.
@@ -48,7 +48,7 @@ class Compute:
 
     Attributes:
         backward: of the backward pass of each layer, the last layer first, (layers, columns).
-        busy: what of all that the device is full, without the gaps between kernels.
+        busy: the part of all that in which the device is full, without the gaps between kernels.
     """
 
     forward: Floats
@@ -58,7 +58,7 @@ class Compute:
 
     @property
     def total(self) -> Floats:
-        """All of it, one after the other."""
+        """The sum of all passes, one after the other."""
         total: Floats = self.forward + self.backward.sum(axis=0) + self.update
         return total
 

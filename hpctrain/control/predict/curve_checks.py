@@ -23,7 +23,7 @@ FASTER = 1.05
 # tcp.wire_efficiency, with spreads of 4 and 25 %): a third of what is expected of either is another network, or
 # another way over it.
 SLOWER = 3.0
-# Below, the latency of messages decides, of which less is known.
+# For smaller buffers the latency of messages dominates, of which less is known.
 _BANDWIDTH_BOUND_BYTES = 16 * 2**20
 
 

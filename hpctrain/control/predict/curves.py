@@ -31,7 +31,7 @@ class Curve:
         points: bytes of a rank's buffer and seconds, by rising bytes.
         source: the file, and what measured it.
         groups: collectives of so many ranks that each host took part in at the same time, sharing its adapters.
-        gpu: what the driver calls the ranks' GPUs; None where the file does not tell.
+        gpu: the driver's name of the ranks' GPUs; None where the file has none.
     """
 
     collective: str

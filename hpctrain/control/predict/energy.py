@@ -1,4 +1,4 @@
-"""What a run's nodes and switches draw."""
+"""The energy that a run's nodes and switches draw."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """Of a run, (columns,) each; None for what its length or the grid is needed for, and that is not known.
+    """The energy of a run, (columns,) each; None for figures that need its length or the grid where it is not known.
 
     Attributes:
         kwh: what all nodes together draw.
@@ -64,7 +64,7 @@ def energy(
     Args:
         switch_ports: the number of ports of all switches together.
         busy: share of the time for which GPUs are full, (columns,).
-        gpu: of the nodes, not ``cpu``: nothing here knows what hosts without GPUs draw.
+        gpu: of the nodes, not ``cpu``: the power of hosts without GPUs is not modelled.
         seconds: of the run, (columns,); None if not known.
     """
     idle, full = values[f"{gpu}.idle_w"], values[f"{gpu}.power_w"] * values["full_power"]

@@ -18,16 +18,16 @@ from hpctrain.control.topology.fabric import Floats
 
 _ITERATIONS = 8
 _MOVE = 1e-4
-# Of the logarithm: no iteration goes further.
+# The most that one iteration changes the logarithm of a constant.
 _FARTHEST = 1.0
 
 Model = Callable[[Values], Sequence[Floats]]
-"""What each measurement should have been, (columns,) each."""
+"""Computes what each measurement should have been, (columns,) each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What measurements leave of constants.
+    """The distribution of constants after a fit to measurements.
 
     Attributes:
         mean: of the logarithm of what each is multiplied with, (names,).
@@ -43,7 +43,7 @@ class Fit:
     def columns(self, count: int, seed: int = 0) -> dict[str, Floats]:
         """The mean, and ``count`` draws: what :func:`hpctrain.control.predict.values.drawn` takes as fitted."""
         normal = np.random.default_rng([seed, len(self.names)]).standard_normal((len(self.names), count))
-        # Not Cholesky's, which refuses a constant that nothing is left of.
+        # Not Cholesky's decomposition, which fails for a constant without any variance left.
         values, vectors = np.linalg.eigh(self.covariance)
         spread = vectors * np.sqrt(np.maximum(values, 0))
         logs = self.mean[:, None] + np.hstack([np.zeros((len(self.names), 1)), spread @ normal])
@@ -64,7 +64,7 @@ def fit(model: Model, measured: Floats, errors: Floats, constants: Mapping[str, 
         said, slopes = _linearised(model, constants, names, at)
         weighted = slopes / errors[:, None]
         precision = weighted.T @ weighted + np.diag(prior**-2.0)
-        # Towards the measurements, and back towards the prior.
+        # The gradient: towards the measurements, and back towards the prior.
         pull = weighted.T @ ((np.log(measured) - said) / errors) - at / prior**2
         move = np.linalg.solve(precision, pull)
         at = at + move * min(1.0, _FARTHEST / max(np.abs(move).max(), 1e-12))

@@ -1,4 +1,4 @@
-"""What simultaneous flows get of the links that they share."""
+"""The shares that simultaneous flows get of the links that they use together."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Flows:
         self.own = float(max(np.bincount(phase.source).max(), np.bincount(phase.target).max()))
 
     def shares(self, rate: float, background: tuple[float, float]) -> tuple[float, float, float]:
-        """What the slowest flow gets of what it would get if only an adapter's rate counted.
+        """The rate of the slowest flow, as a share of what an adapter alone would allow.
 
         Args:
             rate: of an adapter, bytes a second in one direction.
             background: the lowest and highest share of each link between switches that other jobs take.
 
         Returns:
-            the share with other jobs' load at its high end, in the middle, and at its low end.
+            The share with other jobs' load at its high end, in the middle, and at its low end.
         """
         low, high = background
         return self._share(rate, high), self._share(rate, (low + high) / 2), self._share(rate, low)
 
     def doubts(self, what: str) -> tuple[str, ...]:
-        """A sentence about flows whose links nobody knows, if there are any."""
+        """A warning about flows whose links are not known, if there are any."""
         if not self._unknown:
             return ()
         return (
@@ -57,7 +57,7 @@ class Flows:
 
 
 def has_cables(fabric: Fabric) -> bool:
-    """Whether the listing has every cable; a tree of Slurm's has one line however many cables there are."""
+    """Whether the listing has every cable; Slurm's topology has one line for any number of cables."""
     return fabric.has_speeds or bool(fabric.lid.any())
 
 

@@ -1,4 +1,4 @@
-"""The memory that a prediction's ranks need, and what there is of it."""
+"""The memory that a prediction's ranks need, and the batches that fit into a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpctrain.control.predict.values import Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Of one rank.
+    """The memory of one rank.
 
     Attributes:
         needed: bytes at the peak, from the tensors and a GPU's context alone to twice the margin for fragmentation.
@@ -60,7 +60,7 @@ def rank_memory(training: Training, job: Job) -> RankMemory:
 
 
 def _bytes_on_device(found: Memory, *, on_gpu: bool) -> int:
-    """With what a GPU's allocator and context take."""
+    """The bytes of a training, on a GPU with those of its allocator and context."""
     return found.total if on_gpu else found.peak
 
 

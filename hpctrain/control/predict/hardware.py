@@ -1,4 +1,4 @@
-"""The nodes and the network that a prediction is for, from what the user states of them."""
+"""The nodes and the network of a prediction, from what the user states about them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEFAULT_RATE = 4 * LANE_GBIT["HDR"] * 1e9 / 8
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What is stated of the nodes; None for what is not.
+    """What the user states about the nodes; None for what is not stated.
 
     Attributes:
         gpu: a name of :func:`hpctrain.common.cluster.gpu_models.gpus`, or ``cpu``.
@@ -49,7 +49,7 @@ class Hardware:
     def like(self, node: NodeMap) -> Hardware:
         """The same with the GPUs and adapters of a node map, and their speed, in place of what was not stated.
 
-        Adapters of several speeds count as so many of the mean.
+        Adapters of different speeds count as adapters of the mean speed.
         """
         speeds = [adapter.gbit for adapter in node.training_adapters if adapter.gbit is not None]
         known = speeds and len(speeds) == len(node.training_adapters)
@@ -142,7 +142,7 @@ class Hardware:
         ]
 
     def _usual_adapters(self) -> int:
-        """One for each GPU, as in nodes that are built for training; one for a node without."""
+        """One adapter for each GPU, as in nodes that are built for training; one for a node without GPUs."""
         return 1 if self.gpu == CPU else self.local
 
     def _assumed(self, adapters: int, rate: float, shared: str) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def times(job: Job, values: Values, curves: Sequence[Curve] = ()) -> Times:
     one = compute(job.workload, job.at_once, job.device, values, state=job.state)
     jitter = values["cpu.jitter" if job.device.name == CPU else "jitter"] * slowest(job.ranks)
     last = _step(job, one, jitter, values, curves)
-    # Reductions wait for the last part.
+    # Gradients are reduced in the last part only.
     earlier = (job.parts - 1) * (one.total - one.update) * (1 + jitter)
     total = earlier + last.total
     if job.samples_per_s is not None:
@@ -123,7 +123,7 @@ def _step(job: Job, one: Compute, jitter: Floats, values: Values, curves: Sequen
 
 
 def _negotiation(job: Job, values: Values) -> Floats:
-    """What Horovod takes before a reduction: half a cycle on average, and the ranks' agreement."""
+    """Seconds before Horovod reduces, (columns,): half a cycle on average, and the ranks' agreement."""
     if job.engine != "horovod":
         return np.zeros(values.columns)
     return values["horovod.cycle_s"] / 2 + values["horovod.negotiation_s"]
@@ -131,10 +131,10 @@ def _negotiation(job: Job, values: Values) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """One bucket.
+    """The reduction of one bucket.
 
     Attributes:
-        after: it begins when the backward pass of so many layers is done.
+        after: the number of layers whose backward pass is done when it can begin.
         seconds: the time of its all-reduce, (columns,).
     """
 

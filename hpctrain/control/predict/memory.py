@@ -80,7 +80,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """What a GPU has to have."""
+        """The memory that a GPU needs."""
         return self.peak + self.margin + self.context
 
 
@@ -114,7 +114,7 @@ class Settings:
 
     @property
     def weight_bytes(self) -> int:
-        """Of an element of the weights, and of their gradients."""
+        """Bytes of an element of the weights, and of their gradients."""
         return 2 if self.precision == "pure_bf16" else 4
 
     @property
@@ -167,7 +167,7 @@ def largest_batch(workload: Workload, nbytes: float, settings: Settings) -> int:
 
 
 def _resident(workload: Workload, batch: int, settings: Settings) -> Memory:
-    """What is there all the time."""
+    """The memory that is in use all the time."""
     item = settings.weight_bytes
     engine = 0
     if settings.bucket_bytes is not None:
@@ -200,7 +200,7 @@ def _resident(workload: Workload, batch: int, settings: Settings) -> Memory:
 
 
 def state_elements(optimizer: Optimizer) -> int:
-    """Of the optimizer's state, for each element of a parameter."""
+    """Elements of the optimizer's state for each element of a parameter."""
     if optimizer.name in ("adam", "adamw"):
         return 2
     return sum(slot not in SCALARS for slot in slots(optimizer))
@@ -211,10 +211,10 @@ def _update(workload: Workload, settings: Settings, resident: Memory) -> Memory:
     largest = max((elements for elements, _ in workload.registered), default=0)
     plain_sgd = optimizer.name == "sgd" and not (optimizer.decoupled_decay or optimizer.rate_in_momentum)
     if optimizer.name in ("adam", "adamw"):
-        # The root of the squares' mean.
+        # Temporary: the root of the mean of squares.
         temporary = workload.parameters if settings.foreach else largest
     elif plain_sgd:
-        # Gradient and decay, which are one tensor a parameter.
+        # Temporary: the sum of gradient and decay, one tensor for each parameter.
         together = workload.parameters if settings.foreach else largest
         temporary = together if optimizer.weight_decay or optimizer.nesterov else 0
     else:
@@ -265,7 +265,7 @@ def _passes(workload: Workload, batch: int, settings: Settings, resident: Memory
     copies = list(accumulate(_copy_bytes(layer) if settings.autocast else 0 for layer in layers))
     fresh = [sum(layer.parameters) * item for layer in layers]
     alone = _unbucketed_gradients(workload, settings)
-    # Accumulated gradients lie by themselves until the last part's are added to them.
+    # Accumulated gradients are outside of the buckets until those of the last part are added.
     added = sum(fresh) if settings.parts > 1 else 0
     before = max(added, sum(alone) if settings.keeps_gradients else 0)
     for layer, activations, own in zip(layers, forward, copies, strict=True):
@@ -277,7 +277,7 @@ def _passes(workload: Workload, batch: int, settings: Settings, resident: Memory
             weight_copies=own,
             temporary=batch * layer.transient_elements * _activation_bytes(layer, settings),
         )
-    # Those that follow a layer have their gradients when it is its turn.
+    # When the backward pass reaches a layer, the layers behind it already have their gradients.
     after = sum(alone)
     # In a last part gradients that have been added up move into the buckets; with more parts those before keep all.
     moved = sum(fresh) - sum(alone) if settings.parts == 2 else 0
@@ -336,10 +336,10 @@ def _saved_bytes(layer: Layer, settings: Settings) -> int:
 
 
 def _activation_bytes(layer: Layer, settings: Settings) -> int:
-    """Of an element of what the layer makes."""
+    """Bytes of an element of the layer's output."""
     return 2 if settings.autocast and layer.narrow else settings.weight_bytes
 
 
 def _copy_bytes(layer: Layer) -> int:
-    """Of the narrow copies that autocast makes of a layer's weights, and keeps for its backward pass."""
+    """Bytes of the narrow copies of a layer's weights that autocast keeps for the backward pass."""
     return 2 * layer.fixed_elements if layer.kind != "other" else 0

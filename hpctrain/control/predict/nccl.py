@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hpctrain.control.predict.network import Network
 
 TUNER_VERSION = (2, 30)
-"""The version that the constants are of."""
+"""The version of NCCL that the constants are from."""
 
 # The first with trees (https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4).
 _FIRST_TREES = (2, 4)
@@ -66,7 +66,7 @@ def choose_algorithm(
 def tuner_seconds(
     nbytes: float, algorithm: Algorithm, protocol: _Protocol, *, local: int, bus: Bus, network: Network
 ) -> float:
-    """What the tuner takes one algorithm and protocol for."""
+    """The tuner's estimate for one algorithm and protocol, in seconds."""
     nodes = network.hosts
     ranks = nodes * local
     rate = min(bus.points[-1][1], network.rails * network.rail_bytes_per_s)

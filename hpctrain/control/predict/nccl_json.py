@@ -1,7 +1,7 @@
 """Reads the JSON that nccl-tests write with ``-J FILE.json`` (since 2.17, https://github.com/NVIDIA/nccl-tests).
 
 ``src/util.cu`` there writes it: ``args``, ``config`` with the ``devices`` of the ranks, and ``results`` with a row a
-size. Of a process with several GPUs it has the first one's device alone.
+size. For a process with several GPUs it lists only the first device.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_nccl_report(found: dict[str, Any], where: str) -> list[Measured]:
     Raises:
         HpctrainError: it lacks what a curve needs, is of another test, or results were wrong.
     """
-    # A run that was ended wrote as far as it came.
+    # A run that was ended early has written only a part of these.
     for key in ("results", "out_of_bounds"):
         if key not in found:
             raise HpctrainError(f"{where}: it has no {key}: the run did not end", AGAIN)
@@ -101,7 +101,7 @@ def _ranks(config: _Config, where: str) -> dict[int, Rank]:
     numbers = sorted(device.rank for device in config.devices)
     if len(set(numbers)) < len(numbers):
         raise HpctrainError(f"{where}: a rank for the second time", "under mpirun nccl-tests must be built with MPI=1")
-    # Should a version name each rank, their numbers follow each other.
+    # Consecutive numbers mean that this version lists every rank.
     each = 1 if numbers == list(range(len(numbers))) and len(numbers) > 1 else process
     return {
         device.rank + place: Rank(group=str(device.group), host=device.hostname, gpu=device.device_info.strip())

@@ -1,4 +1,4 @@
-"""One run of nccl-tests' ``all_reduce_perf``, whichever file tells of it: its ranks in groups, and its times."""
+"""One run of nccl-tests' ``all_reduce_perf``, from either file format: its ranks in groups, and its times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpctrain.common.errors import HpctrainError
 
 AGAIN = "run all_reduce_perf again, and keep all that it prints"
 WRONG_RESULTS = "results were wrong, so times mean nothing: repair the machine, then run all_reduce_perf again"
-# Bandwidths have two digits after the point: smaller ones say nothing about their ratio.
+# Bandwidths are printed with two decimals, so the ratio of smaller ones is not exact enough.
 TELLING_GB_S = 1.0
 
 Point = tuple[float, float]
@@ -49,12 +49,12 @@ class Measured:
 
 @dataclass(kw_only=True)
 class Run:
-    """What was read of a run so far.
+    """The part of a run that was read so far.
 
     Attributes:
         points: bytes and seconds, out of place and in place.
-        factors: where a row is, and its bus bandwidth divided by its algorithm bandwidth, of rows that tell.
-        other: where it says that it is no all-reduce, and what it is; None for an all-reduce.
+        factors: the place of each fast enough row, and its bus bandwidth divided by its algorithm bandwidth.
+        other: the error that says that it is another collective; None for an all-reduce.
     """
 
     ranks: dict[int, Rank] = field(default_factory=dict)

@@ -91,7 +91,7 @@ def _is_header(line: str) -> bool:
 
 
 def _prefix_like(example: str) -> re.Pattern[str] | None:
-    """A pattern of all prefixes with the signs of this one; None where there is none."""
+    """A pattern of prefixes that are built like this one; None for an empty one."""
     if not example.strip():
         return None
     parts = re.findall(r"\w+|\s+|[^\w\s]", example)
@@ -126,7 +126,7 @@ def _row(table: _Table, cells: Sequence[str], at: str) -> None:
     """Add a row's points, the columns from ``time`` on once or twice."""
     columns = table.columns
     if columns[-1] == "timestamp":
-        # A date and a time, under one name.
+        # The timestamp is one column of two words.
         columns, cells = columns[:-1], cells[:-2]
     if len(cells) != len(columns):
         raise HpctrainError(f"{at}: a row with {len(cells)} of {len(columns)} columns, perhaps cut off", AGAIN)
@@ -141,7 +141,7 @@ def _row(table: _Table, cells: Sequence[str], at: str) -> None:
         measured = dict(zip(columns[start:end], cells[start:end], strict=True))
         if measured.get("#wrong", "N/A") != "N/A" and _number(measured["#wrong"], "#wrong", at):
             raise HpctrainError(f"{at}: {measured['#wrong']} wrong values at {cells[0]} bytes", WRONG_RESULTS)
-        # A size that is no multiple of the ranks' parts is rounded down, at last to nothing.
+        # nccl-tests round a size down to a multiple of the number of ranks, which can give 0.
         if measured["time"] == "N/A" or not size:
             continue
         micros, *rates = (_number(measured[key], key, at) for key in ("time", "algbw", "busbw"))

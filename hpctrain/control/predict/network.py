@@ -1,4 +1,4 @@
-"""What the flows of a collective between hosts get of a fabric's links."""
+"""The rates that a collective between hosts gets from the links of a fabric."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LATENCY_S = 2e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a collective between hosts gets of the network, with one ring or pair of trees a rail.
+    """The share of the network that a collective between hosts gets, with one ring or pair of trees a rail.
 
     Attributes:
         rails: adapters of each that take part.
@@ -51,7 +51,7 @@ class Network:
         assert all(0 < low <= high <= 1 for low, high in (self.ring_range, self.tree_range))
 
     def ring_seconds(self, nbytes: float, *, ranks_per_host: int = 1, local_latency_s: float = 0.0) -> float:
-        """Of an all-reduce by rings: 2 (n - 1) steps, each of one n-th of the rail's part.
+        """Seconds of an all-reduce by rings: 2 (n - 1) steps, each of one n-th of the rail's part.
 
         Args:
             ranks_per_host: n is the number of all ranks if rings go through each rank of a host before they leave it,
@@ -66,7 +66,7 @@ class Network:
         return latency + 2 * (ranks - 1) / ranks * self._rail_seconds(nbytes) / self.ring_share
 
     def tree_seconds(self, nbytes: float, *, piece_bytes: float = 0.0) -> float:
-        """Of an all-reduce by two trees: up and down their height, and the bytes of the busiest link.
+        """Seconds of an all-reduce by two trees: up and down their height, and the bytes of the busiest link.
 
         The first piece goes up and down before all links are busy: a host takes it from two children and gives it to
         two, which share its cable, except at the root, so that it takes the time of 4 h - 2 pieces for a height h; it
@@ -283,7 +283,7 @@ def _doubts(fabric: Fabric) -> tuple[str, ...]:
 
 
 def _tree_volume(hosts: int) -> float:
-    """What the busiest of these hosts sends or receives in two trees, in buffers: a child and a parent move a half."""
+    """Buffers that the busiest of these hosts sends or receives in two trees, of which each carries a half."""
     import numpy as np
 
     from hpctrain.control.topology.traffic import double_tree

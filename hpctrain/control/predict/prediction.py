@@ -1,4 +1,4 @@
-"""What a training takes on so many nodes: time, scaling, memory and energy, each with its interval."""
+"""Predicts a training on each number of nodes: time, scaling, memory and energy, each with its interval."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WIRE = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node of the cluster, which are all alike.
+    """One node of the cluster, whose nodes are all alike.
 
     Attributes:
         gpu: a name of :func:`hpctrain.common.cluster.gpu_models.gpus`, or ``cpu``.
@@ -166,7 +166,7 @@ def predict(
 
 
 def _device(training: Training, node: Node, calibration: Calibration) -> Device:
-    """What each rank computes on."""
+    """The device on which each rank computes."""
     if node.gpu != CPU:
         return Device(name=node.gpu, precision=training.precision)
     measured = max((sweep.ranks for sweep in calibration.sweeps), default=node.local)
@@ -201,7 +201,7 @@ class _Run:
 
     @property
     def nodes(self) -> int:
-        """How many."""
+        """The number of nodes."""
         return self.job.network.hosts
 
 
@@ -218,7 +218,7 @@ class _Predictor:
         """The training on these nodes."""
         ranks = network.hosts * self.node.local
         batch = self.training.batch(ranks)
-        # The rank that has most samples decides.
+        # The rank with the most samples is the slowest one.
         job = self._job(network, batch=-(-batch // ranks), parts=self.training.parts(ranks))
         alone = replace(job, network=replace(network, hosts=1), wire=self._wire(1), bucket_bytes=self._bucket_bytes(1))
         return _Run(batch=batch, job=job, times=self._times(job), weak=self._times(alone))
@@ -241,7 +241,7 @@ class _Predictor:
         )
 
     def _wire(self, hosts: int) -> float:
-        """What gradients take on the way; with top_k each host gets the largest of all others with their places."""
+        """Bytes sent for each byte of gradients; with top_k each host receives the largest values of all others."""
         communication = self.training.communication
         return _WIRE.get(communication.compression, min(1.0, communication.top_k * hosts))
 
@@ -254,7 +254,7 @@ class _Predictor:
 
     def _times(self, job: Job) -> Times:
         found = times(job, self.values, self.calibration.curves)
-        # What the roofline does not follow of measured steps, no fit narrows.
+        # The error of the roofline itself, which no fit of constants reduces.
         off = np.exp(self.values.log_factor("step_residual"))
         return replace(found, total=found.total * off)
 
@@ -285,12 +285,12 @@ class _Predictor:
         )
 
     def _epoch_s(self, run: _Run, course: Course) -> Floats:
-        """Of an epoch: its steps, the validation after it, and its checkpoints."""
+        """Seconds of an epoch, (columns,): its steps, the validation after it, and its checkpoints."""
         one, job = run.times.compute, run.job
         forward = one.forward * course.validation_cost
         validated = forward * math.ceil(course.validated / job.ranks / job.at_once)
         training: Floats = course.steps * run.times.total
-        # Ranks copy their share of the state, and write it beside the steps that follow.
+        # Ranks copy their share of the state, and write it during the following steps.
         share = 4 * (1 + job.state) * self.training.workload.parameters / job.ranks
         written = share / self.values["checkpoint_bytes_per_s"]
         copied = share / self.values["host_copy_bytes_per_s"]
@@ -333,7 +333,7 @@ def _causes(values: Values, total: Floats) -> tuple[Cause, ...]:
     drawn_logs = np.stack([values.logs[name][1:] for name in names])
     centred = drawn_logs - drawn_logs.mean(axis=1, keepdims=True)
     log_total = np.log(total[1:]) - np.log(total[1:]).mean()
-    # Ridge: fitted constants are correlated, and there are nearly as many constants as a hundred.
+    # Ridge regression, because fitted constants are correlated and there are nearly a hundred of them.
     scaled = centred / centred.std(axis=1, keepdims=True)
     slopes = np.linalg.solve(scaled @ scaled.T + np.eye(len(names)), scaled @ log_total)
     whole = max(float((slopes**2).sum()), 1e-30)

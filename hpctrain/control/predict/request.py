@@ -21,7 +21,7 @@ from hpctrain.control.predict.training import Training
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
-    """What a prediction is for.
+    """The hardware and options of a prediction.
 
     Attributes:
         nodes: the numbers of nodes to predict for, in rising order.
@@ -57,7 +57,7 @@ def predict_request(training: Training, request: PredictionRequest) -> Predictio
 
 
 def _engine(training: Training, request: PredictionRequest) -> str:
-    """What reduces, as a run would choose it there.
+    """The engine that a run would choose there.
 
     Raises:
         HpctrainError: a backend that does not serve the training or the nodes.

@@ -33,12 +33,12 @@ class RunPrediction:
 
     @property
     def row(self) -> Row:
-        """The figures."""
+        """The figures of the only number of nodes."""
         return self.prediction.rows[0]
 
     @property
     def minutes(self) -> Estimate:
-        """Of all its epochs."""
+        """The time of all its epochs."""
         found, epochs = self.row.minutes, self.row.epochs
         assert found is not None and epochs is not None
         return scaled(found, self.epochs / epochs.value)
@@ -120,6 +120,6 @@ def plan_hardware(plan: Plan, gpu: str) -> tuple[Hardware, int]:
 
 
 def _backend(plan: Plan) -> str:
-    """That of the run, as far as it is chosen: ``auto`` lets the prediction choose by the GPUs."""
+    """The backend of the run; ``auto``, with which the prediction chooses by the GPUs, if it is not chosen yet."""
     found = CAPABILITIES.get(plan.backend)
     return plan.backend if found and found.joins_ranks else "auto"

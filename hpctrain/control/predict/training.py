@@ -1,4 +1,4 @@
-"""What is trained, for any number of ranks: a recipe, or the network of a script."""
+"""The training to predict, for any number of ranks: a recipe, or the network of a script."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is trained.
+    """A training, before its number of ranks is known.
 
     Attributes:
         largest: the workload of the largest images, which decide the memory.
@@ -96,11 +96,11 @@ class Training:
         return self.per_rank * ranks
 
     def parts(self, ranks: int) -> int:
-        """In which a rank computes its samples one after the other."""
+        """The number of parts in which a rank computes its samples one after the other."""
         return self.recipe.at(ranks).batch.parts(self.batch(ranks), ranks) if self.recipe else 1
 
     def course(self, ranks: int, values: Values) -> Course | None:
-        """How long it trains; None for a script, whose length nobody knows."""
+        """How long it trains; None for a script, whose length is not known."""
         if self.recipe is None:
             return None
         recipe = self.recipe.at(ranks)
@@ -126,7 +126,7 @@ class Training:
 def recipe_training(recipe: Recipe) -> Training:
     """A recipe with the shipped workload of its network, for images of its size.
 
-    Of a ramp of sizes that one counts whose area is the mean over the epochs, as work grows with the area.
+    For a ramp of image sizes, the size with the mean area of all epochs is used, as work grows with the area.
 
     Raises:
         HpctrainError: its network is made by the recipe, so that no workload of it is shipped, or its mesh is more than
@@ -151,10 +151,10 @@ def recipe_training(recipe: Recipe) -> Training:
 
 
 def require_data_parallel(mesh: Mesh) -> None:
-    """Refuse a mesh whose ranks have not all the whole model.
+    """Refuse a mesh in which a rank does not have the whole model.
 
     Raises:
-        HpctrainError: says so.
+        HpctrainError: the mesh is such a one.
     """
     if not mesh.replicates_only:
         raise HpctrainError(
@@ -247,7 +247,7 @@ def epochs(recipe: Recipe, values: Values) -> tuple[Floats, str]:
     low, high = (float(np.interp(place, np.log(batches), ends)) for ends in (fewest, most))
     source = "MLPerf's reference convergence points 4.0, 10 to 28 seeds"
     if own < low:
-        # Nobody trains on after the rate has fallen to its end.
+        # The schedule ends the learning rate there, so the run does not train on.
         return np.full(values.columns, own), f"the recipe's; the target takes {low:.0f} to {high:.0f} by {source}"
     return np.minimum(values.between("convergence", low, (low + high) / 2, high), own), source
 

@@ -16,13 +16,13 @@ from hpctrain.control.predict.constants import Constant
 from hpctrain.control.topology.fabric import Floats
 
 DRAWS = 400
-# Of an interval: 80 % of the draws.
+# The quantiles between which 80 % of the draws are.
 LOW, HIGH = 0.1, 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """What each constant is in each column.
+    """The value of each constant in each column.
 
     Attributes:
         logs: of some constants, the logarithm of what their value is multiplied with, (columns,).

@@ -1,4 +1,4 @@
-"""What a rank keeps of a training's state, in closed form.
+"""The bytes of a training's state that a rank keeps, in closed form.
 
 Source: Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section 5 and table 1.
 """
@@ -14,7 +14,7 @@ from hpctrain.control.predict.memory import state_elements
 
 Stage = Literal[0, 1, 2, 3]
 
-# From which stage on ranks divide it.
+# The first stage at which ranks divide each kind of state.
 _DIVIDED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 3}
 _FLOAT32 = 4
 
@@ -29,17 +29,17 @@ class StateBytes:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The bytes of all three."""
         return self.parameters + self.gradients + self.optimizer
 
 
 def bytes_of_parameter(optimizer: Optimizer) -> StateBytes:
-    """Of a recipe: parameters, gradients and what the optimizer keeps are float32 with every precision."""
+    """One parameter's bytes: itself, its gradient and the optimizer's state are float32 with every precision."""
     return StateBytes(parameters=_FLOAT32, gradients=_FLOAT32, optimizer=_FLOAT32 * state_elements(optimizer))
 
 
 def zero_bytes(parameters: float, each: StateBytes, *, stage: Stage, ranks: int) -> StateBytes:
-    """Of a rank.
+    """The bytes of a rank.
 
     Args:
         parameters: that the rank has part in: those of its stage of a pipeline, divided by the ranks along tp.

@@ -81,7 +81,7 @@ def measure(
     load = os.getloadavg()[0]
     path = Path(hpctrain.__file__).parent / "worker" / "bench" / f"{program}.py"
     machine = this_machine()
-    # A job's hosts are not meant where none are named: a benchmark is of this machine.
+    # Without named hosts a benchmark measures this machine, also within a job.
     named = hosts.hosts is not None or hosts.hostfile is not None
     if ranks is None and not named:
         ranks = 2
@@ -95,7 +95,7 @@ def measure(
         work = Script(path=path, arguments=(str(out), *arguments))
         start = Start(environment=dict(environment))
         plan = make_plan(work, machine, hosts=arranged, host_options=hosts, backend=backend, start=start)
-        # Horovod may be missing: then it is left out.
+        # The launcher is proved without a check of Horovod, which the benchmarks leave out where it is missing.
         launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None
         about = {"load": round(load, 2), "ranks": plan.ranks, "hosts": len(plan.hosts)}
         return {**run_program(plan, folder, machine, launcher, out), **about}
@@ -120,7 +120,7 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
     say = partial(print, file=sys.stderr)
     failure = run_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say, notice=_notice)
     if failure:
-        # What rank 0 printed was shown as it came, and its log goes with the folder.
+        # The output of rank 0 was already shown, and its log is removed with the folder.
         raise HpctrainError(str(replace(failure, lines=()) if failure.rank == 0 else failure), exit_code=1)
     measured: dict[str, Any] = json.loads(out.read_text())
     return measured

@@ -16,7 +16,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.run.plan import Plan
 
-# Frameworks come from slow disks, as checkpoints do.
+# Frameworks and checkpoints may have to be read from slow disks.
 _LIMIT_SECONDS = 1800.0
 _LAST_LINES = 12
 # By framework: the file's suffix, and the packages that write it.
@@ -37,7 +37,7 @@ def export(checkpoint: Path, out: Path) -> int:
     _require_fit(checkpoint, out)
     paths = [str(checkpoint.absolute()), str(out.absolute())]
     command = [sys.executable, "-P", "-m", "hpctrain.worker.train.export", *paths]
-    # A model is written as well without a GPU, which other work may be on.
+    # Writing a model needs no GPU, and other work may use it.
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow"}
     try:
         done = subprocess.run(

@@ -81,7 +81,7 @@ def measure_links(
             start=start.mounting(folder),
             threads_per_rank=1,
         )
-        # It names what is missing here, before anything is started.
+        # Called for its errors, which name what is missing before anything is started.
         available_launcher(plan, machine)
         launcher = prove_launcher(plan, machine, folder)
         try:
@@ -101,7 +101,7 @@ def _remedy(hosts: Hosts | None) -> str:
 def flows_of(measured: dict[str, Any], plan: Plan) -> list[Flow]:
     """What :mod:`hpctrain.worker.programs.links` wrote.
 
-    Hosts have the plan's names, as the fabric has them: what a host calls itself may be longer, or shorter.
+    Hosts have the names of the plan and the fabric: a host's own name may be longer or shorter.
     """
     hosts = [host.host for host in plan.hosts for _ in range(host.slots)]
     ends = [End(host=host, device=device) for host, device in zip(hosts, measured["devices"], strict=True)]

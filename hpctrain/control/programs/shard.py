@@ -23,12 +23,12 @@ from hpctrain.control.programs.bench import run_program, working_folder
 from hpctrain.control.supervision.start import prove_launcher
 
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "shard.py"
-# Of every rank.
+# All ranks start with this environment.
 START = Start(environment=ENVIRONMENT)
 
 
 def require_extras(work: Work) -> None:
-    """Make sure that what makes the shards is installed.
+    """Make sure that the packages that make the shards are installed.
 
     Raises:
         HpctrainError: an extra is missing.
@@ -37,7 +37,7 @@ def require_extras(work: Work) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the user how far it is, beside the result."""
+    """Report progress on stderr, beside the result."""
     print(printable(text), file=sys.stderr)
 
 
@@ -71,7 +71,7 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
         return in_processes(work, 1)
     require("train")
     machine = this_machine()
-    # A job's hosts are not meant where none are named.
+    # Without named hosts this machine is meant, also within a job.
     arranged, warnings = arrange(hosts, machine.host, ranks, os.environ if named else {})
     for warning in warnings:
         say(f"hpctrain: warning: {warning}")

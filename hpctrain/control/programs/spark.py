@@ -43,7 +43,7 @@ def on_spark(work: Work, master: str | None) -> Manifest:
     _require_java()
     from pyspark import SparkConf, SparkContext
 
-    # Otherwise whatever python3 the executors find.
+    # Without it the executors use whatever python3 they find.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     configuration = SparkConf().setAppName("hpctrain")
     if master is not None:
@@ -53,7 +53,7 @@ def on_spark(work: Work, master: str | None) -> Manifest:
     try:
         context = SparkContext(conf=configuration)
     except Exception as error:
-        # Of py4j, which passes on what Java says, or of PySpark.
+        # The error can be of any type of py4j, which passes on Java's errors, or of PySpark.
         raise HpctrainError(
             f"Spark does not start: {_reason(error)}", "--master URL names a cluster", exit_code=1
         ) from error
@@ -73,7 +73,7 @@ def _require_java() -> None:
 def _map_tasks(context: SparkContext, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     tasks = list(items)
     if not tasks:
-        # Of which Spark makes no job.
+        # Spark makes no job of an empty list.
         return iter(())
     job = context.parallelize(tasks, len(tasks)).map(partial(_call_or_error, function))
     with ThreadPoolExecutor(1) as thread:
@@ -90,7 +90,7 @@ def _map_tasks(context: SparkContext, function: Callable[[Any], Any], items: Ite
 
 
 def _call_or_error(function: Callable[[Any], Any], task: Any) -> Any:
-    """What is wrong with the source is an answer: Spark would try the task again, and tell it as an error of Java."""
+    """Return a fault of the source instead of raising it: Spark would retry the task, and report an error of Java."""
     try:
         return naming_host(function, task)
     except HpctrainError as error:
@@ -117,7 +117,7 @@ def _wait(context: SparkContext, results: Future[list[Any]]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The line that says something, of what may be pages of Java's stack: the error of Python that is in it."""
+    """The line of an error that matters: the Python error within what may be pages of a Java stack trace."""
     java = getattr(error, "java_exception", None)
     text = str(java.getMessage() if java is not None else error)
     _, traceback, python = text.partition("Traceback (most recent call last):\n")

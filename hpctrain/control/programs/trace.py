@@ -16,12 +16,12 @@ from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.settings import BACKEND
 from hpctrain.common.workloads.workload import Workload
 
-# What a slow disk, a large data set and a step on a CPU may take.
+# Enough for a slow disk, a large data set and a step on a CPU.
 LIMIT_SECONDS = 600.0
 _LAST_LINES = 12
 _IN_PYTHON = "or trace the network in Python: hpctrain.trace(model, batch, loss).write(path)"
-# One process on a CPU: what is counted is the same on a GPU, and another work may be on that. Compiled code hides its
-# operators. Unbuffered, what it prints is in order with what it dies of.
+# One process on a CPU: the counts are the same on a GPU, which other work may use. Compiled code would hide its
+# operators. Unbuffered output is in order with the error that ends the script.
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     BACKEND.name: "single",
