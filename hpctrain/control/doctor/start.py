@@ -24,7 +24,7 @@ from hpctrain.control.doctor.software import World, launcher_and_mpi, same_versi
 from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import require_image
-from hpctrain.control.planning.hosts import Hosts
+from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.supervision.hosts_ready import nearest_existing
 from hpctrain.control.supervision.start import prove_launcher, run_plan
 

@@ -46,7 +46,7 @@ def _place(plan: Plan, request: JobRequest) -> tuple[Plan, list[str]]:
         source = "scontrol show topology, or SLURM_TOPOLOGY_ADDR of its tasks"
         return plan, [f"made in the job, from its hosts and {source}"]
     # Imported here because it loads the readers of fabrics, which other previews do not need.
-    from hpctrain.control.hosts.hosts import arrange
+    from hpctrain.control.hosts.arrange import arrange
 
     chosen = options.model_copy(update={"hosts": named, "nodes": request.nodes})
     machine = this_machine()

@@ -47,7 +47,7 @@ class HostWatch:
         self._machine = machine
         self._notice = notice
         self._environment = environment
-        self._seconds = host_interval(environment)
+        self._seconds = HOST_INTERVAL.read(environment)
         # The number of live ranks on each host.
         self._now = plan.ranks_of_hosts
         self._leaving: Collection[str] = ()

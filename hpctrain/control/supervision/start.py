@@ -57,8 +57,8 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     launcher = first_launcher(plan)
     require_mitigation(plan, launcher)
     # A wrong setting is refused before anything is started.
-    host_timeout()
-    host_interval()
+    HOST_TIMEOUT.read()
+    HOST_INTERVAL.read()
     # The packages of another interpreter cannot be seen from here.
     may_be_missing = plan.capabilities is not None and plan.capabilities.needs_build
     if may_be_missing and plan.start.container is None and plan.start.python is None:
@@ -153,10 +153,10 @@ def command_for(
         launcher=launcher,
         cores=bindable_cores(machine.cores),
         root=os.geteuid() == 0,
-        slurm=told_of_slurm(),
+        slurm=slurm_settings(),
         # Respect a user's own OMPI_MCA_btl.
         tcp="OMPI_MCA_btl" in os.environ,
-        host_timeout=host_timeout(),
+        host_timeout=HOST_TIMEOUT.read(),
         # Ranks of this machine inherit the settings.
         settings=() if here else settings_of(os.environ),
         work=work,
@@ -237,7 +237,7 @@ def run_attempt(
         resumable=plan.restarts > 0,
         fault_tolerant=plan.fault_tolerant,
         # A script may do anything before its ranks meet, so only recipes have a limit.
-        meet_seconds=timeout_seconds() if plan.recipe and plan.processes > 1 else None,
+        meet_seconds=TIMEOUT.read() if plan.recipe and plan.processes > 1 else None,
         interrupts=interrupts,
         held=held,
         leave=leave,

@@ -80,7 +80,7 @@ def rank_pod(run: PodRun, *, command: Sequence[str], configured: bool = True, **
 def launcher_pod(run: PodRun, *, command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
     """The template of the pod that starts the ranks of other pods; it needs neither GPUs nor adapters."""
     # The number of threads of a rank follows from the processors of its own pod.
-    cpus = {CPUS: str(run.cpus)} if run.cpus is not None else {}
+    cpus = {POD_CPUS.name: str(run.cpus)} if run.cpus is not None else {}
     return _template(run, command, {**cpus, **variables}, _LAUNCHER_RESOURCES, configured=True)
 
 
