@@ -95,7 +95,7 @@ class Terminal:
 
             def failed(failure: Failure, place: RunDirectory) -> None:
                 console.close()
-                self.notice(failure.told_after(shown=0))
+                self.notice(failure.without_log_of(shown=0))
                 if failure.status == "resumable":
                     # Whoever asked for a stop may end this process soon: a job's time is up, or a pod is to go.
                     trackers.end_seconds = min(trackers.end_seconds, plan.stop.seconds / 10)

@@ -86,7 +86,7 @@ class Failure:
         hint = [f"  {self.hint}"] if self.hint else []
         return "\n".join([self.message, *printed, *hint])
 
-    def told_after(self, shown: int) -> str:
+    def without_log_of(self, shown: int) -> str:
         """The text for a reader who has seen all output of rank ``shown``: of its log only the name."""
         if self.rank != shown or self.log is None:
             return str(self)

@@ -18,7 +18,7 @@ from hpctrain.common.settings import HOST_INTERVAL
 from hpctrain.control.hosts.membership import change, chosen_hosts, given_hosts
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.resuming.resume import plan_on
-from hpctrain.control.supervision.asking import Questions
+from hpctrain.control.supervision.host_questions import Questions
 from hpctrain.control.supervision.hosts_ready import joinable_hosts
 
 

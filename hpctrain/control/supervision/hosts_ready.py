@@ -24,8 +24,7 @@ from hpctrain.control.hosts.networks import CHOICES, Networks, choose_networks, 
 from hpctrain.control.launchers.command import Launcher, Torchrun
 from hpctrain.control.launchers.launcher_choice import in_allocation
 from hpctrain.control.resuming.resume import plan_without
-from hpctrain.control.supervision.answering import other_agent, silent_hosts
-from hpctrain.control.supervision.asking import (
+from hpctrain.control.supervision.host_questions import (
     Answer,
     Questions,
     addresses_of,
@@ -35,6 +34,7 @@ from hpctrain.control.supervision.asking import (
 )
 from hpctrain.control.supervision.pod_names import await_names
 from hpctrain.control.supervision.reachability import own_addresses
+from hpctrain.control.supervision.silent_hosts import other_agent, silent_hosts
 
 _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
 _PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")

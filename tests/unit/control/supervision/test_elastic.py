@@ -16,7 +16,7 @@ import pytest
 from hpctrain.cli.main import main
 from hpctrain.common.run.events import read_events
 from hpctrain.control.launchers.command import TRAIN
-from hpctrain.control.supervision import asking, host_watch, supervisor
+from hpctrain.control.supervision import host_questions, host_watch, supervisor
 
 pytestmark = [needs.pytorch, pytest.mark.slow]
 
@@ -118,7 +118,7 @@ def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpctrain.control.supervision.start.require", lambda framework: None)
     monkeypatch.setattr("hpctrain.control.supervision.supervisor.wait_seconds", lambda number: 0.0)
     # All hosts are this one, where the launcher is always found.
-    monkeypatch.setattr(asking, "_PROGRAM", asking._PROGRAM.replace(TRAIN, "elsewhere"))
+    monkeypatch.setattr(host_questions, "_PROGRAM", host_questions._PROGRAM.replace(TRAIN, "elsewhere"))
     # No checkpoint of the script is one.
     monkeypatch.setattr("hpctrain.control.resuming.attempts._require_none_written", lambda *_: None)
     Path("off").touch()

@@ -77,8 +77,8 @@ def test_the_first_rank_that_failed_is_the_cause(directory: RunDirectory) -> Non
     assert (failure.rank, failure.host, failure.message) == (1, "n2", "rank 1 on n2 failed: ValueError: the cause")
     assert failure.lines == tuple(f"line {number}" for number in range(30, 50))
     assert f"the end of {directory.log(1)}:\n    line 30\n" in str(failure)
-    assert failure.told_after(shown=0) == str(failure)
-    assert failure.told_after(shown=1) == f"{failure.message}\n  its log: {directory.log(1)}"
+    assert failure.without_log_of(shown=0) == str(failure)
+    assert failure.without_log_of(shown=1) == f"{failure.message}\n  its log: {directory.log(1)}"
 
 
 @pytest.mark.parametrize("text", [OPEN_MPI, OPEN_MPI_4, INTEL])

@@ -19,8 +19,8 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start
 from hpctrain.control.launchers.command import Srun
 from hpctrain.control.resuming.resume import plan_without
-from hpctrain.control.supervision import asking, hosts_ready
-from hpctrain.control.supervision.asking import Answer
+from hpctrain.control.supervision import host_questions, hosts_ready
+from hpctrain.control.supervision.host_questions import Answer
 from hpctrain.control.supervision.hosts_ready import joinable_hosts, ready_hosts
 
 MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"), mpicc=None, mpicxx=None)
@@ -49,7 +49,7 @@ def _ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.py").touch()
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(asking, "_REACH_SECONDS", 3.0)
+    monkeypatch.setattr(host_questions, "_REACH_SECONDS", 3.0)
     monkeypatch.setattr("socket.gethostname", lambda: "n1")
 
 
@@ -220,7 +220,7 @@ def test_variables_that_a_user_set_for_one_library_stay(monkeypatch: pytest.Monk
 
 def joinable(names: list[str], **variables: str) -> tuple[tuple[str, ...], dict[str, str]]:
     environment = {"PATH": os.environ["PATH"], **variables}
-    questions, machine = asking.Questions(), Machine(host="n1", cores=2, frameworks=frozenset(), versions={})
+    questions, machine = host_questions.Questions(), Machine(host="n1", cores=2, frameworks=frozenset(), versions={})
     return joinable_hosts(plan("n1", "n2"), names, MPIRUN, Path("run"), machine, questions, environment)
 
 

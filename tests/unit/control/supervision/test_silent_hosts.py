@@ -12,8 +12,7 @@ from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.run.plan import Plan, Script, Slots, Start
 from hpctrain.control.launchers.command import Launcher, Srun
-from hpctrain.control.supervision import answering
-from hpctrain.control.supervision.answering import silent_hosts
+from hpctrain.control.supervision.silent_hosts import silent_hosts
 
 MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"), mpicc=None, mpicxx=None)
 MACHINE = Machine(host="n1.cluster", cores=2, frameworks=frozenset(), versions={})
@@ -32,7 +31,7 @@ sys.exit(255 if any("n3" in word for word in sys.argv) else 0)
 @pytest.fixture(autouse=True)
 def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(answering, "_SECONDS", 2.0)
+    monkeypatch.setattr("hpctrain.control.supervision.silent_hosts._SECONDS", 2.0)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     for name in ("ssh", "srun"):
         Path(name).write_text(PROGRAM)

@@ -23,8 +23,8 @@ from hpctrain.common.cluster.interfaces import Interface
 from hpctrain.common.cluster.machine import same_host
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.command import TRAIN
-from hpctrain.control.supervision.answering import ssh_command
 from hpctrain.control.supervision.reachability import listening
+from hpctrain.control.supervision.silent_hosts import ssh_command
 
 # A host that does not answer ssh in this time counts as lost.
 _CONNECT_SECONDS = 8
