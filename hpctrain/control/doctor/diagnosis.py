@@ -19,7 +19,6 @@ def diagnose(
     """The checks, failed ones first.
 
     Args:
-        start: how a run would start its ranks.
         ranks: their number. None for as many as a run would have; for none if neither hosts nor ``start`` are given.
 
     Raises:

@@ -51,8 +51,8 @@ class Host:
     """One host as a rank, or the login shell, sees it.
 
     Attributes:
-        ranks: that are to run on it.
-        hosts: of the run, all together.
+        ranks: how many ranks run on it.
+        hosts: how many hosts the run has.
         memlock, nofile: soft and hard limit in bytes and files, infinite for none.
         shared_memory: bytes free in /dev/shm, None where there is none that can be written to.
         temporary: where mpirun and Python put their temporary files.
@@ -100,7 +100,7 @@ def read_host(
     """The facts of the host this runs on.
 
     Args:
-        root: where /sys, /proc and /dev are.
+        root: the folder that holds /sys, /proc and /dev.
         ranks, hosts: how many ranks run here, and how many hosts take part.
         visible: ``CUDA_VISIBLE_DEVICES`` of each rank here; by default all have that of ``environment``.
 

@@ -31,7 +31,7 @@ class MeasuredAllreduce:
         engine: the name to show of what reduced.
         seconds: the median; None where it did not end.
         right: whether every rank got the right numbers.
-        error: why it was not done.
+        error: why there was no result.
         possible: False where the engine is not installed, which is not a failure.
     """
 

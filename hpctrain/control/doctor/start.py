@@ -45,8 +45,7 @@ def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory:
 
     Args:
         hosts: with one slot for each rank.
-        options: what the hosts were chosen by.
-        start: how a run would start its ranks.
+        options: the options that chose the hosts.
         run_directory: where runs are to write, on all hosts.
 
     Raises:

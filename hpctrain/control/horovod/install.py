@@ -28,7 +28,7 @@ def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]
     """Make the installed Horovod fit this environment's frameworks and MPI.
 
     Args:
-        progress: gets what is being done.
+        progress: gets the name of each step, with a percentage while compiling.
         force: compile and install even where the installed Horovod or a cached wheel fits.
 
     Returns:

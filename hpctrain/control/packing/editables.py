@@ -35,7 +35,6 @@ def editable_entries(prefix: Path, site: Path, own: dict[str, Entry]) -> dict[st
 
     Args:
         prefix, site: the environment's folder and that of its packages, resolved.
-        own: the entries of the environment.
 
     Raises:
         HpctrainError: an installation whose files cannot be found.

@@ -50,7 +50,7 @@ class Pack:
             in it.
         digest: SHA-256 of all paths, modes and contents of the environment.
         entries: of the environment, with the SHA-256 of each file.
-        hashes: kept for the next time.
+        hashes: hashes of files, saved for the next pack.
     """
 
     archive: Path

@@ -76,7 +76,7 @@ def allreduce(nbytes: float, ranks: Ranks, values: Values, curves: Sequence[Curv
     last one counts.
 
     Args:
-        nbytes: of the buffer of each rank.
+        nbytes: the size of each rank's buffer.
         curves: that were measured; the one of the most similar ranks counts.
     """
     if ranks.count == 1:

@@ -26,7 +26,6 @@ class Device:
     """The device on which one rank computes.
 
     Attributes:
-        name: of a GPU, or ``cpu``.
         ranks: the number of ranks that share it.
         precision: of the forward and backward pass.
         crowded: how often the ranks that share it are twice as many as those that a sweep was measured with.

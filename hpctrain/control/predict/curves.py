@@ -29,7 +29,7 @@ class Curve:
     Attributes:
         engine: what carried it: ``mpi``, ``gloo``, ``nccl`` …; nccl-tests have ``nccl, in-place`` as well.
         points: bytes of a rank's buffer and seconds, by rising bytes.
-        source: the file, and what measured it.
+        source: the file and the program that measured, for messages.
         groups: collectives of so many ranks that each host took part in at the same time, sharing its adapters.
         gpu: the driver's name of the ranks' GPUs; None where the file has none.
     """

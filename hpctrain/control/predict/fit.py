@@ -31,7 +31,7 @@ class Fit:
 
     Attributes:
         mean: of the logarithm of what each is multiplied with, (names,).
-        covariance: of these logarithms, (names, names).
+        covariance: the covariance of these logarithms, (names, names).
         residual: logarithm of each measurement over what the fitted model says, (measurements,).
     """
 
@@ -54,8 +54,8 @@ def fit(model: Model, measured: Floats, errors: Floats, constants: Mapping[str, 
     """Fit the named constants.
 
     Args:
-        measured: seconds or whatever it is, (measurements,).
-        errors: of the logarithm of each, (measurements,).
+        measured: the measurements, such as seconds, (measurements,).
+        errors: the standard deviation of each one's logarithm, (measurements,).
         names: constants with a spread that the model depends on.
     """
     prior = np.array([constants[name].spread for name in names])

@@ -27,12 +27,11 @@ class Hardware:
     Attributes:
         gpu: a name of :func:`hpctrain.common.cluster.gpu_models.gpus`, or ``cpu``.
         adapters: network adapters of a node that the ranks use.
-        link_bytes_per_s: of an adapter, in one direction.
-        fabric: file of the switches and cables.
+        link_bytes_per_s: the rate of an adapter, in one direction.
         topology: the name of one, where the file has several.
         hosts: names of the nodes, as far as they are known: of several topologies, the one that has them is taken.
         background: shares of the links between switches that other jobs take, at the least and at the most.
-        rdma: whether the adapters have it.
+        rdma: whether the adapters support RDMA.
     """
 
     gpu: str | None = None

@@ -28,13 +28,11 @@ class Job:
     """What a step's time depends on.
 
     Attributes:
-        workload: of the network that is trained.
         engine: that reduces; ``single`` where there is one rank.
         batch: samples of a rank in a step.
         parts: in which it computes them one after the other.
         wire: what a gradient takes on the way, as a share of its 4 bytes.
         state: numbers that the optimizer keeps of each parameter.
-        rdma, nccl: these are explained at :class:`hpctrain.control.predict.collectives.Ranks`.
         samples_per_s: that the input pipeline of a rank makes; None for as many as are wanted.
     """
 
@@ -75,7 +73,7 @@ class Times:
     Attributes:
         compute: the time of one part of the batch.
         exposed: how much longer it is for its reductions, in which ranks also wait for the slowest one.
-        busy: for how long the device is full.
+        busy: the time in which the device is full.
     """
 
     compute: Compute

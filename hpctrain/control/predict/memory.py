@@ -140,9 +140,6 @@ def memory(workload: Workload, *, batch: int, settings: Settings) -> Memory:
 def largest_batch(workload: Workload, nbytes: float, settings: Settings) -> int:
     """The most samples at once whose training fits into a device's memory, with the margin and the context.
 
-    Args:
-        nbytes: the capacity of the device's memory.
-
     Raises:
         HpctrainError: not even one sample fits.
     """

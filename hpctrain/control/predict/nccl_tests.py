@@ -45,7 +45,7 @@ def read_nccl_tests(text: str, where: str) -> list[Measured]:
     Args:
         text: all that was printed. NCCL's own lines may be between, and each line may have in front of it what a
             launcher or a collector of logs puts there: rank, host, pod, date and time.
-        where: the file's name, for errors.
+        where: the file's name for error messages.
 
     Raises:
         HpctrainError: results were wrong; the text is cut off or damaged, of another test, of several types or

@@ -24,14 +24,14 @@ class Network:
     """The share of the network that a collective between hosts gets, with one ring or pair of trees a rail.
 
     Attributes:
-        rails: adapters of each that take part.
+        rails: the number of adapters of each host that take part.
         rail_bytes_per_s: one adapter's own rate, in one direction.
         ring_share: what the slowest flow of the rings gets of its adapter's rate; 1.0 without contention.
         tree_share: the same of the two trees: the load of an adapter's own cable against that of the slowest link.
         ring_range, tree_range: the lowest and the highest share, with other jobs' load at its high and its low end.
             The shares themselves are with that in the middle.
         tree_volume: what the busiest adapter sends or receives in the trees, in buffers of its rail; 2 in large ones.
-        latency_s: of a small message between two hosts.
+        latency_s: the time of a small message between two hosts.
         warnings: sentences about what is odd or was assumed.
     """
 
@@ -98,8 +98,8 @@ def stated_network(
     """The network of hosts of which only the adapters are known: nothing between them is shared.
 
     Args:
-        bytes_per_s: of one adapter, in one direction.
-        latency_s: of a small message between two hosts.
+        bytes_per_s: the rate of one adapter, in one direction.
+        latency_s: the time of a small message between two hosts.
         background: the lowest and highest share of the links between switches that other jobs take. An adapter's rate
             is lost to them, since links between switches are taken to be as fast as it.
 
@@ -140,12 +140,11 @@ def network_of(
     """The network between hosts of a fabric.
 
     Args:
-        fabric: that the hosts are on.
         routes: of this fabric; those of one fabric are made once and used for all its networks.
         hosts_in_order: host numbers in the order of the rings, such as ``Placement.order``.
         adapters_per_host: rails used, the first ones; all that the hosts have in common where None.
         bytes_per_s: of one adapter, where the fabric has no speeds; else the fabric's own count.
-        latency_s: of a small message between two hosts.
+        latency_s: the time of a small message between two hosts.
         background: the lowest and highest share of each link between switches that other jobs take.
 
     Raises:

@@ -52,15 +52,15 @@ class Row:
 
     Attributes:
         batch_per_gpu: samples of a step of the rank that has most.
-        at_once: samples that it computes together.
+        at_once: samples that a rank computes together.
         samples_per_s: the throughput of all ranks together.
         efficiency: samples per second and node, against those of the recipe on one node.
         weak_efficiency: the same with one node's ranks having as many samples each as these.
         communication_share: what of a step is waiting for reductions.
         epochs: to the result, and ``epochs_source``: where they are from; None for a script, like all that follows
             from the length of a run.
-        minutes: of the run with validation and checkpoints.
-        memory_bytes: of a GPU at its peak.
+        minutes: the time of the run with validation and checkpoints.
+        memory_bytes: the memory in use on a GPU at its peak.
         largest_batch: samples that a GPU can compute at once; None on hosts without.
         memory_choices: bytes at the peak with half as many samples at once, in bf16, and with activation checkpointing.
         kwh, facility_kwh, joules_per_sample, node_w, kg_co2: see :class:`hpctrain.control.predict.energy.Energy`; None
@@ -108,7 +108,6 @@ class Prediction:
     """Rows by nodes, and what they rest on.
 
     Attributes:
-        name: of the recipe or network.
         worthwhile: the nodes beyond which another one adds less than half of the throughput of the first; None if all
             in the range add more.
         constants: that the figures depend on, by name, with what a calibration made of them.
@@ -137,7 +136,7 @@ def predict(
     """Predict a training on each number of nodes.
 
     Args:
-        networks: of so many nodes each, rising.
+        networks: one for each number of nodes, which rises.
 
     Raises:
         HpctrainError: an unknown GPU, a calibration for another network or device, or a number of ranks that the

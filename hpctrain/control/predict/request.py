@@ -25,8 +25,6 @@ class PredictionRequest:
 
     Attributes:
         nodes: the numbers of nodes to predict for, in rising order.
-        backend: ``auto`` or the name of one.
-        framework: that the training is in.
         calibration: files of measurements that replace assumptions.
     """
 

@@ -64,7 +64,6 @@ def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> R
 
     Args:
         recipe: not resolved for a number of ranks, as the efficiency is against one node.
-        plan: of the run, with hosts or without.
     """
     training = recipe_training(recipe)
     asked = PredictionRequest(

@@ -55,9 +55,8 @@ def make_sweep(
     Args:
         seconds: of a step in each round, by the batch.
         gpu: what its driver calls it; None for the host's cores.
-        ranks: that ran at the same time.
-        image_size: pixels a side, of residual networks.
-        precision: of the forward and backward pass.
+        ranks: the number of ranks that ran at the same time.
+        image_size: pixels a side; only residual networks have images.
 
     Raises:
         HpctrainError: a GPU that predictions do not know.

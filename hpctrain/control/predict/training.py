@@ -38,7 +38,7 @@ class Course:
 
     Attributes:
         epochs: how many it trains until its result, (columns,).
-        source: where their number is from.
+        source: where the number of epochs is from.
         steps: the number of steps in an epoch.
         validated: samples that all ranks validate with after each.
         validation_cost: of one sample's forward pass, against that of a training sample: images may be larger.
@@ -237,7 +237,7 @@ def epochs(recipe: Recipe, values: Values) -> tuple[Floats, str]:
     these did, by the logarithm of the batch; every other one takes its own.
 
     Args:
-        recipe: for a number of ranks.
+        recipe: resolved for a number of ranks.
     """
     own = float(recipe.epochs)
     if not _has_reference(recipe):

@@ -26,7 +26,7 @@ class Values:
 
     Attributes:
         logs: of some constants, the logarithm of what their value is multiplied with, (columns,).
-        used: names that were asked for.
+        used: the names that were read so far.
     """
 
     constants: Mapping[str, Constant]
@@ -50,7 +50,7 @@ class Values:
 
         Args:
             name: of a constant whose spread is 1.
-            middle: what it is in column 0.
+            middle: the value of the figure in column 0.
         """
         place = np.clip(self.log_factor(name), -2.0, 2.0) / 2.0
         found: Floats = middle + np.where(place > 0, (high - middle) * place, (middle - low) * place)

@@ -45,7 +45,7 @@ def zero_bytes(parameters: float, each: StateBytes, *, stage: Stage, ranks: int)
         parameters: that the rank has part in: those of its stage of a pipeline, divided by the ranks along tp.
         each: the bytes of one parameter's state.
         stage: 0 divides nothing, 1 the optimizer's state, 2 the gradients too, 3 the parameters too.
-        ranks: that they are divided over.
+        ranks: the number of ranks that they are divided over.
     """
     share = {kind: parameters / (ranks if stage >= first else 1) for kind, first in _DIVIDED_FROM.items()}
     return StateBytes(**{kind: count * getattr(each, kind) for kind, count in share.items()})

@@ -67,7 +67,6 @@ def measure(
         ranks: how many, 1 for the backend ``single``, which needs no MPI. None for as many as the named hosts have
             slots, or 2 on this machine.
         hosts: by default this machine, also in a job. The current directory has to be that of all of them.
-        environment: further variables of the ranks.
 
     Returns:
         What it wrote, and ``load``: how many processes wanted a core of this host in the minute before; ``ranks`` and

@@ -57,8 +57,7 @@ def measure_links(
             this machine.
         ranks: the number of ranks on each host.
         size: the size of a message in bytes.
-        start: how the ranks are started.
-        options: what the hosts were chosen by.
+        options: the options that chose the hosts.
 
     Raises:
         HpctrainError: nothing to start ranks with, no folder for what is measured, or a rank failed.

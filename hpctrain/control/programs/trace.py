@@ -36,7 +36,7 @@ def trace_script(path: Path, arguments: Sequence[str] = (), *, limit_seconds: fl
     The script runs as one process on the CPU until the optimizer's first step, which is not made.
 
     Args:
-        limit_seconds: for all that comes before that step.
+        limit_seconds: the limit for everything before that step.
 
     Raises:
         HpctrainError: the script is not there, fails, ends without such a step or takes too long, or its model is not

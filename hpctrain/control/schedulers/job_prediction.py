@@ -37,7 +37,7 @@ def predict_job(job: Job, work: Recipe | Script, gpu: str) -> RunPrediction:
 
     Args:
         work: the recipe as :func:`hpctrain.control.schedulers.preparation.prepare` got it.
-        gpu: of :func:`named_gpu`; that of ``--gpu`` was checked.
+        gpu: the result of :func:`named_gpu`; a value of ``--gpu`` was checked.
 
     Raises:
         HpctrainError: it is a script, ranks share GPUs, or the profile's GPU is not known.

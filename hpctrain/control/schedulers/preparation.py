@@ -130,7 +130,6 @@ def prepare(
     """Prepare the job. Writes nothing, and does not ask Slurm.
 
     Args:
-        request: what is asked of Slurm.
         works: of each task of an array by its number; of any other run, under None.
         stage: files and folders that each node gets a copy of.
         stage_environment: a Python environment that each node gets a copy of.

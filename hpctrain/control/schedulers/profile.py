@@ -160,7 +160,6 @@ class ClusterProfile(Section):
 
     Attributes:
         source: the address of the documentation that the values are from, or what they were discovered by.
-        tried: whether hpctrain was run there.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]

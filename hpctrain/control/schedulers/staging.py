@@ -97,7 +97,6 @@ def plan_staging(
     Args:
         sources: folders and files, archives among them.
         environment: a virtual environment's folder, or an archive of one.
-        container: that the ranks run in.
 
     Raises:
         HpctrainError: the cluster has no such storage, a source is not there, two have one name, or the container would

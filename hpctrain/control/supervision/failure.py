@@ -106,7 +106,7 @@ def find_failure(
     """The failure of a run that has ended; None if every rank recorded that it is done, apart from lost ones.
 
     Args:
-        ranks: how many there should have been.
+        ranks: how many ranks the run should have had.
         exit_status: the launcher's, negative for a signal as in ``subprocess``. Not trusted: mpirun exits 0 when it
             loses a whole node.
         first_dead: the rank that was seen dead, without an error recorded, while others lived.

@@ -35,7 +35,7 @@ class Tail:
     A file that has become shorter than what was returned of it is read from its beginning.
 
     Args:
-        whole: with the lines that it has already.
+        whole: also return the lines that it already has.
         longest: bytes; a longer line is returned in parts.
     """
 

@@ -76,7 +76,7 @@ class Answer:
         program: whether it has the program that each rank executes.
         error: the last line of what was printed about what went wrong.
         version: of its hpctrain; None where that cannot be imported, or is in a container.
-        versions: of the packages that affect the results.
+        versions: the versions of packages that affect the results.
         interfaces: None where the host could not list them.
         cut_off: it cannot connect to this host, though this one reaches it by ssh.
         busy: processes there that are ranks of the run.
@@ -137,9 +137,8 @@ def ask_hosts(
     """The answers of hosts, all asked at once.
 
     Args:
-        plan: whose ranks are to start there.
         hosts: those to ask, and whether each is this machine, which needs no ssh.
-        paths: what they all have to see, absolute.
+        paths: absolute paths that all of them have to see.
         own: the addresses of this host, of which the others are to reach one; empty if they need not try.
         questions: can be ended from another thread.
     """

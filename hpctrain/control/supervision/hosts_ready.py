@@ -56,11 +56,7 @@ class _Fault:
 
 
 class UnfitHostsError(HpctrainError):
-    """Ranks cannot start on some hosts; the exit code is 1 where every fault may be temporary.
-
-    Attributes:
-        hosts: the names of those hosts.
-    """
+    """Ranks cannot start on some hosts; the exit code is 1 where every fault may be temporary."""
 
     def __init__(self, message: str, hint: str, *, exit_code: int, hosts: tuple[str, ...]) -> None:
         super().__init__(message, hint, exit_code=exit_code)
@@ -157,7 +153,7 @@ def joinable_hosts(
     In a Slurm job srun asks them. Where another program than ssh starts the ranks, no host can be asked.
 
     Args:
-        names: hosts that it does not have.
+        names: hosts that are not in the plan.
         questions: can be ended from another thread.
 
     Raises:

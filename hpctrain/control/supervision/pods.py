@@ -48,7 +48,7 @@ def take_part(directory: RunDirectory, *, seconds: float = PODS_SECONDS, poll: f
 
     Args:
         directory: of the run; need not be there yet.
-        seconds: how long nothing may run here.
+        seconds: how long this pod waits while nothing runs here.
         poll: time between two looks at the run.
 
     Returns:

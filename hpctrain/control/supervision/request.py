@@ -39,7 +39,6 @@ class RunRequest:
         submitted: a plan's file, with which a resumed run begins where its directory holds none.
         repeat: the number of seeds; None for a single run.
         dry_run: start nothing and write nothing.
-        oversubscribe: allow more ranks than cores.
         host_options, start, stop: the fields of the plan's attributes of these names that the user gave.
     """
 

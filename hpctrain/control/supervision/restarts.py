@@ -16,7 +16,7 @@ class Reach:
 
     Attributes:
         checkpoint: iteration of its newest whole checkpoint, 0 where it has none.
-        step: the furthest that any attempt has done.
+        step: the furthest step of any attempt.
     """
 
     checkpoint: int = 0
@@ -35,10 +35,9 @@ def next_restart(
     Args:
         failure: what ended an attempt that no signal interrupted.
         before, after: how far the run was when the attempt began, and is now.
-        stepped: whether the attempt did a step.
         idle: the number that the attempt itself had, 0 for one that a user or a job began.
-        limit: how many there may be.
-        hosts: how many it ran on.
+        limit: the most restarts without progress.
+        hosts: the number of hosts that it ran on.
     """
     if failure.stopped or failure.refused or failure.exit_code == 2:
         return None

@@ -65,9 +65,8 @@ def run_ranks(
     """Run a command to its end; none of its processes is alive when this returns.
 
     Args:
-        directory: the run, with its plan.
+        directory: the directory of the run, which holds its plan.
         ranks: how many ranks have to record that they are done.
-        stop: how the ranks are stopped.
         stoppable: the ranks stop at any signal; otherwise at those that ask for it, and at others if their records say
             so.
         resumable: the run can be resumed though no rank shows that it can stop.
@@ -310,7 +309,6 @@ class RunningJob:
         """Follow until the launcher ends, until it hangs after its ranks have ended, or until ``enough`` is true.
 
         Args:
-            follower: of the run's events and output.
             enough: returns whether to stop following.
             leave: says why the ranks are to leave; it is asked only while they work.
 

@@ -217,8 +217,8 @@ def run_attempt(
 
     Args:
         notice: gets what the user has to know of a stop.
-        interrupts: where signals are collected already.
-        held: the directory, where it is held already.
+        interrupts: collects signals already; None to collect them here.
+        held: the directory if it is held already; None to hold it here.
         leave: says why the ranks are to save their state and leave; None while they are not.
     """
     command = command_for(plan, directory, machine, launcher, attempt=attempt.number)

@@ -36,11 +36,9 @@ class PodRun:
 
     Attributes:
         name: of the job, and of what belongs to it.
-        plan: with which the run begins.
+        plan: the plan with which the run begins.
         request: nodes, ranks, GPUs, memory, time; a node is a pod.
-        node: what the profile says of a node.
-        kubernetes: what it says of the cluster.
-        run_directory: as the pods see it.
+        run_directory: its path as the pods see it.
         files: texts that lie beside the plan, by name.
     """
 
@@ -70,8 +68,7 @@ def rank_pod(run: PodRun, *, command: Sequence[str], configured: bool = True, **
 
     Args:
         command: of its container; empty for the image's or an operator's own.
-        configured: whether it needs the plan.
-        of_pod: further fields of the pod.
+        configured: whether it mounts the plan.
     """
     cpus = {POD_CPUS.name: str(run.cpus)} if run.cpus is not None and configured else {}
     return _template(run, command, cpus, _resources(run), configured=configured, **_nearness(run), **of_pod)

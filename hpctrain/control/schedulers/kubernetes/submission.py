@@ -71,7 +71,7 @@ def refuse_slurm(asked: Mapping[str, Any], further: Mapping[str, bool]) -> None:
 
     Args:
         asked: options about the job, by the names of :class:`hpctrain.control.schedulers.request.JobRequest`.
-        further: whether others were given, by their names.
+        further: whether other options were given, by their names.
 
     Raises:
         HpctrainError: names the option, and what to do instead.
@@ -99,9 +99,8 @@ def prepare_pods(
     """Prepare a run on pods, and the same as a job, for what is predicted of it. Writes nothing and asks nobody.
 
     Args:
-        request: nodes, ranks and the rest.
         name: of the job; None for the work's and the time.
-        image: of the containers; None for the profile's.
+        image: the image of the containers; None for the profile's.
         run_directory: as the pods see it; None for one on the first volume that they may write to.
 
     Raises:

@@ -73,12 +73,8 @@ def variables(
     """The values for a template.
 
     Args:
-        request: what is asked of Slurm.
         profile: gives modules, setup lines and variables.
         run_directory, folder: absolute; where the run's files are, and where the job is submitted from.
-        container: that the ranks run in.
-        staging: what is copied to the nodes.
-        pack: the environment that they run.
         no_kill: the run goes on without a node that fails.
     """
     return ScriptVariables(

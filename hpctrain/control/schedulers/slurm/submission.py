@@ -53,11 +53,10 @@ class Job:
     """Everything that a submission consists of.
 
     Attributes:
-        request: what is asked of Slurm.
         plans: of each task of an array by its number; of any other run, under None.
         render: the absolute path of a run directory to the text of the job script.
         files: further ones for the run directory, by name.
-        notices: for the user, before submission.
+        notices: texts for the user, before submission.
         pack: what the nodes get of this environment; its archive must be there before the job begins.
         predictions: what is written to prediction.json of each run for which there is one, by task like ``plans``.
     """
