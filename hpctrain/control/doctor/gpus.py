@@ -122,6 +122,6 @@ def distance(host: Host) -> Check:
 
 
 def _missing(host: Host) -> str:
-    """What this host lacks of GPU and adapter; empty where it has both."""
+    """The missing one of GPU and adapter, or both; empty where this host has both."""
     lacking = ["no GPU"] * (not host.node_map.gpus) + ["no InfiniBand or RoCE adapter"] * (not host.ports)
     return ", ".join(lacking)

@@ -1,4 +1,4 @@
-"""What only all ranks together can tell: their clocks, a real all-reduce, and the order of their hosts."""
+"""The checks that need all ranks together: their clocks, a real all-reduce, and the order of their hosts."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 VERSION = "0.28.1"
 
-# By --framework choice the package of the framework, and by package its title and its name in Horovod's metadata.
+# The package of each --framework choice, and the title and Horovod's name of each package.
 PACKAGES = {"torch": "torch", "keras": "tensorflow"}
 TITLES = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow"}

@@ -30,7 +30,7 @@ Progress = Callable[[str, int | None], None]
 # The peak memory of one compiler process on PyTorch's headers.
 _BYTES_PER_JOB = 2 * 1024**3
 
-# Of horovod-0.28.1.tar.gz, the last release, as https://pypi.org/project/horovod/0.28.1/#files states it.
+# The hash of horovod-0.28.1.tar.gz, the last release, as https://pypi.org/project/horovod/0.28.1/#files states it.
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 _PERCENT = re.compile(r"\s*\[ *(?P<percent>\d+)%\]")

@@ -117,7 +117,7 @@ def _modules(folder: Path, namespaces: int = _NAMESPACES) -> dict[str, Path]:
 
 
 def _mapped(finder: Path) -> dict[str, Path]:
-    """What the finder of an editable installation by setuptools maps; it is generated, and its table is a literal."""
+    """The modules of setuptools' finder for an editable installation, which is generated and has them in a literal."""
     for node in ast.parse(finder.read_text()).body:
         match node:
             # Before setuptools 68 the table has no type.

@@ -30,7 +30,7 @@ class Constant(Section):
 
 
 class Bus(Section):
-    """What joins the GPUs of one node."""
+    """The bus that joins the GPUs of one node."""
 
     points: tuple[tuple[Positive, Positive], ...] = Field(
         min_length=1, description="bytes of an all-reduce and its bus bandwidth in bytes/s, rising"
@@ -65,7 +65,7 @@ def constants() -> dict[str, Constant]:
 
 @cache
 def buses() -> dict[str, Bus]:
-    """What joins the GPUs of a node, by name."""
+    """The buses that join the GPUs of a node, by name."""
     return dict(_load().buses)
 
 

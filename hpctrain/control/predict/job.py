@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a step's time depends on.
+    """A training on so many nodes, as far as the time of a step depends on it.
 
     Attributes:
         engine: that reduces; ``single`` where there is one rank.
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """The number of all ranks."""
         return self.network.hosts * self.local
 
     @property

@@ -21,11 +21,11 @@ from hpctrain.common.workloads.workload import Layer, Workload, buckets
 # float32; autocast to bf16 or fp16, where weights and gradients stay float32; weights, gradients and all in bf16.
 Precision = Literal["float32", "bf16", "fp16", "pure_bf16"]
 
-# What the caching allocator of CUDA cannot use because of rounding and holes, as a share of what tensors take: on an
+# Memory that CUDA's caching allocator loses to rounding and holes, as a share of that of the tensors: on an
 # H100 5 to 20 %, by benchmarks/one_gpu.py. It rounds to 512 bytes, and takes 2 or 20 MiB at once
 # (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
 FRAGMENTATION = 0.1
-# What a process's CUDA context takes (0.81 GB there), and the workspaces of cuBLAS and cuDNN (0.06 to 0.2 GB). NCCL's
+# The memory of a process's CUDA context (0.81 GB there) and of cuBLAS' and cuDNN's workspaces (0.06 to 0.2 GB). NCCL's
 # buffers are not in it.
 CONTEXT_BYTES = 930_000_000
 _ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "int16": 2, "int64": 8, "float64": 8}
@@ -65,7 +65,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """What tensors take at most, without what the allocator, the context and workspaces add."""
+        """The bytes of all tensors, without those of the allocator, the context and workspaces."""
         return (
             self.parameters
             + self.gradients
@@ -237,7 +237,7 @@ def _rule_arrays(optimizer: Optimizer) -> int:
 
 
 def _unbucketed_gradients(workload: Workload, settings: Settings) -> list[int]:
-    """By layer, the bytes of its parameters' gradients that lie in no bucket."""
+    """The bytes of each layer's gradients that are in no bucket."""
     item = settings.weight_bytes
     found = [sum(layer.parameters) * item for layer in workload.layers]
     if settings.bucket_bytes is None:
@@ -315,7 +315,7 @@ def _saved_activations(layers: tuple[Layer, ...], settings: Settings) -> tuple[l
 
 
 def _enter_block(before: Layer, saved: int, outside: int, settings: Settings) -> tuple[int, int]:
-    """What is kept outside of blocks and within this one, after its first layer, which saves so many bytes.
+    """Bytes kept outside of blocks and within this one, after its first layer, which saves ``saved`` bytes.
 
     The block's input is what the layer ahead made. It stays; where that layer keeps it for itself too, it is not among
     what the first layer saves.

@@ -194,7 +194,7 @@ class _Run:
 
     @property
     def samples_per_s(self) -> Floats:
-        """Of all ranks, (columns,)."""
+        """The throughput of all ranks, (columns,)."""
         found: Floats = self.batch / self.times.total
         return found
 
@@ -327,7 +327,7 @@ def _worthwhile(runs: Sequence[_Run]) -> int | None:
 
 
 def _causes(values: Values, total: Floats) -> tuple[Cause, ...]:
-    """By how much each constant moves the step: the regression of its logarithm on theirs."""
+    """The effect of each constant on the step's time, by a regression of its logarithm on theirs."""
     names = [name for name in sorted(values.used) if name in values.logs and values.logs[name][1:].std() > 0]
     drawn_logs = np.stack([values.logs[name][1:] for name in names])
     centred = drawn_logs - drawn_logs.mean(axis=1, keepdims=True)

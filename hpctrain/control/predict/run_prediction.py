@@ -18,7 +18,7 @@ from hpctrain.control.predict.values import Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class RunPrediction:
-    """What one run is predicted to take.
+    """The prediction for one run of a recipe.
 
     Attributes:
         epochs: that the run trains for; those of the row may be fewer, as it may reach its result earlier.

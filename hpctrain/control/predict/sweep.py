@@ -29,7 +29,7 @@ class SweepRow(Section):
 
 
 class Sweep(Section):
-    """What ``hpctrain bench step --sweep --json`` writes of steps without communication."""
+    """Step times without communication, as ``hpctrain bench step --sweep --json`` writes them."""
 
     model: str
     device: str = Field(description="name of a GPU that predictions know, or cpu")

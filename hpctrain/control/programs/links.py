@@ -98,7 +98,7 @@ def _remedy(hosts: Hosts | None) -> str:
 
 
 def flows_of(measured: dict[str, Any], plan: Plan) -> list[Flow]:
-    """What :mod:`hpctrain.worker.programs.links` wrote.
+    """The flows that :mod:`hpctrain.worker.programs.links` measured.
 
     Hosts have the names of the plan and the fabric: a host's own name may be longer or shorter.
     """

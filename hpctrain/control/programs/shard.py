@@ -90,7 +90,7 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
 
 
 def shard_script(work: Work, *out: str) -> Script:
-    """What the ranks run; rank 0 writes the result to ``out``, where it is given."""
+    """The script of the ranks; rank 0 writes the result to ``out``, where it is given."""
     return Script(path=_PROGRAM, arguments=(elsewhere(work).model_dump_json(), *out))
 
 

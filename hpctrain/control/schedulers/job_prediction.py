@@ -1,4 +1,4 @@
-"""What a job is predicted to take, where its cluster's GPUs are known."""
+"""Predicts the time, memory and energy of a job, where its cluster's GPUs are known."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class StagedPaths(BaseModel):
 
 
 class Staging(BaseModel):
-    """What a job stages, and where.
+    """The copies that a job stages on its nodes.
 
     Attributes:
         folder: of the job on each node, with variables that the job's shell expands; safe within double quotes.

@@ -101,7 +101,7 @@ class Execution:
     def _after_failure(
         self, supervisor: Supervisor, plan: Plan, failure: Failure, attempt: Attempt, found: Launcher | None
     ) -> Restart | Failure:
-        """What follows a failed attempt: a restart, once its time has come, or the failure that ends the run."""
+        """Wait for the restart after a failed attempt, or return the failure that ends the run."""
         try:
             with self.interrupts.raised():
                 further = supervisor.next_step(failure, attempt, found)

@@ -254,7 +254,7 @@ def _read_streams(process: subprocess.Popen[bytes], script: bytes) -> tuple[str,
 
 
 def _parse_answer(output: str, errors: str, paths: Sequence[Path], *, ended: bool) -> Answer:
-    """What a host printed as an answer; not reached if its connection was lost before the program ``ended``."""
+    """The answer in a host's output; not ``reached`` if its connection was lost before the program ``ended``."""
     words = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     printed = [line.strip() for line in errors.splitlines() if line.strip()]
     reported: dict[str, Any] = {}

@@ -114,7 +114,7 @@ class Supervisor:
             self._stalled = time.monotonic() - event.seconds
 
     def next_step(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
-        """What follows an attempt that is not done, without an interrupt: a restart, or the failure that ends it."""
+        """The restart after an attempt that ended without an interrupt, or the failure that ends the run."""
         try:
             further = attempt_from_here(self._directory, run_events(self._directory))
         except HpctrainError as error:

@@ -95,7 +95,7 @@ def _indexed_job(run: PodRun) -> dict[str, Any]:
 
 
 def _failure_rules() -> list[dict[str, Any]]:
-    """What follows a pod's end, by the first rule that fits; any other end counts towards the backoff limit.
+    """The rules for a pod's end, of which the first that fits counts; other ends count towards the backoff limit.
 
     Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy.
     """

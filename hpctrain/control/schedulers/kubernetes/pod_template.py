@@ -53,7 +53,7 @@ class PodRun:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of everything that belongs to the run; https://kubernetes.io/docs/reference/labels-annotations-taints/."""
+        """The labels of everything that belongs to the run; https://kubernetes.io/docs/reference/labels-annotations-taints/."""
         return {"app.kubernetes.io/name": "hpctrain", INSTANCE: self.name}
 
     @property
@@ -154,7 +154,7 @@ def memory_quantity(memory: str | None) -> str | None:
 
 
 def _volumes(run: PodRun, *, configured: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What a container mounts, and what the pod has for that."""
+    """The mounts of a container, and the volumes of its pod."""
     mounts: list[dict[str, Any]] = []
     volumes: list[dict[str, Any]] = []
     for number, volume in enumerate(run.kubernetes.volumes):

@@ -59,7 +59,7 @@ class Toleration(Section):
 
 
 class KubernetesProfile(Section):
-    """What a run needs to know of a Kubernetes cluster.
+    """The settings of a Kubernetes cluster.
 
     Attributes:
         volumes: the run directories are in the first that is not read-only. All pods write to it.

@@ -291,7 +291,7 @@ def _kinds(nodes: Nodes) -> str:
 
 def _config_findings(config: Keys, topology: str, plugins: Sequence[str]) -> list[str]:
     plugin = config.get("TopologyPlugin", "unknown")
-    # With a topology.yaml (25.05 and later) the plugin's name does not tell.
+    # A topology.yaml (25.05 and later) takes precedence over the plugin.
     if plugin.startswith(("topology/tree", "topology/block")) or re.search(r"\b(?:Switch|Block)Name=", topology):
         order = "the hosts of a job are ordered by its switches"
     else:

@@ -13,7 +13,7 @@ _UNKNOWN = 2**64 - 2
 
 
 def consumed_joules(ids: Sequence[str], *, seconds: float = _SECONDS) -> int | None:
-    """What the nodes of these jobs drew, each job counted by itself and not by its steps, which overlap.
+    """The joules that the nodes of these jobs drew; steps are not counted, because they overlap.
 
     Where a cluster measures it, it is each whole node's, so that it is a job's own only if the job has its nodes alone.
     Source: https://slurm.schedmd.com/sacct.html (ConsumedEnergyRaw).

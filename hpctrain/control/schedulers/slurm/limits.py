@@ -1,4 +1,4 @@
-"""What the partitions of a job allow, and requests that Slurm would refuse or let wait for ever."""
+"""The limits of partitions, and the check for requests that Slurm would refuse or let wait for ever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WITHOUT = frozenset(("", "UNLIMITED", "INFINITE", "NONE", "N/A", "0"))
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one partition allows a job; None without a limit.
+    """The limits of a job in one partition; None without a limit.
 
     Attributes:
         total: nodes that it has, those that are down among them.

@@ -187,7 +187,7 @@ def read_squeue(text: str) -> list[JobState]:
 
 
 def _squeue_state(row: dict[str, str]) -> JobState:
-    # As wait(2) gives it: the exit status above the signal.
+    # The format of wait(2): the exit status is above the signal.
     status = int(row["exit_code"])
     return JobState(
         id=row["JobArrayID"],
@@ -236,7 +236,7 @@ def _sacct_state(row: dict[str, str]) -> JobState:
     return JobState(
         id=row["JobID"],
         number=row["JobIDRaw"],
-        # It names who cancelled a job: CANCELLED by 1000.
+        # The state may include who cancelled a job: CANCELLED by 1000.
         state=row["State"].partition(" ")[0],
         reason="" if row["Reason"] == "None" else row["Reason"],
         start=_time(row["Start"]),
