@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.programs.spark import _answer, _mapped, _reason, _require_java, _wait
+from hpctrain.control.programs.spark import _call_or_error, _map_tasks, _reason, _require_java, _wait
 
 
 class Cluster:
@@ -53,7 +53,7 @@ def test_what_is_wrong_names_the_host() -> None:
     def wrong(task: str) -> None:
         raise HpctrainError(f"{task} is not there", "mount it", exit_code=1)
 
-    told = _answer(wrong, "/data/train.tar")
+    told = _call_or_error(wrong, "/data/train.tar")
     assert told.message == f"on {socket.gethostname()}: /data/train.tar is not there"
     assert (told.hint, told.exit_code) == ("mount it", 1)
 
@@ -70,7 +70,7 @@ def test_without_java_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_to_do_is_no_job() -> None:
     nothing: Any = None
-    assert list(_mapped(nothing, str, [])) == []
+    assert list(_map_tasks(nothing, str, [])) == []
 
 
 def test_the_error_of_an_executor_is_said() -> None:
