@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.deepspeed_checks import watch_deepspeed
+from hpctrain.worker.comm.deepspeed import watch_deepspeed
 from hpctrain.worker.comm.horovod import HorovodCommunicator
 from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
 

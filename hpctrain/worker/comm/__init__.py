@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
 
-# For the end of MPI in a fault-tolerant run, and for the exit handlers of what was loaded before.
+# What MPI_Finalize and the remaining exit handlers of a fault-tolerant run may take together.
 _FINALIZE_SECONDS = 20
-# Longer than a launcher of hpctrain waits for the ranks to meet, so that it speaks first: it can start them again.
+# Added to the launcher's own limit, so that the launcher, which can start the ranks again, reports first.
 _MARGIN_SECONDS = 10
 
 _current: Communicator | None = None
-# A run was joined, if only for a while, and a model was distributed in one.
+# Whether this process has ever joined a run, and whether it has distributed a model in one.
 _joined = _distributed = False
-# What shows an exception that nobody caught, from before init().
+# The exception hook that init() replaced.
 _show: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
 
@@ -86,8 +86,7 @@ def init(backend: str | None = None) -> Communicator:
         if launcher and launcher.size > 1:
             _require_own_place(launcher)
             forks.watch()
-        # Before the others are met, who would wait for this rank: MPI that survives its ranks ends none of them.
-        if launcher and launcher.size > 1:
+            # Installed before connecting: a fault-tolerant MPI does not abort the others when this rank fails.
             _abort_on_exception()
         _current = _connect(wanted, launcher)
         _joined = True
@@ -152,7 +151,7 @@ def make_last_checks() -> None:
     global _distributed
     if _current is not None:
         _distributed |= _current.distributed
-        # Where ranks died there is nothing to compare any more, and the work of the others is done.
+        # After a rank's death there is nothing left to compare, and the others have finished their work.
         with contextlib.suppress(RanksLostError):
             _current.make_last_checks()
 
@@ -160,7 +159,7 @@ def make_last_checks() -> None:
 def mention_forgotten(rank: int, ranks: int) -> None:
     """At the end of a user's script, say on rank 0 if each of its ranks trained alone. Once."""
     global _distributed
-    # It looks at objects of every kind, in any state: a hint is no reason for a run to fail.
+    # The search inspects objects of every kind, in any state. A mere hint must not fail the run.
     with contextlib.suppress(Exception):
         text = forgotten(ranks, joined=_joined, distributed=_distributed)
         if text and rank == 0:
@@ -177,14 +176,14 @@ def _show_again() -> None:
 def _leave() -> None:
     """Leave the run at the interpreter's exit, which after a rank's death may not end by itself.
 
-    Open MPI 5.0's MPI_Finalize may wait for the dead for ever (https://github.com/open-mpi/ompi/issues/11404). Python
-    runs no threads and no handlers any more by then, so a signal's default action ends the process.
+    Open MPI 5.0's MPI_Finalize may wait for dead ranks for ever (https://github.com/open-mpi/ompi/issues/11404). Python
+    runs neither threads nor signal handlers by then, so the default action of SIGALRM ends the process.
     """
     fault_tolerant = _current is not None and _current.fault_tolerant
     try:
         make_last_checks()
     except BaseException as raised:
-        # What exit handlers raise does not become the exit status, and the other ranks would wait for this one.
+        # Python ignores exceptions of exit handlers in the exit status, and the other ranks would wait for this one.
         error = original(raised)
         if isinstance(error, HpctrainError):
             print(f"hpctrain: {error}", file=sys.stderr)
@@ -206,7 +205,7 @@ def _require_own_place(claim: LauncherClaim) -> None:
     """Refuse a process that multiprocessing started from a rank, and that has that rank's place in its environment.
 
     Raises:
-        HpctrainError: it is one.
+        HpctrainError: multiprocessing started this process from a rank.
     """
     process = sys.modules.get("multiprocessing.process")
     parent = process and process.parent_process()
@@ -239,7 +238,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _abort(exit_code: int) -> None:
-    # An end without exit handlers drops what is still in buffers.
+    # The process ends without exit handlers, which would have flushed these.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -249,7 +248,7 @@ def _abort(exit_code: int) -> None:
         from mpi4py import MPI
 
         MPI.COMM_WORLD.Abort(exit_code)
-    # torchrun's ranks, or such that have not reached MPI: their launcher sees the exit status.
+    # Ranks of torchrun, and those that have not loaded MPI yet, return: their launcher acts on the exit status.
 
 
 def _connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
@@ -272,7 +271,7 @@ def _connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
 
 
 def _reason(wanted: str) -> str:
-    """Why a backend that was not chosen here was chosen: the launcher says so where it was not simply asked for."""
+    """Why the launcher or the user chose this backend; the launcher's reason is in an environment variable."""
     launched = os.environ.get(BACKEND.name) == wanted
     return (BACKEND_REASON.read() if launched else None) or "asked for"
 
@@ -286,7 +285,7 @@ def _connect_torchrun(wanted: str, launcher: LauncherClaim) -> Communicator:
         )
     reason = _reason(wanted)
     if wanted == "auto":
-        # Every host has to come to the same, before they can talk: torchrun's are taken to be alike.
+        # All hosts must choose the same backend before they can communicate, so they are assumed to be alike.
         wanted, why = _fitting("torch", int(os.environ["LOCAL_WORLD_SIZE"]))
         wanted, reason = {"mpi": "gloo"}.get(wanted, wanted), f"torchrun, {why}"
     return _torch_distributed(wanted, reason, None)
@@ -325,7 +324,7 @@ def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
 def _connect_tensorflow(
     backend: str, reason: str, world: MPI.Intracomm, launcher: LauncherClaim | None
 ) -> Communicator:
-    # Like MPI, TensorFlow's servers wait for each other in C++.
+    # TensorFlow's servers wait for each other in C++, as MPI does.
     with _limited_start(launcher):
         if backend == "multi_worker":
             from hpctrain.worker.comm.multi_worker import MultiWorkerCommunicator
@@ -367,7 +366,7 @@ def _mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:
 def _limited_start(launcher: LauncherClaim | None) -> Iterator[None]:
     """End this process if MPI does not start in time.
 
-    It waits in C, without Python's lock, for ranks of a host that is cut off, or that this one is cut off from.
+    MPI waits in C, where no Python exception can be raised, for ranks on hosts that cannot be reached.
     """
     if launcher is None or launcher.size == 1:
         yield
@@ -384,17 +383,17 @@ def _automatic(world: MPI.Intracomm) -> tuple[str, str]:
     from mpi4py import MPI
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    # Which frameworks a script uses is known by what it has imported so far.
+    # The imports so far are the only sign of the framework that the script uses.
     torch = "torch" in sys.modules and "tensorflow" not in sys.modules
     own = _fitting("torch" if torch else None, node.size)
     node.Free()
-    # One host without enough GPUs decides for all; else all say the same but for the name of their host.
+    # One host with too few GPUs decides for all; otherwise the answers differ in the host's name only.
     found: list[tuple[str, str]] = world.allgather(own)
     return next((choice for choice in found if choice[0] == "mpi"), found[0])
 
 
 def _fitting(framework: str | None, local_ranks: int) -> tuple[str, str]:
-    """The backend for the ranks of this host. PyTorch itself knows which GPUs it can use, and which not."""
+    """The backend for the ranks of this host, and why. For PyTorch only the GPUs that it can use itself count."""
     if framework is None:
         gpus = usable_gpus()
     else:

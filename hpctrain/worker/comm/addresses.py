@@ -1,4 +1,4 @@
-"""At which address the ranks of other hosts reach this one, for libraries that connect by themselves."""
+"""The addresses at which ranks on different hosts reach each other, for libraries that connect by themselves."""
 
 from __future__ import annotations
 
@@ -26,52 +26,48 @@ REMEDY = f"name the network interface between the hosts: {INTERFACE}=NAME; `ip l
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """Where the ranks of a run are.
+class RankAddresses:
+    """The hosts and addresses of all ranks, in rank order.
 
     Attributes:
-        hosts: every rank's.
-        places: every rank's address, and the port that it took there; 0 where it took none.
-        port: this rank's socket with that port.
+        endpoints: each rank's address and port; port 0 where the rank has no socket.
+        own_socket: this rank's socket, bound to its endpoint.
     """
 
     hosts: list[str]
-    places: list[tuple[str, int]]
-    port: socket.socket | None
+    endpoints: list[tuple[str, int]]
+    own_socket: socket.socket | None
 
 
-def meet(
-    world: MPI.Intracomm, host: str, timeout: Timeout, what: str, take: Callable[[str], socket.socket] | None
-) -> Meeting:
-    """Tell all ranks where each of them is. Collective.
+def exchange_addresses(
+    world: MPI.Intracomm, host: str, timeout: Timeout, what: str, make_socket: Callable[[str], socket.socket] | None
+) -> RankAddresses:
+    """Tell all ranks the address of each. Collective.
 
     Args:
-        world: the ranks.
-        host: this rank's.
-        timeout: how long they wait for each other.
-        what: they meet for.
-        take: makes this rank's socket for its address: :func:`listener` or :func:`reservation`. None for a rank that
-            needs no port.
+        make_socket: binds this rank's socket to its address: :func:`listener` or :func:`reservation`. None for a rank
+            that needs no port.
 
     Raises:
-        HpctrainError: hosts that do not know each other's names, or an interface without an address.
+        HpctrainError: a host that cannot resolve another's name, or an interface without an address.
     """
-    hosts = _everyones(world, host, timeout, what)
-    address, failure, port = "", None, None
+    hosts = _allgather_text(world, host, timeout, what)
+    address, failure, own_socket = "", None, None
     try:
         address = own_address(host, hosts)
-        port = take(address) if take else None
+        own_socket = make_socket(address) if make_socket else None
     except (OSError, HpctrainError) as error:
         failure = error
     # A rank that failed takes part as well, or the others would wait for it.
-    own = "" if failure else f"{address} {port.getsockname()[1] if port else 0}"
-    said = _everyones(world, own, timeout, what)
+    own = "" if failure else f"{address} {own_socket.getsockname()[1] if own_socket else 0}"
+    texts = _allgather_text(world, own, timeout, what)
     if failure:
         raise failure if isinstance(failure, HpctrainError) else HpctrainError(f"{host}: {failure}", REMEDY)
-    if "" in said:
-        rank = said.index("")
+    if "" in texts:
+        rank = texts.index("")
         raise HpctrainError(f"rank {rank} on {hosts[rank]} has no address that the others can reach", REMEDY)
-    return Meeting(hosts=hosts, places=[(text.split()[0], int(text.split()[1])) for text in said], port=port)
+    endpoints = [(text.split()[0], int(text.split()[1])) for text in texts]
+    return RankAddresses(hosts=hosts, endpoints=endpoints, own_socket=own_socket)
 
 
 def listener(address: str) -> socket.socket:
@@ -80,10 +76,10 @@ def listener(address: str) -> socket.socket:
 
 
 def listener_at(name: str, port: int, hosts: int) -> socket.socket | None:
-    """A socket that listens on this port, 0 for a free one, of the address that this host's name has.
+    """A socket that listens at the address that ``name`` resolves to; port 0 takes a free one.
 
-    None if that address is not the one at which all of this number of hosts reach this one: that of a proxy before it,
-    or one of the loopback interface, which Debian gives a host's own name in /etc/hosts.
+    None if other hosts cannot reach this one there: it is a proxy's address, or one of the loopback interface, which
+    Debian gives a host's own name in /etc/hosts.
 
     Raises:
         HpctrainError: the name is unknown, or the port is taken.
@@ -100,17 +96,17 @@ def listener_at(name: str, port: int, hosts: int) -> socket.socket | None:
             exit_code=1,
         ) from error
     if hosts > 1 and ipaddress.ip_address(found.getsockname()[0]).is_loopback:
-        # Nor at the address of the way to the others: this host's own ranks know only the name.
+        # The address on the route to the others is no use either: this host's own ranks know only the name.
         found.close()
         return None
     return found
 
 
 def reservation(address: str) -> socket.socket:
-    """A socket by which a free port is this process's, for a library that makes a socket of its own from its number.
+    """A socket that reserves a free port for a library that opens its own socket by the port's number.
 
-    It does not listen, so that one with ``SO_REUSEADDR`` can take the port over, and the system gives it to nobody
-    else while this one is open.
+    It does not listen, so that a socket with ``SO_REUSEADDR`` can take the port over, and while it is open the system
+    gives the port to no other process.
     """
     found = socket.socket(_family(address))
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -122,8 +118,8 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def _everyones(world: MPI.Intracomm, text: str, timeout: Timeout, what: str) -> list[str]:
-    """The texts of all ranks, in their order. Collective."""
+def _allgather_text(world: MPI.Intracomm, text: str, timeout: Timeout, what: str) -> list[str]:
+    """The texts of all ranks, in rank order. Collective."""
     own = np.zeros(_TEXT_BYTES, dtype=np.uint8)
     encoded = text.encode()[:_TEXT_BYTES]
     own[: len(encoded)] = np.frombuffer(encoded, dtype=np.uint8)
@@ -136,7 +132,7 @@ def own_address(host: str, hosts: Sequence[str]) -> str:
     """The address at which the other ranks reach this host: the loopback's where all are on it.
 
     Raises:
-        HpctrainError: no way to another host, or no such interface.
+        HpctrainError: no route to another host, or no interface of the name that the user gave.
     """
     if named := os.environ.get(INTERFACE):
         return _address_of(named.split(",")[0])
@@ -146,7 +142,7 @@ def own_address(host: str, hosts: Sequence[str]) -> str:
     try:
         family, _, _, _, target = socket.getaddrinfo(others[0], 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # Sends nothing: the kernel only looks up the way, and with it the address that packets would come from.
+            # Connecting UDP sends nothing: the kernel looks up the route, and the source address that it implies.
             probe.connect(target)
             return str(probe.getsockname()[0])
     except OSError as error:

@@ -36,7 +36,7 @@ AnyArray = NDArray[Any]
 
 
 class RanksLostError(HpctrainError):
-    """Ranks of the run died. The others can go on after :meth:`Communicator.recover`."""
+    """Ranks of the run died. The others can continue after :meth:`Communicator.recover`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "hpctrain run --resume continues from the last checkpoint", exit_code=RESUMABLE)
@@ -64,30 +64,30 @@ class Work(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TopK:
-    """Of each sum of a node's ranks only the largest elements travel to other nodes; the others wait for the next one.
+    """Only the largest elements of each node's sum travel to other nodes; the others are kept for the next sum.
 
     Attributes:
-        fraction: of the elements that travel.
-        exact: how many at the end of the buffer always do.
+        fraction: the share of the elements that travel, in 0 to 1.
+        exact: how many elements at the end of the buffer always travel.
     """
 
     fraction: float
     exact: int = 0
 
     def of(self, part: slice, length: int) -> TopK:
-        """The same for a part of a buffer of ``length`` elements."""
+        """The same setting for a part of a buffer of ``length`` elements."""
         return replace(self, exact=max(0, part.stop - max(part.start, length - self.exact)))
 
 
 Wire: TypeAlias = T | TopK | None
-"""A type in which values travel, or how few of them do; None for all of them as they are."""
+"""The type in which values travel, or how few of them do; None sends all of them in their own type."""
 
 
-def whole(wire: Wire[T]) -> T | None:
-    """The type in which all values travel, for an engine that sends all.
+def dense_wire(wire: Wire[T]) -> T | None:
+    """The type in which values travel, for an engine that always sends all of them.
 
     Raises:
-        HpctrainError: they are to be few.
+        HpctrainError: the setting asks for the largest values only.
     """
     if isinstance(wire, TopK):
         raise HpctrainError(
@@ -101,7 +101,7 @@ class TorchEngine(Protocol):
     """Reduces flat PyTorch buffers. Every rank submits the same buffers under the same names.
 
     Attributes:
-        in_place: a buffer that the engine did not allocate is reduced as fast as one that it did.
+        in_place: whether a buffer from elsewhere is reduced as fast as one of :meth:`allocate`.
     """
 
     in_place: bool
@@ -112,8 +112,8 @@ class TorchEngine(Protocol):
     def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
         """Start replacing ``buffer`` (float16, bfloat16, float32 or float64) by its mean over all ranks, in place.
 
-        ``wire`` is a narrower type in which values travel where travelling is what takes the time, or, for an
-        engine that can send a part of them, how few do; what is added up within a node's memory keeps its own.
+        ``wire`` is a narrower type in which values travel over a network, or, for an engine that can send a part of
+        them, how few do. Sums within a node's memory keep the buffer's own type.
         """
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -131,7 +131,7 @@ class TensorFlowEngine(Protocol):
     ) -> list[tf.Tensor]:
         """The mean of each tensor over all ranks; one call per step, each dtype in a fused reduction.
 
-        ``wire`` as of :meth:`TorchEngine.allreduce`.
+        For ``wire`` see :meth:`TorchEngine.allreduce`.
         """
 
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -147,8 +147,8 @@ class TensorFlowEngine(Protocol):
 class Group(ABC):
     """A group of neighbouring ranks that add arrays up in the middle of a step.
 
-    Its messages are never taken for those of the gradients' reduction, which may go on meanwhile. Every rank of the
-    group calls it in the same order, from one thread at a time; a wait has the limit of every wait.
+    Its messages cannot be mistaken for those of the gradients' reduction, which may run at the same time. Every rank of
+    the group calls it in the same order, from one thread at a time. Waits end after ``HPCTRAIN_TIMEOUT``.
     """
 
     @abstractmethod
@@ -166,21 +166,16 @@ class Communicator(ABC):
     """The ranks of one run, and the place of this process among them.
 
     Attributes:
-        rank: this process's number, from 0.
-        size: how many processes there are.
-        local_rank: this process's number among those of this host.
-        local_size: how many of them there are.
-        host: the name of this host.
         backend: what reduces the gradients, a name of hpctrain.common.cluster.backends.CAPABILITIES.
         reason: one sentence on why this backend was chosen.
-        distributed: a model was given to ``ht.distribute``, whose parameters are proven equal, or process groups were
-            asked for.
+        distributed: whether ``ht.distribute`` got a model, whose parameters are proven equal, or the script asked for
+            process groups.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
-        in_host_memory: gradients are reduced there alone, so that models that hpctrain builds stay on the CPU.
-        has_xla_kernel: XLA can compile the reduction of TensorFlow gradients.
-        strategy: of tf.distribute, where the backend is one.
-        store_address: host and port of the store that torch.distributed's default group met at; None where none did,
-            or where torchrun knows it.
+        in_host_memory: whether gradients are reduced in the CPU's memory only; hpctrain then keeps its models there.
+        has_xla_kernel: whether XLA can compile the reduction of TensorFlow gradients.
+        strategy: the tf.distribute strategy of backends that are one.
+        store_address: host and port of the store of torch.distributed's default group; None without one, and where
+            torchrun provides the store.
     """
 
     in_host_memory = False
@@ -204,7 +199,7 @@ class Communicator(ABC):
 
     @property
     def bucket_bytes(self) -> float:
-        """The size of the groups in which gradients are reduced, where nobody asks for another."""
+        """The default size of the buckets in which gradients are reduced."""
         return BUCKET_BYTES
 
     def __repr__(self) -> str:
@@ -233,12 +228,12 @@ class Communicator(ABC):
         """Reduce a small array element by element over all ranks, with the same bits on each."""
 
     def group(self, size: int | None = None, what: str = "summing over a group of ranks") -> Group:
-        """This rank's group of ``size`` neighbouring ranks, which divides the ranks. Collective over all ranks.
+        """This rank's group of ``size`` neighbouring ranks, or of all ranks without it. Collective over all ranks.
 
-        Without ``size`` it is all ranks. It ends with :meth:`recover`. ``what`` says in messages what it is for.
+        The group ends with :meth:`recover`. ``what`` names its purpose in messages.
 
         Raises:
-            HpctrainError: ranks that do not make groups of this size.
+            HpctrainError: ``size`` does not divide the number of ranks.
         """
         if size is not None and self.size % size:
             raise HpctrainError(
@@ -261,10 +256,10 @@ class Communicator(ABC):
         """The engine that reduces TensorFlow gradients."""
 
     def process_group(self) -> None:
-        """Make torch.distributed's default group of these ranks, if it is not there. Collective; idempotent.
+        """Make torch.distributed's default group of these ranks, unless it exists. Collective; idempotent.
 
         Raises:
-            HpctrainError: this backend has none, or there is one of other ranks.
+            HpctrainError: this backend has no process groups, or the default group consists of other ranks.
         """
         raise HpctrainError(
             f"backend {self.backend!r} has no process groups of torch.distributed, which sharded, tensor and pipeline "
@@ -276,12 +271,12 @@ class Communicator(ABC):
         """A vector of float32 that every rank reads and adds to without the others' help. Collective.
 
         Raises:
-            HpctrainError: the backend has none.
+            HpctrainError: this backend has no parameter server.
         """
         raise HpctrainError(f"backend {self.backend!r} has no parameter server", "choose --backend mpi")
 
     def before_shutdown(self, leave: Callable[[], None]) -> None:
-        """Call a method, if its object is alive, before an engine's memory is freed; nothing may use it after that."""
+        """Call a method, if its object is still alive, before an engine frees its memory."""
         self._leaving.append(weakref.WeakMethod(leave))
 
     def _leave_memory(self) -> None:
@@ -310,7 +305,7 @@ class Communicator(ABC):
         checks, self._last_checks = [reference() for reference in self._last_checks], []
         kept, self._kept = self._kept, []
         if self.size > 1 and checks:
-            # What is dropped need not be gone on every rank yet.
+            # Garbage collection may have removed an object on some ranks only.
             alive = self.allgather_object({number for number, check in enumerate(checks) if check is not None})
             for number in sorted(set[int].intersection(*alive)):
                 if check := checks[number]:
@@ -318,7 +313,7 @@ class Communicator(ABC):
         kept.clear()
 
     def _leave_training(self) -> None:  # noqa: B027  # one process waits for nobody
-        """From now on this rank only waits for the others to end."""
+        """Note that this rank has done its work, and only waits for the others to end."""
 
     def say(self, text: str) -> None:
         """Print a message for the user, once for all ranks."""
@@ -326,9 +321,9 @@ class Communicator(ABC):
             print(f"hpctrain: {text}", file=sys.stderr, flush=True)
 
     def watch_numbers(self) -> None:  # noqa: B027  # most engines cannot
-        """From now on, make reductions report whether their means are finite, where an engine can do so.
+        """Make reductions report whether their means are finite, where an engine can.
 
-        On all ranks, before the first reduction.
+        To be called on all ranks, before the first reduction.
         """
 
     # Ranks that die.
@@ -339,7 +334,7 @@ class Communicator(ABC):
         return False
 
     def lacks_for_fault_tolerance(self) -> str:
-        """Why it is not :attr:`fault_tolerant`."""
+        """Why the run is not :attr:`fault_tolerant`."""
         return f"backend {self.backend!r} cannot"
 
     @property
@@ -351,7 +346,7 @@ class Communicator(ABC):
         """A barrier that every rank passes; if :attr:`fault_tolerant`, all live ranks pass it, or none does.
 
         Raises:
-            RanksLostError: ranks died before all had come; every rank that is left gets it.
+            RanksLostError: ranks died before all had come; raised on every remaining rank.
         """
         self.barrier()
 
@@ -360,16 +355,16 @@ class Communicator(ABC):
         raise NotImplementedError
 
     def recover(self) -> tuple[LostRank, ...]:
-        """After RanksLostError, on every remaining rank: form the run again without the dead.
+        """Re-form the run without the dead ranks, after RanksLostError. Collective over the remaining ranks.
 
-        ``rank``, ``size`` and the local ones then are the new ones, in the same order as before; buffers of an engine
-        are of no use any more.
+        ``rank``, ``size``, ``local_rank`` and ``local_size`` change; the order of the ranks stays. An engine's buffers
+        cannot be used any more.
 
         Returns:
-            Who died, the same on every rank.
+            The ranks that died, the same on every rank.
 
         Raises:
-            HpctrainError: it cannot be done.
+            HpctrainError: the remaining ranks cannot continue.
         """
         raise HpctrainError(f"backend {self.backend!r} cannot continue without a rank that died", exit_code=RESUMABLE)
 

@@ -1,11 +1,11 @@
-"""The control plane of ranks that send messages: before a rank uses another's value, all know that they call the same.
+"""The control plane of ranks that send messages: all ranks prove that they make the same call before they use a value.
 
 Collectives are paired by their order alone (MPI-4.1, 6.14). Where one rank calls ``allgather_object`` and another
 ``broadcast_object``, or one is at the end of its script, each would compute with what the other meant for something
-else. So every call begins with one and the same message: the maximum over the ranks of :data:`_WORDS` integers. They
-hold a number of the operation and its complement, whose maxima are complements of each other only where all numbers are
-equal, and the value itself where it is small: every rank has a slot, and where a rank has nothing it writes the least
-integer. So a small value needs no second message.
+else. So every call begins with the same message: the maximum over the ranks of :data:`_WORDS` integers. They hold a
+number of the operation and its complement, whose maxima are complements of each other only where all numbers are equal.
+They also hold the value itself where it is small, so that it needs no second message: every rank has a slot, and where
+a rank has nothing it writes the least integer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import AnyArray, Communicator, Reduction
-from hpctrain.worker.comm.crossed import paired
+from hpctrain.worker.comm.deadlocks import mismatch_error
 from hpctrain.worker.comm.places import OWN, script_place
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ _COMBINE: dict[Reduction, np.ufunc] = {"mean": np.add, "sum": np.add, "min": np.
 
 
 class CheckedControl(Communicator):
-    """A communicator whose ranks prove, at the begin of each call, that they make the same one."""
+    """A communicator whose ranks prove, at the beginning of each call, that they make the same one."""
 
     def barrier(self) -> None:
         self._meet("barrier", "barrier")
@@ -68,7 +68,7 @@ class CheckedControl(Communicator):
         own = np.frombuffer(pickle.dumps(value), np.uint8)
         longest, slots = self._meet("allgather_object", "allgather", own, slots=self.size)
         everyone = self._gather(own, longest, "allgather") if slots is None else slots
-        # A pickle ends where it says so, whatever is behind it.
+        # A pickle marks its own end, so the zeros behind it do no harm.
         return [pickle.loads(each.data) for each in everyone]  # noqa: S301 - of this very run
 
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
@@ -88,17 +88,17 @@ class CheckedControl(Communicator):
         """Prove that all ranks call the same, and exchange what they send if it fits into the same message.
 
         Args:
-            operation: is called, with all that has to be the same on every rank.
-            what: is waited for, in words.
-            own: what this rank sends; None if only another rank sends something.
-            slots: 1 if one rank sends something, :attr:`size` if all do.
+            operation: the call, with everything that has to be the same on every rank.
+            what: names the wait in messages.
+            own: the bytes that this rank sends; None if only another rank sends.
+            slots: 1 if one rank sends, :attr:`size` if all do.
 
         Returns:
-            How many bytes the longest has; and a row for each slot, longer than what was sent, or None if it is not
-            there because a rank's does not fit.
+            The length in bytes of the longest message; and a row for each slot, with padding behind what was sent, or
+            None if a rank's message does not fit into its slot.
 
         Raises:
-            HpctrainError: the ranks call different things.
+            HpctrainError: the ranks make different calls.
         """
         forks.require_rank(what)
         purpose = _purpose()
@@ -118,13 +118,13 @@ class CheckedControl(Communicator):
         return longest, words[_HEADER : _HEADER + slots * room].view(np.uint8).reshape(slots, 8 * room)
 
     def _differ(self, operation: str) -> HpctrainError:
-        """The error, the same on all ranks, which have all found that they call different things."""
+        """The error that names the different calls, the same on all ranks. Collective."""
         own = f"{self.host}\n{script_place(operation)}, after backward pass {self.passes}".encode()
         everyone = self._gather(np.frombuffer(own[:_DESCRIPTION_BYTES], np.uint8), _DESCRIPTION_BYTES, "a comparison")
-        told = [bytes(each).rstrip(b"\0").decode(errors="replace").partition("\n") for each in everyone]
-        return paired({f"rank {rank} on {host}": place for rank, (host, _, place) in enumerate(told)})
+        texts = [bytes(each).rstrip(b"\0").decode(errors="replace").partition("\n") for each in everyone]
+        return mismatch_error({f"rank {rank} on {host}": place for rank, (host, _, place) in enumerate(texts)})
 
-    # What the subclass sends them with. All ranks call these alike.
+    # The subclass implements these with its own messages. Each is collective.
 
     @abstractmethod
     def _maximum(self, words: Words, what: str) -> None:
@@ -136,15 +136,15 @@ class CheckedControl(Communicator):
 
     @abstractmethod
     def _gather(self, own: Bytes, longest: int, what: str) -> Sequence[Bytes]:
-        """What all ranks have, of which none has more than ``longest`` bytes; zeros may follow each."""
+        """The bytes of all ranks, of at most ``longest`` each; zeros may follow each."""
 
     @abstractmethod
     def _reduce(self, array: AnyArray, reduction: Reduction, what: str) -> AnyArray:
-        """An array reduced over all ranks; for "mean", their sum."""
+        """The array reduced over all ranks; for "mean" the sum, which the caller divides."""
 
 
 def _purpose() -> str:
-    """What in hpctrain makes the call, or "" for the script: they are never meant for each other."""
+    """The function of hpctrain that makes the call, or "" for the script: calls of the two never belong together."""
     frame: Any = sys._getframe(1)
     while frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
@@ -152,10 +152,10 @@ def _purpose() -> str:
     return f"{module}.{frame.f_code.co_qualname}" if module.startswith(OWN) else ""
 
 
-# One is made in each step of a training, and the name of a type takes NumPy as long as all else in it.
+# Called in each training step, where NumPy's name of a type would take as long as everything else.
 @functools.lru_cache(maxsize=1024)
 def _reducing(reduction: Reduction, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, str]:
-    """An allreduce, with all that has to be the same on every rank, and in words."""
+    """An allreduce with everything that has to be the same on every rank, and its name in messages."""
     what = f"allreduce ({reduction})"
     return f"{what} of {dtype}{list(shape)}", what
 

@@ -20,7 +20,7 @@ Arrays = Sequence[Array]
 
 
 class ControlTensorFlowEngine:
-    """The reductions and broadcasts that need no data plane. The subclass adds that of gradients."""
+    """The collectives that need no data plane. The subclass adds the reduction of gradients."""
 
     def __init__(self, control: MpiControl) -> None:
         self._control = control
@@ -45,11 +45,11 @@ class ControlTensorFlowEngine:
     def _in_turn(
         self, function: Callable[[Arrays], list[Array]], tensors: list[tf.Tensor], key: object
     ) -> list[tf.Tensor]:
-        """``function`` of NumPy arrays for tensors, in a graph or eagerly; ``key`` tells it from other functions."""
+        """Apply a function of NumPy arrays to tensors, in a graph or eagerly; ``key`` identifies the function."""
         if not tf.executing_eagerly():
             return self._operation(function, tensors)
         if key not in self._compiled:
-            # A graph here too: outside one, numpy_function copies all that it gives and gets.
+            # Compiled to a graph here too: outside one, numpy_function copies its arguments and results.
             operation = functools.partial(self._operation, function)
             self._compiled[key] = tf.function(operation, autograph=False, reduce_retracing=True)
         with unwrapped():
@@ -58,11 +58,11 @@ class ControlTensorFlowEngine:
     def _operation(self, function: Callable[[Arrays], list[Array]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         @noting
         def call(*arrays: Any) -> list[Array]:
-            # TensorFlow makes a NumPy scalar of a tensor without dimensions.
+            # TensorFlow passes a tensor without dimensions as a NumPy scalar.
             return function([np.asarray(array) for array in arrays])
 
-        # Stateful, as it is: TensorFlow then runs it in the order of the program, the same on every rank, also beside
-        # what it does not depend on.
+        # TensorFlow runs stateful operations in program order, the same on every rank, even where they do not depend
+        # on each other.
         return list(tf.numpy_function(call, tensors, [tensor.dtype for tensor in tensors], stateful=True))
 
     def _least(self, arrays: Arrays) -> list[Array]:

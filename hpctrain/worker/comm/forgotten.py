@@ -7,20 +7,17 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-# Who uses one of these knows of the other ranks without hpctrain.
+# A script that imports one of these knows of the other ranks without hpctrain.
 _OTHERS = ("mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras", "deepspeed")
 
-# Who imports one may have built on torch.distributed's default group, if there is one.
+# A script that imports one of these may have built on torch.distributed's default group, if there is one.
 _ON_GROUPS = ("accelerate", "lightning_fabric", "lightning.fabric")
 
 
 def forgotten(ranks: int, *, joined: bool, distributed: bool) -> str | None:
-    """The message for the user at the end of a script of several ranks; None if nothing is amiss.
+    """The message for the user at the end of a script of several ranks; None if nothing was forgotten.
 
-    Args:
-        ranks: that ran it.
-        joined: it called ``ht.init``.
-        distributed: it called ``ht.distribute``.
+    ``joined`` and ``distributed`` tell whether the script called ``ht.init`` and ``ht.distribute``.
     """
     if ranks == 1 or distributed:
         return None
@@ -50,22 +47,22 @@ def _may_use_groups() -> bool:
 def _trained() -> bool:
     """Whether an optimizer of PyTorch was made, or one of Keras that is still there has updated something."""
     optim = sys.modules.get("torch.optim.optimizer")
-    if optim is not None and any(_is_used(kind) for kind in _kinds(optim.Optimizer)):
+    if optim is not None and any(_is_used(kind) for kind in _subclasses(optim.Optimizer)):
         return True
     keras = sys.modules.get("keras.src.optimizers.base_optimizer")
     if keras is None:
         return False
-    # By type(): isinstance() asks the object itself too, and a weakref.proxy whose object is gone raises then.
+    # Not isinstance(), which reads __class__ of the object: a weakref.proxy whose object is gone raises there.
     made = (each for each in gc.get_objects() if issubclass(type(each), keras.BaseOptimizer))
     return any(int(each.iterations) > 0 for each in made)
 
 
 def _is_used(kind: Any) -> bool:
-    """PyTorch puts its profiling around a class's ``step`` when it makes the first optimizer of it."""
+    """Whether an optimizer of this class was made: PyTorch then wraps the class's ``step`` for its profiler."""
     return getattr(vars(kind).get("step"), "hooked", False)
 
 
-def _kinds(kind: Any) -> Iterator[Any]:
+def _subclasses(kind: Any) -> Iterator[Any]:
     for child in kind.__subclasses__():
         yield child
-        yield from _kinds(child)
+        yield from _subclasses(child)

@@ -1,10 +1,9 @@
 """Forks of a rank, which are no ranks: the workers of data loaders and pools, or what a script forks by itself.
 
-A fork has the rank's memory, its connections and its exit handlers, and none of its threads. What runs at its end would
-write the rank's record, leave MPI in its place or wait for the other ranks, for ever. So a fork forgets what its parent
-had registered for the exit, as those of :mod:`multiprocessing` do, and the operating system ends it. What it has begun
-itself still comes to its end: its threads, queues, processes, temporary folders and open files. What its parent had
-not written yet is the parent's to write.
+A fork has the rank's memory, connections and exit handlers, but none of its threads. The exit handlers would write the
+rank's record, leave MPI in its place or wait for the other ranks for ever. So a fork drops the exit handlers of its
+parent, as forks of :mod:`multiprocessing` do, and ends by ``os._exit``. It still finishes what it has begun itself: its
+threads, queues, processes, temporary folders and open files. What its parent had buffered is the parent's to write.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from hpctrain.common.errors import HpctrainError
 _watching = _forked = False
 _status = 0
 _frames: FrameType | None = None
-# Of all files; an abstract base class would ask each type.
+# The base class of all files. io.IOBase is an abstract base class, whose issubclass() runs code of every type.
 _FILE: type = io.IOBase.__bases__[0]
 
 
 def watch() -> None:
-    """From now on, tell forks of this process from the process itself. Idempotent."""
+    """Detect forks of this process from now on. Idempotent."""
     global _watching
     if not _watching:
         _watching = True
@@ -40,15 +39,15 @@ def watch() -> None:
 
 
 def is_fork() -> bool:
-    """Whether this process was forked from one that watches."""
+    """Whether this process was forked from one that called :func:`watch`."""
     return _forked
 
 
 def require_rank(what: str) -> None:
-    """Refuse what only the rank itself can do.
+    """Refuse a call that only the rank itself may make; ``what`` names it.
 
     Raises:
-        HpctrainError: this process is a fork of it.
+        HpctrainError: this process is a fork of a rank.
     """
     if _forked:
         raise HpctrainError(
@@ -58,16 +57,13 @@ def require_rank(what: str) -> None:
 
 
 def leave(status: int) -> None:
-    """End a fork: its threads end, then its exit handlers run, as in Python. Does not return.
-
-    What its parent has left in it is passed over.
-    """
+    """End a fork as Python does: wait for its threads, then run its own exit handlers. Does not return."""
     global _status
     _status = status
     try:
-        # What Python itself calls, and multiprocessing in its forks.
+        # Python itself calls this at its end, and multiprocessing in its forks.
         threading._shutdown()  # type: ignore[attr-defined]
-    except BaseException:  # a KeyboardInterrupt; no error may lead back into the rank's own work
+    except BaseException:  # such as KeyboardInterrupt: no error may return into the rank's own code
         traceback.print_exc()
     atexit._run_exitfuncs()
 
@@ -79,7 +75,7 @@ def _end() -> NoReturn:
 
 
 def _flush_streams() -> bool:
-    """Write what stdout and stderr hold, and return whether that could be done."""
+    """Flush stdout and stderr; returns whether both could be flushed."""
     flushed = True
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -90,9 +86,9 @@ def _flush_streams() -> bool:
 
 
 def _close_files() -> None:
-    """Write what the files of this fork hold: its interpreter does not take them down."""
+    """Flush and close the files of this fork: os._exit skips their finalizers."""
     made = [each for each in gc.get_objects() if issubclass(type(each), _FILE)]
-    # What writes into another file comes before that: TextIOWrapper, GzipFile, BufferedWriter, FileIO.
+    # A file that writes into another comes first: TextIOWrapper, GzipFile, BufferedWriter, FileIO.
     for each in sorted(made, key=_depth):
         with contextlib.suppress(Exception):
             each.close()
@@ -114,15 +110,15 @@ def exit_status(error: BaseException | None) -> int:
 def _begin_fork() -> None:
     global _forked, _frames, _status
     _forked, _status = True, 0
-    # With the variables of the functions that the fork returns through.
+    # Keeps the frames that the fork returns through, and with them their variables.
     _frames = sys._getframe()
     atexit._clear()
-    # Its parent's objects stay as they are: their ends, as the removal of a temporary folder, are the parent's.
+    # The parent's objects must not be finalized here: removing a temporary folder, for one, is up to the parent.
     gc.freeze()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    # Python does not tell exit handlers the status that they end with. One of a SystemExit that was raised without
-    # sys.exit is not seen here, but by hpctrain.worker.train.rank where that runs the script.
+    # Python does not pass the exit status to exit handlers, so it is noted in sys.exit and sys.excepthook. For a
+    # SystemExit raised in another way hpctrain.worker.train.rank, which runs the script, notes it.
     atexit.register(_end)
     if logging := sys.modules.get("logging"):
         _keep_exit_of_logging(logging)
@@ -133,7 +129,7 @@ def _begin_fork() -> None:
 
 
 def _keep_exit_of_logging(logging: ModuleType) -> None:
-    """Let what this fork logs be written; the records that its parent holds back are not its own."""
+    """Flush this fork's log records at exit, without those that its parent had buffered."""
     for reference in logging._handlerList:
         buffer = getattr(reference(), "buffer", None)
         if isinstance(buffer, list):
@@ -142,10 +138,10 @@ def _keep_exit_of_logging(logging: ModuleType) -> None:
 
 
 def _keep_exit_of_multiprocessing() -> None:
-    """Let queues of this fork be written to their end, and its processes be waited for.
+    """Flush this fork's queues and wait for its processes at exit.
 
-    It was registered as the module was imported, in the parent, whose finalizers it passes over by their process; the
-    parent's processes, as a loader's workers, it would end.
+    multiprocessing registered its exit function at import, in the parent. It skips the parent's finalizers by process
+    ID, but it would end the parent's child processes, such as a loader's workers.
     """
     from multiprocessing import process, util
 
@@ -154,7 +150,7 @@ def _keep_exit_of_multiprocessing() -> None:
 
 
 class _Status:
-    """Noted when its exception dies by the interpreter, under no frame; one that a script catches dies under some."""
+    """Notes an exit status when its exception is freed outside any frame, by the interpreter and not by a script."""
 
     def __init__(self, status: int) -> None:
         self._status = status
@@ -170,7 +166,7 @@ def _exit(code: str | int | None = None, /) -> NoReturn:
 
 
 def _with_status(error: SystemExit) -> SystemExit:
-    # No frame of the traceback may hold the exception, or it would live on.
+    # Not in a frame of the traceback, which would keep the exception alive.
     error.__dict__["status of the fork"] = _Status(exit_status(error))
     return error
 
@@ -180,15 +176,15 @@ def _note_and_show(
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], object]:
     def note_and_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         global _status
-        if not (trace and _runs(trace.tb_frame)):
+        if not (trace and _is_running(trace.tb_frame)):
             _status = 1
         show(kind, error, trace)
 
     return note_and_show
 
 
-def _runs(wanted: FrameType) -> bool:
-    """Whether this frame still runs, as where a script shows an error that it has caught."""
+def _is_running(wanted: FrameType) -> bool:
+    """Whether this frame is still running: then a script shows an error that it has caught."""
     frame: FrameType | None = sys._getframe()
     while frame and frame is not wanted:
         frame = frame.f_back

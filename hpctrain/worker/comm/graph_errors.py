@@ -1,6 +1,6 @@
-"""Passes on errors of Python functions that TensorFlow calls inside a graph.
+"""Recovers errors of Python functions that TensorFlow calls inside a graph.
 
-TensorFlow raises an error of its own in their place, an UnknownError that has the text but neither type nor exit code.
+TensorFlow replaces them by an UnknownError, which keeps the text but neither the type nor the exit code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpctrain.common.errors import HpctrainError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The last one. A graph runs in threads of TensorFlow, so there is no stack that it could travel up.
+# The last error. A graph runs in threads of TensorFlow, from which no exception reaches the caller.
 _noted: HpctrainError | None = None
 
 
@@ -27,7 +27,7 @@ def noting(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*arguments, **settings)
         except HpctrainError as error:
-            # Not itself, whose frames and causes hold every gradient.
+            # A copy: the frames and causes of the error itself hold every gradient.
             _noted = copy.copy(error)
             raise
 

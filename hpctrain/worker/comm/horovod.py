@@ -12,7 +12,7 @@ from hpctrain.common.cluster.mpi import BUILD_HINT
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.comm import forks
-from hpctrain.worker.comm.base import Wire, Work, whole
+from hpctrain.worker.comm.base import Wire, Work, dense_wire
 from hpctrain.worker.comm.leaving import leave_first
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.narrowed import Narrowing
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _WAITED_IN = "Horovod's reduction"
 # Waits for a handle and returns the result.
-_WaitedFor = Callable[[int], Any]
+_Synchronize = Callable[[int], Any]
 
 
 class HorovodCommunicator(MpiControl):
@@ -57,17 +57,17 @@ class HorovodCommunicator(MpiControl):
         """Import and start Horovod for one framework, and make sure that it sees the same ranks as MPI."""
         if framework not in self._modules:
             module = _import_horovod(framework)
-            # Horovod's own guard against a rank that never submits its tensor: without a limit it only warns.
-            # It takes whole seconds, and no limit that is not above the time of its first warning.
+            # Horovod's own guard against a rank that never submits its tensor only warns without a limit. The limit
+            # is in whole seconds, and has to exceed the time of the first warning.
             limit = max(2, round(TIMEOUT.read()))
             os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(min(60, limit // 2)))
             os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(limit))
             if framework == "torch":
-                # Which buckets are ready at once, and so in what order more than two ranks' numbers are added, would
-                # be another in each run. Buckets are large enough by themselves.
+                # Fusion joins the buckets that are ready at a time, which differ from run to run, and with them the
+                # order in which more than two ranks' numbers are added. Buckets are large enough by themselves.
                 os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
             module.init()
-            # Horovod's own exit handler would end it for ranks that are not through, whose error says nothing of that.
+            # Horovod's own exit handler would run first, and end the reductions of other ranks with an obscure error.
             leave_first()
             if (module.rank(), module.size()) != (self.rank, self.size):
                 raise HpctrainError(
@@ -84,7 +84,7 @@ def _import_horovod(framework: str) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         module = importlib.import_module(f"horovod.{framework}")
-        # importing succeeds with a build that lacks this framework; the first use fails with less to go by
+        # A build without this framework can be imported, but fails here, with a clearer error than at first use.
         module.mpi_built()
     except ImportError as error:
         raise HpctrainError(f"Horovod for {framework} cannot be loaded: {error}", BUILD_HINT) from error
@@ -96,28 +96,28 @@ def _import_horovod(framework: str) -> Any:
 class _TorchWork:
     finite = None
 
-    def __init__(self, waited_for: _WaitedFor, handle: int) -> None:
-        self._waited_for = waited_for
+    def __init__(self, synchronize: _Synchronize, handle: int) -> None:
+        self._synchronize = synchronize
         self._handle = handle
 
     def wait(self) -> None:
-        self._waited_for(self._handle)
+        self._synchronize(self._handle)
 
 
 class _Bfloat16Work:
     """The mean of bfloat16 buffers, a type that Horovod 0.28.1 does not reduce but can move as bytes.
 
-    Each rank receives everyone's part of one slice, adds it up in float32 and hands the mean to all: the two halves of
-    a ring all-reduce, with as many bytes on the wire, and rounded to bfloat16 once instead of at every hop.
+    Each rank receives all parts of one slice, adds them up in float32 and sends the mean to all: the two halves of a
+    ring all-reduce, with as many bytes on the wire, but rounded to bfloat16 once instead of at every hop.
     """
 
     finite = None
 
-    def __init__(self, horovod: Any, waited_for: _WaitedFor, buffer: torch.Tensor, name: str) -> None:
+    def __init__(self, horovod: Any, synchronize: _Synchronize, buffer: torch.Tensor, name: str) -> None:
         import torch
 
         self._horovod = horovod
-        self._waited_for = waited_for
+        self._synchronize = synchronize
         self._buffer = buffer
         self._name = name
         ranks = horovod.size()
@@ -128,11 +128,11 @@ class _Bfloat16Work:
     def wait(self) -> None:
         import torch
 
-        received, _ = self._waited_for(self._handle)
+        received, _ = self._synchronize(self._handle)
         parts = received.view(torch.bfloat16).view(self._horovod.size(), -1)
         mean = parts.float().mean(dim=0).to(torch.bfloat16)
         handle = self._horovod.allgather_async(mean.view(torch.uint8), name=f"{self._name}.mean")
-        self._buffer.copy_(self._waited_for(handle).view(torch.bfloat16))
+        self._buffer.copy_(self._synchronize(handle).view(torch.bfloat16))
 
 
 class HorovodTorchEngine:
@@ -142,7 +142,7 @@ class HorovodTorchEngine:
 
     def __init__(self, horovod: Any, timeout: Timeout) -> None:
         self._horovod = horovod
-        self._waited_for = functools.partial(_waited_for, horovod, timeout)
+        self._synchronize = functools.partial(_synchronize, horovod, timeout)
         self._narrowing = Narrowing()
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -153,31 +153,31 @@ class HorovodTorchEngine:
     def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
         import torch
 
-        # Its queue has a lock, which a thread of the rank's may have held at the fork.
+        # A thread of the rank may have held the lock of Horovod's queue at the fork.
         forks.require_rank("a reduction")
-        if narrow_type := whole(wire):
+        if narrow_type := dense_wire(wire):
             return self._narrowing.allreduce(buffer, name, narrow_type, lambda narrow: self.allreduce(narrow, name))
         if buffer.dtype == torch.bfloat16:
-            return _Bfloat16Work(self._horovod, self._waited_for, buffer, name)
+            return _Bfloat16Work(self._horovod, self._synchronize, buffer, name)
         if buffer.is_cuda and not self._horovod.nccl_built():
             raise HpctrainError("this Horovod was built without NCCL and cannot reduce gradients on GPUs", BUILD_HINT)
         handle = self._horovod.allreduce_async_(buffer, name=name, op=self._horovod.Average)
-        return _TorchWork(self._waited_for, handle)
+        return _TorchWork(self._synchronize, handle)
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         import torch
 
         forks.require_rank("a reduction")
-        # float32 holds every bfloat16 exactly
+        # float32 represents every bfloat16 exactly.
         wire = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
         handle = self._horovod.allgather_async(tensor.to(wire).contiguous(), name=name)
-        joined: torch.Tensor = self._waited_for(handle)
+        joined: torch.Tensor = self._synchronize(handle)
         return joined.to(tensor.dtype)
 
     def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
         forks.require_rank("a reduction")
         handle = self._horovod.broadcast_async_(tensor, root_rank=root, name=name)
-        self._waited_for(handle)
+        self._synchronize(handle)
 
 
 class HorovodTensorFlowEngine:
@@ -190,19 +190,19 @@ class HorovodTensorFlowEngine:
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
         import tensorflow as tf
 
-        narrow = whole(wire)
+        narrow = dense_wire(wire)
         sent = [_tensorflow_wire(tf.cast(each, narrow) if _narrows(narrow, each) else each) for each in tensors]
-        # A rank is known to wait from the moment when it has all tensors until it has all means.
-        with tf.control_dependencies(sent), tf.control_dependencies([_called(self._wait.__enter__)]):
+        # The rank counts as waiting from the time that it has all tensors until it has all means.
+        with tf.control_dependencies(sent), tf.control_dependencies([_call(self._wait.__enter__)]):
             means = self._means(sent, name)
         left = functools.partial(self._wait.__exit__, None, None, None)
-        with tf.control_dependencies(means), tf.control_dependencies([_called(left)]):
-            # A cast to the same type would be no operation, and wait for nothing.
+        with tf.control_dependencies(means), tf.control_dependencies([_call(left)]):
+            # tf.cast to the same type adds no operation that could wait.
             passed = [tf.identity(mean) for mean in means]
         return [tf.cast(mean, tensor.dtype) for mean, tensor in zip(passed, tensors, strict=True)]
 
     def _means(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """One reduction for each type."""
+        """The means of all tensors, by one grouped reduction for each type."""
         means = list(tensors)
         for dtype in sorted({tensor.dtype.name for tensor in tensors}):
             indices = [index for index, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
@@ -229,15 +229,15 @@ class HorovodTensorFlowEngine:
         import tensorflow as tf
 
         for index, variable in enumerate(variables):
-            # Bytes travel the same for every dtype, those that Horovod does not know included.
+            # Sent as bytes, because Horovod does not know every dtype.
             as_bytes = variable.dtype != tf.bool
             value = tf.bitcast(variable, tf.uint8) if as_bytes else tf.convert_to_tensor(variable)
             value = self._horovod.broadcast(value, root_rank=0, name=f"{name}.{index}", ignore_name_scope=True)
             variable.assign(tf.bitcast(value, variable.dtype) if as_bytes else value)
 
 
-def _called(function: Callable[[], None]) -> tf.Tensor:
-    """An operation that calls a function."""
+def _call(function: Callable[[], None]) -> tf.Tensor:
+    """A TensorFlow operation that calls a function."""
     import tensorflow as tf
 
     def call() -> bool:
@@ -253,14 +253,14 @@ def _narrows(wire: tf.DType | None, tensor: tf.Tensor) -> bool:
 
 
 def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
-    """Horovod 0.28.1 knows no bfloat16; float32 holds every bfloat16 exactly."""
+    """The tensor in a type that Horovod 0.28.1 knows: float32, which is exact, in place of bfloat16."""
     import tensorflow as tf
 
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
 
-def _waited_for(horovod: Any, timeout: Timeout, handle: int) -> Any:
-    """The result of a reduction. Horovod's own limits do not apply to a rank whose whole process is stopped."""
+def _synchronize(horovod: Any, timeout: Timeout, handle: int) -> Any:
+    """The result of a reduction, with a limit: Horovod's own does not work in a process that is stopped."""
     try:
         with timeout.blocking(_WAITED_IN, REDUCTION):
             return horovod.synchronize(handle)

@@ -1,7 +1,6 @@
-"""Leaves the run at the interpreter's exit, ahead of the exit handlers of libraries that the run uses.
+"""Leaves the run at the interpreter's exit, before the exit handlers of the libraries that the run uses.
 
-Handlers run in the reverse order of their registration, so this one is registered again after such a library has
-registered its own.
+Handlers run in the reverse order of their registration, so this one is registered again after each such library.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ _leave: Callable[[], None] | None = None
 
 
 def leave_at_exit(leave: Callable[[], None]) -> None:
-    """Call ``leave`` at the interpreter's exit, ahead of all handlers registered so far. Idempotent."""
+    """Call ``leave`` at the interpreter's exit, before all handlers registered so far. Idempotent."""
     global _leave
     _leave = leave
     leave_first()
 
 
 def leave_first() -> None:
-    """Move what :func:`leave_at_exit` got, if anything, ahead of the handlers that were registered since."""
+    """Register the handler of :func:`leave_at_exit`, if any, again, so that it runs before all others."""
     if _leave is not None:
         atexit.unregister(_leave)
         atexit.register(_leave)

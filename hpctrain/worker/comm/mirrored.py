@@ -1,4 +1,4 @@
-"""The communicator of the backend ``mirrored``: one process whose replicas tf.distribute keeps alike."""
+"""The communicator of the backend ``mirrored``: one process whose replicas tf.distribute synchronises."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def not_for_torch(backend: str) -> HpctrainError:
 
 
 def in_scope(backend: str) -> HpctrainError:
-    """The error for ``ht.distribute`` where the strategy's scope distributes."""
+    """The error for ``ht.distribute`` where the strategy's scope distributes the model already."""
     return HpctrainError(
         f"backend {backend!r} distributes what is made in its scope, so ht.distribute has nothing to reduce",
         "make model and optimizer in `with ht.keras.strategy().scope():` and leave ht.distribute and ht.shard out; or "

@@ -7,15 +7,14 @@ reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.worker.comm.base import AnyArray, LostRank, RanksLostError, Reduction
+from hpctrain.worker.comm.base import AnyArray, Group, LostRank, RanksLostError, Reduction
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
-from hpctrain.worker.comm.mpi_group import MpiGroup
 from hpctrain.worker.comm.polled import allgather_bytes, broadcast, duplicate
 from hpctrain.worker.comm.stacks import StackFile
 from hpctrain.worker.comm.stalls import FailureDetector, Peer
@@ -26,14 +25,35 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+class MpiGroup(Group):
+    """A group of ``size`` neighbouring ranks on an MPI communicator of its own; ``what`` names its sums in messages."""
+
+    def __init__(self, world: MPI.Intracomm, timeout: Timeout, size: int, what: str) -> None:
+        self._timeout = timeout
+        self._what = what
+        # The split cannot be polled, but the ranks have just met, so it ends soon.
+        with timeout.blocking("forming groups of ranks"):
+            self._comm = cast("MPI.Intracomm", world.Split(world.rank // size, world.rank))
+
+    def allreduce(self, array: AnyArray) -> AnyArray:
+        sent = np.asarray(array, order="C")
+        received = np.empty_like(sent)
+        self._timeout.finish(lambda: self._comm.Iallreduce(sent, received), self._what, kind=self._what)
+        return received
+
+    def free(self) -> None:
+        """Free the communicator, on all ranks of the group together."""
+        self._comm.Free()
+
+
 class MpiControl(CheckedControl):
     """A communicator whose control plane is MPI. The subclass adds the data plane.
 
     Attributes:
-        renewable: the data plane can be formed anew without ranks that died, by :meth:`_renew`.
+        rebuildable: whether :meth:`_rebuild` can form the data plane anew without dead ranks.
     """
 
-    renewable = False
+    rebuildable = False
 
     def __init__(self, world: MPI.Intracomm, reason: str) -> None:
         from mpi4py import MPI
@@ -43,10 +63,10 @@ class MpiControl(CheckedControl):
         self.rank, self.size = world.Get_rank(), world.Get_size()
         who = f"rank {self.rank} on {self.host}"
         self.timeout = Timeout(who)
-        # A copy of our own: messages can then never be taken for those of the user or of Horovod.
+        # On a communicator of its own, messages cannot be mistaken for those of the user or of Horovod.
         self._comm: MPI.Intracomm | None = duplicate(world, self.timeout, "joining the run")
         self._survival: Survival | None = None
-        if self.renewable and missing_mitigation() is None:
+        if self.rebuildable and missing_mitigation() is None:
             hosts = self.allgather_object(self.host)
             self._survival = Survival(self._comm, list(enumerate(hosts)))
             self.timeout = Timeout(who, self._survival.check, self._survival.explain)
@@ -54,22 +74,22 @@ class MpiControl(CheckedControl):
         self._stack_file = StackFile()
         self._failure_detector: FailureDetector | None = None
         try:
-            self._take_place(self._comm)
+            self._join(self._comm)
         except BaseException:
             self._leave()
             raise
 
-    def _take_place(self, comm: MPI.Intracomm) -> None:
+    def _join(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         first_ranks = [rank for rank, _ in self._survival.members] if self._survival else list(range(self.size))
-        before = self._failure_detector
+        previous = self._failure_detector
         member = Peer(first_rank=first_ranks[self.rank], host=self.host, process=self._stack_file.process)
         self._failure_detector = (
             FailureDetector(comm, self.timeout, member, lambda: self.passes) if self.size > 1 else None
         )
-        # Only now: until then the one before has watched.
-        if before:
-            before.abandon()
+        # Stopped only now, so that somebody watches the waits all the time.
+        if previous:
+            previous.abandon()
         with self.timeout.blocking("finding the ranks of this host"):
             node = comm.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
         self.local_rank = node.Get_rank()
@@ -119,10 +139,10 @@ class MpiControl(CheckedControl):
         hosts = [host for _, host in self._survival.members]
         self._survival.begin()
         try:
-            # Each turn has cost a rank its life.
+            # Each failed attempt means one more dead rank, so there are at most as many attempts as ranks.
             for _ in range(self.size):
                 try:
-                    self._form_anew(self._survival, lost)
+                    self._re_form(self._survival, lost)
                     self._require_majority(hosts, self._survival)
                     return tuple(lost)
                 except RanksLostError:
@@ -147,27 +167,27 @@ class MpiControl(CheckedControl):
             exit_code=RESUMABLE,
         )
 
-    def _form_anew(self, survival: Survival, lost: list[LostRank]) -> None:
-        self._cut_loose()
+    def _re_form(self, survival: Survival, lost: list[LostRank]) -> None:
+        self._revoke()
         survival.give_up(self.timeout)
         with self.timeout.blocking("re-forming the run without the ranks that died"):
             lost += survival.shrink()
         self._comm = survival.comm
-        # Without the dead they cannot be given back.
+        # Freeing a communicator takes all of its ranks, the dead ones too.
         self._groups.clear()
         try:
-            self._take_place(survival.comm)
+            self._join(survival.comm)
             survival.agree(self.timeout)
-            self._renew(survival.comm)
+            self._rebuild(survival.comm)
             survival.agree(self.timeout)
         except self._mpi.Exception as error:
             survival.explain(error)
             raise
 
-    def _cut_loose(self) -> None:
-        """End what ranks that live wait for from each other in the data plane, because one of them may have left."""
+    def _revoke(self) -> None:
+        """End the waits of live ranks for each other in the data plane, because one of them may have left it."""
 
-    def _renew(self, comm: MPI.Intracomm) -> None:
+    def _rebuild(self, comm: MPI.Intracomm) -> None:
         """Form the data plane anew. Collective over ``comm``."""
 
     def _leave_training(self) -> None:
@@ -180,13 +200,13 @@ class MpiControl(CheckedControl):
         try:
             self._free()
         except RanksLostError:
-            # The work is done: what cannot be freed without the dead is left to the end of the process.
+            # The work is done, and what cannot be freed without the dead ranks ends with the process.
             return
         finally:
             self._leave()
 
     def _free(self) -> None:
-        """Give back what all ranks have to give back together."""
+        """Free what all ranks have to free together. Collective."""
         if self._failure_detector is not None:
             self._failure_detector.close()
         while self._groups:
@@ -195,7 +215,7 @@ class MpiControl(CheckedControl):
             self._comm.Free()
 
     def _leave(self) -> None:
-        """Forget the run, without the others. Idempotent."""
+        """Leave the run without the other ranks. Idempotent."""
         if self._failure_detector is not None:
             self._failure_detector.abandon()
             self._failure_detector = None

@@ -26,21 +26,18 @@ if TYPE_CHECKING:
 class MpiCommunicator(MpiControl):
     """Ranks started by MPI whose gradients hpctrain's own engine reduces.
 
-    Args:
-        world: the ranks.
-        reason: why this backend was chosen.
-        node_of: as of :class:`hpctrain.worker.comm.shared.nodes.Node`.
+    ``node_of`` puts ranks on nodes, see :class:`hpctrain.worker.comm.shared.nodes.Node`.
     """
 
     backend = "mpi"
-    renewable = True
+    rebuildable = True
     in_host_memory = True
 
     def __init__(self, world: MPI.Intracomm, reason: str, node_of: Callable[[int], int] | None = None) -> None:
         super().__init__(world, reason)
         self._node_of = node_of
         self._reducer = Reducer(self._world, self.timeout, threads=_threads(), node_of=node_of)
-        # One each for all models and optimizers: what an engine knows of buffers lasts as long as the reducer.
+        # One engine per framework for all models: what it knows about buffers stays valid as long as the reducer.
         self._torch: MpiTorchEngine | None = None
         self._tensorflow: MpiTensorFlowEngine | None = None
         self._process_groups: Groups | None = None
@@ -72,7 +69,7 @@ class MpiCommunicator(MpiControl):
         self.store_address = self.process_groups().join() or self.store_address
 
     def process_groups(self) -> Groups:
-        """Those of torch.distributed's backend ``hpctrain``, which from now on can make some. Collective."""
+        """Make torch.distributed's backend ``hpctrain`` available, and return its groups. Collective."""
         from hpctrain.worker.comm.process_group.backend import Groups
 
         if self._process_groups is None:
@@ -88,7 +85,7 @@ class MpiCommunicator(MpiControl):
         return self._servers[-1]
 
     def watch_numbers(self) -> None:
-        self._reducer.looks = True
+        self._reducer.checks_finite = True
 
     def recover(self) -> tuple[LostRank, ...]:
         if self._process_groups is not None:
@@ -99,10 +96,10 @@ class MpiCommunicator(MpiControl):
             )
         return super().recover()
 
-    def _cut_loose(self) -> None:
+    def _revoke(self) -> None:
         self._reducer.revoke()
 
-    def _renew(self, comm: MPI.Intracomm) -> None:
+    def _rebuild(self, comm: MPI.Intracomm) -> None:
         self._reducer.rebuild(comm)
 
     def _free(self) -> None:
@@ -111,7 +108,7 @@ class MpiCommunicator(MpiControl):
             if self._process_groups is not None:
                 self._process_groups.free()
                 self._process_groups = None
-            # Where this fails, nothing can be freed without the others; the end of the process does that.
+            # Where this fails, a rank is gone and nothing can be freed: the end of the process frees it.
             self._reducer.close()
             self.barrier()
             self._reducer.free()
@@ -121,6 +118,6 @@ class MpiCommunicator(MpiControl):
 
 
 def _threads() -> int:
-    """How many threads this rank was given; of a list for nested loops, the first number."""
+    """The number of threads in OMP_NUM_THREADS, which may be a list for nested loops: then its first number."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(first) if first.isdigit() and int(first) > 0 else 1

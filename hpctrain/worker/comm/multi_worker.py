@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, NoReturn
 
 import tensorflow as tf
 
-from hpctrain.worker.comm.base import Wire, whole
+from hpctrain.worker.comm.base import Wire, dense_wire
 from hpctrain.worker.comm.control_tensors import ControlTensorFlowEngine
 from hpctrain.worker.comm.mirrored import not_for_torch
 from hpctrain.worker.comm.mpi import MpiControl
-from hpctrain.worker.comm.tf_cluster import Cluster, join_cluster, late, take_gpu
+from hpctrain.worker.comm.tf_cluster import Cluster, already_initialized, join_cluster, take_gpu
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Beside the strategy's own groups, which count from 1.
+# The key of this engine's group, out of reach of the strategy's own, which count from 1.
 _GROUP = 1 << 20
 
 
 class MultiWorkerCommunicator(MpiControl):
     """Ranks started by MPI whose gradients TensorFlow's collectives reduce: rings over gRPC, or NCCL on GPUs.
 
-    The servers are MultiWorkerMirroredStrategy's own, which :attr:`strategy` is for custom loops.
+    The servers are those of :attr:`strategy`, a MultiWorkerMirroredStrategy that custom loops may use too.
     """
 
     backend = "multi_worker"
@@ -38,7 +38,7 @@ class MultiWorkerCommunicator(MpiControl):
             with self.timeout.blocking("starting TensorFlow's servers"):
                 self.strategy = tf.distribute.MultiWorkerMirroredStrategy(self._cluster.resolver)
         except RuntimeError as error:
-            raise late(error) from error
+            raise already_initialized(error) from error
 
     def torch(self) -> NoReturn:
         raise not_for_torch(self.backend)
@@ -49,25 +49,25 @@ class MultiWorkerCommunicator(MpiControl):
         return self._engine
 
     def _free(self) -> None:
-        if self._cluster is not None and self._cluster.port is not None:
-            self._cluster.port.close()
+        if self._cluster is not None and self._cluster.reserved is not None:
+            self._cluster.reserved.close()
         self._cluster = None
         super()._free()
 
 
 class MultiWorkerEngine(ControlTensorFlowEngine):
-    """Reduces TensorFlow tensors where they are: one collective a type for all gradients of a step."""
+    """Reduces TensorFlow tensors on their device, with one collective per type for all gradients of a step."""
 
     def __init__(self, comm: MultiWorkerCommunicator) -> None:
         super().__init__(comm)
         self._size = comm.size
         self._seconds = comm.timeout.seconds
         self._device = comm.strategy.extended.worker_devices[0]
-        # Numbers of the collectives, by their name: the same on every rank, which ask for them in the same order.
+        # The instance keys of the collectives by name. All ranks ask in the same order, so the keys agree.
         self._keys: dict[str, int] = {}
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
-        narrow = whole(wire)
+        narrow = dense_wire(wire)
         means = list(tensors)
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             members = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Narrowing:
-    """Makes reductions in a narrower type, with one narrow buffer for each name."""
+    """Reduces copies of buffers in a narrower type; the copies are kept by name."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}

@@ -1,9 +1,9 @@
 """A parameter server without a server process: a vector in MPI windows of all ranks, a part in each.
 
 Every rank reads and adds to it by one-sided calls, whether or not the others are in MPI at the time (within a node;
-between nodes as far as the network and MPI's component for it go). All access is by accumulating calls, which MPI makes
-atomic element by element, so no addition is lost and no torn number is read; a whole vector that is read while others
-add to it may have an addition in some of its elements and not yet in others, as in Dean et al. 2012.
+between nodes it depends on the network and MPI's component for it). All access is by accumulating calls, which MPI
+makes atomic element by element, so no addition is lost and no torn number is read. A vector that is read while others
+add to it may contain an addition in some of its elements only, as in Dean et al. 2012.
 """
 
 from __future__ import annotations
@@ -22,22 +22,16 @@ if TYPE_CHECKING:
 Vector = NDArray[np.float32]
 _Words = NDArray[np.int64]
 
-# Above any number of steps: no more are given out, and what a rank that has none computes.
+# Step numbers above any real one: the next number after close(), and the one of a rank that computes no step.
 _CLOSED = 2**40
 _IDLE = 2**60
-# Rank 0's words: the number of the next step, and then what each rank computes.
+# The words in rank 0's window: the number of the next step, then the step that each rank computes.
 _NEXT, _FIRST_RANK = 0, 1
 _KIND = "the parameter server"
 
 
 class ParameterServer:
-    """A vector of float32, and the numbers of the steps that are computed with it. Creating it is collective.
-
-    Args:
-        comm: the ranks, whose windows it lies in.
-        timeout: of waits.
-        length: of the vector.
-    """
+    """A vector of float32, and the numbers of the steps that are computed with it. Creating it is collective."""
 
     def __init__(self, comm: MPI.Intracomm, timeout: Timeout, length: int) -> None:
         from mpi4py import MPI
@@ -49,7 +43,7 @@ class ParameterServer:
         self._length = length
         self._parts = [slice(begin, end) for begin, end in itertools.pairwise(ends)]
         own = self._parts[comm.rank]
-        # The calls that make windows cannot be polled: the ranks have come to them together.
+        # The calls that make windows cannot be polled, but the ranks have just met, so they end soon.
         with timeout.blocking("opening the parameter server"):
             self._vector = MPI.Win.Allocate((own.stop - own.start) * 4, 4, comm=comm)
             self._words = MPI.Win.Allocate((_FIRST_RANK + comm.size) * 8 if comm.rank == 0 else 0, 8, comm=comm)
@@ -57,11 +51,10 @@ class ParameterServer:
             self._words.Lock_all()
 
     def begin(self, vector: Vector, *, staleness: int) -> None:
-        """Set the vector, equal on all ranks, and begin to number steps from 0. Collective.
+        """Set the vector, equal on all ranks, and number the steps from 0. Collective.
 
         Args:
-            vector: of the length.
-            staleness: a step waits while another rank computes one that is more than so many before it.
+            staleness: how many steps a rank may be ahead of the slowest one; see :meth:`begin_step`.
         """
         self._staleness = staleness
         self._wait(self._comm.Ibarrier, "beginning with the parameter server")
@@ -73,11 +66,11 @@ class ParameterServer:
         self._wait(self._comm.Ibarrier, "beginning with the parameter server")
 
     def add(self, change: Vector) -> Vector:
-        """Add to the vector; returns what it was just before."""
+        """Add to the vector; returns its value just before."""
         return self._accumulate(np.ascontiguousarray(change, np.float32), self._mpi.SUM)
 
     def push(self, change: Vector) -> None:
-        """Add to the vector; what this rank reads later has it."""
+        """Add to the vector, without reading it; this rank's later reads include the change."""
         change = np.ascontiguousarray(change, np.float32)
         self._wait_all(
             [
@@ -97,14 +90,14 @@ class ParameterServer:
         return number if number < _CLOSED else None
 
     def close(self) -> None:
-        """Give out no more steps, to any rank."""
+        """Make :meth:`take_step` return None on every rank."""
         self._word(_NEXT, _CLOSED, self._mpi.SUM)
 
     def begin_step(self, number: int) -> None:
-        """Say that this rank computes a step, and wait until none is computed that is too far behind it.
+        """Announce the step that this rank computes, and wait until no other rank is too far behind it.
 
         Raises:
-            HpctrainError: it took too long; names the ranks that were waited for.
+            HpctrainError: the wait took too long; the message names the ranks that are behind.
         """
         self._word(_FIRST_RANK + self._comm.rank, number, self._mpi.REPLACE)
         self._timeout.wait(
@@ -115,19 +108,19 @@ class ParameterServer:
         )
 
     def end(self) -> None:
-        """Say that this rank computes no more steps; what it has added is there for all."""
+        """Complete this rank's additions, and announce that it computes no more steps."""
         with self._timeout.blocking(f"adding the last changes to {_KIND}"):
             self._vector.Flush_all()
         self._word(_FIRST_RANK + self._comm.rank, _IDLE, self._mpi.REPLACE)
 
     def free(self) -> None:
-        """Give the windows back. Collective."""
+        """Free the windows. Collective."""
         for window in (self._vector, self._words):
             window.Unlock_all()
             window.Free()
 
     def _behind(self, number: int) -> list[int]:
-        """The ranks that compute what is too far behind a step."""
+        """The ranks whose step is too far behind this one."""
         words = np.empty(self._comm.size, np.int64)
         nothing = np.zeros_like(words)
         request = self._words.Rget_accumulate(nothing, words, 0, target=(_FIRST_RANK,), op=self._mpi.NO_OP)

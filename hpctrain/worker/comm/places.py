@@ -1,4 +1,4 @@
-"""Where a rank is in its script, in words: for messages about ranks that are in different places."""
+"""Describes where a rank is in its script, for messages about ranks that are in different places."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 _left = ""
 
-# What hpctrain does by itself, in words, by the function that does it.
+# Names for collectives that hpctrain starts by itself, by the function that starts them.
 PURPOSES = {
     "hpctrain.worker.adapters.guard.Guard.check_last": "the last comparison of parameters, at the end of its script",
     "hpctrain.worker.adapters.guard.Guard.compare": "the comparison of the parameters",
@@ -27,14 +27,14 @@ PURPOSES = {
 
 
 def script_place(operation: str = "") -> str:
-    """Where this process is: in a call of the script's own, or in something that hpctrain does at some place of it.
+    """Where this process is: in a call of the script's own, or in a call of hpctrain's at some line of the script.
 
     Args:
-        operation: of the control plane, that it is in.
+        operation: the collective of the control plane that the process is in.
     """
     own, line = _divide(sys._getframe(1))
     at = f" at {line}" if line else left_at()
-    # The control plane itself is the innermost.
+    # The innermost frames are those of the control plane itself.
     callers = [name for name in own if not name.startswith("hpctrain.worker.comm.control.")]
     if not callers:
         return f"in comm.{operation}{at}"
@@ -43,7 +43,7 @@ def script_place(operation: str = "") -> str:
 
 
 def note_exit(trace: TracebackType | None) -> None:
-    """The script has ended by ``sys.exit`` or an exception, at the innermost of its lines in this traceback."""
+    """Note where the script ended by ``sys.exit`` or an exception: its innermost line in this traceback."""
     global _left
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename
@@ -52,17 +52,17 @@ def note_exit(trace: TracebackType | None) -> None:
 
 
 def left_at() -> str:
-    """Where the script ended, as the end of a sentence; "" where it came to its last line, or has not ended."""
+    """A clause that says where the script ended; "" if it reached its last line, or has not ended."""
     return f", which it left at {_left}" if _left else ""
 
 
 def script_line() -> str:
-    """The file and line of the script that its main thread executes, "" where there is none."""
+    """The file and line of the script that the main thread executes, "" if there is none."""
     return _divide(sys._current_frames().get(threading.main_thread().ident or 0))[1]
 
 
 def _public(callers: list[str], operation: str) -> str:
-    """The function of hpctrain that the script called, for an operation on its way."""
+    """The name of the function of hpctrain that the script called, and the operation in it."""
     module, _, name = callers[-1].rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
     offered = found is not None and getattr(sys.modules["hpctrain"], name, None) is found
@@ -82,7 +82,7 @@ def _divide(frame: FrameType | None) -> tuple[list[str], str]:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames of a thread from the innermost, and behind those of another thread, those of the main one."""
+    """The frames of a thread from the innermost outwards, followed by the main thread's if this is another one."""
     while frame:
         yield frame
         frame = frame.f_back

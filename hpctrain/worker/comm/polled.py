@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # MPI counts a message's bytes to 2^31 - 1.
 _MESSAGE_BYTES = 2**30
-# What all ranks send together may be padded to one length up to here, which saves the message with the lengths.
+# Up to this total size, messages are padded to one length, which saves the exchange of the lengths.
 _PADDED_BYTES = 2**20
 
 
 def pieces(array: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
-    """Bytes in pieces that MPI can send."""
+    """Cut bytes into pieces that MPI can count."""
     for begin in range(0, len(array), _MESSAGE_BYTES):
         yield array[begin : begin + _MESSAGE_BYTES]
 
@@ -57,7 +57,7 @@ def allgather(comm: MPI.Intracomm, timeout: Timeout, value: T, what: str) -> lis
 def allgather_bytes(
     comm: MPI.Intracomm, timeout: Timeout, own: NDArray[np.uint8], longest: int | None, what: str
 ) -> list[NDArray[np.uint8]]:
-    """The bytes of all ranks, in rank order. ``longest``: of any rank, if all know it; zeros may then follow each."""
+    """The bytes of all ranks, in rank order. If all know the ``longest`` length, zeros may follow each."""
     if longest is not None and longest * comm.size <= _PADDED_BYTES:
         padded = np.zeros(longest, np.uint8)
         padded[: own.size] = own

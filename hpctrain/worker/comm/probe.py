@@ -10,7 +10,7 @@ import sys
 
 
 def main(expected: int) -> int:
-    """Run the probe; returns the exit status of this rank."""
+    """Run the probe, and return this rank's exit status."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -18,7 +18,7 @@ def main(expected: int) -> int:
         library = MPI.Get_library_version().partition(",")[0].strip("\0\n ")
         print(f"a rank sees a world of {world.size} ranks instead of {expected}; its MPI is {library}", file=sys.stderr)
         return 1
-    # A message from every rank: a world can have its size and no way between two hosts.
+    # A message from every rank shows that all hosts can be reached, which the size of the world does not.
     seen = world.gather(MPI.Get_processor_name())
     if seen is not None:
         print(json.dumps({"hpctrain_probe": len(seen)}), flush=True)

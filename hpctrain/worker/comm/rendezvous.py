@@ -14,7 +14,7 @@ import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.addresses import INTERFACE, REMEDY, listener, meet
+from hpctrain.worker.comm.addresses import INTERFACE, REMEDY, exchange_addresses, listener
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
@@ -37,23 +37,24 @@ class Rendezvous:
 def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> Rendezvous:
     """Make the store on rank 0 and connect to it. Collective.
 
-    It listens on a port that the system finds free, at no other address than the one the ranks need: that of the
-    loopback where all are on one host.
+    It listens on a port that the system finds free, at the one address that the ranks need: that of the loopback where
+    all ranks are on one host.
 
     Raises:
-        HpctrainError: hosts that do not know each other's names, or a store that cannot be reached.
+        HpctrainError: a host that cannot resolve another's name, or a store that cannot be reached.
     """
     timeout = Timeout(f"rank {world.rank} on {host}")
-    met = meet(world, host, timeout, "the rendezvous for torch.distributed", listener if world.rank == 0 else None)
-    hosts, (address, _) = met.hosts, met.places[world.rank]
+    make_socket = listener if world.rank == 0 else None
+    ranks = exchange_addresses(world, host, timeout, "the rendezvous for torch.distributed", make_socket)
+    hosts, (address, _) = ranks.hosts, ranks.endpoints[world.rank]
     return Rendezvous(
-        store=_store(met.places[0], world.size, limit, met.port),
+        store=_store(ranks.endpoints[0], world.size, limit, ranks.own_socket),
         rank=world.rank,
         size=world.size,
         local_rank=hosts[: world.rank].count(host),
         local_size=hosts.count(host),
         address=address,
-        store_address=met.places[0],
+        store_address=ranks.endpoints[0],
     )
 
 
@@ -62,7 +63,7 @@ def _store(where: tuple[str, int], ranks: int, limit: timedelta, own: socket.soc
     try:
         if own is None:
             return TCPStore(address, port, ranks, False, limit)
-        # The store takes the socket over, and closes it with itself.
+        # The store owns the socket from here on, and closes it at its own end.
         return TCPStore(address, port, ranks, True, limit, wait_for_workers=False, master_listen_fd=own.detach())
     except RuntimeError as error:
         raise HpctrainError(
@@ -74,7 +75,7 @@ def _store(where: tuple[str, int], ranks: int, limit: timedelta, own: socket.soc
 def listening_at(address: str | None) -> Iterator[None]:
     """A context manager in which new Gloo groups listen at the interface with this address; None leaves it to Gloo.
 
-    By itself Gloo takes the address that the host's name has, which may be another network's, or the loopback's.
+    By itself Gloo takes the address that the host's name resolves to, which may be another network's or the loopback's.
     """
     interfaces = (
         []

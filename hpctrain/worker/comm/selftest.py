@@ -17,7 +17,7 @@ NUMBERS = 100_003
 
 
 def main() -> None:
-    """Check that this rank received the mean of what all ranks sent; exits 0 if so."""
+    """Check that this rank receives the mean over all ranks; exits 0 if so."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=("torch", "keras"), required=True)
     framework = parser.parse_args().framework

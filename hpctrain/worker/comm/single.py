@@ -18,7 +18,7 @@ class SingleCommunicator(Communicator):
     """One rank, without messages."""
 
     backend = "single"
-    # There is nothing to reduce.
+    # True because there is nothing to reduce.
     has_xla_kernel = True
     rank = 0
     size = 1

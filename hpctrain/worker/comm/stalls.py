@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import TIMEOUT, stall_seconds
-from hpctrain.worker.comm.crossed import HEARD, Crossings
+from hpctrain.worker.comm.deadlocks import MESSAGES, DeadlockDetector
 from hpctrain.worker.comm.polled import allgather, duplicate
 from hpctrain.worker.comm.stacks import Process, look_at
 from hpctrain.worker.comm.stall_reports import Stall, reports
@@ -107,8 +107,8 @@ class FailureDetector:
         self._mute = MPI.Query_thread() != MPI.THREAD_MULTIPLE
         self._closing = threading.Event()
         timeout.stalled = self._names
-        self._crossings = Crossings(self._comm.rank, self._comm.size, self._send, self._name, passes)
-        timeout.crossed = lambda: self._crossings.error
+        self._deadlocks = DeadlockDetector(self._comm.rank, self._comm.size, self._send, self._name, passes)
+        timeout.deadlock = lambda: self._deadlocks.error
         self._thread = threading.Thread(target=self._watch_waits, name="hpctrain-stalls", daemon=True)
         self._thread.start()
 
@@ -148,9 +148,9 @@ class FailureDetector:
         if not self._mute:
             self._receive()
             self._proceed(now)
-            self._crossings.look(self._timeout.leading(), now)
-        if wait and wait.blocked and self._crossings.error:
-            self._give_up(self._crossings.error)
+            self._deadlocks.look(self._timeout.leading(), now)
+        if wait and wait.blocked and self._deadlocks.error:
+            self._give_up(self._deadlocks.error)
         if wait and wait.blocked and now - wait.since > self._timeout.seconds:
             self._give_up(self._timeout.out_of_time(wait.what))
 
@@ -276,8 +276,8 @@ class FailureDetector:
 
     def _handle(self, source: int, kind: str, *values: Any) -> None:
         probe = self._probe
-        if kind in HEARD:
-            self._crossings.hear(source, kind, *values)
+        if kind in MESSAGES:
+            self._deadlocks.receive(source, kind, *values)
         if kind == "probe":
             # Answered as soon as this rank waits. A probe of its own only follows one that is no older than a wait.
             self._probed_by[source] = values[0]

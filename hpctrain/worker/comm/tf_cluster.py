@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.addresses import meet, reservation
+from hpctrain.worker.comm.addresses import exchange_addresses, reservation
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
@@ -26,45 +26,38 @@ class Cluster:
     """The place of this process among TensorFlow's servers.
 
     Attributes:
-        resolver: of the cluster, for a strategy or a server.
-        task: ``chief``, ``worker`` or ``ps``.
-        port: keeps this process's port for its server; to be closed with the run.
+        resolver: names all servers of the cluster, for a strategy or a server.
+        reserved: the socket that reserves this process's port for its server; to be closed with the run.
     """
 
     resolver: tf.distribute.cluster_resolver.ClusterResolver
     task: str
-    port: socket.socket | None
+    reserved: socket.socket | None
 
 
 def join_cluster(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Sequence[str]) -> Cluster:
     """Tell all ranks each other's addresses, and write them to ``TF_CONFIG`` of this process. Collective.
 
-    What ``TF_CONFIG`` was before, of a cluster's own or of another process, is of no use here: it says which of
-    several a process is.
+    An earlier ``TF_CONFIG``, inherited from a cluster or another process, is overwritten: it names another task.
 
     Args:
-        world: the ranks.
-        host: this rank's.
-        timeout: how long they wait for each other.
-        tasks: of every rank, such as ``worker``.
-
-    Raises:
-        HpctrainError: as of :func:`hpctrain.worker.comm.addresses.meet`.
+        tasks: ``chief``, ``worker`` or ``ps``, for every rank.
     """
     own = tasks[world.rank]
-    met = meet(world, host, timeout, "the addresses of TensorFlow's servers", reservation)
+    ranks = exchange_addresses(world, host, timeout, "the addresses of TensorFlow's servers", reservation)
     servers: dict[str, list[str]] = {}
-    for task, (address, port) in zip(tasks, met.places, strict=True):
+    for task, (address, port) in zip(tasks, ranks.endpoints, strict=True):
         servers.setdefault(task, []).append(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
     index = list(tasks[: world.rank]).count(own)
     os.environ[VARIABLE] = json.dumps({"cluster": servers, "task": {"type": own, "index": index}})
-    return Cluster(resolver=tf.distribute.cluster_resolver.TFConfigClusterResolver(), task=own, port=met.port)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    return Cluster(resolver=resolver, task=own, reserved=ranks.own_socket)
 
 
 def take_gpu(local_rank: int, local_size: int) -> None:
-    """Keep to the GPU of this local rank where there is one for each, or else to the CPU.
+    """Use the GPU of this local rank where there is one for each rank, or else only the CPU.
 
-    NCCL does not let two ranks share one.
+    NCCL does not let two ranks share a GPU.
     """
     gpus = tf.config.list_physical_devices("GPU")
     own = slice(local_rank, local_rank + 1) if len(gpus) >= local_size else slice(0)
@@ -75,10 +68,10 @@ def replica_devices(replicas: int | None) -> list[str]:
     """The devices of replicas within this process: GPUs where there are any, or else virtual CPUs.
 
     Args:
-        replicas: how many; None for one a GPU, or one.
+        replicas: None for one per GPU, or a single one without GPUs.
 
     Raises:
-        HpctrainError: more replicas than GPUs, or TensorFlow has computed something already.
+        HpctrainError: more replicas than GPUs, or TensorFlow has already computed something.
     """
     gpus = tf.config.list_physical_devices("GPU")
     count = replicas or len(gpus) or 1
@@ -98,10 +91,10 @@ def _configure(cpu: Any, logical: Sequence[Any]) -> None:
     try:
         tf.config.set_logical_device_configuration(cpu, logical)
     except RuntimeError as error:
-        raise late(error) from error
+        raise already_initialized(error) from error
 
 
-def late(error: Exception) -> HpctrainError:
+def already_initialized(error: Exception) -> HpctrainError:
     """The error where TensorFlow has computed something before the strategy was made."""
     return HpctrainError(
         f"TensorFlow has already set up its devices, so a strategy can no longer be made: {error}",

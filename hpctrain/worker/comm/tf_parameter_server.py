@@ -15,27 +15,23 @@ from hpctrain.common.settings import PARAMETER_SERVERS, TIMEOUT_HINT
 from hpctrain.worker.comm.mirrored import in_scope, not_for_torch
 from hpctrain.worker.comm.polled import duplicate
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.comm.tf_cluster import Cluster, join_cluster, late, take_gpu
+from hpctrain.worker.comm.tf_cluster import Cluster, already_initialized, join_cluster, take_gpu
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# A server has nothing else to do.
+# A server's main thread only waits for the end, so it need not look often.
 _POLL_SECONDS = 0.1
 
 
 class ParameterServerCommunicator(SingleCommunicator):
-    """Rank 0, the only one that runs the script. The next ranks keep the variables, the others compute.
+    """Rank 0 runs the script; the next ranks keep the variables, and the remaining ones compute.
 
-    On the other ranks :meth:`serve` is all that happens.
-
-    Args:
-        world: the ranks.
-        reason: why this backend was chosen.
+    Ranks other than 0 only :meth:`serve`.
 
     Raises:
-        HpctrainError: too few ranks, or as of :func:`hpctrain.worker.comm.tf_cluster.join_cluster`.
+        HpctrainError: too few ranks, or a host that the others cannot reach.
     """
 
     backend = "parameter_server"
@@ -53,7 +49,7 @@ class ParameterServerCommunicator(SingleCommunicator):
         self.rank = world.rank
         self.timeout = Timeout(f"rank {world.rank} on {self.host}")
         self._world: MPI.Intracomm | None = duplicate(world, self.timeout, "joining the run")
-        # A worker that is gone says so at once, so that its closures go to others.
+        # Calls to a worker that is gone fail at once, so that its closures go to others.
         os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
         tasks = ["chief", *["ps"] * servers, *["worker"] * workers]
         self._cluster: Cluster | None = join_cluster(self._world, self.host, self.timeout, tasks)
@@ -69,11 +65,11 @@ class ParameterServerCommunicator(SingleCommunicator):
                 self.strategy = tf.distribute.ParameterServerStrategy(self._cluster.resolver)
                 self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         except (RuntimeError, ValueError) as error:
-            raise late(error) from error
+            raise already_initialized(error) from error
         self._fetching = concurrent.futures.ThreadPoolExecutor(1, "hpctrain-fetch")
 
     def serve(self) -> None:
-        """Keep variables or compute for the coordinator, until it leaves the run; it lasts as long as the training."""
+        """Keep variables, or compute for the coordinator, until it leaves the run at the end of the training."""
         assert self._cluster is not None and self._world is not None
         resolver = self._cluster.resolver
         tf.distribute.Server(
@@ -88,7 +84,7 @@ class ParameterServerCommunicator(SingleCommunicator):
         """The result of a closure that was scheduled.
 
         Raises:
-            HpctrainError: it does not come within ``HPCTRAIN_TIMEOUT``.
+            HpctrainError: no result within ``HPCTRAIN_TIMEOUT``.
         """
         return self._within_limit(value.fetch, "a worker's step")
 
@@ -121,12 +117,12 @@ class ParameterServerCommunicator(SingleCommunicator):
         if self._world is None:
             return
         self._fetching.shutdown(wait=False)
-        # The servers wait for this.
+        # The servers poll this barrier, and end with it.
         self.timeout.wait(self._world.Ibarrier().Test, "the end of TensorFlow's servers")
         self._leave()
 
     def _leave(self) -> None:
         assert self._cluster is not None
-        if self._cluster.port is not None:
-            self._cluster.port.close()
+        if self._cluster.reserved is not None:
+            self._cluster.reserved.close()
         self._cluster = self._world = None

@@ -24,7 +24,7 @@ _SLEEP_SECONDS = 20e-6
 _LONG_SECONDS = 0.01
 _LONG_SLEEP_SECONDS = 0.0005
 # What a wait is: in the data plane, in the control plane, or of a rank whose work is done. Ranks whose waits are of
-# different kinds wait for each other in vain (see hpctrain.worker.comm.crossed).
+# different kinds wait for each other in vain (see hpctrain.worker.comm.deadlocks).
 REDUCTION, CONTROL, END = "reduction", "control", "end"
 # Of a process group of torch.distributed. A rank waits in several of them at once, and some of its ranks only, so that
 # no such wait proves that another is in vain.
@@ -108,7 +108,7 @@ class Timeout:
         stalled: the ranks, by their numbers at the start of the run, that are known to be those that do not wait, with
             their names and hosts; see :mod:`hpctrain.worker.comm.stalls`.
         leaving: this rank's work is done, and what it waits for is the others' end.
-        crossed: what to raise in every wait, because none of them can end; see :mod:`hpctrain.worker.comm.crossed`.
+        deadlock: gives the error to raise in every wait once none can end; see :mod:`hpctrain.worker.comm.deadlocks`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Timeout:
         self.seconds = TIMEOUT.read()
         self.stalled: Callable[[], Mapping[int, str]] = dict
         self.leaving = False
-        self.crossed: Callable[[], HpctrainError | None] = lambda: None
+        self.deadlock: Callable[[], HpctrainError | None] = lambda: None
         self._waits: dict[int, Wait] = {}
         self._blocking: dict[str, Blocking] = {}
 
@@ -231,7 +231,7 @@ class Timeout:
     def _heed(self) -> None:
         """Raise if what is waited for cannot come."""
         self._check()
-        if error := self.crossed():
+        if error := self.deadlock():
             raise error
 
     def blocking(self, what: str, kind: str = CONTROL) -> Blocking:

@@ -20,9 +20,9 @@ from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.addresses import own_address
-from hpctrain.worker.comm.base import AnyArray, Group, Reduction, Wire, Work, whole
+from hpctrain.worker.comm.base import AnyArray, Group, Reduction, Wire, Work, dense_wire
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
-from hpctrain.worker.comm.crossed_store import StoreCrossings
+from hpctrain.worker.comm.deadlocks import StoreDeadlockDetector
 from hpctrain.worker.comm.narrowed import Narrowing
 from hpctrain.worker.comm.rendezvous import listening_at, rendezvous
 from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Timeout
@@ -122,7 +122,7 @@ class TorchDistributedCommunicator(CheckedControl):
         dist.init_process_group(self._group_of, store=store, rank=self.rank, world_size=self.size, timeout=limit)
         # PyTorch's own would hold back what it shows until the process has ended, and one stays for every group.
         sys.excepthook = show
-        self._crossings = StoreCrossings(store, self.rank, self.size, self.host, lambda: self.passes)
+        self._deadlocks = StoreDeadlockDetector(store, self.rank, self.size, self.host, lambda: self.passes)
 
     def making_groups(self) -> AbstractContextManager[None]:
         return listening_at(self._address)
@@ -197,7 +197,7 @@ class TorchDistributedCommunicator(CheckedControl):
         """Wait for a collective. On a GPU only its stream waits, and NCCL's own watchdog ends what takes too long."""
         try:
             if not on_gpu:
-                with self._crossings.told(END if self.timeout.leaving else kind, what) as pause:
+                with self._deadlocks.watching(END if self.timeout.leaving else kind, what) as pause:
                     self.timeout.wait(handle.is_completed, what, kind=kind, pause=pause)
             handle.wait()
         except RuntimeError as error:
@@ -264,7 +264,7 @@ class TorchDistributedCommunicator(CheckedControl):
             if self._engine is not None:
                 self._engine.close()
             # It holds the store, and rank 0's listens for as long as anybody does.
-            del self._crossings
+            del self._deadlocks
             dist.destroy_process_group()
 
 
@@ -365,7 +365,7 @@ class TorchDistributedEngine:
         return torch.zeros(numel, dtype=dtype, device=device)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
-        if narrow_type := whole(wire):
+        if narrow_type := dense_wire(wire):
             return self._narrowing.allreduce(buffer, name, narrow_type, lambda narrow: self.allreduce(narrow, name))
         if buffer.itemsize == 2 and not buffer.is_cuda:
             return _WideWork(self._comm, buffer, name, self._members)

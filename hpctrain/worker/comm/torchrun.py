@@ -17,9 +17,8 @@ def torchrun_variables(
     """The variables of one rank.
 
     Args:
-        rank, size, local_rank, local_size: as of :class:`~hpctrain.worker.comm.base.Communicator`.
-        node: the number of its host.
-        address: of the store of torch.distributed; port 0 where there is none yet.
+        node: the number of the rank's host, from 0.
+        address: host and port of torch.distributed's store; port 0 if there is none yet.
     """
     return {
         "RANK": str(rank),
@@ -34,9 +33,9 @@ def torchrun_variables(
 
 
 def set_torchrun_variables(comm: Communicator) -> None:
-    """Set them for this rank, unless torchrun has. Collective.
+    """Set the variables of this rank, unless torchrun has. Collective.
 
-    Of what was set by a plan only the store's address is new.
+    Where the launcher set them from a plan, only the store's address is new.
     """
     hosts = list(dict.fromkeys(comm.allgather_object(comm.host)))
     found = torchrun_variables(

@@ -16,10 +16,10 @@ from torch import nn
 from hpctrain.common.recipes.weights import InitialWeights
 from hpctrain.worker.models.torch_batch_norm import TorchBatchNorm
 
-# Makes a batch norm of so many channels.
+# Makes a batch norm for a number of channels.
 Norm = Callable[[int], nn.BatchNorm2d]
 _GOYAL = InitialWeights()
-# Of a standard normal that is cut off at two of its deviations.
+# The standard deviation of a standard normal distribution truncated at two deviations.
 _TRUNCATED_DEVIATION = 0.87962566103423978
 
 
@@ -86,12 +86,10 @@ class ResNet(nn.Module):
     """Images (N, 3, H, W) to logits (N, classes), for any H and W from 32 on.
 
     Args:
-        block: of which the stages are made.
-        blocks: how many a stage; the width doubles from stage to stage, from 64 on.
-        classes: how many.
+        blocks: how many blocks each stage has; the width doubles from stage to stage, from 64 on.
         zero_gamma: whether each block starts as the identity.
-        weights: how convolutions and the last layer are drawn.
-        norm: makes a batch norm of so many channels.
+        weights: the distributions of the convolutions and the last layer.
+        norm: makes a batch norm for a number of channels.
     """
 
     def __init__(
@@ -129,7 +127,7 @@ class ResNet(nn.Module):
         return logits
 
     def _draw(self, zero_gamma: bool, weights: InitialWeights) -> None:
-        """Draw convolutions and the last layer. The batch norms' gamma is 1 otherwise, their biases are 0."""
+        """Draw convolutions and the last layer. Other batch norms keep gamma 1, and all keep bias 0."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 _draw_convolution(module.weight, weights)
@@ -147,10 +145,40 @@ def _draw_convolution(kernel: torch.Tensor, weights: InitialWeights) -> None:
     fan = (inputs if weights.fan == "in" else outputs) * math.prod(size)
     deviation = math.sqrt(weights.scale / fan)
     if weights.truncated:
-        whole = deviation / _TRUNCATED_DEVIATION
-        nn.init.trunc_normal_(kernel, std=whole, a=-2 * whole, b=2 * whole)
+        untruncated = deviation / _TRUNCATED_DEVIATION
+        nn.init.trunc_normal_(kernel, std=untruncated, a=-2 * untruncated, b=2 * untruncated)
     else:
         nn.init.normal_(kernel, std=deviation)
+
+
+class StochasticDepth:
+    """Drops what blocks add to their shortcuts in training, per sample (Huang et al. 2016, arXiv 1603.09382).
+
+    The first block is never dropped, the last with probability ``rate``, those between in equal steps. What is kept is
+    divided by its probability (timm's drop_path_rate).
+
+    Args:
+        model: a residual network, which gets hooks that drop blocks.
+
+    Attributes:
+        draws: shape (N, blocks), in 0 to 1, for the N samples of the next forward pass in training.
+    """
+
+    def __init__(self, model: nn.Module, rate: float) -> None:
+        blocks = [module for module in model.modules() if isinstance(module, Basic | Bottleneck)]
+        self.draws: torch.Tensor | None = None
+        for number, block in enumerate(blocks):
+            self._drop(block.last, number, rate * number / (len(blocks) - 1))
+
+    def _drop(self, last: nn.Module, number: int, rate: float) -> None:
+        def dropped(module: nn.Module, _: object, outputs: torch.Tensor) -> torch.Tensor:
+            if not (module.training and rate):
+                return outputs
+            assert self.draws is not None
+            kept = (self.draws[:, number] >= rate).to(outputs.dtype) / (1 - rate)
+            return outputs * kept[:, None, None, None]
+
+        last.register_forward_hook(dropped)
 
 
 def resnet18(

@@ -28,7 +28,7 @@ from hpctrain.worker.adapters.torch.random_streams import part_streams
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.samples import BROKEN, Samples
 from hpctrain.worker.models.torch_batch_norm import begin_part
-from hpctrain.worker.models.torch_stochastic_depth import StochasticDepth
+from hpctrain.worker.models.torch_resnet import StochasticDepth
 from hpctrain.worker.train.random_state import random_state, seed, set_random_state
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.worker.train.torch_average import TorchAverage

@@ -126,7 +126,7 @@ def _bytes(array: NDArray[np.uint8]) -> memoryview:
 
 
 def mean_by_slices(
-    buffer: Buffer, node: Node, exchange: Exchange | None, threads: ThreadPool, ranks: int, *, look: bool
+    buffer: Buffer, node: Node, exchange: Exchange | None, threads: ThreadPool, ranks: int, *, check_finite: bool
 ) -> Mean:
     """Each rank adds up its slice of all local buffers in the first of them, and copies the result to the others.
 
@@ -136,7 +136,7 @@ def mean_by_slices(
         exchange: adds up slices of several nodes; None where this rank has no part in it.
         threads: shares the blocks of a slice.
         ranks: on all nodes.
-        look: whether the mean is finite, if it is large.
+        check_finite: whether to check that the mean is finite, if the buffer is large.
     """
     align = LINE_BYTES // buffer.dtype.itemsize
     everyone = buffer.everyone()
@@ -148,7 +148,7 @@ def mean_by_slices(
     def add(block: list[Array]) -> None:
         add_up(block[0], block, factor)
 
-    verdict = _Verdict(buffer.segment) if look and buffer.nbytes > _LOOK_BYTES else None
+    verdict = _Verdict(buffer.segment) if check_finite and buffer.nbytes > _LOOK_BYTES else None
 
     def spread(block: list[Array]) -> None:
         if verdict:

@@ -40,7 +40,7 @@ class Reducer:
 
     Attributes:
         worker: runs the reductions.
-        looks: large means are looked at while they are made, whether they are finite.
+        checks_finite: whether reductions of large buffers also check that the mean is finite.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Reducer:
         self._number = world.rank
         self._threads = ThreadPool(threads)
         self.worker = Worker(beside=threads_may_call_mpi(), closed=_after_shutdown)
-        self.looks = False
+        self.checks_finite = False
         self._closed = False
         self._tables: list[dict[Any, Any]] = []
         self._connect(world)
@@ -138,7 +138,9 @@ class Reducer:
         self._agree(str(buffer))
         if self.node.count == 1 and buffer.nbytes <= _AT_ONCE_BYTES:
             return mean_at_once(buffer, self._slots, self._world.size, self._small)
-        return mean_by_slices(buffer, self.node, self._exchange, self._threads, self._world.size, look=self.looks)
+        return mean_by_slices(
+            buffer, self.node, self._exchange, self._threads, self._world.size, check_finite=self.checks_finite
+        )
 
     def _agree(self, description: str) -> None:
         if description in self._agreed:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import functools
+import mmap
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hpctrain.worker.comm.base import TopK, Wire
 from hpctrain.worker.comm.control_tensors import Array, Arrays, ControlTensorFlowEngine
 from hpctrain.worker.comm.shared.reducer import Reducer, ReductionTask
-from hpctrain.worker.comm.shared.results import Results
-from hpctrain.worker.comm.shared.segments import LINE_BYTES
+from hpctrain.worker.comm.shared.segments import LINE_BYTES, Bytes
 
 if TYPE_CHECKING:
     from hpctrain.worker.comm.mpi import MpiControl
 
 
 class _Staging:
-    """Where the tensors of one call lie: those of one type side by side in a segment, reduced together.
+    """The shared memory for the tensors of one call: those of one type lie side by side, and are reduced together.
 
     Attributes:
         views: the bytes of each tensor in shared memory.
-        tasks: the reductions, one a type.
+        tasks: the reductions, one per type.
     """
 
     def __init__(self, reducer: Reducer, arrays: Arrays, name: str, wire: np.dtype[Any] | TopK | None) -> None:
@@ -48,7 +50,7 @@ class MpiTensorFlowEngine(ControlTensorFlowEngine):
         super().__init__(control)
         self._reducer = reducer
         self._staging: dict[Any, _Staging] = reducer.table()
-        self._results = Results()
+        self._results = _ResultBuffers()
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
         travelling = wire if wire is None or isinstance(wire, TopK) else np.dtype(wire.as_numpy_dtype)
@@ -77,8 +79,8 @@ class MpiTensorFlowEngine(ControlTensorFlowEngine):
     def _copies(self, staging: _Staging, like: Arrays) -> list[Array]:
         """The means in memory that TensorFlow may keep.
 
-        It takes an array that begins at a cache line as it is, and whoever holds the tensor, a user's list of
-        gradients too, holds that memory. Shared memory cannot be given away like that: the next step writes into it.
+        TensorFlow does not copy an array that begins at a cache line, so its memory lives as long as any tensor made of
+        it. Shared memory cannot be handed out like that: the next step writes into it.
         """
         sizes = [-(-array.nbytes // LINE_BYTES) * LINE_BYTES for array in like]
         ends = np.cumsum(sizes, dtype=np.int64)
@@ -89,3 +91,23 @@ class MpiTensorFlowEngine(ControlTensorFlowEngine):
             copy[:] = view
             copies.append(copy.view(array.dtype).reshape(array.shape))
         return copies
+
+
+class _ResultBuffers:
+    """Private page-aligned memory for results, reused once nobody refers to it any more."""
+
+    def __init__(self) -> None:
+        self._buffers: list[tuple[mmap.mmap, weakref.ref[Bytes]]] = []
+
+    def take(self, nbytes: int) -> Bytes:
+        """Memory that stays the holder's as long as the array, or any view of it, is referenced."""
+        free = [index for index, (memory, held) in enumerate(self._buffers) if held() is None and len(memory) >= nbytes]
+        memory = self._buffers.pop(free[0])[0] if free else _map(nbytes)
+        # Where an array's memory is another object's, every view keeps that very array alive.
+        whole: NDArray[Any] = np.frombuffer(memory, dtype=np.uint8)
+        self._buffers.append((memory, weakref.ref(whole)))
+        return whole[:nbytes]
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -15,8 +15,7 @@ from hpctrain.worker.train.feed import Feed
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.worker.models.torch_resnet import Basic, Bottleneck  # noqa: E402
-from hpctrain.worker.models.torch_stochastic_depth import StochasticDepth  # noqa: E402
+from hpctrain.worker.models.torch_resnet import Basic, Bottleneck, StochasticDepth  # noqa: E402
 
 RATE = 0.6
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.worker.comm.crossed import TOLD_SECONDS, Crossings, Place, crossed
+from hpctrain.worker.comm.deadlocks import ANNOUNCE_SECONDS, DeadlockDetector, Place, deadlock_error
 from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Wait
 
 KINDS = (REDUCTION, CONTROL, END)
@@ -22,7 +22,7 @@ class Ranks:
         self.queue: deque[tuple[int, int, tuple[object, ...]]] = deque()
         self.waits: list[Wait | None] = [None] * size
         self.ranks = [
-            Crossings(rank, size, self._sender(rank), lambda number: f"rank {number}", lambda: 5)
+            DeadlockDetector(rank, size, self._sender(rank), lambda number: f"rank {number}", lambda: 5)
             for rank in range(size)
         ]
 
@@ -34,15 +34,15 @@ class Ranks:
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        for rank, crossings in enumerate(self.ranks):
-            crossings.look(self.waits[rank], self.now)
+        for rank, detector in enumerate(self.ranks):
+            detector.look(self.waits[rank], self.now)
         for _ in range(len(self.queue)):
             source, rank, message = self.queue.popleft()
-            self.ranks[rank].hear(source, *message)
+            self.ranks[rank].receive(source, *message)
 
     @property
     def errors(self) -> list[str]:
-        return [str(crossings.error) for crossings in self.ranks if crossings.error]
+        return [str(detector.error) for detector in self.ranks if detector.error]
 
 
 @given(st.lists(st.sampled_from(KINDS), min_size=2, max_size=6))
@@ -51,7 +51,7 @@ def test_all_ranks_are_told_where_they_wait_in_different_places_and_none_where_n
     for rank, kind in enumerate(kinds):
         ranks.wait(rank, kind)
     for _ in range(12):
-        ranks.tick(TOLD_SECONDS / 2)
+        ranks.tick(ANNOUNCE_SECONDS / 2)
     assert len(ranks.errors) == (len(kinds) if len(set(kinds)) > 1 else 0)
     assert len(set(ranks.errors)) <= 1
 
@@ -67,7 +67,7 @@ def test_ranks_that_go_on_are_never_told_whatever_they_wait_in(data):
             if rank != worker and data.draw(st.booleans()):
                 ranks.wait(rank, data.draw(st.sampled_from((*KINDS, None))))
         ranks.wait(worker, KINDS[turn % 3] if turn % 2 else None)
-        ranks.tick(TOLD_SECONDS / 2)
+        ranks.tick(ANNOUNCE_SECONDS / 2)
     assert ranks.errors == []
 
 
@@ -83,27 +83,27 @@ def test_a_rank_whose_message_is_late_has_to_confirm_it():
     late = [message for message in ranks.queue if message[0] == 1]
     ranks.queue.clear()
     for _ in range(6):
-        ranks.tick(TOLD_SECONDS)
+        ranks.tick(ANNOUNCE_SECONDS)
     assert ranks.errors == []
     ranks.queue.extend(late)
-    ranks.tick(TOLD_SECONDS)
+    ranks.tick(ANNOUNCE_SECONDS)
     assert ranks.errors == []
 
 
 def test_the_error_says_who_is_where_and_what_to_do():
     left = Place(kind=END, what="allgather", passes=35)
     inside = Place(kind=REDUCTION, what="gradients.0.1", passes=36)
-    error = crossed({0: inside, 1: left, 2: inside}, lambda rank: f"rank {rank}")
+    error = deadlock_error({0: inside, 1: left, 2: inside}, lambda rank: f"rank {rank}")
     assert error is not None and error.exit_code == 1
     assert "rank 0, rank 2 in the reduction of gradients, in its backward pass 36" in error.message
     assert "rank 1 at the end of its script, after backward pass 35" in error.message
     assert "ht.join(model)" in error.hint
-    assert crossed({0: inside, 1: inside}, str) is None
+    assert deadlock_error({0: inside, 1: inside}, str) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crowd_is_named_in_short(kind):
     places = {rank: Place(kind=REDUCTION, what="", passes=1) for rank in range(40)}
     places[40] = Place(kind=kind if kind != REDUCTION else CONTROL, what="barrier", passes=1)
-    error = crossed(places, str)
+    error = deadlock_error(places, str)
     assert error is not None and "and 32 more" in error.message

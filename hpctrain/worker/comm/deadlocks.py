@@ -1,0 +1,275 @@
+"""Detects ranks that wait for each other in different places, so that none of the waits can end.
+
+A rank whose loop ended earlier waits at the end of its script, and the others in a reduction; or one takes part in a
+collective that the others do not call. Each rank that has waited for a second tells rank 0 where. When all have told,
+and not all wait in the same place, rank 0 asks once more: a rank that confirms is still there, so all ranks were there
+at the time of the question. This takes as many messages as there are ranks, and only where a run stands still anyway.
+
+Ranks that MPI started send each other messages (:class:`DeadlockDetector`). Ranks of torch.distributed use the store in
+which they met (:class:`StoreDeadlockDetector`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.places import left_at, script_line
+from hpctrain.worker.comm.timeout import END, REDUCTION, Wait
+
+# A wait is announced after this time. Waits that end sooner cost no message.
+ANNOUNCE_SECONDS = 1.0
+_AGAIN_SECONDS = 2.0
+_STORE_SECONDS = 0.5
+_STORE_ERROR = "hpctrain.deadlock"
+# How many ranks a message names.
+_NAMED = 8
+# The kinds of messages between detectors.
+MESSAGES = frozenset({"in", "out", "still", "yes", "deadlock"})
+
+_APART = "the ranks are waiting for each other in different places, and would"
+_HINTS = {
+    True: "give every rank the same number of batches, as ht.shard does, or put the loop in `with ht.join(model):`, "
+    "so that ranks that finish early wait for the others",
+    False: "call backward() the same number of times on every rank, and collective calls (comm.barrier(), "
+    "ht.should_stop(), saving by all ranks, …) at the same places",
+}
+
+
+_PAIRED_HINT = (
+    "call collective methods (comm.barrier(), ht.should_stop(), ht.mean(), saving by all ranks, …) on all ranks and in "
+    "the same order, with arrays of one shape and type: not under `if comm.rank == 0:`"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank waits.
+
+    Attributes:
+        passes: how many backward passes the rank has begun.
+        line: file and line of the script, "" if unknown.
+        left: where the script ended before its last line; see :func:`hpctrain.worker.comm.places.left_at`.
+    """
+
+    kind: str
+    what: str
+    passes: int
+    line: str = ""
+    left: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == END:
+            return f"at the end of its script{self.left}, after backward pass {self.passes}"
+        at = f" at {self.line}" if self.line else ""
+        if self.kind == REDUCTION:
+            return f"in the reduction of gradients{at}, in its backward pass {self.passes}"
+        return f"in {self.what}{at}, after backward pass {self.passes}"
+
+
+def deadlock_error(places: Mapping[int, Place], names: Callable[[int], str]) -> HpctrainError | None:
+    """The error for ranks whose waits cannot end; None if all wait in the same place."""
+    if len({place.kind for place in places.values()}) == 1:
+        return None
+    places_text = _by_place({names(rank): str(place) for rank, place in sorted(places.items())})
+    hint = _HINTS[any(place.kind == END for place in places.values())]
+    return HpctrainError(f"{_APART} wait forever: {places_text}", hint, exit_code=1)
+
+
+def mismatch_error(places: Mapping[str, str]) -> HpctrainError:
+    """The error for ranks whose messages met although they belong to different calls; ``places`` is by rank name."""
+    return HpctrainError(f"{_APART} take each other's values: {_by_place(places)}", _PAIRED_HINT, exit_code=1)
+
+
+def _by_place(places: Mapping[str, str]) -> str:
+    ranks_at: dict[str, list[str]] = {}
+    for name, place in places.items():
+        ranks_at.setdefault(place, []).append(name)
+    return "; ".join(f"{_abridged(ranks)} {where}" for where, ranks in ranks_at.items())
+
+
+def _abridged(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
+class DeadlockDetector:
+    """One rank's part in the detection by messages. The thread that watches the rank's waits calls :meth:`look`.
+
+    Args:
+        send: sends a message to a rank's :meth:`receive`.
+        names: gives a rank's name and host for messages.
+        passes: gives how many backward passes this rank has begun.
+
+    Attributes:
+        error: the error to raise in every wait, once a deadlock is known.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        send: Callable[..., None],
+        names: Callable[[int], str],
+        passes: Callable[[], int],
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._send = send
+        self._names = names
+        self._passes = passes
+        self.error: HpctrainError | None = None
+        self._wait: Wait | None = None
+        self._number = 0
+        self._announced = False
+        # On rank 0: each rank's place with the number of its wait, and the ranks that have confirmed theirs.
+        self._places: dict[int, tuple[int, Place]] = {}
+        self._confirmed: set[int] = set()
+        self._ask_at = 0.0
+
+    def look(self, wait: Wait | None, now: float) -> None:
+        """Announce a long wait to rank 0, or its end."""
+        if wait != self._wait:
+            if self._announced:
+                self._deliver(0, "out")
+            self._wait, self._announced = wait, False
+            self._number += 1
+        if wait is not None and not self._announced and now - wait.since > ANNOUNCE_SECONDS:
+            self._announced = True
+            place = Place(kind=wait.kind, what=wait.what, passes=self._passes(), line=script_line(), left=left_at())
+            self._deliver(0, "in", self._number, place)
+        if self._rank == 0:
+            self._judge(now)
+
+    def receive(self, source: int, kind: str, *values: object) -> None:
+        """Handle a message of another rank or of this one."""
+        match kind, values:
+            case "in", (int(number), Place() as place):
+                self._places[source] = (number, place)
+            case "out", ():
+                self._places.pop(source, None)
+                self._confirmed.clear()
+            case "still", ():
+                if self._announced:
+                    self._deliver(0, "yes", self._number)
+            case "yes", (int(number),):
+                if source in self._places and self._places[source][0] == number:
+                    self._confirmed.add(source)
+            case "deadlock", (str(message), str(hint)):
+                self.error = HpctrainError(message, hint, exit_code=1)
+
+    def _judge(self, now: float) -> None:
+        if len(self._places) < self._size or self.error is not None:
+            return
+        error = deadlock_error({rank: place for rank, (_, place) in self._places.items()}, self._names)
+        if error is None:
+            return
+        if len(self._confirmed) == self._size:
+            self._send_all("deadlock", str(error.message), error.hint or "")
+        elif now >= self._ask_at:
+            self._ask_at = now + _AGAIN_SECONDS
+            self._confirmed.clear()
+            self._send_all("still")
+
+    def _send_all(self, *message: object) -> None:
+        for rank in range(self._size):
+            self._deliver(rank, *message)
+
+    def _deliver(self, rank: int, *message: object) -> None:
+        if rank == self._rank:
+            self.receive(rank, *message)  # type: ignore[arg-type]
+        else:
+            self._send(rank, *message)
+
+
+class StoreDeadlockDetector:
+    """One rank's part in the detection through a store. A rank looks into it while it waits, so no thread is needed.
+
+    Args:
+        passes: gives how many backward passes this rank has begun.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, host: str, passes: Callable[[], int]) -> None:
+        self._store = store
+        self._rank = rank
+        self._name = f"rank {rank} on {host}"
+        self._passes = passes
+        self._keys = [f"hpctrain.place.{each}" for each in range(size)]
+        self._number = 0
+        self._seen: list[str] = []
+
+    def watching(self, kind: str, what: str) -> _WatchedWait:
+        """A context manager around a wait; call the function that it yields between two polls."""
+        return _WatchedWait(self, kind, what)
+
+    def announce(self, kind: str, what: str) -> None:
+        """Announce that this rank waits."""
+        self._number += 1
+        place = Place(kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at())
+        self._set(json.dumps({"number": self._number, "name": self._name, "place": asdict(place)}))
+
+    def withdraw(self) -> None:
+        """Withdraw the announcement."""
+        self._seen = []
+        self._set("")
+
+    def look(self) -> None:
+        """Raise HpctrainError if the ranks' waits cannot end."""
+        with contextlib.suppress(RuntimeError):
+            if self._rank == 0:
+                self._judge()
+            if self._store.check([_STORE_ERROR]):
+                message, hint = json.loads(self._store.get(_STORE_ERROR))
+                raise HpctrainError(message, hint, exit_code=1)
+
+    def _judge(self) -> None:
+        """On rank 0: a rank seen in the same wait twice was in it all the time between."""
+        if not self._store.check(self._keys):
+            return
+        before, self._seen = self._seen, [value.decode() for value in self._store.multi_get(self._keys)]
+        if self._seen != before or not all(self._seen):
+            return
+        waits = [json.loads(text) for text in self._seen]
+        places = {rank: Place(**each["place"]) for rank, each in enumerate(waits)}
+        if error := deadlock_error(places, lambda rank: str(waits[rank]["name"])):
+            self._store.set(_STORE_ERROR, json.dumps([error.message, error.hint]))
+
+    def _set(self, value: str) -> None:
+        # Rank 0, which keeps the store, may be gone. The collective's own connections report that.
+        with contextlib.suppress(RuntimeError):
+            self._store.set(self._keys[self._rank], value)
+
+
+class _WatchedWait:
+    """A wait that is announced once it has lasted, and withdrawn at its end."""
+
+    def __init__(self, detector: StoreDeadlockDetector, kind: str, what: str) -> None:
+        self._detector = detector
+        self._kind, self._what = kind, what
+        self._announced = False
+        self._next = 0.0
+
+    def __enter__(self) -> Callable[[], None]:
+        self._next = time.monotonic() + ANNOUNCE_SECONDS
+        return self._pause
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._announced:
+            self._detector.withdraw()
+
+    def _pause(self) -> None:
+        if (now := time.monotonic()) < self._next:
+            return
+        self._next = now + _STORE_SECONDS
+        if self._announced:
+            self._detector.look()
+        else:
+            self._announced = True
+            self._detector.announce(self._kind, self._what)
