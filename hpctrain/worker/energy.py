@@ -1,9 +1,9 @@
-"""The energy that this host draws, as its GPUs' and its processors' own counters have it.
+"""The energy that this host draws, from the counters of its GPUs and processors.
 
-A GPU's counter is NVML's, which Volta and later have: millijoules since the driver was loaded, those of everybody on
-that GPU. A processor's are RAPL's, in the files of the kernel's power capping framework: microjoules, from a range on
-beginning again at 0, those of everybody on that processor. Since Linux 5.10 these are root's alone to read, unless the
-host's administrator allows it.
+A GPU's counter is NVML's, which Volta and later GPUs have: millijoules since the driver was loaded, for all processes
+on that GPU. A processor's counters are RAPL's, in the files of the kernel's power capping framework: microjoules, for
+all processes on that processor, starting again at 0 beyond a range. Since Linux 5.10 only root can read these, unless
+the host's administrator allows others to.
 
 Sources: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html (nvmlDeviceGetTotalEnergyConsumption),
 https://docs.kernel.org/power/powercap/powercap.html, Intel SDM volume 3, "RAPL Domains".
@@ -25,7 +25,7 @@ from hpctrain.common.run.events.kinds import EnergySource, HostEnergy
 
 POWERCAP = Path("/sys/class/powercap")
 
-# The smallest range that processors have is 65 kJ, for which it would take more than 2 kW to go round in between.
+# The smallest range of a processor's counter is 65 kJ: it would take more than 2 kW to wrap around in this time.
 _SECONDS = 30.0
 # intel-rapl-mmio:0 is another way to read intel-rapl:0.
 _ZONES = "intel-rapl:*"
@@ -33,7 +33,7 @@ _ZONES = "intel-rapl:*"
 
 @dataclass(kw_only=True)
 class _Counter:
-    """One counter; ``read`` returns joules, ``range`` is where it begins again."""
+    """One counter; ``read`` returns joules, and the counter starts again at 0 beyond ``range``."""
 
     source: EnergySource
     name: str
@@ -47,18 +47,18 @@ class _Counter:
         now = self.read()
         drawn = now - self.last
         if drawn < 0:
-            # One without a range began at 0 again with its driver.
+            # A counter without a range started again at 0 when its driver was loaded.
             drawn += self.range or self.last
         self.counted += drawn
         self.last = now
 
 
 class HostMeter:
-    """Adds up what this host draws from now on, in any thread. What cannot be read is told, and never guessed.
+    """Adds up the energy that this host draws from now on. Counters that cannot be read are listed, never estimated.
 
     Args:
         powercap: the folder of the kernel's power zones.
-        environment: whose ``CUDA_VISIBLE_DEVICES`` names the GPUs.
+        environment: the variables, of which ``CUDA_VISIBLE_DEVICES`` names the GPUs.
     """
 
     def __init__(self, *, powercap: Path = POWERCAP, environment: Mapping[str, str] = os.environ) -> None:
@@ -72,11 +72,11 @@ class HostMeter:
             threading.Thread(target=self._keep_looking, name="hpctrain-energy", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more by itself. Idempotent."""
+        """Stop the thread that reads the counters regularly. Idempotent."""
         self._ended.set()
 
     def reading(self) -> HostEnergy:
-        """What has been drawn since the meter was made."""
+        """The energy drawn since the meter was made."""
         with self._lock:
             self._look()
             joules: dict[EnergySource, float] = {}
@@ -91,7 +91,7 @@ class HostMeter:
                 self._look()
 
     def _look(self) -> None:
-        """A counter that can be read no longer keeps what it had, which is told."""
+        """Read all counters. An unreadable counter keeps its last value, and is listed as missing."""
         for counter in self._counters:
             self._try(counter, counter.look, "no longer: ")
 
@@ -118,7 +118,7 @@ class HostMeter:
 
     def _gpus(self, visible: str | None) -> Iterator[_Counter]:
         try:
-            # For as long as the process lives: the counters are read to its end.
+            # Never shut down, because the counters are read until the end of the process.
             pynvml.nvmlInit()
             devices = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())}
             uuids = {index: _text(pynvml.nvmlDeviceGetUUID(device)) for index, device in devices.items()}
@@ -133,7 +133,7 @@ class HostMeter:
             yield _Counter(source="gpu", name=f"GPU {index}", read=read)
 
     def _zones(self, powercap: Path) -> Iterator[_Counter]:
-        """Packages and DRAM: the parts of a package, and the platform that contains it, would count twice."""
+        """The counters of packages and DRAM. Parts of a package, and the platform around it, would count twice."""
         zones = sorted(powercap.glob(_ZONES))
         if not zones:
             self._miss(f"{powercap}: no {_ZONES}")
@@ -155,17 +155,17 @@ class HostMeter:
 
 
 def _source(zone: str) -> EnergySource | None:
-    # package-0, or package-0-die-1; a server's does not contain its DRAM.
+    # Named package-0 or package-0-die-1. On servers it does not include the DRAM.
     if zone.startswith("package-"):
         return "cpu"
     return "dram" if zone == "dram" else None
 
 
 def _visible(uuids: Mapping[int, str], visible: str | None) -> list[int]:
-    """The devices that CUDA_VISIBLE_DEVICES names, by number or the beginning of a UUID, up to the first that is none.
+    """The devices that CUDA_VISIBLE_DEVICES names by number or the beginning of a UUID, up to the first invalid name.
 
-    NVML's numbers are by PCI address; where GPUs differ CUDA's are so only with CUDA_DEVICE_ORDER=PCI_BUS_ID. A part of
-    a GPU (MIG) has no counter of its own.
+    NVML numbers GPUs by PCI address. On hosts with different GPUs, CUDA does so only with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID. A part of a GPU (MIG) has no counter of its own.
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
     if visible is None:
@@ -181,5 +181,5 @@ def _visible(uuids: Mapping[int, str], visible: str | None) -> list[int]:
 
 
 def _text(value: str | bytes) -> str:
-    # bytes in older versions of NVML's library for Python.
+    # Older versions of pynvml return bytes.
     return value.decode() if isinstance(value, bytes) else value

@@ -1,9 +1,8 @@
-"""The state of another process of this host, and its Python stacks, which it writes when it is asked to.
+"""The state of another process of this host, and its Python stacks, which it writes on request.
 
-A thread of the process answers, under the interpreter's lock: the frames of running threads change under a reader who
-does not hold it, and ``faulthandler`` reading those of all threads from a signal handler has ended the process that it
-looked at. Where the lock is not to be had, because an extension keeps it, a signal makes the main thread write its own
-stack, which cannot change meanwhile.
+A thread of the process answers, holding the interpreter's lock: without it the frames of running threads change during
+the reading, and ``faulthandler`` reading all threads from a signal handler has crashed the process that it looked at.
+Where an extension keeps the lock, a signal makes the main thread write its own stack, which cannot change meanwhile.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# High among the real-time signals, which no library in use here takes; the MPI libraries and debuggers use low ones.
+# A high real-time signal, which no library in use here takes: MPI libraries and debuggers use low ones.
 STACK_SIGNAL = signal.SIGRTMAX - 3
 
 _ASK, _STOP = b"?", b"."
-# Busy threads pass the interpreter's lock around between them before the answering thread gets it.
+# Generous, because busy threads hand the interpreter's lock to each other before the answering thread gets it.
 _ANSWER_SECONDS = 1.5
 _STEADY_SECONDS = 0.05
 _STACK_LINES = 60
@@ -33,12 +32,12 @@ _WATCHERS = ("hpctrain-stacks", "hpctrain-stalls")
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process, the file to which it writes its stacks, which also proves its identity, and how it is asked to.
+    """A process with the file to which it writes its stacks, which also proves its identity.
 
     Attributes:
-        descriptor: of the file, in that process; None if it writes none.
-        requests: of the pipe that takes the requests, in that process.
-        signalled: it also answers :data:`STACK_SIGNAL`.
+        descriptor: the file's descriptor in that process; None if it writes no stacks.
+        requests: the descriptor, in that process, of the pipe that takes requests.
+        signalled: whether it also answers :data:`STACK_SIGNAL`.
     """
 
     pid: int
@@ -53,7 +52,7 @@ class Process:
         return Path(f"/proc/{self.pid}/fd/{self.descriptor}")
 
     def lives(self) -> bool:
-        """Whether the process is there, seen from here, and is not another that got its number."""
+        """Whether the process can be seen from here, and its number does not belong to another one by now."""
         try:
             found = self.file.stat()
         except OSError:
@@ -64,8 +63,7 @@ class Process:
 class StackFile:
     """Lets this process write its Python stacks to a nameless file when another asks for them.
 
-    The signal is left alone where the program uses it, or where this is not the main thread, which alone may choose
-    handlers.
+    The signal is left alone where the program uses it, and outside of the main thread, which alone may set handlers.
     """
 
     def __init__(self) -> None:
@@ -76,7 +74,7 @@ class StackFile:
             and threading.current_thread() is threading.main_thread()
         )
         if signalled:
-            # What faulthandler puts back in the end: a signal that comes too late must not end the process.
+            # faulthandler restores this handler at its end: a signal that comes too late must not end the process.
             signal.signal(STACK_SIGNAL, signal.SIG_IGN)
             faulthandler.register(STACK_SIGNAL, file=self._file, all_threads=False)
         found = os.fstat(self._file)
@@ -92,7 +90,7 @@ class StackFile:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering. Idempotent; nothing in a fork, whose descriptors are those of its parent too."""
+        """Stop answering. Idempotent; does nothing in a fork, which shares its descriptors with its parent."""
         if not self._thread.is_alive() or os.getpid() != self.process.pid:
             return
         os.write(self.process.requests, _STOP)
@@ -108,24 +106,24 @@ class StackFile:
 
 
 def _stacks() -> Iterator[str]:
-    """What each thread of this process does, the main one first; those that watch are left out."""
+    """The stack of each thread of this process, the main one first, without the threads that watch."""
     frames = sys._current_frames()
     threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
     for thread in threads:
         if thread.name in _WATCHERS or thread.ident not in frames:
             continue
-        # Not traceback.extract_stack, which reads source files, maybe from a disk that hangs.
+        # Not traceback.extract_stack, which reads source files, perhaps from a disk that hangs.
         calls = ((frame.f_code, line) for frame, line in traceback.walk_stack(frames[thread.ident]))
         lines = (f'  File "{code.co_filename}", line {line} in {code.co_name}' for code, line in calls)
         yield "\n".join([f"Thread {thread.name} (most recent call first):", *lines])
 
 
 def look_at(process: Process) -> tuple[str, str]:
-    """The state of a process of this host as text, and its Python stack, main thread first; "" if there is none."""
+    """The state of a process of this host as text, and its Python stacks, main thread first; "" without any."""
     if process.descriptor is None or not process.lives():
         return "state unknown: its process cannot be seen", ""
     state = _state(process.pid)
-    # A stopped process would answer only when it goes on.
+    # A stopped process cannot answer.
     return state, "" if state.startswith(("T", "t")) else _stack(process)
 
 

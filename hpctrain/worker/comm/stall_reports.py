@@ -1,7 +1,7 @@
-"""How a rank reports ranks that stall, and how it ends. ``hpctrain.worker.comm.stalls`` detects them.
+"""How a rank reports stalled ranks, which ``hpctrain.worker.comm.stalls`` detects, and how it ends.
 
-Of the process, like :mod:`hpctrain.common.run.stopping`: it is set before a user's script makes a communicator, and
-outlives one. Nothing heavy is imported here.
+One object per process, as in :mod:`hpctrain.common.run.stopping`: it is set before a user's script makes a
+communicator, and outlives it. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Stall:
     """A rank that others wait for.
 
     Attributes:
-        iteration: the step that they are in, None if unknown.
-        waiting_for: what they wait in.
-        seconds: for how long, so far.
-        state: of its process, in words; "" if nobody could look.
-        stack: of its Python threads, the main one first; "" if it did not write one.
+        iteration: the step that the others are in, None if unknown.
+        waiting_for: the collectives that the others wait in.
+        seconds: how long they have waited so far.
+        state: a description of the process's state; "" if no rank could look.
+        stack: the stacks of its Python threads, the main one first; "" if it did not write any.
     """
 
     rank: int
@@ -40,10 +40,10 @@ class Reports:
     """The functions by which the training program reports a stall and ends.
 
     Attributes:
-        iteration: the step in progress.
-        record: keeps a stall that this rank has to report; called by the thread that watches.
-        give_up: ends a rank that hangs inside an MPI call after the last limit, and does not return; None for printing
-            the error and aborting the run. Called by the same thread.
+        iteration: gives the number of the step in progress, None if unknown.
+        record: records a stall that this rank has to report; called by the watching thread.
+        give_up: ends a rank that hangs inside an MPI call at the last limit, and does not return; None for printing
+            the error and aborting the run. Called by the watching thread.
     """
 
     iteration: Callable[[], int | None] = lambda: None

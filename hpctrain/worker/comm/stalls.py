@@ -1,13 +1,13 @@
 """Finds the ranks that others wait for: a failure detector among the waiting ranks, started by one that waits long.
 
-One thread a rank watches over its waits. A rank that has waited for ``HPCTRAIN_STALL`` seconds probes every other;
-those that wait too answer, and send probes of their own, so that all of them soon know who did not answer: a rank
-that is stopped, swapped out, or busy with something else. The lowest waiting rank says so, with what can be learnt of
-the process from a rank of its host. Nothing here needs the help of the rank in question. A probe is one message of a
-few bytes to each rank, and is only sent when a run stands still anyway.
+A thread of each rank watches its waits. A rank that has waited for ``HPCTRAIN_STALL`` seconds probes every other. Ranks
+that wait too answer, and send probes of their own, so that all of them soon know which rank did not answer: one that is
+stopped, swapped out, or busy with something else. The lowest waiting rank reports it, with what a rank on the same host
+can learn about the process. The stalled rank itself need not cooperate. A probe is one message of a few bytes to each
+rank, and is only sent when a run stands still anyway.
 
-Watched are the waits of the control plane and of the MPI engine. A rank that waits inside Horovod or torch.distributed
-does not count as waiting: their own limits hold there.
+The detector watches the waits of the control plane and of the MPI engine. A rank that waits inside Horovod or
+torch.distributed does not count as waiting: their own limits hold there.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from hpctrain.worker.comm.timeout import Timeout, Wait
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# How long answers are waited for; ranks that share a core may need the most of it.
+# How long to wait for answers; ranks that share a core may need most of it.
 _ANSWER_SECONDS = 2.0
-# Until a wait that goes on is looked into again.
+# The time until a lasting wait is probed again.
 _AGAIN_SECONDS = 10.0
-# How long a rank of the stalled one's host has for a look at it.
+# How long a rank on the stalled one's host may take to inspect it.
 _LOOK_SECONDS = 4.0
-# Of how many stalled ranks the process is looked at. A host that hangs has many that do the same.
+# How many stalled ranks are inspected at most. On a host that hangs, all are in the same state.
 _LOOKS = 4
 _TAG = 1
 
@@ -55,14 +55,14 @@ class _Probe:
     """The probes of one wait.
 
     Attributes:
-        at: when the next one begins.
-        number: of the last, 0 before the first.
-        due: when its answers must be there.
-        answers: who waits, for what and for how long.
-        named: those found stalled so far, in this wait.
-        asked: those whose process is looked at, and until when.
-        looks: what was seen of them.
-        reported: this rank has reported a stall in this wait.
+        at: when the next probe begins.
+        number: the number of the last probe, 0 before the first.
+        due: when the answers have to be there.
+        answers: the collective that each waiting rank waits in, and for how many seconds.
+        named: all ranks found stalled so far in this wait.
+        asked: the stalled ranks that are being inspected, until ``asked_until``.
+        looks: the state and stack of the inspected ranks.
+        reported: whether this rank has reported a stall in this wait.
     """
 
     wait: Wait
@@ -82,10 +82,7 @@ class FailureDetector:
     """Watches the waits of this rank. Creating and closing it is collective over ``world``.
 
     Args:
-        world: the ranks, of which a communicator of its own is taken.
-        timeout: the waits.
-        member: this rank.
-        passes: how many backward passes it has begun.
+        passes: gives how many backward passes this rank has begun.
     """
 
     def __init__(
@@ -103,7 +100,7 @@ class FailureDetector:
         self._probes = 0
         self._probe: _Probe | None = None
         self._probed_by: dict[int, int] = {}
-        # Where a rank died, MPI's calls fail, and the run goes on under a new detector.
+        # After a rank's death MPI's calls fail here, and the re-formed run makes a new detector.
         self._mute = MPI.Query_thread() != MPI.THREAD_MULTIPLE
         self._closing = threading.Event()
         timeout.stalled = self._names
@@ -117,7 +114,7 @@ class FailureDetector:
         self._timeout.finish(self._comm.Ibarrier, "shutdown")
         self.abandon()
         self._timeout.wait(self._all_sent, "shutdown")
-        # From here on nobody sends, but others may still have to be received from.
+        # From here on no rank sends, but messages of others may still have to be received.
         request = self._comm.Ibarrier()
         self._timeout.wait(lambda: self._receive() and bool(request.Test()), "shutdown")
         self._comm.Free()
@@ -126,7 +123,7 @@ class FailureDetector:
         """Stop watching without the others, and leave the communicator to MPI. Idempotent."""
         self._closing.set()
         self._thread.join()
-        # A later detector may speak by now.
+        # A later detector may have replaced it already.
         if self._timeout.stalled == self._names:
             self._timeout.stalled = dict
 
@@ -174,7 +171,7 @@ class FailureDetector:
             self._report(probe, now)
 
     def _evaluate(self, probe: _Probe, now: float) -> None:
-        """All answers are in. The lowest waiting rank takes care of what is new in them."""
+        """Evaluate the answers of a probe. The lowest waiting rank acts on newly stalled ranks."""
         probe.stalled = [rank for rank in self._others() if rank not in probe.answers]
         new = [rank for rank in probe.stalled if rank not in probe.named]
         first_time = not probe.named and not probe.reported
@@ -193,7 +190,7 @@ class FailureDetector:
             )
 
     def _ask(self, probe: _Probe, rank: int) -> None:
-        """Have a waiting rank of the stalled one's host look at it."""
+        """Let a waiting rank on the stalled one's host inspect its process."""
         here = [self._comm.rank, *probe.answers]
         near = [waiting for waiting in here if self._members[waiting].host == self._members[rank].host]
         if not near:
@@ -233,7 +230,7 @@ class FailureDetector:
         _say(str(error))
         self._mpi.COMM_WORLD.Abort(error.exit_code)
 
-    # What is said of the ranks.
+    # Names for messages.
 
     def _names(self) -> Mapping[int, str]:
         probe = self._probe
@@ -243,7 +240,7 @@ class FailureDetector:
         return f"rank {self._members[rank].first_rank} on {self._members[rank].host}"
 
     def _waits(self, probe: _Probe) -> str:
-        """The text of what ranks wait for; with the ranks if it differs between them."""
+        """The collective that the ranks wait in; by rank if they wait in different ones."""
         by_what: dict[str, list[int]] = {probe.wait.what: [self._members[self._comm.rank].first_rank]}
         for rank, (what, _) in sorted(probe.answers.items()):
             by_what.setdefault(what, []).append(self._members[rank].first_rank)
@@ -267,7 +264,7 @@ class FailureDetector:
         return not self._sent
 
     def _receive(self) -> bool:
-        """Take what has arrived. Returns True."""
+        """Handle all messages that have arrived. Returns True."""
         self._sent = [request for request in self._sent if not request.Test()]
         status = self._mpi.Status()
         while message := self._comm.improbe(tag=_TAG, status=status):
@@ -279,7 +276,7 @@ class FailureDetector:
         if kind in MESSAGES:
             self._deadlocks.receive(source, kind, *values)
         if kind == "probe":
-            # Answered as soon as this rank waits. A probe of its own only follows one that is no older than a wait.
+            # Answered once this rank waits. The probe also makes a rank that has not probed yet probe at once.
             self._probed_by[source] = values[0]
             if probe and not probe.number:
                 probe.at = time.monotonic()

@@ -20,7 +20,7 @@ from hpctrain.worker.comm.timeout import Timeout
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Nobody sends a message with it: looking for one lets MPI find out what happened to its processes.
+# No message has this tag. Probing for one makes MPI notice processes that died.
 _TAG = 1
 # mpirun --with-ft tells its processes by this variable; without it, a dead process ends the job.
 _SWITCH = "OMPI_MCA_mpi_ft_enable"
@@ -45,14 +45,14 @@ def missing_mitigation() -> str | None:
 
 
 def is_majority(hosts: Sequence[str], left: Sequence[str]) -> bool:
-    """Whether those that are left may go on: no other part of the run can do so as well.
+    """Whether the remaining ranks may continue, because no other part of the run can.
 
     Ranks of one host see each other die. But a host that fell silent may only be cut off, and take the others for dead
-    as they do this one. So more hosts have to be left than are gone, and of two halves neither goes on.
+    as they do this one. So more hosts must remain than are gone, and of two halves neither continues.
 
     Args:
-        hosts: of each rank before.
-        left: of those that are left.
+        hosts: the host of each rank before the loss.
+        left: the host of each remaining rank.
     """
     return len(set(left)) > len(set(hosts) - set(left))
 
@@ -60,12 +60,9 @@ def is_majority(hosts: Sequence[str], left: Sequence[str]) -> bool:
 class Survival:
     """What this rank knows about the death of others.
 
-    Args:
-        comm: the ranks. No message is sent by it with tag 1.
-        members: their numbers at the start of the run, and their hosts, in the order of the ranks.
-
     Attributes:
-        comm, members: those of the last :meth:`shrink`.
+        comm: the ranks since the last :meth:`shrink`. No message on it has tag 1.
+        members: their numbers at the start of the run, and their hosts, in rank order.
     """
 
     def __init__(self, comm: MPI.Intracomm, members: Sequence[tuple[int, str]]) -> None:
@@ -75,7 +72,7 @@ class Survival:
         self.comm = comm
         self.members = list(members)
         self._deaths = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-        # An agreement on these ranks has failed, on all of them.
+        # Whether an agreement of these ranks has failed, on all of them.
         self._given_up = False
         self._recovering: int | None = None
 
@@ -99,23 +96,19 @@ class Survival:
         """Raise if a rank is known to have died, and in other threads until the ranks have re-formed.
 
         Raises:
-            RanksLostError: names it, if MPI does.
+            RanksLostError: a rank died; the message names it if MPI does.
         """
         others_turn = self._recovering is not None and self._recovering != threading.get_ident()
         if others_turn or self.lost:
             raise self._error()
 
     def explain(self, error: BaseException) -> None:
-        """Raise RanksLostError if ``error`` is MPI's error for a dead rank; else return.
-
-        Raises:
-            RanksLostError: it is.
-        """
+        """Raise RanksLostError if ``error`` is MPI's error for a dead rank; else return."""
         if isinstance(error, self._mpi.Exception) and error.Get_error_class() in self._deaths:
             raise self._error() from error
 
     def begin(self) -> None:
-        """From here to :meth:`end`, end the waits of other threads: this thread re-forms the ranks."""
+        """Begin to re-form the run in this thread: until :meth:`end`, waits of other threads fail."""
         self._recovering = threading.get_ident()
 
     def end(self) -> None:
@@ -124,18 +117,18 @@ class Survival:
     def give_up(self, timeout: Timeout) -> None:
         """Make every remaining rank call :meth:`shrink` next, whether it is in a wait or in :meth:`agree`.
 
-        Open MPI's Shrink begins with agreements of its own, which are told apart by their number on the communicator
-        (Herault et al. 2015, https://doi.org/10.1145/2807591.2807665): a rank that shrinks would take part in the
-        agreement in which another one is. So a rank that leaves votes against it first, and all learn of that alike.
+        Open MPI's Shrink begins with agreements of its own, which are identified by their number on the communicator
+        (Herault et al. 2015, https://doi.org/10.1145/2807591.2807665): a shrinking rank would take part in the
+        agreement that another rank is in. So a rank first votes against that agreement, which ends it on all ranks.
         """
         self.comm.Revoke()
         if not self._given_up:
             self._vote(0, timeout, "agreeing to continue without the ranks that died")
 
     def shrink(self) -> list[LostRank]:
-        """Replace :attr:`comm` by its remaining ranks; returns the others.
+        """Replace :attr:`comm` by a communicator of the remaining ranks; returns the ranks that died.
 
-        Collective over those that are left, all after :meth:`give_up`.
+        Collective over the remaining ranks, each after :meth:`give_up`.
         """
         before = self.comm
         # Open MPI 5.0.11 ends its non-blocking form with an internal error.
@@ -158,8 +151,8 @@ class Survival:
         """A barrier that all ranks pass, or none.
 
         Raises:
-            RanksLostError: one died; every rank that is left gets it.
-            HpctrainError: a rank that lives does not come in time.
+            RanksLostError: a rank died; raised on every remaining rank.
+            HpctrainError: a live rank does not come in time.
         """
         if not self._vote(1, timeout, "agreeing on what is done"):
             raise self._error()
@@ -168,7 +161,7 @@ class Survival:
         """Whether every rank votes 1 and none died; the same on all of them."""
         votes = np.full(1, own, dtype=np.intc)
         try:
-            timeout.finish(lambda: self.comm.Iagree(votes), what, heed=False)
+            timeout.finish(lambda: self.comm.Iagree(votes), what, check_deaths=False)
             self._given_up = not votes[0]
         except RanksLostError:
             self._given_up = True

@@ -17,21 +17,21 @@ from hpctrain.worker.comm import forks
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# The first polls spin, because most collectives end within microseconds; later ones leave the core to others.
+# The first polls spin, because most collectives end within microseconds. Later ones yield the core.
 _SPIN_SECONDS = 0.001
 _SLEEP_SECONDS = 20e-6
-# From here on a wait is a long one: it need not be noticed at once when it ends.
+# After this time a wait counts as long, and its end need not be noticed at once.
 _LONG_SECONDS = 0.01
 _LONG_SLEEP_SECONDS = 0.0005
-# What a wait is: in the data plane, in the control plane, or of a rank whose work is done. Ranks whose waits are of
+# The kinds of waits: in the data plane, in the control plane, or of a rank whose work is done. Ranks in waits of
 # different kinds wait for each other in vain (see hpctrain.worker.comm.deadlocks).
 REDUCTION, CONTROL, END = "reduction", "control", "end"
-# Of a process group of torch.distributed. A rank waits in several of them at once, and some of its ranks only, so that
-# no such wait proves that another is in vain.
+# A wait in a process group of torch.distributed. It proves no deadlock: a rank may wait in several groups at once, and
+# a group may consist of some ranks only.
 COLLECTIVE = "collective"
-# How old a wait is by which others know it, while what it waits for is coming.
+# While data is arriving, a wait counts as a new one after this time.
 _RENEWED_SECONDS = 1.0
-# Calls of MPI that nobody waits for any more.
+# Requests of MPI that no thread waits for any more.
 _abandoned: list[object] = []
 
 
@@ -40,11 +40,11 @@ class Wait:
     """A wait that has not ended.
 
     Attributes:
-        what: is waited for, in words.
-        since: ``time.monotonic`` of its begin.
-        blocked: inside an MPI call, where no exception can be raised.
-        kind: ``REDUCTION``, ``CONTROL``, ``END``, ``COLLECTIVE``, or another word for what has messages of its own.
-        leads: the rank does nothing else meanwhile; not so where a thread beside the script uses the control plane.
+        what: names the wait in messages.
+        since: the time of its begin by ``time.monotonic``.
+        blocked: whether it is inside an MPI call, where no exception can be raised.
+        kind: ``REDUCTION``, ``CONTROL``, ``END``, ``COLLECTIVE``, or a text for collectives with messages of their own.
+        leads: whether the script itself waits; False for a thread beside it that uses the control plane.
     """
 
     what: str
@@ -68,14 +68,14 @@ def _no_progress() -> int:
     return 0
 
 
-def _as_it_is(error: BaseException) -> None:
-    """An error that says enough."""
+def _no_change(error: BaseException) -> None:
+    """Leave the error as it is."""
 
 
 class Blocking:
     """Marks a thread as being inside a blocking MPI call. Used with ``with``, in one thread at a time."""
 
-    def __init__(self, what: str, explain: Callable[[BaseException], None] = _as_it_is, kind: str = CONTROL) -> None:
+    def __init__(self, what: str, explain: Callable[[BaseException], None] = _no_change, kind: str = CONTROL) -> None:
         self.what = what
         self.kind = kind
         self.since: float | None = None
@@ -100,14 +100,14 @@ class Timeout:
 
     Args:
         who: this rank and its host, for messages.
-        check: raises where a rank is known to have died; called now and then while waiting.
-        explain: gets what ``done``, or a blocking call, raised, and raises what is to be raised instead, if anything.
+        check: raises if a rank is known to have died; called repeatedly during a wait.
+        explain: gets an error raised during a wait, and may raise another one in its place.
 
     Attributes:
-        seconds: how many a wait lasts at most.
-        stalled: the ranks, by their numbers at the start of the run, that are known to be those that do not wait, with
-            their names and hosts; see :mod:`hpctrain.worker.comm.stalls`.
-        leaving: this rank's work is done, and what it waits for is the others' end.
+        seconds: the limit of a wait.
+        stalled: gives the names and hosts of the ranks that are known not to wait, by their numbers at the start of
+            the run; see :mod:`hpctrain.worker.comm.stalls`.
+        leaving: whether this rank's work is done, and it only waits for the others to end.
         deadlock: gives the error to raise in every wait once none can end; see :mod:`hpctrain.worker.comm.deadlocks`.
     """
 
@@ -115,7 +115,7 @@ class Timeout:
         self,
         who: str,
         check: Callable[[], None] = lambda: None,
-        explain: Callable[[BaseException], None] = _as_it_is,
+        explain: Callable[[BaseException], None] = _no_change,
     ) -> None:
         self._who = who
         self._check = check
@@ -133,10 +133,10 @@ class Timeout:
         what: str,
         *,
         kind: str = CONTROL,
-        heed: bool = True,
+        check_deaths: bool = True,
         pause: Callable[[], object] = _no_pause,
     ) -> None:
-        """Start a non-blocking call of MPI and wait until it is done; the rest as of :meth:`wait`."""
+        """Start a non-blocking call of MPI and wait until it is done; for the other arguments see :meth:`wait`."""
         forks.require_rank(what)
         try:
             request = start()
@@ -144,13 +144,13 @@ class Timeout:
             self._explain(error)
             raise
         try:
-            self.wait(request.Test, what, kind=kind, heed=heed, pause=pause)
+            self.wait(request.Test, what, kind=kind, check_deaths=check_deaths, pause=pause)
         except BaseException:
             self.abandon(request)
             raise
 
     def abandon(self, requests: object) -> None:
-        """Keep requests of MPI that nobody waits for any more: it may write into their buffers until it ends."""
+        """Keep requests that no thread waits for any more alive: MPI may write into their buffers until it ends."""
         _abandoned.append(requests)
 
     def wait(
@@ -160,21 +160,20 @@ class Timeout:
         missing: Callable[[], Sequence[int]] = lambda: (),
         *,
         kind: str = CONTROL,
-        heed: bool = True,
+        check_deaths: bool = True,
         pause: Callable[[], object] = _no_pause,
         progress: Callable[[], int] = _no_progress,
     ) -> None:
         """Poll ``done`` until it is true.
 
         Args:
-            done: a look that costs little.
-            what: is waited for, in words.
-            missing: the ranks, by their numbers at the start of the run, that are known not to have come yet, where
-                that is known.
-            kind: of the wait, see :class:`Wait`.
-            heed: a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
-            pause: is called between two looks.
-            progress: grows while what is waited for is coming; the limit counts from when it last did.
+            done: a poll that costs little.
+            what: names the wait in messages.
+            missing: gives the ranks that have not come yet, by their numbers at the start of the run, where known.
+            kind: the kind of the wait, see :class:`Wait`.
+            check_deaths: whether a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
+            pause: is called between two polls.
+            progress: gives a number that grows while data is arriving; the limit counts from its last growth.
 
         Raises:
             RanksLostError: a rank died.
@@ -182,7 +181,7 @@ class Timeout:
                 different places.
         """
         try:
-            self._wait(done, what, missing, kind=kind, heed=heed, pause=pause, progress=progress)
+            self._wait(done, what, missing, kind=kind, check_deaths=check_deaths, pause=pause, progress=progress)
         except Exception as error:
             self._explain(error)
             raise
@@ -194,13 +193,13 @@ class Timeout:
         missing: Callable[[], Sequence[int]],
         *,
         kind: str,
-        heed: bool,
+        check_deaths: bool,
         pause: Callable[[], object],
         progress: Callable[[], int],
     ) -> None:
         if done():
             return
-        # Of the wait, and then of the last that came.
+        # The begin of the wait, and later the time of the last progress.
         since = time.monotonic()
         while time.monotonic() - since < _SPIN_SECONDS:
             pause()
@@ -220,36 +219,36 @@ class Timeout:
                     if since - wait.since > _RENEWED_SECONDS:
                         wait = self._waits[thread] = replace(wait, since=since)
                 waited = now - since
-                if heed:
-                    self._heed()
+                if check_deaths:
+                    self._check_peers()
                 if waited > self.seconds:
                     raise self.out_of_time(what, missing())
                 time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
         finally:
             del self._waits[thread]
 
-    def _heed(self) -> None:
-        """Raise if what is waited for cannot come."""
+    def _check_peers(self) -> None:
+        """Raise if the wait cannot end, because a rank died or all ranks wait for each other."""
         self._check()
         if error := self.deadlock():
             raise error
 
     def blocking(self, what: str, kind: str = CONTROL) -> Blocking:
-        """For blocking MPI calls of a few microseconds, which cannot be polled; one object for each text."""
+        """A context for blocking MPI calls of a few microseconds, which cannot be polled; one object for each text."""
         return self._blocking.setdefault(what, Blocking(what, self._explain, kind))
 
     def oldest(self) -> Wait | None:
-        """The longest current wait of all threads, for a thread that watches over them."""
+        """The longest current wait of all threads, for the thread that watches them."""
         return min(self._all_waits(), key=lambda wait: wait.since, default=None)
 
     def leading(self) -> Wait | None:
-        """The longest current wait during which the rank does nothing else."""
+        """The longest current wait of the script itself."""
         return min((wait for wait in self._all_waits() if wait.leads), key=lambda wait: wait.since, default=None)
 
     def _all_waits(self) -> list[Wait]:
         waits = list(self._waits.values())
         for blocking in list(self._blocking.values()):
-            # read once: its thread may leave the call at any moment
+            # Read once: its thread may leave the call at any moment.
             since = blocking.since
             if since is not None:
                 kind = END if self.leaving else blocking.kind
@@ -259,7 +258,7 @@ class Timeout:
     def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
         """The error when the time for a wait is over."""
         stalled = self.stalled()
-        # Of those that do not wait, some may belong to another group.
+        # Stalled ranks of other groups are not to blame, if it is known which ranks are missing.
         awaited = [stalled[number] for number in missing if number in stalled] or list(stalled.values())
         ranks = ", ".join(awaited or [f"rank {number}" for number in missing]) or "the other ranks"
         return HpctrainError(

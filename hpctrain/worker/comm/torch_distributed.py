@@ -30,13 +30,13 @@ from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Timeout
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# PyTorch's names for a group whose tensors travel by what their device needs.
+# PyTorch's backend strings: with "cpu:gloo,cuda:nccl" a tensor's device chooses the library.
 _GROUPS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 _OPERATIONS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-# Longer than hpctrain waits, so that hpctrain speaks first: it knows what was waited for.
+# Added to hpctrain's own limit, so that hpctrain, which knows what was waited for, reports first.
 _MARGIN_SECONDS = 5.0
 
-# torchrun's store outlives a group, whose addresses a later one must not find there.
+# torchrun's store outlives a group. A later group must not find the addresses of an earlier one there.
 _joined = itertools.count()
 
 
@@ -47,12 +47,10 @@ class TorchDistributedCommunicator(CheckedControl):
     that reaches its port could write to.
 
     Args:
-        backend: ``gloo`` or ``nccl``.
-        reason: why.
-        world: the ranks where MPI started them; None where torchrun did.
+        world: the ranks that MPI started; None where torchrun started them.
 
     Raises:
-        HpctrainError: a group is there already, PyTorch lacks NCCL, a rank has no GPU, or the rendezvous failed.
+        HpctrainError: a group exists already, PyTorch lacks NCCL, a rank has no GPU, or the rendezvous failed.
     """
 
     def __init__(self, backend: Literal["gloo", "nccl"], reason: str, world: MPI.Intracomm | None) -> None:
@@ -103,10 +101,10 @@ class TorchDistributedCommunicator(CheckedControl):
             self._make_group(own, limit)
 
     def _torchruns_address(self, store: Any) -> str | None:
-        """Where the ranks of other hosts reach this one; None where that cannot be told.
+        """The address at which ranks of other hosts reach this one; None if it cannot be found out.
 
-        By itself Gloo listens at the address of the host's name, which Debian makes one of the loopback interface. The
-        first host has no name of another one: the last rank tells it an address.
+        By itself Gloo listens at the address of the host's name, which on Debian is one of the loopback interface. The
+        first host knows no other host's name, so the last rank sends it an address.
         """
         if self.local_size == self.size:
             return "127.0.0.1"
@@ -120,22 +118,22 @@ class TorchDistributedCommunicator(CheckedControl):
     def _make_group(self, store: Any, limit: timedelta) -> None:
         show = sys.excepthook
         dist.init_process_group(self._group_of, store=store, rank=self.rank, world_size=self.size, timeout=limit)
-        # PyTorch's own would hold back what it shows until the process has ended, and one stays for every group.
+        # PyTorch's own hook would hold back the traceback until the process has ended, and each group adds one.
         sys.excepthook = show
         self._deadlocks = StoreDeadlockDetector(store, self.rank, self.size, self.host, lambda: self.passes)
 
     def making_groups(self) -> AbstractContextManager[None]:
         return listening_at(self._address)
 
-    # The control plane: tensors in the CPU's memory, so Gloo's.
+    # The control plane: its tensors are in the CPU's memory, so they travel by Gloo.
 
     def _maximum(self, words: Words, what: str) -> None:
-        # Gloo's all-gather takes half of the steps of its all-reduce. torch's own barrier would take the GPU.
+        # Gloo's all-gather takes half as many steps as its all-reduce.
         everyone = self._rows(torch.from_numpy(words), len(words), what)
         np.maximum.reduce([row.numpy() for row in everyone], axis=0, out=words)
 
     def _overwrite(self, buffer: Bytes, root: int, what: str) -> None:
-        # torch warns of memory that cannot be written to, as what pickle returns.
+        # torch warns about read-only memory, which pickle returns.
         tensor = torch.from_numpy(buffer if buffer.flags.writeable else buffer.copy())
         self.run(dist.broadcast, tensor, root, what=what)
 
@@ -151,22 +149,22 @@ class TorchDistributedCommunicator(CheckedControl):
         return TorchDistributedGroup(self, self._new_group(size or self.size), what)
 
     def _new_group(self, size: int) -> Any:
-        """Connections of their own for ``size`` neighbouring ranks."""
+        """A new group of ``size`` neighbouring ranks, with connections of its own."""
         limit = timedelta(seconds=TIMEOUT.read() + _MARGIN_SECONDS)
         self._meet(f"groups of {size} ranks", "making groups of ranks")
         try:
             with listening_at(self._address):
-                # Every rank has to make every group.
+                # torch.distributed requires every rank to make every group.
                 starts = range(0, self.size, size)
                 groups = [dist.new_group(list(range(start, start + size)), limit, self._group_of) for start in starts]
         except RuntimeError as error:
             raise self._failed(error, "making groups of ranks") from error
         return groups[self.rank // size]
 
-    # What both planes stand on.
+    # Collectives that both planes use.
 
     def gather(self, flat: torch.Tensor, what: str, members: Any) -> list[torch.Tensor]:
-        """The flat tensors of all ranks, which may differ in length; ``members``: the group whose connections it is."""
+        """The flat tensors of all ranks, which may differ in length, through the group ``members``."""
         lengths = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         own = torch.tensor([len(flat)], device="cpu")
         self.run(dist.all_gather, lengths, own, members, what=what, kind=REDUCTION)
@@ -176,7 +174,7 @@ class TorchDistributedCommunicator(CheckedControl):
     def _rows(
         self, flat: torch.Tensor, longest: int, what: str, members: Any = None, kind: str = CONTROL
     ) -> list[torch.Tensor]:
-        """The flat tensors of all ranks, each with zeros behind it up to the length of the longest."""
+        """The flat tensors of all ranks, each padded with zeros to the length ``longest``."""
         padded = flat.new_zeros(longest)
         padded[: len(flat)] = flat
         parts = [torch.empty_like(padded) for _ in range(self.size)]
@@ -184,7 +182,7 @@ class TorchDistributedCommunicator(CheckedControl):
         return parts
 
     def start(self, collective: Callable[..., Any], *arguments: Any) -> Any:
-        """torch.distributed's handle of a collective in flight."""
+        """Start a collective; returns torch.distributed's handle."""
         forks.require_rank(collective.__name__)
         if not dist.is_initialized():
             raise HpctrainError("the communicator was used after shutdown()")
@@ -209,10 +207,10 @@ class TorchDistributedCommunicator(CheckedControl):
         self.finish(self.start(collective, *arguments), what, kind=kind, on_gpu=tensors[0].is_cuda)
 
     def _failed(self, error: Exception, what: str) -> HpctrainError:
-        # Gloo begins with its source file, and ends with advice.
-        said = re.sub(r"^\[\S*\] | This is typically .*", "", str(error).splitlines()[0])
+        # Gloo's messages begin with a source file, and end with advice.
+        text = re.sub(r"^\[\S*\] | This is typically .*", "", str(error).splitlines()[0])
         return TransientError(
-            f"rank {self.rank} on {self.host}: torch.distributed failed in {what}: {said}",
+            f"rank {self.rank} on {self.host}: torch.distributed failed in {what}: {text}",
             "another rank failed or stopped earlier: its own log says why",
             exit_code=1,
         )
@@ -220,9 +218,9 @@ class TorchDistributedCommunicator(CheckedControl):
     # The data plane.
 
     def torch(self) -> TorchDistributedEngine:
-        """Collective at its first call: gradients have connections of their own.
+        """The engine, with connections of its own. Collective at its first call.
 
-        A gradient of one rank can then never be added to what another one sends on the control plane.
+        So a gradient of one rank can never be added to a value that another sends on the control plane.
         """
         if self._engine is None:
             self._engine = TorchDistributedEngine(self, self._new_group(self.size))
@@ -249,7 +247,7 @@ class TorchDistributedCommunicator(CheckedControl):
             from mpi4py import MPI
 
             MPI.COMM_WORLD.Abort(exit_code)
-        # torchrun sees this process end, and ends the others.
+        # Under torchrun the end of this process makes torchrun end the others.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
@@ -258,12 +256,12 @@ class TorchDistributedCommunicator(CheckedControl):
         if not dist.is_initialized():
             return
         try:
-            # A rank that leaves closes its connections, and rank 0 the store.
+            # Leaving closes a rank's connections, and rank 0's store, which others may still use.
             self.barrier()
         finally:
             if self._engine is not None:
                 self._engine.close()
-            # It holds the store, and rank 0's listens for as long as anybody does.
+            # The detector holds the store, and rank 0's store listens as long as any reference to it exists.
             del self._deadlocks
             dist.destroy_process_group()
 
@@ -311,15 +309,15 @@ class _Work:
 
     def wait(self) -> None:
         self._comm.finish(self._handle, self._name, kind=REDUCTION, on_gpu=self._on_gpu)
-        # It keeps Gloo's sockets open, even those of a group that has ended.
+        # The handle would keep Gloo's sockets open, even after the end of the group.
         self._handle = None
 
 
 class _WideWork:
     """The mean of 16-bit numbers in the CPU's memory, added up in float32, where Gloo would round at every hop.
 
-    Each rank receives everyone's part of one slice, and hands its mean to all: the two halves of a ring all-reduce,
-    with as many bytes on the wire. Works are waited for in the order in which they were started, on all ranks.
+    Each rank receives all parts of one slice, and sends their mean to all: the two halves of a ring all-reduce, with as
+    many bytes on the wire. All ranks have to wait for such reductions in the order of their start.
     """
 
     finite = None
@@ -356,7 +354,7 @@ class TorchDistributedEngine:
         self._narrowing = Narrowing()
 
     def close(self) -> None:
-        """Let go of the group: its sockets stay open for as long as anybody holds it."""
+        """Drop the group: its sockets stay open as long as any reference to it exists."""
         self._members = None
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -373,7 +371,7 @@ class TorchDistributedEngine:
         return _Work(self._comm, handle, name, on_gpu=buffer.is_cuda)
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        # Bytes travel the same for every type.
+        # Sent as bytes, because Gloo does not know every type.
         parts = self._comm.gather(tensor.detach().reshape(-1).view(torch.uint8), name, self._members)
         joined = torch.cat([part.view(tensor.dtype) for part in parts])
         return joined.view(-1, *tensor.shape[1:])

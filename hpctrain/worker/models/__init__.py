@@ -11,7 +11,7 @@ from hpctrain.common.recipes.schema import Framework, ModelSettings
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.models.batch_norm import extent
 
-# Of the residual networks.
+# How many blocks each residual network has.
 BLOCKS = {"resnet18": 8, "resnet50": 16, "resnet101": 33}
 _FAMILY = {"digits_cnn": "digits", "resnet18": "resnet", "resnet50": "resnet", "resnet101": "resnet"}
 
@@ -19,17 +19,16 @@ _FAMILY = {"digits_cnn": "digits", "resnet18": "resnet", "resnet50": "resnet", "
 def build(model: ModelSettings, framework: Framework, comm: Communicator | None = None, *, at_once: int = 1) -> Any:
     """A new network with freshly drawn weights: a ``torch.nn.Module`` or a ``keras.Model``.
 
-    Collective over all ranks where ranks normalise together.
+    Collective over all ranks if they share batch statistics.
 
     Args:
-        model: what the recipe says.
         framework: ``torch`` takes images (N, C, H, W), ``keras`` (N, H, W, C); a GPT tokens (N, T).
-        comm: the ranks, for batch normalisation over several; None for one process.
-        at_once: the most images that a rank computes at once, :meth:`hpctrain.common.recipes.schema.Batch.at_once`.
+        comm: the ranks, for batch statistics over several; None for one process.
+        at_once: the most images that a rank computes at once, see :meth:`hpctrain.common.recipes.schema.Batch.at_once`.
             Needed where ``model.batch_norm.span`` is a number.
 
     Raises:
-        HpctrainError: a span that these ranks cannot make, or a GPT in Keras.
+        HpctrainError: a span of batch statistics that does not fit the ranks, or a GPT in Keras.
     """
     if model.name == "gpt":
         return _gpt(model, framework)

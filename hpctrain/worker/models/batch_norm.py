@@ -1,10 +1,10 @@
 """The images over which one rank's batch normalisation computes statistics; the same for all frameworks.
 
-What the frameworks' layers have in common beside that: the running variance is the unbiased one (divided by the number
-of values less one), as in PyTorch and cuDNN, which the published accuracies were measured with; Keras' own layer keeps
-the biased one. And parts that a rank computes, side by side or one after another in a step, leave the plain mean of
-their statistics, so that one rank with several parts ends an epoch with what as many ranks with one part each have
-after their statistics are averaged.
+The layers of both frameworks also share two rules. The running variance is the unbiased one (divided by the number of
+values less one), as in PyTorch and cuDNN, with which the published accuracies were measured; Keras' own layer keeps the
+biased one. And the running statistics move towards the plain mean of the statistics of a step's parts, computed side by
+side or one after another, so that one rank with several parts ends an epoch like as many ranks with one part each, once
+their statistics are averaged.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hpctrain.worker.comm.base import Communicator, Group
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """The images whose statistics a rank uses; by default all that it computes together.
+    """The images that share their statistics; by default all that a rank computes together.
 
     Attributes:
-        part: a rank's images are normalised in the fewest parts of at most so many, which differ by one at most
-            (ghost batch normalisation, Hoffer et al. 2017, arXiv 1705.08741).
+        part: the most images in a part; a rank's images are cut into as few parts as possible, whose sizes differ by
+            at most one (ghost batch normalisation, Hoffer et al. 2017, arXiv 1705.08741).
         group: ranks that normalise all their images together (Ying et al. 2018, arXiv 1811.06992, section 4).
     """
 
@@ -38,9 +38,9 @@ WHOLE = Extent()
 
 
 def moved_by(momentum: float, number: int, count: int) -> float:
-    """The step of the running statistics towards those of a step's ``number``-th part of ``count``, from 1.
+    """By how much the running statistics move towards those of part ``number``, from 1, of a step's ``count``.
 
-    After the last part they have moved once, by 1 - ``momentum`` towards the plain mean of the parts.
+    After the last part they have moved by 1 - ``momentum`` towards the plain mean of the parts.
     """
     return (1 - momentum) / (count - (1 - momentum) * (count - number))
 
@@ -48,9 +48,9 @@ def moved_by(momentum: float, number: int, count: int) -> float:
 def means_over_ranks(statistics: Sequence[NDArray[np.floating]], comm: Communicator) -> list[NDArray[np.floating]]:
     """The plain mean of each array over the ranks in float64, by one small reduction.
 
-    Of the ranks' variances as of their means (Akiba et al. 2017, arXiv 1711.04325, section 3): what the layers
-    normalised with in training varied about that, and not about the variance of all images together. Where they are
-    equal on all ranks they keep their bits.
+    Variances are averaged like means (Akiba et al. 2017, arXiv 1711.04325, section 3): in training the layers
+    normalised with variances about that mean, and not about the variance of all images together. Arrays that are equal
+    on all ranks keep their bits.
     """
     if comm.size == 1 or not statistics:
         return list(statistics)
@@ -59,12 +59,11 @@ def means_over_ranks(statistics: Sequence[NDArray[np.floating]], comm: Communica
 
 
 def extent(settings: BatchNormSettings, comm: Communicator | None = None, *, at_once: int = 1) -> Extent:
-    """Resolve ``span`` for a rank. Collective over all ranks if ranks normalise together.
+    """Resolve ``settings.span`` for a rank. Collective over all ranks if they share batch statistics.
 
     Args:
-        settings: of the recipe.
-        comm: the ranks; None for one process.
-        at_once: the most images that a rank computes at once. Needed where ``span`` is a number.
+        comm: the ranks; None for a single process.
+        at_once: the most images that a rank computes at once. Needed where the span is a number.
 
     Raises:
         HpctrainError: a span that is not a multiple of ``at_once``, or whose groups do not divide the ranks.

@@ -25,30 +25,30 @@ _NAMES = {
     "moving_mean": "running_mean",
     "moving_variance": "running_var",
 }
-# Counts batches, for PyTorch's plain mean over all of them, which no recipe has.
+# PyTorch's count of batches, for a plain mean over all of them, which no recipe uses.
 _PYTORCH_ALONE = "num_batches_tracked"
 
 
 def state_of(model: keras.Model) -> dict[str, Array]:
-    """The state dict of a Keras network as the same network in PyTorch has it, with running statistics.
+    """The weights and running statistics of a Keras network, as the state dict of the same network in PyTorch.
 
     ``load_state_dict({name: torch.from_numpy(array) for name, array in state_of(model).items()})`` takes it.
     """
-    return {name: there(np.asarray(variable.value)) for name, variable, there, _ in _weights(model)}
+    return {name: to_torch(np.asarray(variable.value)) for name, variable, to_torch, _ in _weights(model)}
 
 
 def load_state(model: keras.Model, state: Mapping[str, Any]) -> None:
     """Give a Keras network the weights of a state dict, whose values are arrays or PyTorch tensors on the CPU.
 
     Raises:
-        HpctrainError: it belongs to another network. No weight is changed then.
+        HpctrainError: the state belongs to another network. No weight is changed then.
     """
     given = {name: np.asarray(value) for name, value in state.items() if not name.endswith(_PYTORCH_ALONE)}
-    weights = {name: (variable, back) for name, variable, _, back in _weights(model)}
-    if odd := sorted(weights.keys() ^ given.keys()):
-        where = "the weights" if odd[0] in given else "the network"
-        raise HpctrainError(f"these are weights of another network: {odd[0]} is in {where} alone")
-    values = [(name, variable, back(given[name])) for name, (variable, back) in weights.items()]
+    weights = {name: (variable, to_keras) for name, variable, _, to_keras in _weights(model)}
+    if unmatched := sorted(weights.keys() ^ given.keys()):
+        where = "the weights" if unmatched[0] in given else "the network"
+        raise HpctrainError(f"these are weights of another network: {unmatched[0]} is in {where} alone")
+    values = [(name, variable, to_keras(given[name])) for name, (variable, to_keras) in weights.items()]
     for name, variable, value in values:
         if value.shape != tuple(variable.shape):
             raise HpctrainError(f"these are weights of another network: {name} has the shape {given[name].shape}")
@@ -60,12 +60,12 @@ Conversion = Callable[[Array], Array]
 
 
 def _weights(model: keras.Model) -> Iterator[tuple[str, keras.Variable, Conversion, Conversion]]:
-    """PyTorch's name of each weight, the weight, and what makes PyTorch's array of Keras' and back."""
+    """PyTorch's name of each weight, the weight, and the conversions of its array to PyTorch and back."""
     map_shape: tuple[int, ...] | None = None
     for layer in model.layers:
         for variable in layer.variables:
-            there, back = _conversions(variable, map_shape)
-            yield f"{layer.name}.{_NAMES[variable.name]}", variable, there, back
+            to_torch, to_keras = _conversions(variable, map_shape)
+            yield f"{layer.name}.{_NAMES[variable.name]}", variable, to_torch, to_keras
         if layer.variables:
             map_shape = None
         if isinstance(layer, keras.layers.Flatten):

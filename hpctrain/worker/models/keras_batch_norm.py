@@ -13,7 +13,7 @@ from hpctrain.worker.comm.base import AnyArray, Communicator, Group
 from hpctrain.worker.comm.graph_errors import noting
 from hpctrain.worker.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
 
-# Outputs, mean and unbiased variance.
+# The outputs, the mean and the unbiased variance.
 Normalised = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
@@ -22,10 +22,8 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Ioffe and Szegedy 2015 (arXiv 1502.03167) for images (N, H, W, C), the statistics from ``extent``.
 
     Args:
-        extent: which images share their statistics.
-        momentum: what is kept of the running statistics at each step.
-        epsilon: is added to the variance.
-        settings: of the layer that Keras has, such as ``name`` and ``gamma_initializer``.
+        momentum: the share of the running statistics that is kept at each step, in 0 to 1.
+        settings: the other settings of Keras' own layer, such as ``name`` and ``gamma_initializer``.
     """
 
     def __init__(
@@ -34,14 +32,14 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
         super().__init__(momentum=momentum, epsilon=epsilon, **settings)
         self._extent = extent
         self._moved_by = 1 - momentum
-        # What graphs read; no variable of the model, and in float64, which has the digits of Python's numbers.
+        # Read by graphs. It is no variable of the model, and in float64, which is exact for Python's numbers.
         self._in_graphs = tf.Variable(self._moved_by, trainable=False, dtype=tf.float64)
 
     def get_config(self) -> dict[str, Any]:
         """The settings that Keras saves with a model.
 
         Raises:
-            HpctrainError: ranks normalise together, which are there in this run alone.
+            HpctrainError: several ranks of this run normalise together, which no other program can.
         """
         if self._extent.group:
             raise HpctrainError(
@@ -78,8 +76,8 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
         return outputs
 
     def _whole(self, x: tf.Tensor) -> Normalised:
-        # One kernel, which does not know float64. Forth and back, (32, 28, 28, 128) took it 16 ms on two cores, and
-        # Keras' own layer 51 ms.
+        # A fused kernel, without float64. Forward and backward, (32, 28, 28, 128) took 16 ms on two cores, and 51 ms in
+        # Keras' own layer.
         outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=x,
             scale=self.gamma.value,
@@ -92,10 +90,10 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
         return outputs, mean, variance
 
     def _in_parts(self, x: tf.Tensor, part: int | None) -> Normalised:
-        """The fewest parts, as many as the images of this call make; the graph does not know how many those are."""
+        """Normalise in the fewest parts of at most ``part`` images; a graph does not know the number of images."""
         images = tf.shape(x)[0]
         count = -(-images // part) if part else 1
-        # (images, 1, 1, 1): where the i-th part begins is i images / count, rounded as np.array_split rounds
+        # The i-th part begins at image i * images / count, rounded like np.array_split.
         bounds = _bounds(images, count)
         numbers = tf.searchsorted(bounds, tf.range(images), side="right") - 1
         wide = tf.cast(x, tf.float64 if x.dtype == tf.float64 else tf.float32)
@@ -116,7 +114,7 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
     def _over_group(self, x: tf.Tensor, group: Group) -> Normalised:
         wide = tf.cast(x, tf.float64 if x.dtype == tf.float64 else tf.float32)
         mean, variance = tf.nn.moments(wide, axes=(0, 1, 2))
-        # Squares less the square of the mean: only float64 has the digits for that.
+        # The mean square less the square of the mean, whose cancellation needs float64.
         mean, square = (tf.cast(each, tf.float64) for each in (mean, variance + tf.square(mean)))
         values = tf.cast(tf.size(x) // tf.shape(x)[3], tf.float64)
         total = _sum(tf.concat([values * mean, values * square, [values]], axis=0), group)
@@ -146,8 +144,8 @@ def _sum(own: tf.Tensor, group: Group) -> tf.Tensor:
         return over_ranks(tensor), over_ranks
 
     def over_ranks(tensor: tf.Tensor) -> tf.Tensor:
-        # Stateful, as it is: TensorFlow then runs it in the order of the program, the same on every rank, also in
-        # branches that do not depend on each other.
+        # TensorFlow runs stateful operations in program order, the same on every rank, even in branches that do not
+        # depend on each other.
         total = tf.numpy_function(added_up, [tensor], tensor.dtype, stateful=True)
         return tf.ensure_shape(total, tensor.shape)
 

@@ -32,5 +32,5 @@ def digits_cnn() -> keras.Model:
 
 
 def _he_normal() -> keras.Initializer:
-    # Not "he_normal": that one cuts the tails off, PyTorch's does not.
+    # Not "he_normal", which truncates the distribution, unlike PyTorch's.
     return keras.initializers.VarianceScaling(2.0, mode="fan_in", distribution="untruncated_normal")

@@ -54,7 +54,7 @@ class _Layers:
         return layers.Dense(classes, kernel_initializer=kernel, bias_initializer=bias, name="fc")(x)
 
 
-# Of (layers, x, name, width, stride).
+# A function of (layers, x, name, width, stride) that adds a block.
 Block = Callable[[_Layers, Any, str, int, int], Any]
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from hpctrain.worker.comm.base import Communicator, Group
 from hpctrain.worker.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
 
-# Outputs, mean and unbiased variance.
+# The outputs, the mean and the unbiased variance.
 Normalised = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _STATISTICS = ("running_mean", "running_var")
 
@@ -20,10 +20,7 @@ class TorchBatchNorm(nn.BatchNorm2d):
     """Ioffe and Szegedy 2015 (arXiv 1502.03167) for images (N, C, H, W), the statistics from ``extent``.
 
     Args:
-        channels: C.
-        extent: which images share their statistics.
-        momentum: what is kept of the running statistics at each step, 1 less PyTorch's ``momentum``.
-        epsilon: is added to the variance.
+        momentum: the share of the running statistics that is kept at each step: 1 less PyTorch's ``momentum``.
     """
 
     def __init__(self, channels: int, *, extent: Extent = WHOLE, momentum: float = 0.9, epsilon: float = 1e-5) -> None:
@@ -40,24 +37,24 @@ class TorchBatchNorm(nn.BatchNorm2d):
             return super().forward(x)
         part = self._extent.part or len(x)
         whole, rest = divmod(len(x), count := -(-len(x) // part))
-        # Not tensor_split, whose gradients are as many tensors of the whole batch's size.
+        # Not tensor_split, whose backward pass makes a tensor of the whole batch's size for each part.
         parts = x.split([whole + (number < rest) for number in range(count)]) if count > 1 else [x]
         outputs, means, variances = zip(*(self._normalised(part) for part in parts), strict=True)
         self._keep(torch.stack(means).mean(dim=0), torch.stack(variances).mean(dim=0))
         return torch.cat(outputs) if count > 1 else outputs[0]
 
     def _normalised(self, x: torch.Tensor) -> Normalised:
-        # The kernel refuses one value a channel.
+        # PyTorch's kernel refuses a single value per channel.
         if self._extent.group or x.numel() == self.num_features:
             return self._over_group(x, self._extent.group)
         mean, variance = x.new_zeros(2, self.num_features, dtype=self.weight.dtype)
-        # With momentum 1 the kernel leaves the part's own statistics.
+        # With momentum 1 the kernel writes the part's own statistics to mean and variance.
         return F.batch_norm(x, mean, variance, self.weight, self.bias, True, 1.0, self.eps), mean, variance
 
     def _over_group(self, x: torch.Tensor, group: Group | None) -> Normalised:
         wide = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         variance, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
-        # Squares less the square of the mean: only float64 has the digits for that.
+        # The mean square less the square of the mean, whose cancellation needs float64.
         mean, square = mean.double(), (variance + mean.square()).double()
         values = mean.new_tensor([x.numel() // self.num_features])
         own = torch.cat([values * mean, values * square, values])
@@ -108,8 +105,7 @@ def begin_part(model: nn.Module, number: int, count: int) -> None:
 def average_statistics(model: nn.Module, comm: Communicator) -> None:
     """Replace the running statistics of all batch norms by their plain mean over the ranks. One small reduction.
 
-    They are the buffers that PyTorch's own normalisations, and those of others that follow them, call ``running_mean``
-    and ``running_var``.
+    These are all buffers named ``running_mean`` and ``running_var``, as in PyTorch's own normalisations.
     """
     statistics = [buffer for name, buffer in model.named_buffers() if name.rpartition(".")[2] in _STATISTICS]
     means = means_over_ranks([buffer.double().cpu().numpy().ravel() for buffer in statistics], comm)

@@ -23,23 +23,23 @@ _DEVIATION = 0.02
 
 
 def tensor_plan() -> dict[str, ParallelStyle]:
-    """How layers are divided over tp: each rank has some of the heads and of the MLP's inner width.
+    """The division of layers over tp: each rank has some of the heads and a part of the MLP's inner width.
 
-    By Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053, section 3): two all-reduces of activations a block in either
-    direction.
+    After Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053, section 3): two all-reduces of activations per block in
+    either direction.
     """
-    # Takes a second, which only ranks that divide it need.
+    # Imported here because it takes a second, which only tensor-parallel ranks need.
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-    apart = dict.fromkeys(("attention.query", "attention.key", "attention.value", "mlp.up"), ColwiseParallel)
-    together = dict.fromkeys(("attention.output", "mlp.down"), RowwiseParallel)
-    return {f"blocks.*.{name}": style() for name, style in {**apart, **together}.items()}
+    columns = dict.fromkeys(("attention.query", "attention.key", "attention.value", "mlp.up"), ColwiseParallel)
+    rows = dict.fromkeys(("attention.output", "mlp.down"), RowwiseParallel)
+    return {f"blocks.*.{name}": style() for name, style in {**columns, **rows}.items()}
 
 
 class Attention(nn.Module):
     """Causal self-attention over (N, T, width).
 
-    The number of heads is that of the query's outputs, so that a rank may have some of the heads only.
+    The number of heads follows from the query's outputs, so that a rank may have only some of the heads.
     """
 
     def __init__(self, settings: GptSettings) -> None:
@@ -121,11 +121,11 @@ class GPT(nn.Module):
     def init_weights(self) -> None:
         """Draw all weights anew, as after ``to_empty``: N(0, 0.02), biases 0, normalisations the identity.
 
-        The two layers of each block that add to what passes it by have a deviation smaller by sqrt(2 layers), so that
-        the sum over the layers keeps its size (model.py, lines 142 to 168).
+        The deviation of the two layers of each block that add to the residual stream is divided by sqrt(2 layers), so
+        that the sum over the layers keeps its size (model.py, lines 142 to 168).
         """
         if self._tied and self.tokens is not None and self.head is not None:
-            # Again: to_empty gives each a weight of its own.
+            # Tied here, because to_empty gives each a weight of its own.
             self.head.weight = self.tokens.weight
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):

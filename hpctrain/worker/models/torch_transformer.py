@@ -12,11 +12,9 @@ class Encoder(nn.Module):
     The output layer is the embedding's transpose (Press and Wolf 2016, arXiv 1608.05859).
 
     Args:
-        tokens: how many there are.
-        length: the longest T.
-        width: of each layer; its feed-forward part is four times as wide.
-        layers: how many.
-        heads: of each layer's attention.
+        tokens: the size of the vocabulary.
+        length: the largest T that has a position.
+        width: the model's width; the feed-forward parts are four times as wide.
     """
 
     def __init__(self, *, tokens: int, length: int, width: int, layers: int, heads: int) -> None:

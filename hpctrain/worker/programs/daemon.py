@@ -2,8 +2,8 @@
 
 ``python -m hpctrain.worker.programs.daemon RUN_DIRECTORY DAEMON ARGUMENT…`` in a step of a Slurm job. When a job is
 requeued, preempted or cancelled, its steps get SIGTERM, at which a daemon would end its ranks within a second. Here the
-daemon has the signal blocked, which lasts beyond exec, and it unblocks it in its ranks (odls_pdefault_module.c of
-PRRTE). Instead this process asks all ranks of the run to stop. Slurm sends SIGKILL later, and mpirun ends its daemons
+daemon starts with the signal blocked, and unblocks it in its ranks (odls_pdefault_module.c of PRRTE). Instead this
+process asks all ranks of the run to stop. Slurm sends SIGKILL later, and mpirun ends its daemons
 by messages.
 """
 
@@ -22,11 +22,11 @@ from hpctrain.common.run.stopping import ask
 
 
 def main(folder: str, *daemon: str) -> int:
-    """Run the daemon to its end; returns its exit status.
+    """Run the daemon to its end, and return its exit status.
 
     Args:
-        folder: of the run, quoted as in an address, because mpirun splits the command at spaces.
-        daemon: the program and its arguments.
+        folder: the run directory, percent-encoded because mpirun splits the command at spaces.
+        daemon: the daemon's program and arguments.
     """
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)

@@ -1,7 +1,7 @@
 """What ``hpctrain doctor`` runs on every rank: the checks of each host, the clocks, and a real all-reduce.
 
-``python doctor_rank.py FOLDER RANKS RUN_DIRECTORY`` on every rank. Each rank 0 writes ``FOLDER/world-HOST-PID.json``:
-one, unless launcher and MPI do not match, when every process is rank 0 of 1. Nothing here waits without a limit.
+``python doctor.py FOLDER RANKS RUN_DIRECTORY`` on every rank. Rank 0 writes ``FOLDER/world-HOST-PID.json``. If launcher
+and MPI do not match, every process is rank 0 of 1, and each writes one. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from hpctrain.worker.comm.base import AnyArray
     from hpctrain.worker.comm.horovod import HorovodCommunicator
 
-# Of this process, from its start: also where MPI or Horovod hang outside Python.
+# The limit of the whole process, which also holds where MPI or Horovod hang outside Python.
 LIMIT_SECONDS = 30
-# Of one wait for the other ranks.
+# The limit of one wait for the other ranks.
 _WAIT_SECONDS = 10
 _PINGS = 20
 _REPEATS = 7
-# Sums of these stay exact in float32 up to 100,000 ranks.
+# With these factors sums stay exact in float32 up to 100,000 ranks.
 _LARGEST, _WEIGHTS = 16, 8
 
 
@@ -55,7 +55,7 @@ def main(folder: str, ranks: str, run_directory: str) -> None:
     if world.size != int(ranks):
         write_json(out, {"worlds": [asdict(world)]})
     else:
-        _together(MPI, world, out, Path(run_directory))
+        _check_together(MPI, world, out, Path(run_directory))
     faulthandler.cancel_dump_traceback_later()
 
 
@@ -71,18 +71,18 @@ def _world(host: str, mpi: Any) -> World:
     )
 
 
-def _together(mpi: Any, world: World, out: Path, run_directory: Path) -> None:
-    """What needs all ranks. Rank 0 writes before Horovod is tried, so that a hang there leaves the rest."""
+def _check_together(mpi: Any, world: World, out: Path, run_directory: Path) -> None:
+    """Run the checks that need all ranks. Rank 0 writes before trying Horovod, so that a hang there loses nothing."""
     from hpctrain.worker.comm.horovod import HorovodCommunicator
 
     comm = HorovodCommunicator(mpi.COMM_WORLD, "hpctrain doctor")
     seen = comm.allgather_object((world, comm.local_rank, os.environ.get("CUDA_VISIBLE_DEVICES")))
     hosts = list(dict.fromkeys(other.host for other, _, _ in seen))
     mine = [visible for other, _, visible in seen if other.host == world.host]
-    # By name, not by shared memory: several daemons of a local Slurm are several hosts.
+    # Hosts are told apart by name and not by shared memory, because daemons of a local Slurm count as hosts.
     first = [other.host for other, _, _ in seen].index(world.host) == comm.rank
     host = read_host(ranks=len(mine), hosts=len(hosts), visible=tuple(mine)) if first else None
-    results = comm.allgather_object(_of_host(host, run_directory) if host else None)
+    results = comm.allgather_object(_host_checks(host, run_directory) if host else None)
     leaders = [rank for rank, result in enumerate(results) if result]
     offsets = [_offset(mpi.COMM_WORLD, rank) for rank in leaders]
     measured: dict[str, Any] = {
@@ -100,7 +100,7 @@ def _together(mpi: Any, world: World, out: Path, run_directory: Path) -> None:
     comm.shutdown()
 
 
-def _of_host(host: Host, run_directory: Path) -> dict[str, Any]:
+def _host_checks(host: Host, run_directory: Path) -> dict[str, Any]:
     return {
         "checks": [asdict(check) for check in check_host(host, run_directory)],
         "versions": this_machine().versions,
@@ -108,9 +108,9 @@ def _of_host(host: Host, run_directory: Path) -> dict[str, Any]:
 
 
 def _offset(world: MPI.Intracomm, peer: int) -> float:
-    """How far the clock of ``peer`` is ahead of rank 0's, in seconds; on the other ranks 0.
+    """How far the clock of ``peer`` is ahead of rank 0's, in seconds; 0 on the other ranks.
 
-    The time of the peer belongs to the middle of the round trip; the shortest of several leaves the least doubt.
+    The peer's time is taken to be that of the middle of the round trip; the shortest trip has the least error.
     """
     if peer == 0 or world.rank not in (0, peer):
         return 0.0
@@ -157,7 +157,7 @@ def _plain(comm: HorovodCommunicator) -> MeasuredAllreduce:
         reduced = comm.allreduce(numbers, "sum")
         seconds.append(time.perf_counter() - start)
     right = bool(np.array_equal(reduced, _expected(comm.size)))
-    return _agreed(comm, MeasuredAllreduce(engine="MPI", seconds=statistics.median(seconds), right=right))
+    return _agree(comm, MeasuredAllreduce(engine="MPI", seconds=statistics.median(seconds), right=right))
 
 
 def _horovod(comm: HorovodCommunicator) -> MeasuredAllreduce:
@@ -171,9 +171,9 @@ def _horovod(comm: HorovodCommunicator) -> MeasuredAllreduce:
         seconds, reduced = reduce(comm)
     except (HpctrainError, ImportError, RuntimeError) as error:
         return MeasuredAllreduce(engine="Horovod", error=str(error).partition("\n")[0])
-    # Horovod gives the mean.
+    # Horovod's reduction gives the mean.
     right = bool(np.allclose(reduced, _expected(comm.size) / comm.size, rtol=1e-6))
-    return _agreed(comm, MeasuredAllreduce(engine="Horovod", seconds=seconds, right=right))
+    return _agree(comm, MeasuredAllreduce(engine="Horovod", seconds=seconds, right=right))
 
 
 def _reduce_torch(comm: HorovodCommunicator) -> tuple[float, AnyArray]:
@@ -202,8 +202,8 @@ def _reduce_tensorflow(comm: HorovodCommunicator) -> tuple[float, AnyArray]:
     return statistics.median(seconds), reduced.numpy()
 
 
-def _agreed(comm: HorovodCommunicator, reduction: MeasuredAllreduce) -> MeasuredAllreduce:
-    """Right only where it is right on every rank."""
+def _agree(comm: HorovodCommunicator, reduction: MeasuredAllreduce) -> MeasuredAllreduce:
+    """The same result, right only if it is right on every rank. Collective."""
     right = float(comm.allreduce(np.array([reduction.right], np.float64), "min")[0])
     return MeasuredAllreduce(engine=reduction.engine, seconds=reduction.seconds, right=bool(right))
 

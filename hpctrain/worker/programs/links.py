@@ -31,13 +31,12 @@ _WARMUP = 5
 _PINGS = 100
 _REPEATS = 5
 _MESSAGES = 8
-# Of one measurement of one flow: on a slow link fewer messages have to do.
+# The time for one measurement of one flow: a slow link gets fewer messages.
 _SECONDS = 0.05
 
-# Whoever shares a machine or a network is slowed down now and then, and never sped up. So all flows are measured in
-# turn, again and again, until each has come near its best so often, and its best counts. One that is slow beside the
-# others has more chances, since in many measurements of many flows some has bad luck several times; but bad luck is
-# seldom the same.
+# Other users of a machine or a network slow a flow down now and then, and never speed it up. So all flows are measured
+# in turn until each has come near its best several times, and its best counts. A flow that is slow beside the others
+# gets more chances: among many flows one is disturbed several times, but seldom by the same amount.
 _LEAST_PASSES = 3
 _TIMES_NEAR_BEST = 2
 _TIMES_NEAR_BEST_IF_SLOW = 5
@@ -47,7 +46,7 @@ _SUSPICIOUS = 0.8
 
 
 def choose_adapter() -> str:
-    """Take the adapter of this rank's number on its host, before MPI starts; its name, or the rank's."""
+    """Select the adapter for this local rank, before MPI starts; returns its name, or the rank's without one."""
     local = next((int(os.environ[name]) for name in _LOCAL_RANK if name in os.environ), 0)
     ports = _active_ports("InfiniBand") or _active_ports("Ethernet")
     if not ports:
@@ -58,7 +57,7 @@ def choose_adapter() -> str:
 
 
 def _active_ports(layer: str) -> dict[str, int]:
-    """The first port of each adapter that is up and trains over that layer: over Ethernet only bonds do."""
+    """The first active port of each adapter that training uses over that layer: over Ethernet only bonds."""
     ports: dict[str, int] = {}
     for port in all_ports(_ADAPTERS):
         name, whole = port.adapter.name, not (port.adapter / "device/physfn").exists()
@@ -68,7 +67,7 @@ def _active_ports(layer: str) -> dict[str, int]:
 
 
 def measure(comm: MPI.Comm, pairs: list[tuple[int, int]], size: int) -> dict[str, Any] | None:
-    """Send or receive in one round; returns what the sender measured, None on the others."""
+    """Send or receive in one round; returns the sender's measurement, None on the others."""
     rank = comm.rank
     sending = dict(pairs)
     receiving = {target: source for source, target in pairs}
@@ -94,7 +93,7 @@ def measure(comm: MPI.Comm, pairs: list[tuple[int, int]], size: int) -> dict[str
 
 
 def affordable(seconds: float) -> tuple[int, int]:
-    """How many messages at once, and how often, where one alone took so long; 0 times if that has to do."""
+    """How many messages at once, and how often, if one takes ``seconds``; 0 times if there is time for no more."""
     messages = min(_MESSAGES, max(1, int(_SECONDS / (_REPEATS * seconds))))
     return messages, min(_REPEATS, int(_SECONDS / (messages * seconds)))
 
@@ -129,7 +128,7 @@ def _receive(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any], messages: 
 
 
 def best(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a flow reached over all passes, and how far the usual pass was below that (``spread``, a share)."""
+    """A flow's best values over all passes, and the share by which its median pass was below (``spread``)."""
     bandwidths = [flow["bandwidth"] for flow in measured]
     return {
         **measured[0],
@@ -140,7 +139,7 @@ def best(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure_all(comm: MPI.Comm, rounds: list[list[tuple[int, int]]], size: int) -> list[dict[str, Any]]:
-    """Every flow of every round, on rank 0; an empty list on the others."""
+    """The flows of all rounds on rank 0; an empty list on the others. Collective."""
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     again = list(range(len(rounds)))
     for _ in range(_MOST_PASSES):

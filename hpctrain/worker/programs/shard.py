@@ -26,27 +26,27 @@ def main(work: str, out: str | None = None) -> None:
         if executor is None:
             return
         try:
-            manifest = _made(work, executor)
+            manifest = _make(work, executor)
         except HpctrainError as error:
             if out is None:
                 raise
-            told = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-            write_json(Path(out), {"error": told})
+            fault = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+            write_json(Path(out), {"error": fault})
         else:
             if out is not None:
                 write_json(Path(out), {"manifest": manifest.model_dump(mode="json")})
 
 
-def _made(work: str, executor: Any) -> Manifest:
+def _make(work: str, executor: Any) -> Manifest:
     try:
-        return make(read_work(work), partial(_mapped, executor), partial(print, flush=True))
+        return make(read_work(work), partial(_map, executor), partial(print, flush=True))
     except BaseException:
-        # What is being made is finished; the rest waits for the next attempt.
+        # Shards in progress are finished; the others are left to the next attempt.
         executor.shutdown(wait=False, cancel_futures=True)
         raise
 
 
-def _mapped(executor: Any, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+def _map(executor: Any, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     for result in executor.map(partial(naming_host, function), items):
         if stopping.asked(look=True):
             print("asked to stop: what is not made yet is left for the next attempt", flush=True)

@@ -2,7 +2,7 @@
 
 ``python -m hpctrain.worker.programs.torchrun --rdzv-backend=one-address --rdzv-endpoint=HOST:PORT --rdzv-conf=rank=N
 --nnodes=…`` and the other options of torchrun. Port 0 is for a single host, and takes one that is free: another run's
-torchrun can never have it. The store asks nobody who they are, and what it holds is trusted by the ranks.
+torchrun can never have it. The store does not authenticate its clients, and the ranks trust what it holds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpctrain.worker.comm.addresses import listener_at
 
 
 class OneAddressRendezvous(StaticTCPRendezvous):
-    """A meeting of numbered hosts, of which the first keeps the store at the address by which the others name it."""
+    """A rendezvous of numbered hosts; the first one's store listens at the address by which the others name it."""
 
     _store: TCPStore | None
 
@@ -44,7 +44,7 @@ class OneAddressRendezvous(StaticTCPRendezvous):
                     self.world_size,
                     True,
                     self.timeout,
-                    # It takes the socket over, and closes it with itself.
+                    # The store owns the socket from here on, and closes it at its own end.
                     master_listen_fd=own.detach(),
                 )
         return super().next_rendezvous()
@@ -52,7 +52,7 @@ class OneAddressRendezvous(StaticTCPRendezvous):
 
 def _make(parameters: RendezvousParameters) -> RendezvousHandler:
     met = cast(StaticTCPRendezvous, create_rdzv_handler(parameters))
-    rank = int(met.rank)  # the text of an option
+    rank = int(met.rank)  # an option's text
     seconds = int(met.timeout.total_seconds())
     return OneAddressRendezvous(met.master_addr, met.master_port, rank, met.world_size, met.run_id, seconds)
 

@@ -34,7 +34,7 @@ OTHERS: dict[str, Callable[[], torch.nn.Module]] = {
 }
 _FOLDER = Path(hpctrain.__file__).parent / "common" / "workloads"
 _BENCHMARKS = {"digits_cnn": "digits"}
-# Any other gives the same layers.
+# Other sizes give the same layers.
 _SAMPLES, _IMAGE = 2, 224
 
 
@@ -44,7 +44,7 @@ def cross_entropy(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tenso
 
 
 def residual(name: str, model: torch.nn.Module, size: int) -> Workload:
-    """A residual network's step on images of so many pixels a side."""
+    """The step of a residual network on square images of ``size`` pixels a side."""
     batch = torch.empty(_SAMPLES, 3, size, size), torch.zeros(_SAMPLES, dtype=torch.long)
     return trace(model, batch, cross_entropy, name=name)
 
@@ -52,7 +52,7 @@ def residual(name: str, model: torch.nn.Module, size: int) -> Workload:
 def other(name: str) -> Workload:
     """The step of a network with samples of one size, those of ``hpctrain bench step``."""
     made = benchmark(_BENCHMARKS.get(name, name), batch=_SAMPLES, image_size=_IMAGE, rank=0)
-    # In the layout of the weights: with two layouts, a CPU's convolutions have copies that a trace should not count.
+    # In the weights' memory layout: a CPU's convolutions would add conversions, which a trace should not count.
     return trace(OTHERS[name](), (made.x.contiguous(), made.y), cross_entropy, name=name)
 
 

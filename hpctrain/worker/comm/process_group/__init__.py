@@ -18,8 +18,8 @@ def require_default_group(comm: Communicator) -> None:
     ``init_device_mesh`` and ``new_group`` work from then on. The group ends with ``comm.shutdown()``.
 
     Raises:
-        HpctrainError: a backend that has no process groups, or a default group of other ranks.
+        HpctrainError: the backend has no process groups, or the default group consists of other ranks.
     """
     comm.process_group()
-    # No word at the end that each rank trained by itself: who asks for groups builds on them.
+    # A script that asks for groups builds on them, so the hint about undistributed models is not due.
     comm.distributed = True

@@ -19,23 +19,22 @@ from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# MPI has tags from 0 to at least this one.
+# The largest tag that every MPI has.
 _LARGEST_TAG = 32767
-# Longer than hpctrain waits, so that hpctrain speaks first: it knows what was waited for.
+# Added to hpctrain's own limit, so that hpctrain, which knows what was waited for, reports first.
 _MARGIN_SECONDS = 30
-# Whose ranks torch.distributed's groups are made of.
+# The run whose ranks torch.distributed's groups consist of.
 _groups: Groups | None = None
 
 
 class Groups:
-    """The process groups of a run: from now on ``torch.distributed`` makes those of the backend ``hpctrain`` here.
+    """The process groups of a run: ``torch.distributed`` makes groups of the backend ``hpctrain`` through this object.
+
+    ``node_of`` puts ranks on nodes, see :class:`~hpctrain.worker.comm.shared.nodes.Node`.
 
     Args:
-        world: all ranks, in the order of torch.distributed's default group, of which this takes a communicator.
-        timeout: how they wait for each other.
-        host: of this rank.
-        crowded: there are more ranks than cores for them.
-        node_of: as of :class:`~hpctrain.worker.comm.shared.nodes.Node`.
+        world: all ranks, in the order of torch.distributed's default group; it is duplicated.
+        crowded: whether there are more ranks than cores for them.
     """
 
     def __init__(
@@ -60,25 +59,25 @@ class Groups:
         _groups = self
 
     def join(self) -> tuple[str, int] | None:
-        """Make all ranks torch.distributed's default group, if it has none. Collective.
+        """Make a default group of all ranks, if torch.distributed has none. Collective.
 
         Returns:
-            Host and port of the group's store; None where there was a group.
+            Host and port of the group's store; None if there was a group already.
 
         Raises:
-            HpctrainError: there is a default group of other ranks.
+            HpctrainError: the default group consists of other ranks.
         """
         if dist.is_initialized():
             require_ranks(self._world.rank, self._world.size)
             return None
         limit = timedelta(seconds=self._timeout.seconds + _MARGIN_SECONDS)
-        # For what else is made of these ranks: a group over Gloo meets there.
+        # A store at which groups over other backends of these ranks, such as Gloo, can meet too.
         met = rendezvous(self._world, self._host, limit)
         show = sys.excepthook
         dist.init_process_group(
             NAME, store=met.store, rank=self._world.rank, world_size=self._world.size, timeout=limit
         )
-        # PyTorch's own would hold back what it shows until the process has ended.
+        # PyTorch's own hook would hold back the traceback until the process has ended.
         sys.excepthook = show
         return met.store_address
 
@@ -103,7 +102,7 @@ class Groups:
         return group
 
     def free(self) -> None:
-        """Destroy what is left of the groups. Collective over all ranks."""
+        """Destroy the remaining groups. Collective over all ranks."""
         global _groups
         if dist.is_initialized() and dist.get_backend() == NAME:
             dist.destroy_process_group()
@@ -116,10 +115,7 @@ class Groups:
 
 
 def require_ranks(rank: int, size: int) -> None:
-    """
-    Raises:
-        HpctrainError: torch.distributed's default group is of other ranks than the run.
-    """
+    """Refuse a default group of torch.distributed in which this process has another rank or size."""
     if (dist.get_rank(), dist.get_world_size()) != (rank, size):
         raise HpctrainError(
             f"torch.distributed has a default group, in which this is rank {dist.get_rank()} of "
@@ -129,7 +125,7 @@ def require_ranks(rank: int, size: int) -> None:
 
 
 def _create(options: Any, _: Any) -> HpctrainGroup:
-    """What torch.distributed calls on each rank of a new group."""
+    """Create a group; torch.distributed calls this on each of its ranks."""
     if _groups is None:
         raise HpctrainError(
             f"the process group {NAME} consists of the ranks of backend mpi, but there are none",

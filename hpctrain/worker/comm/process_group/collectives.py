@@ -1,9 +1,9 @@
-"""Moves and adds up what the ranks of a group have: through shared memory within a node, by MPI between nodes.
+"""Moves and adds up the data of a group's ranks: through shared memory within a node, by MPI between nodes.
 
-Three movements make all collectives: everyone gets what each has (:meth:`Collectives.gather`); each gets another part
-from everyone (:meth:`Collectives.exchange`); each gets the sum of everyone's part (:meth:`Collectives.reduce`).
-Within a node ranks copy to shared memory what others want to read, in turns of a size that caches hold. Each byte that
-has to come to another node comes there once, and sums travel as those of a node.
+Three movements make all collectives: every rank gets the data of each (:meth:`Collectives.gather`); every rank gets a
+part of its own from each (:meth:`Collectives.exchange`); every rank gets the sum of all parts for it
+(:meth:`Collectives.reduce`). Within a node, ranks copy to shared memory what others read, in pieces that fit into
+caches. Each byte travels to another node once, and a node sends the sum of its ranks instead of their terms.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Up to here it is faster if every rank adds up everything by itself than if each adds up a part.
+# Up to this size it is faster if every rank adds up everything than if each adds up a part.
 _AT_ONCE_BYTES = 16384
-# So much is added up, and then handed to all, before the next.
+# Larger tensors are reduced piece by piece, so that a piece is still in a cache when the ranks read it.
 _PIECE_BYTES = 16 << 20
 
 
@@ -36,10 +36,8 @@ class Collectives:
 
     Args:
         comm: the ranks of the group; used for nothing else.
-        places: where they lie.
-        numbers: their numbers in the run, for messages.
-        staging: the shared memory of this node's.
-        timeout: how they wait for each other.
+        numbers: the ranks' numbers in the run, for messages.
+        staging: the shared memory of this node's ranks.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class Collectives:
         self._pause: Pause = no_pause
 
     def begin(self, what: str, pause: Pause) -> None:
-        """Begin a collective; as of :meth:`Staging.begin`."""
+        """Begin a collective; for the arguments see :meth:`Staging.begin`."""
         self._what, self._pause = what, pause
         self._staging.begin(what, pause)
 
@@ -65,12 +63,12 @@ class Collectives:
             self._timeout.finish(self._comm.Ibarrier, self._what, kind=COLLECTIVE, pause=self._pause)
 
     def gather(self, own: torch.Tensor, targets: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> None:
-        """Write what each rank has into its target.
+        """Copy each rank's data to its target on every rank that has one for it.
 
         Args:
-            own: what this rank has, as bytes; its target may be the same memory.
-            targets: by rank; None for what this rank does not want.
-            sizes: in bytes, by rank; known to all.
+            own: this rank's data as bytes; may share memory with its target.
+            targets: by rank; None for data that this rank does not want.
+            sizes: in bytes, by rank; the same on all ranks.
         """
         places = self._places
         ranks = [rank for rank, size in enumerate(sizes) if size]
@@ -92,15 +90,15 @@ class Collectives:
             }
             if places.rank in parts:
                 parts[places.rank].copy_(own[start : start + step])
-            self._pass_on({rank: parts[rank] for rank in held[places.index] if rank in parts})
+            self._send_to_nodes({rank: parts[rank] for rank in held[places.index] if rank in parts})
             self._staging.meet()
             for rank, part in parts.items():
                 target = targets[rank]
                 if target is not None and rank != places.rank:
                     target[start : start + step].copy_(part)
 
-    def _pass_on(self, parts: dict[int, torch.Tensor]) -> None:
-        """Send this rank's part to the other nodes, and get those that it holds for its own node."""
+    def _send_to_nodes(self, parts: dict[int, torch.Tensor]) -> None:
+        """Send this rank's part to the other nodes, and receive the parts that it holds for its own node."""
         places = self._places
         own = parts.get(places.rank)
         others = [node for node in range(len(places.nodes)) if node != places.node]
@@ -110,12 +108,12 @@ class Collectives:
     def exchange(
         self, outgoing: Sequence[torch.Tensor | None], incoming: Sequence[torch.Tensor | None], longest: int
     ) -> None:
-        """Send each rank its part, and get one from each.
+        """Send each rank its part, and receive one from each.
 
         Args:
-            outgoing: as bytes, by rank; None for nothing.
-            incoming: where they go, by rank; each as long as the other one's part for this rank.
-            longest: of the parts on all ranks of this node, in bytes; known to all of them.
+            outgoing: the parts as bytes, by receiver; None for nothing.
+            incoming: their targets, by sender; each as long as the sender's part for this rank.
+            longest: the longest part of any rank of this node, in bytes; the same on all of them.
         """
         places = self._places
         own, mine = outgoing[places.rank], incoming[places.rank]
@@ -141,19 +139,18 @@ class Collectives:
                     piece.copy_(shown[index][_slot(index, places.index) * step :][: len(piece)])
 
     def longest(self, own: int) -> int:
-        """The largest number that a rank of this node has."""
+        """The maximum of ``own`` over the ranks of this node."""
         shown = self._staging.show()
         shown[self._places.index][:8].view(torch.int64).fill_(own)
         self._staging.meet()
         return max(int(part[:8].view(torch.int64)) for part in shown)
 
     def reduce(self, parts: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
-        """Write the reduction of everyone's part for this rank into ``out``.
+        """Write the reduction of all ranks' parts for this rank into ``out``.
 
         Args:
-            parts: one dimension each, by the rank that they are for; equally long on all ranks.
-            out: may be the memory of this rank's own part.
-            reduction: of their type.
+            parts: one dimension each, by receiver; equally long on all ranks.
+            out: may share memory with this rank's own part.
         """
         places = self._places
         width = out.itemsize
@@ -183,11 +180,11 @@ class Collectives:
         reduction: Reduction,
         step: int,
     ) -> None:
-        """Reduce what this node's ranks have shown for this one, and with it what other nodes have."""
+        """Reduce the parts that this node's ranks have shown, then the sums of the other nodes."""
         places = self._places
 
         def terms(rank: int) -> list[torch.Tensor]:
-            """Of this node's ranks, for any rank of the group."""
+            """The parts of this node's ranks for a rank of the group."""
             return [
                 parts[rank]
                 if member == places.rank == rank
@@ -226,7 +223,6 @@ class Collectives:
             self.gather(flat.view(torch.uint8), list(terms.view(torch.uint8)), [flat.nbytes] * places.size)
             reduction.into(flat, list(terms))
             return
-        # A piece is handed out while it is still in a cache.
         for piece in flat.split(_PIECE_BYTES // flat.itemsize):
             parts = [piece[part] for part in cut(len(piece), places.size, LINE_BYTES // flat.itemsize)]
             self.reduce(parts, parts[places.rank], reduction)
@@ -267,7 +263,7 @@ class Collectives:
 
 
 def _slot(owner: int, reader: int) -> int:
-    """Where a rank shows what is for another one: it shows nothing for itself."""
+    """The slot in which a rank shows its part for another one; there is none for itself."""
     return reader if reader < owner else reader - 1
 
 

@@ -1,4 +1,4 @@
-"""What one process group stands on: its communicators, its shared memory, its threads."""
+"""The communicators, the shared memory and the threads of one process group."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ _FORMING, _LEAVING = "forming a process group", "destroying a process group"
 class GroupEngine:
     """The collectives and messages of one group. Making and freeing it is collective over the group.
 
-    Each group has a queue and a thread of its own, so that a rank which waits in one holds up no other.
+    Each group has a queue and a thread of its own, so that a wait in one does not delay the others.
 
     Args:
-        comm: the ranks of the group, which this takes over.
-        timeout: how they wait for each other.
-        node_of: the number of a rank's node, by rank in the group; as of
-            :class:`~hpctrain.worker.comm.shared.nodes.Node`.
-        number: this rank's in the run, for messages.
-        crowded: there are more ranks than cores for them, so that who waits has to leave its core to others.
+        comm: the ranks of the group; the engine frees it.
+        node_of: gives the node of a rank of the group; see :class:`~hpctrain.worker.comm.shared.nodes.Node`.
+        number: this rank's number in the run, for messages.
+        crowded: whether there are more ranks than cores, so that a waiting rank has to yield its core.
     """
 
     def __init__(
@@ -58,18 +56,14 @@ class GroupEngine:
         numbers = self._node.numbers
         self._collectives = Collectives(comm, Places.of(comm.rank, self._node.homes), numbers, self._staging, timeout)
         self.messages = Messages(self._message_comm, numbers, timeout, pause, beside=self._beside)
-        self._worker = Worker(beside=self._beside, closed=_after_the_end)
+        self._worker = Worker(beside=self._beside, closed=_used_after_free)
         self._worker.pause = pause
         self._freed = False
 
     def submit(self, what: str, body: Body, outputs: Sequence[torch.Tensor], *, asynchronous: bool) -> CollectiveWork:
-        """Run a collective after those before it: at once, or beside what the caller does next.
+        """Run a collective after those before it: in the caller's thread, or in the group's own if ``asynchronous``.
 
-        Args:
-            what: it is, with its sizes; the same on all ranks.
-            body: does it.
-            outputs: what it writes to.
-            asynchronous: the caller does not wait for it next.
+        ``what`` names the collective with its sizes, the same on all ranks; ``outputs`` are the tensors that it writes.
         """
         small = not (asynchronous and self._beside)
         task = CollectiveTask(self._worker, self._collectives, what, body, outputs, small=small)
@@ -77,7 +71,7 @@ class GroupEngine:
         return CollectiveWork(task)
 
     def free(self) -> None:
-        """Run what is queued, end the threads and give memory and communicators back. Idempotent."""
+        """Run the queued collectives, end the threads and free memory and communicators. Idempotent."""
         if self._freed:
             return
         self._freed = True
@@ -91,7 +85,7 @@ class GroupEngine:
             self._comm.Free()
 
 
-def _after_the_end() -> HpctrainError:
+def _used_after_free() -> HpctrainError:
     return HpctrainError(
         "a collective was called in a process group that was destroyed",
         "call destroy_process_group() and ht.shutdown() after the last collective",

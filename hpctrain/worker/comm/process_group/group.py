@@ -33,12 +33,9 @@ _Parts = Sequence[torch.Tensor | None]
 class HpctrainGroup(dist.ProcessGroup):
     """A process group of torch.distributed over MPI and each node's shared memory, for tensors in the CPU's memory.
 
-    Collectives of a group run in the order in which they are called, which has to be the same on all of its ranks;
-    different groups, and messages, do not wait for each other. A collective that its caller waits for runs in the
-    caller's thread. Results are the same bits on all ranks and from run to run.
-
-    Args:
-        engine: of the group.
+    Collectives of a group run in the order of the calls, which has to be the same on all of its ranks. Different
+    groups, and messages, do not wait for each other. A collective that its caller waits for runs in the caller's
+    thread. Results are the same bits on all ranks and from run to run.
     """
 
     def __init__(self, engine: GroupEngine) -> None:
@@ -54,7 +51,7 @@ class HpctrainGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
-    # torch gives a group its name when it is made; its own class hands that to backends, of which there are none here.
+    # torch names a group after making it. The base class would pass the name to its backends, and there are none here.
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
@@ -70,7 +67,7 @@ class HpctrainGroup(dist.ProcessGroup):
     def group_desc(self) -> str:
         return self._description
 
-    # Everyone gets what each has.
+    # Collectives in which every rank gets the data of each.
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> CollectiveWork:
         return self.all_gather_single_coalesced([output], [input], opts)
@@ -83,7 +80,7 @@ class HpctrainGroup(dist.ProcessGroup):
         def body(collectives: Collectives) -> None:
             for output, source in zip(outputs, inputs, strict=True):
                 whole = as_bytes(output)
-                # Of no bytes there are no parts either.
+                # chunk() of an empty tensor gives no parts.
                 parts = whole.chunk(self._size) if len(whole) else [whole] * self._size
                 collectives.gather(as_bytes(source), parts, [len(part) for part in parts])
                 give_back(output, whole)
@@ -106,7 +103,7 @@ class HpctrainGroup(dist.ProcessGroup):
         return self._submit(f"all_gather of {_sizes(written)}", body, written, opts)
 
     def allgather_coalesced(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> CollectiveWork:
-        # torch's lists are one a rank here, and one an input above.
+        # torch passes a list per rank here, and a list per input above.
         return self.allgather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
 
     def broadcast(self, tensors: _Tensors, opts: Any) -> CollectiveWork:  # type: ignore[override]
@@ -122,7 +119,7 @@ class HpctrainGroup(dist.ProcessGroup):
 
         return self._submit(f"broadcast of {_sizes(tensors)} from rank {root}", body, tensors, opts)
 
-    # Each gets another part from everyone.
+    # Collectives in which every rank gets a part of its own from each.
 
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> CollectiveWork:
         _check("all_to_all", *outputs, *inputs)
@@ -154,7 +151,7 @@ class HpctrainGroup(dist.ProcessGroup):
         def body(collectives: Collectives) -> None:
             whole = as_bytes(output)
             outgoing = as_bytes(input).split(given)
-            # Where parts differ, those of others may be longer than this rank's.
+            # Uneven parts of other ranks may be longer than this rank's.
             longest = given[0] if even else collectives.longest(max(given))
             collectives.exchange(outgoing, whole.split(taken), longest)
             give_back(output, whole)
@@ -194,7 +191,7 @@ class HpctrainGroup(dist.ProcessGroup):
 
         return self._submit(f"scatter of {_sizes(outputs)} from rank {root}", body, outputs, opts)
 
-    # Each gets the sum of everyone's.
+    # Collectives in which every rank gets a sum over all.
 
     def allreduce(self, tensors: _Tensors, opts: Any = None) -> CollectiveWork:  # type: ignore[override]
         _check("all_reduce", *tensors)
@@ -258,7 +255,7 @@ class HpctrainGroup(dist.ProcessGroup):
 
         return self._submit(f"reduce_scatter_single ({reduction.name}) of {_sizes(inputs)}", body, outputs, opts)
 
-    # Messages, and the rest.
+    # Messages, the barrier, and what is refused.
 
     def send(self, tensors: _Tensors, dst: int, tag: int) -> MessageWork:
         _check("send", *tensors)
@@ -305,10 +302,7 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
-    """
-    Raises:
-        HpctrainError: tensors elsewhere than in the CPU's memory, sparse ones, or such of several types.
-    """
+    """Refuse tensors outside of the CPU's memory, sparse tensors, and tensors of several types."""
     for tensor in (first, *others):
         if tensor.device.type != "cpu":
             raise HpctrainError(
@@ -331,7 +325,7 @@ def _require_equal(what: str, found: int, wanted: int) -> None:
 
 
 def _splits(which: str, tensor: torch.Tensor, splits: Sequence[int], ranks: int) -> list[int]:
-    """The bytes of each rank's part of a tensor that is cut along its first dimension."""
+    """The size in bytes of each rank's part of a tensor that is cut along its first dimension."""
     length = tensor.shape[0] if tensor.dim() else 0
     if splits:
         parts = list(splits)
@@ -351,5 +345,5 @@ def _splits(which: str, tensor: torch.Tensor, splits: Sequence[int], ranks: int)
 
 
 def _sizes(tensors: Iterable[torch.Tensor]) -> str:
-    """For messages, and so that ranks notice where they differ."""
+    """The sizes and types of tensors, for messages; ranks compare them to notice different calls."""
     return ", ".join(f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)

@@ -19,23 +19,22 @@ from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# How long the thread sleeps between two looks at what is under way.
+# The shortest and the longest sleep of the thread between two polls.
 _LEAST_SECONDS, _MOST_SECONDS = 50e-6, 0.002
-# MPI counts the bytes of a message in 32 bits, with a sign.
+# MPI counts the bytes of a message in a signed 32-bit integer.
 _MOST_BYTES = 2**31 - 1
 
 
 class Messages:
     """Sends and receives tensors, any number at a time.
 
-    A thread beside the script drives what is under way: a large message would rest while its sender computes.
+    A thread beside the script polls the messages, or a large one would make no progress while its sender computes.
 
     Args:
         comm: the ranks of the group; used for nothing else.
-        numbers: their numbers in the run, for messages of another kind.
-        timeout: how they wait for each other.
-        pause: is called between two looks.
-        beside: a thread may call MPI.
+        numbers: the ranks' numbers in the run, for error messages.
+        pause: is called between two polls.
+        beside: whether a thread beside the script's may call MPI.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class Messages:
         self._status = MPI.Status
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767)
         self._beside = beside
-        # Two threads must not look at one request.
-        self._looking = threading.Lock()
+        # Two threads must not test one request at a time.
+        self._testing = threading.Lock()
         self._listing = threading.Lock()
         self._under_way: list[MessageWork] = []
         self._woken = threading.Semaphore(0)
@@ -60,13 +59,13 @@ class Messages:
         self._thread: threading.Thread | None = None
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> MessageWork:
-        """Start sending a tensor, which may not be changed until that is done."""
+        """Start sending a tensor, which must not change until the message has left."""
         sent = as_bytes(tensor).numpy()
         what = f"send of {sent.nbytes} bytes to rank {self.numbers[rank]}"
         return self._start(lambda: self._comm.Isend(sent, rank, self._checked(tag)), what, rank, sent)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageWork:
-        """Start receiving a tensor, from any rank if none is given."""
+        """Start receiving a tensor; from any rank if ``rank`` is None."""
         coming = as_bytes(tensor)
         buffer = coming.numpy()
         source = self._any if rank is None else rank
@@ -102,33 +101,33 @@ class Messages:
             with self._listing:
                 self._under_way.append(work)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._drive, name="hpctrain-messages", daemon=True)
+                self._thread = threading.Thread(target=self._poll, name="hpctrain-messages", daemon=True)
                 self._thread.start()
             self._woken.release()
         return work
 
-    def look(self, work: MessageWork) -> bool:
-        """Whether a message is through; lets MPI drive all of them."""
-        with self._looking:
-            return work.look(self._status())
+    def test(self, work: MessageWork) -> bool:
+        """Whether a message is done; the call lets MPI make progress with all messages."""
+        with self._testing:
+            return work.test(self._status())
 
-    def _drive(self) -> None:
+    def _poll(self) -> None:
         while not self._closed:
             self._woken.acquire()
             pause = _LEAST_SECONDS
             while self._under_way and not self._closed:
-                through = [work for work in list(self._under_way) if self._is_over(work)]
+                ended = [work for work in list(self._under_way) if self._has_ended(work)]
                 with self._listing:
-                    self._under_way = [work for work in self._under_way if work not in through]
-                pause = _LEAST_SECONDS if through else min(_MOST_SECONDS, 2 * pause)
+                    self._under_way = [work for work in self._under_way if work not in ended]
+                pause = _LEAST_SECONDS if ended else min(_MOST_SECONDS, 2 * pause)
                 time.sleep(pause)
 
-    def _is_over(self, work: MessageWork) -> bool:
-        # What went wrong is for whoever waits for it.
-        return work.error is not None or self.look(work) or work.error is not None
+    def _has_ended(self, work: MessageWork) -> bool:
+        # wait() raises the error; this thread only stops polling.
+        return work.error is not None or self.test(work) or work.error is not None
 
     def close(self) -> None:
-        """End the thread, and leave what nobody waited for to MPI. Idempotent."""
+        """End the thread, and leave unfinished messages to MPI. Idempotent."""
         self._closed = True
         self._woken.release()
         if self._thread is not None:
@@ -139,7 +138,7 @@ class Messages:
 
 
 class MessageWork(dist.Work):
-    """The handle of a message. Waits end by ``HPCTRAIN_TIMEOUT``, whatever limit they are given."""
+    """The handle of a message. Waits end after ``HPCTRAIN_TIMEOUT``, whatever limit they are given."""
 
     def __init__(
         self,
@@ -161,8 +160,8 @@ class MessageWork(dist.Work):
         self.done = False
         self.error: BaseException | None = None
 
-    def look(self, status: MPI.Status) -> bool:
-        """For :class:`Messages` only, in one thread at a time."""
+    def test(self, status: MPI.Status) -> bool:
+        """Test the request; called by :class:`Messages` only, in one thread at a time."""
         if self.done or self.error:
             return self.done
         try:
@@ -178,7 +177,7 @@ class MessageWork(dist.Work):
         missing = [] if self._rank is None else [self._messages.numbers[self._rank]]
         try:
             self._messages.timeout.wait(
-                self._is_there, self._what, lambda: missing, kind=COLLECTIVE, pause=self._messages.pause
+                self._is_done, self._what, lambda: missing, kind=COLLECTIVE, pause=self._messages.pause
             )
         except BaseException as error:
             self.error = self.error or error
@@ -186,23 +185,23 @@ class MessageWork(dist.Work):
             raise
         return True
 
-    def _is_there(self) -> bool:
-        there = self.is_completed()
+    def _is_done(self) -> bool:
+        done = self.is_completed()
         if self.error:
             raise self.error
-        return there
+        return done
 
     def synchronize(self) -> None:
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._messages.look(self)
+        return self._messages.test(self)
 
     def is_success(self) -> bool:
         return self.done
 
     def source_rank(self) -> int:
-        """The rank in the group that a message came from, once it has."""
+        """The rank in the group that a message came from; -1 until it has arrived."""
         return self._source
 
     _source_rank = source_rank

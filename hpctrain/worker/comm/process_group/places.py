@@ -1,4 +1,4 @@
-"""Where the ranks of a group lie, and which of them pass on what travels between nodes."""
+"""The nodes of a group's ranks, and which ranks send and receive between nodes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from functools import cached_property
 class Places:
     """The ranks of a group by node, seen from one of them.
 
-    What a node sends or gets is divided among its ranks by their place in it, so that all of them drive the network,
-    and each byte comes to a node once.
+    A node's messages are divided among its ranks by their index on the node, so that all of them drive the network and
+    each byte travels to a node once.
 
     Attributes:
-        rank: this one, in the group.
-        nodes: the ranks of each node, in the order of their ranks; nodes in the order of their first rank.
+        rank: this process's rank in the group.
+        nodes: the ranks of each node in ascending order; nodes in the order of their first rank.
     """
 
     rank: int
@@ -24,13 +24,13 @@ class Places:
 
     @classmethod
     def of(cls, rank: int, homes: Sequence[int]) -> Places:
-        """``homes``: the first rank of each rank's node, by rank."""
+        """Make it from ``homes``: by rank, the first rank of the rank's node."""
         firsts = dict.fromkeys(homes)
         return cls(rank, tuple(tuple(r for r, home in enumerate(homes) if home == first) for first in firsts))
 
     @cached_property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks in the group."""
         return sum(map(len, self.nodes))
 
     @cached_property
@@ -49,7 +49,7 @@ class Places:
 
     @cached_property
     def index(self) -> int:
-        """The place of this rank among those of its node."""
+        """The index of this rank among those of its node."""
         return self._place[self.rank][1]
 
     def node_of(self, rank: int) -> int:
@@ -57,22 +57,17 @@ class Places:
         return self._place[rank][0]
 
     def partner(self, rank: int, node: int) -> int:
-        """Which rank of a node deals with a rank of any other; a rank deals with itself on its own."""
+        """The rank of ``node`` that exchanges messages with ``rank``; on its own node that is the rank itself."""
         ranks = self.nodes[node]
         return ranks[self._place[rank][1] % len(ranks)]
 
     def holdings(self, ranks: Sequence[int], node: int) -> list[list[int]]:
-        """Whose data each rank of a node holds for all of it, by place: its own, and those it gets from others.
-
-        Args:
-            ranks: that have any.
-            node: its number.
-        """
+        """Those of ``ranks`` whose data each rank of ``node`` holds for the node, by index: itself and others."""
         held: list[list[int]] = [[] for _ in self.nodes[node]]
         for rank in ranks:
             held[self._place[self.partner(rank, node)][1]].append(rank)
         return held
 
     def most_held(self, ranks: Sequence[int]) -> int:
-        """How many of these ranks' data a rank of any node holds at most."""
+        """The largest number of these ranks whose data one rank of any node holds."""
         return max(len(held) for node in range(len(self.nodes)) for held in self.holdings(ranks, node))

@@ -25,7 +25,7 @@ _COMBINE: dict[str, _Combine] = {
 }
 _OF_FLOATS = ("PREMUL_SUM",)
 _OF_INTEGERS = ("BAND", "BOR", "BXOR")
-# Of one tensor at a time: the blocks of all ranks stay in a core's second-level cache from the first pass to the last.
+# The size of one rank's block: the blocks of all ranks stay in a core's second-level cache until the last pass.
 _BLOCK_BYTES = 131072
 
 
@@ -33,14 +33,12 @@ _BLOCK_BYTES = 131072
 class Reduction:
     """One reduce operation on tensors of one type over a number of ranks.
 
-    Terms are combined in the order in which they are given, whatever the timing.
+    Terms are combined in the given order, so the bits of the result do not depend on timing.
 
     Attributes:
-        name: torch.distributed's.
-        dtype: of the tensors.
-        within: the type in which they are combined.
-        factor: by which the result is multiplied.
-        divisor: by which it is divided; the mean of integers is rounded towards zero.
+        within: the type in which terms are combined, float32 for narrower floating-point types.
+        factor: multiplies the result, for PREMUL_SUM.
+        divisor: divides the result, for AVG; the mean of integers is rounded towards zero.
     """
 
     name: str
@@ -51,12 +49,10 @@ class Reduction:
 
     @classmethod
     def of(cls, operation: Any, dtype: torch.dtype, ranks: int) -> Reduction:
-        """
-        Args:
-            operation: a ``torch.distributed.ReduceOp``.
+        """The reduction for a ``torch.distributed.ReduceOp``.
 
         Raises:
-            HpctrainError: an operation that is not there, or not for this type.
+            HpctrainError: the operation does not exist here, or not for this type.
         """
         name = operation.op.name if hasattr(operation, "op") else operation.name
         if name not in _COMBINE:
@@ -76,9 +72,9 @@ class Reduction:
         """Write the combination of ``terms`` into ``out``, which may be one of them.
 
         Args:
-            out: one dimension; of the type ``within`` if the terms are, or if it is not the last.
-            terms: at least one, of the same length; of the tensors' type, or of ``within``.
-            last: scale the result.
+            out: one dimension; of the type ``within`` if the terms are, or if ``last`` is False.
+            terms: at least one, of the same length; of the type ``dtype`` or ``within``.
+            last: whether to apply :attr:`factor` and :attr:`divisor`; False for a partial result.
         """
         step = _BLOCK_BYTES // self.within.itemsize
         length = min(step, len(out))
@@ -97,7 +93,7 @@ class Reduction:
         return None if self.dtype.is_floating_point or self.dtype.is_complex else "trunc"
 
     def _direct(self, out: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:
-        """Whether it can be built up in ``out``: not over a term that is still to come."""
+        """Whether the result can be accumulated in ``out`` without overwriting a term too early."""
         if any(tensor.dtype != self.within for tensor in (out, terms[0])):
             return False
         return all(term.data_ptr() != out.data_ptr() for term in terms[2:])

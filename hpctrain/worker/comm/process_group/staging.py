@@ -1,4 +1,4 @@
-"""Memory in which the ranks of a node show each other a part of what a collective moves, and then the next."""
+"""Shared memory through which the ranks of a node pass the data of a collective, piece by piece."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.worker.comm.shared.worker import no_pause
 from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
 
 _FIRST_BYTES = 1 << 16
-# What one rank shows at a time. Half as much takes a tenth longer where ranks share their cores with others, because
+# The largest piece of one rank. Half as much takes a tenth longer where ranks share their cores with others, because
 # each turn waits for all of them; twice as much gains nothing.
 _MOST_BYTES = 8 << 20
 
@@ -21,12 +21,8 @@ _MOST_BYTES = 8 << 20
 class Staging:
     """Two halves of shared memory for each rank of a node, which take turns.
 
-    One barrier a turn is enough: who writes to a half again has come to the barrier of the other one, and so have all
-    that read the half before. Creating and freeing it is collective over the node.
-
-    Args:
-        node: the ranks.
-        timeout: how they wait for each other.
+    One barrier per turn is enough: a rank that writes to a half again has passed the barrier of the other half, at
+    which all ranks had finished reading this one. Creating and freeing it is collective over the node.
     """
 
     def __init__(self, node: Node, timeout: Timeout) -> None:
@@ -35,7 +31,7 @@ class Staging:
         self._what = ""
         self._identity = 0
         self._pause: Pause = no_pause
-        # What this rank took part in, to say so when another one does something else.
+        # The collectives that this rank took part in, by identity, to name the one that another rank is in.
         self._known: dict[int, str] = {}
         self._allocate(_FIRST_BYTES)
 
@@ -52,8 +48,8 @@ class Staging:
         """Begin a collective.
 
         Args:
-            what: it is, with its sizes; the same on all ranks.
-            pause: is called between two looks at the others.
+            what: names the collective with its sizes; the same on all ranks.
+            pause: is called between two looks at the other ranks' counters.
         """
         self._what = what
         self._pause = pause
@@ -61,19 +57,19 @@ class Staging:
         self._known[self._identity] = what
 
     def step(self, slots: int, longest: int) -> int:
-        """How many bytes of each of several slots a rank shows in a turn: a whole number of cache lines.
+        """The size of a slot in one turn, in bytes: a multiple of a cache line. Collective over the node.
 
-        It follows from the arguments alone, so that it is the same on all nodes where they are. Collective over the
-        node where it makes room.
+        It depends on the arguments alone, so equal arguments give the same size on all nodes. The segment grows if a
+        half is too small for the slots.
 
         Args:
-            slots: into which a half is cut, at least one.
-            longest: of what they are to show, in bytes.
+            slots: into how many slots a half is cut, at least one.
+            longest: the bytes of the longest data that a slot has to pass, over all turns.
         """
         most = max(LINE_BYTES, _MOST_BYTES // slots // LINE_BYTES * LINE_BYTES)
         step = min(most, -(-longest // LINE_BYTES) * LINE_BYTES)
         if slots * step > self._half:
-            # All come to this together, or hear that they do not.
+            # Proves that all ranks are in the same collective before they free the segment together.
             self.meet()
             with self._timeout.blocking("giving shared memory back", COLLECTIVE):
                 self._forget()
@@ -82,17 +78,14 @@ class Staging:
         return step
 
     def show(self) -> list[torch.Tensor]:
-        """The bytes of each rank of the node that may be written until :meth:`meet` and read after it.
-
-        Each rank writes to its own.
-        """
+        """The half of each rank of the node for this turn: its owner writes before :meth:`meet`, all read after it."""
         return self._halves[(self._segment.barriers + 1) & 1]
 
     def meet(self) -> None:
-        """Wait until all ranks of the node have come.
+        """Wait until all ranks of the node have called this, and check that they are in the same collective.
 
         Raises:
-            HpctrainError: one does not come in time, or is in another collective.
+            HpctrainError: a rank does not come in time, or is in another collective.
         """
         turn = (self._segment.barriers + 1) & 1
         self._own_marks[turn] = self._identity
@@ -114,6 +107,6 @@ class Staging:
         self._others = []
 
     def free(self) -> None:
-        """Give the memory back. No view may be used after it."""
+        """Free the memory. No view of it may be used afterwards."""
         self._forget()
         self._segment.free()

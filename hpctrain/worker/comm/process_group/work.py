@@ -1,4 +1,4 @@
-"""Handles of torch.distributed for what is under way."""
+"""The tasks of a process group, and torch.distributed's handles of them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,8 @@ class CollectiveTask:
     """One collective of a group, run once by its worker.
 
     Args:
-        worker: runs it.
-        collectives: of the group.
-        what: it is, in words; the same on all ranks.
-        body: does it.
-        outputs: what it writes to.
-        small: it is run when it is submitted, if nothing waits its turn.
+        what: names the collective in messages; the same on all ranks.
+        small: whether to run it at once in the submitting thread, if the queue is empty.
     """
 
     hurried = True
@@ -62,19 +58,19 @@ class CollectiveTask:
     def end(self, error: BaseException | None) -> None:
         with self._ending:
             self.error = error
-            # The tensors that it holds.
+            # Drops the references to tensors that it holds.
             self._body = None
             self.done = True
-            asked = self._future is not None
-        if asked:
+            has_future = self._future is not None
+        if has_future:
             self._settle()
 
     def wait(self) -> None:
-        """Return when the outputs are there.
+        """Wait until the outputs are complete.
 
         Raises:
             RanksLostError: a rank died.
-            HpctrainError: it failed, or one before it.
+            HpctrainError: this collective failed, or one before it.
         """
         if not self.done:
             self._worker.run_up_to(self)
@@ -82,7 +78,7 @@ class CollectiveTask:
             raise self.error
 
     def future(self) -> Any:
-        """A ``torch.futures.Future`` of the outputs."""
+        """A ``torch.futures.Future`` that gets the outputs, or the error."""
         with self._ending:
             fresh = self._future is None
             if fresh:
@@ -100,7 +96,7 @@ class CollectiveTask:
 
 
 class CollectiveWork(dist.Work):
-    """The handle of a collective. Waits end by ``HPCTRAIN_TIMEOUT``, whatever limit they are given."""
+    """The handle of a collective. Waits end after ``HPCTRAIN_TIMEOUT``, whatever limit they are given."""
 
     def __init__(self, task: CollectiveTask) -> None:
         super().__init__()

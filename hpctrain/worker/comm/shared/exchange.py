@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Transfer = Callable[[Pause], None]
-# Open MPI's TCP sends 64 KiB, a header included, at once. Before more it asks the receiver, whose answer waits behind
-# what that one sends itself: with 256 KiB an all-reduce over 1 Gbit/s takes half as long again.
+# Open MPI's TCP sends 64 KiB, a header included, at once. Before more it asks the receiver, whose answer queues behind
+# the receiver's own data: with 256 KiB an all-reduce over 1 Gbit/s takes half as long again.
 TCP_MESSAGE_BYTES = 62 << 10
-# An adapter that reads the memory of another one asks nobody, and starting a message costs as much as sending 62 KiB
-# over it. Not measured.
+# An RDMA adapter needs no answer from the receiver, and starting a message costs as much as sending 62 KiB. Not
+# measured.
 RDMA_MESSAGE_BYTES = 1 << 20
-# How many messages a node may be ahead of what came to it. With 6, four hosts on links of 1 Gbit/s take 1 % longer than
-# TCP has to, with 32 it is 10 %: two senders meet at one receiver then, and another link has nothing to carry.
+# How many more messages a node may send than it has received. With 6, four hosts on links of 1 Gbit/s take 1 % longer
+# than TCP has to, with 32 it is 10 %: then two senders meet at one receiver while another link is idle.
 _AHEAD = 6
-# Messages under way at one time, to all nodes and from each: they keep a link busy until somebody looks again.
+# Messages under way at a time, to all nodes and from each: enough to keep a link busy between two polls.
 _UNDER_WAY = 4
-# Of two nodes none can get in a third one's way, so more may be on the link while the cores compute.
+# Two nodes cannot obstruct a third, so more messages may be on the link while the cores compute.
 _AHEAD_OF_ONE, _UNDER_WAY_TO_ONE = 16, 8
 _TERM, _SUM = 1, 2
 
@@ -40,9 +40,9 @@ _TERM, _SUM = 1, 2
 class Exchange:
     """The ranks that reduce the same slice, one per node.
 
-    The two halves of an all-reduce, with our own sum between them: each node adds up one part of the slice and hands
-    it to all. That is one order of summation for all types on every MPI, which for MPI's own all-reduce is advice
-    only, and float32 between 16-bit types; it sends what a ring sends.
+    An all-reduce in two halves, with hpctrain's own sum between them: each node adds up one part of the slice and sends
+    it to all. So all types are summed in one order on every MPI, which the standard only recommends for MPI's own
+    all-reduce, and 16-bit types in float32. A node sends as much as in a ring.
 
     Parts travel in pieces, a message each, so that the halves overlap: the sum of a piece leaves while the rest of the
     part is still coming. Each half has a round for each other node: all nodes send to the next one, then to the one
@@ -54,13 +54,11 @@ class Exchange:
     subnormal numbers.
 
     Args:
-        peers: those ranks.
-        timeout: how they wait for each other.
-        message_bytes: what a message carries at most; the same on all of them.
+        message_bytes: the most bytes in a message; the same on all ranks.
 
     Attributes:
-        sent_bytes: what this rank gave to MPI for other nodes so far: of a slice of B bytes on N nodes in both halves
-            2 (N - 1) / N x B, the mean over the nodes; of the fraction f of float32 elements 2 (N - 1) x f x B.
+        sent_bytes: the bytes that this rank has sent to other nodes so far: for a slice of B bytes on N nodes
+            2 (N - 1) / N x B, as a mean over the nodes; for the fraction f of float32 elements 2 (N - 1) x f x B.
     """
 
     def __init__(self, peers: MPI.Intracomm, timeout: Timeout, message_bytes: int = TCP_MESSAGE_BYTES) -> None:
@@ -73,12 +71,11 @@ class Exchange:
         """A function that replaces ``own`` by its sum over the nodes, with the same bits on all of them.
 
         Args:
-            own: the slice.
-            wire: the type in which it travels, or how few of its elements do.
-            what: is reduced, for messages.
+            wire: the type in which values travel, or how few of them do.
+            what: names the buffer in messages.
         """
         if isinstance(wire, TopK):
-            return self._of_largest(own, wire, f"{what} between nodes")
+            return self._prepare_largest(own, wire, f"{what} between nodes")
         pieces = _Pieces(own, wire, self._peers, self._message_bytes // wire.itemsize)
         under_way = _Transfer(self._peers, pieces)
         what = f"{what} between nodes"
@@ -96,29 +93,27 @@ class Exchange:
 
         return transfer
 
-    def _of_largest(self, own: Array, top: TopK, what: str) -> Transfer:
-        """Each node sends its message to all others: they are few and small."""
+    def _prepare_largest(self, own: Array, top: TopK, what: str) -> Transfer:
+        """The function for the largest elements only: each node sends its one small message to all others."""
         elements = LargestElements(own, top, self._peers.size)
 
         def transfer(pause: Pause) -> None:
             self.sent_bytes += len(elements.message) * (self._peers.size - 1)
-            elements.give()
+            elements.pack()
             self._timeout.finish(
                 lambda: self._peers.Iallgather(elements.message, elements.messages), what, kind=REDUCTION, pause=pause
             )
-            elements.take()
+            elements.unpack()
 
         return transfer
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Round:
-    """What a node sends to one other and gets from another one at the same time.
+    """The pieces that a node sends to one other node while it receives pieces from another one.
 
     Attributes:
-        tag: of its messages: numbers to be added up, or sums.
-        target, source: the other nodes.
-        leaving, coming: the pieces.
+        tag: the MPI tag of its messages, which tells terms from sums.
         first: how many pieces come in the rounds before.
     """
 
@@ -131,20 +126,14 @@ class _Round:
 
 
 class _Pieces:
-    """A slice cut into a part a node, and each part into pieces.
-
-    Args:
-        own: the slice.
-        wire: the type in which it travels.
-        peers: the nodes.
-        length: of a piece.
+    """A slice cut into a part per node, and each part into pieces of ``length`` elements.
 
     Attributes:
-        two: there are no more nodes, so that the part of each is the whole slice, and there is no second half.
+        two: whether there are two nodes, so that each adds up the whole slice and there is no second half.
         mine: the pieces of this node's part.
-        rounds: of all halves.
-        order: in which pieces come: numbers of a round, and of a piece in it.
-        leaving_bytes: what this node sends.
+        rounds: the rounds of both halves.
+        order: the order in which pieces come, as pairs of a round's number and a piece's number in it.
+        leaving_bytes: how many bytes this node sends.
     """
 
     def __init__(self, own: Array, wire: np.dtype[Any], peers: MPI.Intracomm, length: int) -> None:
@@ -162,7 +151,7 @@ class _Pieces:
         self.mine = of_part[node]
         self._first = parts[node].start
         own_length = parts[node].stop - self._first
-        # This node's own numbers stay where they are.
+        # Terms of the other nodes; this node's own row stays unused, because its terms need not be copied.
         self._received: Array = np.empty((nodes, own_length), dtype=wire)
         self._terms = [blocks([self._term(sender, piece) for sender in range(nodes)]) for piece in self.mine]
         self.rounds: list[_Round] = []
@@ -176,8 +165,8 @@ class _Pieces:
                 )
                 first += len(coming)
         self.order = [(number, index) for number, each in enumerate(self.rounds) for index in range(len(each.coming))]
-        # All parts but its own in the first half, its own once for each of the others in the second; of two nodes the
-        # part of each is everything.
+        # The first half sends all parts but the node's own, the second its own to each other node. Of two nodes each
+        # sends the whole slice once.
         self.leaving_bytes = (len(own) + (nodes - 2) * own_length) * wire.itemsize
 
     def _term(self, sender: int, piece: slice) -> Array:
@@ -185,48 +174,42 @@ class _Pieces:
             return self._travelling[piece]
         return self._received[sender, piece.start - self._first : piece.stop - self._first]
 
-    def here(self, round_: _Round, piece: slice) -> NDArray[np.uint8]:
-        """Where a piece of a round comes, as bytes."""
+    def receive_buffer(self, round_: _Round, piece: slice) -> NDArray[np.uint8]:
+        """The memory that a piece of a round is received into, as bytes."""
         array = self._term(round_.source, piece) if round_.tag == _TERM else self._travelling[piece]
         return _bytes(array)
 
-    def there(self, round_: _Round, piece: slice) -> NDArray[np.uint8]:
-        """A piece of a round that may leave, as bytes."""
+    def send_buffer(self, round_: _Round, piece: slice) -> NDArray[np.uint8]:
+        """A piece of a round in the type in which it travels, as bytes."""
         if round_.tag == _TERM:
-            self._give(piece)
+            self._pack(piece)
         return _bytes(self._travelling[piece])
 
-    def _give(self, piece: slice) -> None:
-        """Make this node's numbers for a piece travel."""
+    def _pack(self, piece: slice) -> None:
+        """Convert this node's terms for a piece to the type in which they travel."""
         if self._converts:
             convert(self._travelling[piece], self._own[piece])
 
     def add_up(self, number: int) -> None:
-        """Replace a piece of this node's part by its sum, for which all nodes' numbers have come."""
+        """Replace a piece of this node's part by its sum, once the terms of all nodes have come."""
         piece = self.mine[number]
         if not self.two:
-            self._give(piece)
+            self._pack(piece)
         for terms in self._terms[number]:
             add_up(terms[0], terms)
         if self._node > 0:
             np.copyto(self._travelling[piece], self._term(0, piece))
-        self.take(piece)
+        self.unpack(piece)
 
-    def take(self, piece: slice) -> None:
-        """The sum of a piece is there."""
+    def unpack(self, piece: slice) -> None:
+        """Write the sum of a piece, which has come, to the slice."""
         if self._converts:
             convert(self._own[piece], self._travelling[piece])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Message:
-    """One message to or from another node.
-
-    Attributes:
-        start: sends or receives it.
-        ready: it may be started.
-        done: is called when it has left or come.
-    """
+    """One message to or from another node; ``done`` is called when it has left or come."""
 
     start: Callable[[], MPI.Request]
     ready: Callable[[], bool]
@@ -243,12 +226,12 @@ class _Lane:
         self.begin()
 
     def begin(self) -> None:
-        """Start with the first message again."""
+        """Begin again with the first message."""
         self._waiting = iter(self._messages)
         self._next = next(self._waiting, None)
 
     def advance(self) -> bool:
-        """Finish and start what can be; returns whether all are done."""
+        """Finish and start messages where possible; returns whether all are done."""
         under_way = self._under_way
         while under_way and under_way[0][0].Test():
             under_way.popleft()[1].done()
@@ -259,13 +242,13 @@ class _Lane:
 
 
 class _Transfer:
-    """The messages of a sum over the nodes, made once for all of its sums.
+    """The messages that sum a slice over the nodes, made once and used for every sum.
 
-    Nodes never wait for each other in a circle: what a message waits for has an earlier round, or the same round and a
-    lower number.
+    Nodes never wait for each other in a circle: a message only waits for ones of an earlier round, or of the same round
+    with a lower number.
 
     Attributes:
-        messages: how many of the sum that is under way have left or come.
+        messages: how many messages of the current sum have left or come.
     """
 
     def __init__(self, peers: MPI.Intracomm, pieces: _Pieces) -> None:
@@ -277,20 +260,20 @@ class _Transfer:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a sum."""
+        """Begin a new sum."""
         self.messages = 0
-        # How many messages of each round have left, and have come.
+        # How many messages of each round have left, and how many have come.
         self._left = [0] * len(self._pieces.rounds)
         self._come = [0] * len(self._pieces.rounds)
-        # Of each piece of this node's part, how many nodes' numbers are still to come; of two nodes its own have to
-        # leave too, because the sum takes their place.
+        # How many terms of each piece of this node's part are still to come. Of two nodes its own terms also have to
+        # leave first, because the sum overwrites them.
         others = self._peers.size - 1
         self._missing = [others + 1 if self._pieces.two else others] * len(self._pieces.mine)
         for lane in self._lanes:
             lane.begin()
 
     def advance(self) -> bool:
-        """Do what can be done; returns whether that is all."""
+        """Advance all messages; returns whether the sum is complete."""
         done = [lane.advance() for lane in self._lanes]
         return all(done)
 
@@ -308,10 +291,10 @@ class _Transfer:
         self.messages += 1
         self._left[number] += 1
         if self._pieces.two:
-            self._is_there(index)
+            self._one_less_missing(index)
 
     def _send(self, round_: _Round, piece: slice) -> MPI.Request:
-        return self._peers.Isend(self._pieces.there(round_, piece), round_.target, round_.tag)
+        return self._peers.Isend(self._pieces.send_buffer(round_, piece), round_.target, round_.tag)
 
     def _may_leave(self, awaited: int, added_up: int | None) -> bool:
         if added_up is not None and self._missing[added_up]:
@@ -322,14 +305,16 @@ class _Transfer:
         return self._come[number] > piece
 
     def _coming(self, first: int) -> Iterator[_Message]:
-        """What the source of a round sends, in both halves."""
+        """The messages from one source, in both halves."""
         others = self._peers.size - 1
         for number in range(first, len(self._pieces.rounds), others):
             round_ = self._pieces.rounds[number]
             for index, piece in enumerate(round_.coming):
                 yield _Message(
-                    start=partial(self._peers.Irecv, self._pieces.here(round_, piece), round_.source, round_.tag),
-                    # A sum comes into memory that this node's own numbers have to leave before.
+                    start=partial(
+                        self._peers.Irecv, self._pieces.receive_buffer(round_, piece), round_.source, round_.tag
+                    ),
+                    # A sum is received into the memory of this node's own terms, which have to leave first.
                     ready=partial(self._may_come, others - 1 - first, index) if round_.tag == _SUM else _always,
                     done=partial(self._has_come, number, index),
                 )
@@ -342,12 +327,12 @@ class _Transfer:
         self._come[number] += 1
         round_ = self._pieces.rounds[number]
         if round_.tag == _SUM:
-            self._pieces.take(round_.coming[index])
+            self._pieces.unpack(round_.coming[index])
             return
-        self._is_there(index)
+        self._one_less_missing(index)
 
-    def _is_there(self, index: int) -> None:
-        """Something that the sum of a piece waits for."""
+    def _one_less_missing(self, index: int) -> None:
+        """Note one term of a piece, and add the piece up after the last."""
         self._missing[index] -= 1
         if not self._missing[index]:
             self._pieces.add_up(index)

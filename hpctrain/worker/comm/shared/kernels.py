@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Of one array at a time: the blocks of all ranks stay in a core's second-level cache from the first pass to the last.
+# The size of one rank's block: the blocks of all ranks stay in a core's second-level cache until the last pass.
 BLOCK_BYTES = 131072
 
 
@@ -23,8 +23,8 @@ def add_up(out: Array, terms: Sequence[Array], factor: Array | None = None) -> N
     Args:
         out: any length; float16, bfloat16, float32 or float64.
         terms: at least one, of the same length and type.
-        factor: one number of the type in which is added up, see :func:`sum_type`; NumPy takes an array of no dimension
-            faster than a scalar.
+        factor: one number of the type :func:`sum_type`, as an array of no dimension, which NumPy multiplies by faster
+            than by a scalar.
     """
     if out.itemsize == 2:
         total, wide = np.empty(len(out), dtype=np.float32), np.empty(len(out), dtype=np.float32)
@@ -49,7 +49,7 @@ def add_up(out: Array, terms: Sequence[Array], factor: Array | None = None) -> N
 def convert(target: Array, source: Array) -> None:
     """Copy into an array of another type, rounded to nearest.
 
-    NumPy converts float16 one by one, which takes 30 times as long as PyTorch does, where that is loaded.
+    PyTorch converts float16 where it is loaded: NumPy does so one by one, which takes 30 times as long.
     """
     torch = sys.modules.get("torch")
     if torch and np.float16 in (target.dtype, source.dtype):
@@ -65,11 +65,11 @@ def all_finite(array: Array) -> bool:
         array: one dimension; float16, bfloat16, float32 or float64.
     """
     if array.itemsize == 2:
-        # NumPy's own functions take ten times as long for these types. All bits of the exponent are set in infinities
-        # and in what is not a number.
+        # NumPy's own functions take ten times as long for these types. Infinities and NaNs are the numbers with all
+        # bits of the exponent set.
         exponent = np.array(np.inf, array.dtype).view(np.uint16)
         return not bool((array.view(np.uint16) & exponent == exponent).any())
-    # Squares that add up to a finite sum are of finite numbers. Those of large numbers may not: they are looked at.
+    # A finite sum of squares proves that all are finite. It may overflow for large finite numbers: then look at each.
     return math.isfinite(np.dot(array, array)) or bool(np.isfinite(array).all())
 
 
@@ -93,7 +93,7 @@ def blocks(arrays: Sequence[Array]) -> list[list[Array]]:
 class ThreadPool:
     """The threads of a rank, which share blocks. NumPy lets them compute at the same time."""
 
-    # Below, telling the others takes longer than they would save.
+    # With fewer blocks, handing them to other threads takes longer than it saves.
     _LEAST_BLOCKS = 8
 
     def __init__(self, threads: int) -> None:

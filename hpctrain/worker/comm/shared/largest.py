@@ -1,7 +1,7 @@
 """Sums the largest elements of a slice over the nodes, and keeps the others for the next sum.
 
 Source: Lin et al. 2018, Deep Gradient Compression (arXiv 1712.01887), section 3, without its momentum correction; error
-feedback as of Stich et al. 2018, Sparsified SGD with Memory (arXiv 1809.07599).
+feedback after Stich et al. 2018, Sparsified SGD with Memory (arXiv 1809.07599).
 """
 
 from __future__ import annotations
@@ -18,29 +18,24 @@ from hpctrain.worker.comm.shared.kernels import Array, all_finite, convert, sum_
 if TYPE_CHECKING:
     from hpctrain.worker.comm.base import TopK
 
-# Of more elements the threshold is estimated: to find it among all takes longer than to send a hundredth of them.
+# Among more elements the threshold is estimated: finding it exactly takes longer than sending a hundredth of them.
 _SAMPLED = 1 << 16
 _NOT_FINITE = -1
-# Places are sent in 32 bits.
+# Indices are sent in 32 bits.
 _MOST_ELEMENTS = 1 << 32
 
 
 class LargestElements:
     """One slice of this node, of which the largest elements are sent in each sum.
 
-    What is not sent is added to the slice of the next sum, so that over the sums nothing is lost. A slice that is not
-    finite counts as not given: the result is then not finite on any node, and what was kept stays as it was. If the
-    step is left out for it, what other slices sent in it is lost.
-
-    Args:
-        own: the slice.
-        top: how many are sent.
-        nodes: of how many a sum is made.
+    What is not sent is added to the slice of the next sum, so that over many sums nothing is lost. If a slice is not
+    finite, the result is not finite on any node, and the kept elements stay as they were. If the step is then skipped,
+    what other slices sent in it is lost.
 
     Attributes:
-        message: what this node sends.
-        messages: where those of all nodes come.
-        kept: what it has not sent yet, in the type in which sums are made.
+        message: the bytes that this node sends.
+        messages: a row for the message of each node.
+        kept: the elements that were not sent yet, in the type :func:`sum_type`.
     """
 
     def __init__(self, own: Array, top: TopK, nodes: int) -> None:
@@ -59,11 +54,11 @@ class LargestElements:
         )
         self.messages: NDArray[np.uint8] = np.empty((nodes, len(self.message)), dtype=np.uint8)
 
-    def give(self) -> None:
-        """Choose what is sent, and put it into :attr:`message`."""
+    def pack(self) -> None:
+        """Choose the elements to send, and write them to :attr:`message`."""
         count, indices, values, exact = self._parts(self.message)
         exact[:] = self._own[self._begin :]
-        # What was kept stays as it is until all nodes' sums are known to be finite.
+        # self.kept must not change before all nodes' slices are known to be finite.
         convert(self._total, self._own[: self._begin])
         with np.errstate(over="ignore", invalid="ignore"):
             np.add(self.kept, self._total, self._total)
@@ -80,8 +75,8 @@ class LargestElements:
         indices[: len(sent)] = self._chosen
         values[: len(sent)] = sent
 
-    def take(self) -> None:
-        """Replace the slice by the sum of what all nodes sent, in :attr:`messages`; the same bits on all of them."""
+    def unpack(self) -> None:
+        """Replace the slice by the sum of :attr:`messages`, with the same bits on all nodes."""
         parts = [self._parts(message) for message in self.messages]
         own, exact = self._own[: self._begin], self._own[self._begin :]
         if any(count[0] == _NOT_FINITE for count, *_ in parts):
@@ -92,7 +87,7 @@ class LargestElements:
             self._total[:] = 0
             for count, indices, values, _ in parts:
                 number = int(count[0])
-                # An index comes once in a message.
+                # Fancy indexing adds once per index, which is enough: no index occurs twice in a message.
                 self._total[indices[:number]] += self._wide(values[:number])
             convert(own, self._total)
         tail = np.zeros(len(exact), dtype=self._total.dtype)
@@ -101,13 +96,13 @@ class LargestElements:
         convert(exact, tail)
 
     def _wide(self, values: Array) -> Array:
-        """In the type in which sums are made."""
+        """The values in the type :func:`sum_type`."""
         wide = np.empty(len(values), dtype=self._total.dtype)
         convert(wide, values)
         return wide
 
     def _parts(self, message: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint32], Array, Array]:
-        """How many elements a message has, where they are, what they are, and the exact ones."""
+        """The parts of a message: the number of elements, their indices, their values, and the exact elements."""
         values = message[8 + 4 * self._most :].view(self._own.dtype)
         return (
             message[:8].view(np.int64),
@@ -118,13 +113,9 @@ class LargestElements:
 
 
 def largest(magnitudes: Array, most: int) -> NDArray[np.intp]:
-    """The places of about the ``most`` largest elements, and never of more, in their order.
+    """The ascending indices of the largest elements of ``magnitudes``, all finite and none negative; at most ``most``.
 
-    Of many elements fewer can be chosen, since the smallest to be chosen is estimated from a sample.
-
-    Args:
-        magnitudes: finite, not negative.
-        most: at least 0.
+    Among many elements fewer may be chosen, because the threshold is estimated from a sample.
     """
     if most >= len(magnitudes):
         return np.arange(len(magnitudes))
@@ -137,9 +128,9 @@ def largest(magnitudes: Array, most: int) -> NDArray[np.intp]:
 
 
 def _above(magnitudes: Array, most: int) -> NDArray[np.intp]:
-    # Drawn, since what lies at equal distances may be of one kind; the same each time, for results that do not change.
+    # A random sample, because elements at equal distances may be alike; with a fixed seed, for reproducible results.
     sample = magnitudes[np.random.default_rng(0).integers(len(magnitudes), size=_SAMPLED)]
     rank = len(sample) - max(1, round(len(sample) * most / len(magnitudes)))
     least = np.partition(sample, rank)[rank]
-    # Where most elements are zero the others are fewer than could be sent.
+    # If the threshold is zero, most elements are zero, and all others can be sent.
     return np.flatnonzero(magnitudes >= least if least > 0 else magnitudes > 0)

@@ -1,7 +1,7 @@
 """Two ways to compute a mean over all ranks, prepared once for each buffer and called in each step.
 
-That of large buffers can tell whether all of the mean is finite: who looks for that later reads everything once more,
-and here it is in a core's cache. Of small ones the look would be much of the time, and reading them again is little.
+The one for large buffers can also check that the mean is finite, while it is in a core's cache: a later check would
+read everything once more. For small buffers the check would take much of the time, and a later one is cheap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause, Segment
 
 _LOOK_BYTES = 1_000_000
 
-# Tells whether all of it is finite; None where nobody looked.
+# Computes the mean; returns whether all of it is finite, None if that was not checked.
 Mean = Callable[[Pause], bool | None]
 Step = Callable[[Pause], None]
 
@@ -34,10 +34,8 @@ class Buffer:
     """A part of every rank's buffer in a segment.
 
     Attributes:
-        segment, start, nbytes: where it lies.
-        dtype: of its elements.
-        wire: the type in which it travels between nodes, or how few of its elements do.
-        name: for messages; the same on every rank.
+        wire: the type in which values travel between nodes, or how few of them do.
+        name: the same on every rank; used in messages.
     """
 
     segment: Segment
@@ -63,14 +61,13 @@ class Buffer:
 def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, str]) -> Mean:
     """For small buffers on one node: every rank copies its buffer into a slot, and adds all of them up itself.
 
-    One barrier is enough, because there are two slots for each rank: one that overwrites a slot has come to the next
-    barrier, and so have the others, which have read it before.
+    One barrier is enough, because each rank has two slots: a rank that overwrites a slot has passed the barrier of the
+    other one, at which all ranks had read this one.
 
     Args:
-        buffer: what is reduced.
-        slots: of all such buffers.
-        ranks: on all nodes.
-        known: all such buffers in words, by what tells them apart; this one is put into it.
+        slots: the segment with the slots, shared by all small buffers.
+        ranks: the number of ranks on all nodes.
+        known: the descriptions of all such buffers by identity, for messages; this buffer is added.
     """
     own = buffer.own()
     factor = np.array(1 / ranks, dtype=sum_type(buffer.dtype))
@@ -79,11 +76,11 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, st
     for start in (0, half):
         terms = [view[start : start + buffer.nbytes].view(buffer.dtype) for view in slots.views]
         turns.append((_bytes(slots.own)[start : start + buffer.nbytes], terms))
-    # Of all ways to copy a few bytes this takes the least time.
+    # Assigning memoryviews is the fastest way to copy a few bytes.
     source = _bytes(own.view(np.uint8))
     name, barrier = buffer.name, slots.barrier
     halves = [(terms[slots.index], terms[0], terms[-1]) for _, terms in turns]
-    # All small buffers share the slots, so each says whose numbers it put there.
+    # All small buffers share the slots, so each rank marks which buffer it put there.
     identity = zlib.crc32(str(buffer).encode())
     own_marks, others = slots.marks[slots.index], [m for rank, m in enumerate(slots.marks) if rank != slots.index]
     other = others[0] if others else own_marks
@@ -108,7 +105,7 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, st
         add_up(own, terms, factor)
 
     def mean_of_two(pause: Pause) -> None:
-        # The same with as few calls as there can be. Half of a number is exact, so it may be taken before the sum.
+        # mean() with as few calls as possible. Halving is exact, so it may come before the sum.
         turn = slots.barriers & 1
         slot, first, second = halves[turn]
         np.multiply(own, factor, slot)
@@ -131,11 +128,8 @@ def mean_by_slices(
     """Each rank adds up its slice of all local buffers in the first of them, and copies the result to the others.
 
     Args:
-        buffer: what is reduced.
-        node: the ranks that share memory.
-        exchange: adds up slices of several nodes; None where this rank has no part in it.
-        threads: shares the blocks of a slice.
-        ranks: on all nodes.
+        exchange: sums slices over the nodes; None for a rank that does not take part in that.
+        ranks: the number of ranks on all nodes.
         check_finite: whether to check that the mean is finite, if the buffer is large.
     """
     align = LINE_BYTES // buffer.dtype.itemsize
@@ -148,11 +142,11 @@ def mean_by_slices(
     def add(block: list[Array]) -> None:
         add_up(block[0], block, factor)
 
-    verdict = _Verdict(buffer.segment) if check_finite and buffer.nbytes > _LOOK_BYTES else None
+    finite = _FiniteCheck(buffer.segment) if check_finite and buffer.nbytes > _LOOK_BYTES else None
 
     def spread(block: list[Array]) -> None:
-        if verdict:
-            verdict.look(block[0])
+        if finite:
+            finite.check(block[0])
         for other in block[1:]:
             np.copyto(other, block[0])
 
@@ -174,22 +168,22 @@ def mean_by_slices(
             lambda: threads.each(spread, shares),
             lanes_shared=lanes_shared,
         )
-    return verdict.after(step) if verdict else step
+    return finite.after(step) if finite else step
 
 
-class _Verdict:
+class _FiniteCheck:
     """Whether a whole mean is finite; each rank of a node checks its slice.
 
-    Args:
-        segment: of the buffer. Ranks that looked pass its barrier once more, and the next time before they look again.
+    Ranks store their findings in ``segment``. They pass its barrier between their checks and the reading of the
+    findings, and again before the next checks.
     """
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
 
-    def look(self, block: Array) -> None:
+    def check(self, block: Array) -> None:
         if not all_finite(block):
-            # When it was: so nobody has to take it back, which others may not have read yet.
+            # Stores the barrier's number, which needs no reset: others might not have read it yet.
             self._segment.words[self._segment.index][0] = self._segment.barriers
 
     def after(self, step: Step) -> Mean:

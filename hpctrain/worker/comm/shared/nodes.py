@@ -17,28 +17,26 @@ if TYPE_CHECKING:
 class Node:
     """This rank's node, and its place in it. Creating and freeing it is collective over the run.
 
-    A node cuts each buffer into as many slices, one a lane, as the smallest node has ranks. On larger nodes several
-    ranks share a lane: they add up a part of its slice each, and the first of them talks to the other nodes.
+    A node cuts each buffer into as many slices, one per lane, as the smallest node has ranks. On larger nodes several
+    ranks share a lane: each adds up a part of its slice, and the first of them exchanges it with the other nodes.
 
     Args:
-        world: all ranks.
-        node_of: the number of a rank's node; by default that of the ranks that it can share memory with. Ranks that
-            it puts on one node must be able to.
-        number: this rank's at the start of the run, which messages call it by; by default that in ``world``.
+        node_of: gives the number of a rank's node; ranks of a node must be able to share memory. By default a node is
+            the ranks that can.
+        number: this rank's number at the start of the run, for messages; by default its rank in ``world``.
 
     Attributes:
         comm: the ranks of this node, in the order of their ranks.
-        numbers: of all ranks at the start of the run, by rank.
-        ranks: those of this node's, by local rank.
+        numbers: all ranks' numbers at the start of the run, by rank.
+        ranks: the numbers of this node's ranks, by local rank.
         homes: the first rank of each rank's node, by rank; both of ``world``.
-        count: how many nodes there are.
         lanes: into how many slices a node cuts each buffer.
-        lane: the one that this rank works on.
-        sharers: how many ranks of this node work on it.
-        turn: which of them this rank is.
-        peers: the first ranks of this lane, one a node, in the order of their ranks; None for the other ranks.
-        rdma: all nodes have an adapter that reads the memory of others.
-        crowded: there are more ranks than cores for them, so that who waits has to leave its core to others.
+        lane: the number of the slice that this rank works on.
+        sharers: how many ranks of this node share the lane.
+        turn: the index of this rank among them.
+        peers: the first rank of this lane on each node, in the order of their ranks; None on other ranks.
+        rdma: whether all nodes have an active RDMA adapter.
+        crowded: whether there are more ranks than cores, so that a waiting rank has to yield its core.
     """
 
     def __init__(
@@ -54,14 +52,14 @@ class Node:
         try:
             self._find_place(world, world.rank if number is None else number)
         except MPI.Exception:
-            # Ranks of this node that got through wait for this one next, where the run's own communicator cannot
-            # call them off.
+            # Ranks of this node that succeeded wait for this one next, on a communicator of the node's own: revoking
+            # that of the run would not end their wait.
             with contextlib.suppress(AttributeError, NotImplementedError, MPI.Exception):
                 self.comm.Revoke()
             raise
 
     def _find_place(self, world: MPI.Intracomm, number: int) -> None:
-        """Collective over ``world`` only: whoever revokes that one ends the wait of all."""
+        """Collective over ``world`` only, so that revoking it ends the wait of all ranks."""
         from mpi4py import MPI
 
         members = _ranks_in(self.comm, world)
@@ -88,7 +86,7 @@ class Node:
 
 
 def _ranks_in(comm: MPI.Intracomm, world: MPI.Intracomm) -> list[int]:
-    """The ranks in ``world`` of those of ``comm``; asks nobody."""
+    """The ranks in ``world`` of the ranks of ``comm``. Sends no message."""
     own, all_ranks = comm.Get_group(), world.Get_group()
     try:
         return own.Translate_ranks(None, all_ranks)

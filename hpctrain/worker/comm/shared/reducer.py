@@ -22,24 +22,23 @@ from hpctrain.worker.comm.timeout import REDUCTION, Timeout
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Up to here it is faster if every rank adds up everything by itself than if each does its slice, and if nothing waits
-# its turn.
+# Up to this size it is faster if every rank adds up everything than if each adds up a slice, and if the reduction
+# runs in the thread that submits it.
 _AT_ONCE_BYTES = 16384
-# Up to here a reduction waits for somebody who waits for it: waking the thread costs about as much as it does.
+# Up to this size a reduction runs in the thread that waits for it: waking another costs as much as the reduction.
 _UNHURRIED_BYTES = 1_000_000
 
 
 class Reducer:
     """Reduces buffers of the ranks of ``world``, which all submit the same buffers in the same order.
 
+    ``node_of`` puts ranks on nodes, see :class:`~hpctrain.worker.comm.shared.nodes.Node`.
+
     Args:
-        world: the ranks; the reducer takes communicators of its own from it.
-        timeout: how they wait for each other.
-        threads: how many this rank may use for sums.
-        node_of: as of :class:`~hpctrain.worker.comm.shared.nodes.Node`.
+        world: the ranks; the reducer makes communicators of its own from it.
+        threads: how many threads this rank may use for sums.
 
     Attributes:
-        worker: runs the reductions.
         checks_finite: whether reductions of large buffers also check that the mean is finite.
     """
 
@@ -69,7 +68,7 @@ class Reducer:
         message_bytes = RDMA_MESSAGE_BYTES if self.node.rdma else TCP_MESSAGE_BYTES
         self._exchange = Exchange(peers, self._timeout, message_bytes) if peers else None
         self._agreed: set[str] = set()
-        # By address, in the order of their making, which is the same on all ranks.
+        # By address, in the order of allocation, which is the same on all ranks.
         self._segments: dict[int, Segment] = {}
         self._addresses: list[int] = []
         self._small: dict[int, str] = {}
@@ -85,7 +84,7 @@ class Reducer:
         """Allocate zeroed shared memory, which lives until :meth:`free`. Collective over the node.
 
         Raises:
-            HpctrainError: after :meth:`close`, or there is not enough memory.
+            HpctrainError: the reducer is closed, or there is not enough memory.
         """
         self._check_open()
         segment = Segment(self.node, nbytes, self._timeout)
@@ -98,11 +97,11 @@ class Reducer:
     ) -> tuple[Bytes, ReductionTask]:
         """Allocate shared memory for copies of a buffer elsewhere, and make their reduction. Collective over the run.
 
-        The ranks agree on what it is before they make room for it, which cannot be called off. What is queued comes
-        first: it may have to be agreed on too.
+        The ranks agree on the buffer before they allocate, which cannot be interrupted. Queued reductions run first,
+        because they may need an agreement too.
 
         Raises:
-            HpctrainError: as of :meth:`allocate` and :meth:`prepare`, or a reduction failed.
+            HpctrainError: the ranks submit different buffers, memory is short, or a queued reduction failed.
         """
         self._check_open()
         self.worker.drain()
@@ -119,7 +118,7 @@ class Reducer:
         """The segment that contains this rank's buffer, and the offset in it.
 
         Raises:
-            HpctrainError: after :meth:`close`.
+            HpctrainError: the reducer is closed.
         """
         self._check_open()
         index = bisect.bisect(self._addresses, address) - 1
@@ -130,7 +129,7 @@ class Reducer:
         return (segment, start) if start + nbytes <= len(segment.own) else None
 
     def prepare(self, buffer: Buffer) -> Mean:
-        """A function that replaces a buffer by its mean. Collective at the first buffer of a name and a size.
+        """A function that replaces a buffer by its mean. Collective for the first buffer of each name and size.
 
         Raises:
             HpctrainError: the ranks submit different buffers.
@@ -169,8 +168,8 @@ class Reducer:
     def rebuild(self, world: MPI.Intracomm) -> None:
         """Continue with ``world``, the remaining ranks: discard the queue and all buffers.
 
-        To free windows and communicators of the ranks before takes all of them, so their memory stays until exit.
-        Collective over ``world``. A thread that waits for a reduction has got its error before.
+        Freeing windows and communicators takes all of their ranks, the dead ones too, so their memory stays until exit.
+        Collective over ``world``. Threads that waited for a reduction have got their error before.
         """
         self.worker.reset()
         for segment in self._segments.values():
@@ -179,14 +178,14 @@ class Reducer:
         self._connect(world)
 
     def _forget(self) -> None:
-        """Whoever looks for a buffer must not find one that is gone."""
+        """Forget all segments, so that nothing finds a buffer that is gone."""
         self._segments.clear()
         self._addresses.clear()
         for table in self._tables:
             table.clear()
 
     def close(self) -> None:
-        """Run what is queued, unless something failed, and end the threads. Idempotent."""
+        """Run the queued reductions, unless one failed, and end the threads. Idempotent."""
         self._closed = True
         self.worker.close()
         self._threads.close()
@@ -207,15 +206,11 @@ class Reducer:
 
 
 class ReductionTask:
-    """The reduction of a buffer, to be submitted once or many times.
+    """The reduction of a buffer, to be submitted once or many times; see :class:`Task`.
 
     Attributes:
-        small: it is run when it is submitted, if nothing waits its turn.
-        hurried: it does not wait for somebody who waits for it.
-        done: it is not queued.
-        error: what went wrong in it.
-        finite: whether the last mean was, in all its elements; None if nobody looked.
-        run: reduces the buffer; gets what to do between two looks.
+        finite: whether all elements of the last mean are finite; None if that was not checked.
+        run: reduces the buffer; prepared at the first run.
     """
 
     def __init__(
@@ -232,7 +227,6 @@ class ReductionTask:
             wire = dtype
         self._buffer = Buffer(segment=segment, start=start, nbytes=nbytes, dtype=dtype, wire=wire, name=name)
         self._reducer = reducer
-        # Replaced by what does it, at the first run.
         self.run: Mean = self._prepare
         self.small = nbytes <= _AT_ONCE_BYTES
         self.hurried = nbytes > _UNHURRIED_BYTES
@@ -241,7 +235,7 @@ class ReductionTask:
         self.finite: bool | None = None
 
     def _prepare(self, pause: Pause) -> bool | None:
-        # Not before its turn: this too is collective.
+        # Prepared only now, in the order of the reductions, because this is collective too.
         self.run = self._reducer.prepare(self._buffer)
         return self.run(pause)
 
@@ -253,11 +247,11 @@ class ReductionTask:
         self.done = True
 
     def wait(self) -> None:
-        """Return when the buffer holds the mean.
+        """Wait until the buffer holds the mean.
 
         Raises:
             RanksLostError: a rank died.
-            HpctrainError: it failed, or one before it.
+            HpctrainError: this reduction failed, or one before it.
         """
         if not self.done:
             self._reducer.worker.run_up_to(self)

@@ -28,22 +28,19 @@ _LOOKS = 50
 class Segment:
     """One buffer for each rank of a node, all of the same size. Creating and freeing it is collective over the node.
 
-    In front of its buffer each rank has a counter of the barriers it came to, and a word for the others; it alone
-    writes them.
+    In front of its buffer each rank has a counter of its barriers, and words for the others. Only that rank writes to
+    them.
 
     Args:
-        node: the ranks.
         nbytes: the size of one rank's buffer.
-        timeout: how they wait for each other.
-        kind: of their waits, see :class:`hpctrain.worker.comm.timeout.Wait`.
+        kind: the kind of the waits, see :class:`hpctrain.worker.comm.timeout.Wait`.
 
     Attributes:
-        views: each local rank's buffer.
-        own: this rank's, zeroed.
-        index: this rank's place among the views.
-        barriers: how often all ranks came to it.
-        words: each local rank's: what one stores before a barrier is what the others load after it.
-        marks: two more of them each, for barriers in turn.
+        views: the buffers of all local ranks, by local rank.
+        own: this rank's buffer, zeroed at first.
+        barriers: how many barriers this rank has begun.
+        words: a word of each local rank: others load after a barrier what it stored before.
+        marks: two more words of each local rank, for two barriers in turn.
     """
 
     def __init__(self, node: Node, nbytes: int, timeout: Timeout, kind: str = REDUCTION) -> None:
@@ -57,9 +54,9 @@ class Segment:
     def _allocate(self, comm: MPI.Intracomm, nbytes: int) -> None:
         from mpi4py import MPI
 
-        # Each rank's part begins at a page, which the kernel takes from the memory next to the core that writes first.
-        # That of a rank alone may be malloc's, with other memory on its pages, which CUDA locks whole and once: it gets
-        # pages of its own.
+        # Each rank's part begins at a page, which the kernel places next to the core that writes to it first. A single
+        # rank's memory may come from malloc, which shares pages with other data. CUDA locks whole pages, and each only
+        # once, so that rank gets pages of its own.
         room = LINE_BYTES + nbytes
         if comm.size == 1:
             room = PAGESIZE * (2 + room // PAGESIZE)
@@ -95,7 +92,7 @@ class Segment:
         self._sync = self._window.Sync
         self.own[:] = 0
         self._own_counter[0] = self.words[self.index][0] = 0
-        # Nobody may read a counter that is not zeroed yet.
+        # No rank may read a counter before it is zeroed.
         self._window.Sync()
         comm.Barrier()
         self._window.Sync()
@@ -108,35 +105,36 @@ class Segment:
     def barrier(self, what: str, pause: Pause) -> None:
         """Wait until all ranks of the node have called this equally often.
 
-        What any of them stored into the segment before is what every rank loads after it, and what any of them loaded
-        before is not what a rank stores after it. For ``MPI_Win_sync`` is a memory barrier where the memory model is
-        unified, as it is for shared memory (MPI-4.1, section 12.7): 1. a rank's accesses to the segment come before
+        Every rank loads after the barrier what any of them stored into the segment before it, and no rank's load before
+        the barrier sees what another stores after it. For ``MPI_Win_sync`` is a memory barrier where the memory model
+        is unified, as it is for shared memory (MPI-4.1, section 12.7): 1. a rank's accesses to the segment come before
         its first ``Sync``, that before the store of its counter; 2. another rank's load that sees this count comes
         before its last ``Sync``, that before its accesses. The first ``Sync`` of the one and the last of the other are
         the pair that release and acquire are elsewhere. The counters lie in the window itself, so that one ``Sync``
         orders both. They only grow, and a counter is an aligned 64-bit word that is loaded and stored whole, so a load
-        sees at worst an earlier count. No barrier is needed after the store of the counter: it becomes visible in
-        time, and nothing depends on when.
+        sees at worst an earlier count. No barrier is needed after the store of the counter: it becomes visible in time,
+        and nothing depends on when.
 
         Args:
-            what: is done, for messages.
+            what: names the collective in messages.
             pause: is called between two looks at the counters.
 
         Raises:
-            RanksLostError, HpctrainError: as of :meth:`hpctrain.worker.comm.timeout.Timeout.wait`.
+            RanksLostError: a rank died.
+            HpctrainError: a rank does not come in time.
         """
         self.barriers = count = self.barriers + 1
         self._sync()
         self._own_counter[0] = count
         for counter in self._counters:
-            # The quickest look there is: ranks that are in step come within a microsecond.
+            # Read without a function call first: ranks in step arrive within a microsecond.
             for _ in range(_LOOKS):
                 if counter[0] >= count:
                     break
                 pause()
             else:
-                come = functools.partial(_has_come, counter, count)
-                self._timeout.wait(come, what, self._missing, kind=self._kind, pause=pause)
+                arrived = functools.partial(_has_arrived, counter, count)
+                self._timeout.wait(arrived, what, self._missing, kind=self._kind, pause=pause)
         self._sync()
 
     def _missing(self) -> list[int]:
@@ -144,7 +142,7 @@ class Segment:
         return [rank for rank, counter in counters if counter[0] < self.barriers]
 
     def abandon(self) -> None:
-        """Forget the memory without freeing it, because ranks that would have to take part died."""
+        """Forget the memory without freeing it, which would take the ranks that died."""
         self.views = []
         self.own = np.empty(0, dtype=np.uint8)
         self._counters = []
@@ -152,7 +150,7 @@ class Segment:
         self.marks = []
 
     def free(self) -> None:
-        """Free the memory. No view of it may be used after that."""
+        """Free the memory. No view of it may be used afterwards."""
         self.abandon()
         self._own_counter.release()
         self._window.Unlock_all()
@@ -163,5 +161,5 @@ def _address(memory: memoryview) -> int:
     return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
 
 
-def _has_come(counter: memoryview, count: int) -> bool:
+def _has_arrived(counter: memoryview, count: int) -> bool:
     return bool(counter[0] >= count)

@@ -27,19 +27,19 @@ _NUMPY: dict[torch.dtype | None, np.dtype[Any]] = {
 class MpiTorchEngine:
     """Reduces flat PyTorch buffers in the CPU's memory.
 
-    What it allocates there, and the copies of tensors elsewhere, stay in shared memory until the reducer is freed at
-    shutdown: one buffer a name and a size. Buffers on a GPU are such copies, in memory whose pages are locked, which
-    the GPU itself reads and writes.
+    Buffers that it allocates, and its copies of other tensors, stay in shared memory until the reducer is freed at
+    shutdown: one per name and size. Tensors on a GPU are copied too, to page-locked memory, which the GPU itself reads
+    and writes.
     """
 
-    # Only what the engine allocated lies in shared memory.
+    # Other buffers have to be copied to shared memory.
     in_place = False
 
     def __init__(self, control: MpiControl, reducer: Reducer) -> None:
         self._control = control
         self._reducer = reducer
         self._submit = reducer.worker.submit
-        # By name, with the very tensor: to ask one for its address, size and type takes as long as a small reduction.
+        # By name, with the tensor itself: reading its address, size and type takes as long as a small reduction.
         self._tasks: dict[str, tuple[torch.Tensor, Wire[torch.dtype], ReductionTask]] = reducer.table()
         self._staging: dict[Any, tuple[torch.Tensor, ReductionTask]] = reducer.table()
         self._locked: list[int] = []
@@ -73,7 +73,7 @@ class MpiTorchEngine:
             tensor.copy_(flat)
 
     def _reduce_other(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype]) -> Work:
-        """Another buffer than the one that had this name last."""
+        """Reduce a buffer other than the last one of this name."""
         found = None if buffer.is_cuda else self._reducer.find(buffer.data_ptr(), buffer.nbytes)
         if not found:
             return self._reduce_copy(buffer, name, wire)
@@ -83,7 +83,7 @@ class MpiTorchEngine:
         return task
 
     def _reduce_copy(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype]) -> Work:
-        """By name and not by address: another tensor may lie there tomorrow."""
+        """Reduce a copy, kept by name and not by address, which another tensor may have later."""
         key = (name, buffer.numel(), buffer.dtype, wire)
         if key not in self._staging:
             own, task = self._reducer.stage(buffer.nbytes, _NUMPY[buffer.dtype], name, _travelling(wire))
@@ -99,7 +99,7 @@ class MpiTorchEngine:
         return CopiedWork(task, staging, buffer)
 
     def _lock_pages(self, memory: torch.Tensor) -> None:
-        """Until the memory is given back: a GPU's driver would copy to and from other pages through some of its own."""
+        """Lock pages until the memory is freed: a GPU's driver copies unlocked pages through a buffer of its own."""
         if not self._locked:
             self._control.before_shutdown(self._unlock_pages)
         try:

@@ -1,4 +1,4 @@
-"""Runs tasks of a rank in their order, in a thread beside other work or in the thread that waits for them."""
+"""Runs a rank's tasks in order, in a thread beside other work or in the thread that waits for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.shared.segments import Pause
 
-# How long a thread sleeps between two looks, while the others have the core and the interpreter.
+# How long a thread sleeps between two polls, so that others get the core and the interpreter.
 _SLEEP_SECONDS = 20e-6
 
 
@@ -20,9 +20,9 @@ class Task(Protocol):
     """What a :class:`Worker` runs.
 
     Attributes:
-        small: it is run when it is submitted, if nothing waits its turn.
-        hurried: if it is queued, the thread begins with it; else it is left to who waits for it.
-        done: it is not queued.
+        small: whether to run it at once in the submitting thread, if the queue is empty.
+        hurried: whether the worker's thread starts it; otherwise it is left to the thread that waits for it.
+        done: whether the task is finished, or was never queued.
     """
 
     small: bool
@@ -30,28 +30,27 @@ class Task(Protocol):
     done: bool
 
     def execute(self, pause: Pause) -> None:
-        """Do it; ``pause`` is what to do between two looks."""
+        """Do the work; calls ``pause`` between two polls."""
 
     def end(self, error: BaseException | None) -> None:
-        """Note that it is done, and what went wrong in it or before it."""
+        """Note that the task is done, and the error in it or in a task before it."""
 
     def wait(self) -> None:
-        """Return when it is done; raises what went wrong."""
+        """Wait until the task is done; raises its error."""
 
 
 class Worker:
     """Runs tasks in the order of submission: in a thread of its own while nobody waits, else in the waiting thread.
 
-    A thread that is about to wait has nothing better to do, and needs no hand-over. Tasks that are not hurried are left
-    to it, unless one after them is. When a task fails, those after it fail too: the ranks no longer agree on where they
-    are.
+    A thread that is about to wait can run a task without a hand-over. Tasks that are not hurried are left to it, unless
+    a hurried one follows. When a task fails, those after it fail too, because the ranks no longer agree on their place.
 
     Args:
-        beside: have a thread of its own. Without it everything is left to who waits.
-        closed: makes the error of tasks that come after :meth:`close`.
+        beside: whether to have a thread. Without one every task runs in the thread that waits.
+        closed: makes the error of tasks submitted after :meth:`close`.
 
     Attributes:
-        pause: what who waits does between two looks.
+        pause: what a waiting thread calls between two polls.
     """
 
     def __init__(self, *, beside: bool, closed: Callable[[], HpctrainError]) -> None:
@@ -59,10 +58,10 @@ class Worker:
         self._after_close = closed
         self._tasks: deque[Task] = deque()
         self._woken = threading.Semaphore(0)
-        # Whoever holds it runs the first task to its end, and takes it away then.
+        # Held by the thread that runs the first task, until it has taken the task off the queue.
         self._running = threading.Lock()
-        # The thread in which a task is told that it has ended, and with it whoever waits for its future.
-        self._telling: int | None = None
+        # The thread that is inside a task's end(), which may run callbacks of a future.
+        self._in_callbacks: int | None = None
         self._failure: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="hpctrain-worker", daemon=True) if beside else None
@@ -70,18 +69,18 @@ class Worker:
             self._thread.start()
 
     def submit(self, task: Task) -> None:
-        """Queue a task, or run it at once if it is small and alone. Waits first for one that is still queued.
+        """Queue a task, or run it at once if it is small and the queue is empty. A task still queued is waited for.
 
-        By one thread at a time: ranks have to submit in one order anyway.
+        To be called by one thread at a time, because all ranks have to submit in the same order.
 
         Raises:
-            HpctrainError: a callback of a task that ended submits it, or a fork of this rank.
+            HpctrainError: the caller is a callback of a task that ended, or a fork of this rank.
         """
-        # It would write to the memory that the ranks share, in place of the rank.
+        # A fork would write to the ranks' shared memory in the rank's place.
         forks.require_rank("a reduction")
         self._refuse_callbacks()
         if task.small and not self._tasks:
-            # Nothing is run either: a task leaves the queue only when it is done.
+            # No other task is running: a task leaves the queue only when it is done.
             self._run(task, self.pause)
             return
         if not task.done:
@@ -92,10 +91,10 @@ class Worker:
             self._woken.release()
 
     def run_up_to(self, task: Task) -> None:
-        """Run queued tasks up to this one, or wait for them; each is told its error.
+        """Run queued tasks up to this one, or wait while another thread runs them.
 
         Raises:
-            HpctrainError: a callback of a task that ended waits for it.
+            HpctrainError: the caller is a callback of a task that ended.
         """
         if not task.done:
             self._refuse_callbacks()
@@ -124,7 +123,7 @@ class Worker:
             self._failure = None
 
     def close(self) -> None:
-        """Run what is queued, unless something failed, and end the thread. Idempotent."""
+        """Run the queued tasks, unless one failed, and end the thread. Idempotent."""
         with self._running:
             self._run_all()
             self._failure = self._after_close()
@@ -152,15 +151,15 @@ class Worker:
         self._end(task, error)
 
     def _end(self, task: Task, error: BaseException | None) -> None:
-        self._telling = threading.get_ident()
+        self._in_callbacks = threading.get_ident()
         try:
             task.end(error)
         finally:
-            self._telling = None
+            self._in_callbacks = None
 
     def _refuse_callbacks(self) -> None:
-        """Those of different tasks run in no order that all ranks share."""
-        if self._telling == threading.get_ident():
+        """Refuse calls from callbacks: those of different tasks run in an order that differs between ranks."""
+        if self._in_callbacks == threading.get_ident():
             raise HpctrainError(
                 "a callback that runs when a collective ends calls or awaits another one of the same ranks",
                 "wait for the first one in the script, then call the next; or do it in a group of its own "
@@ -172,7 +171,7 @@ class Worker:
             self._woken.acquire()
             if self._closed:
                 return
-            # All: tasks in front of the one that woke it did not.
+            # Runs all: the tasks ahead of a hurried one did not wake this thread themselves.
             while self._tasks:
                 with self._running:
                     if self._tasks:
@@ -180,11 +179,11 @@ class Worker:
 
 
 def no_pause() -> None:
-    """Look again at once."""
+    """Poll again at once."""
 
 
 def sleep() -> None:
-    """Leave the core and the interpreter to others between two looks."""
+    """Yield the core and the interpreter between two polls."""
     time.sleep(_SLEEP_SECONDS)
 
 

@@ -14,11 +14,11 @@ from hpctrain.worker.comm.shared.largest import LargestElements, largest
 
 def summed(nodes: list[LargestElements]) -> None:
     for node in nodes:
-        node.give()
+        node.pack()
     for node in nodes:
         node.messages[:] = [each.message for each in nodes]
     for node in nodes:
-        node.take()
+        node.unpack()
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(0, 70), st.booleans())
