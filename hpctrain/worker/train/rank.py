@@ -287,8 +287,8 @@ def _print_error(error: BaseException, script: Script | None) -> None:
 
 def _explanation(error: BaseException) -> str:
     """What an error of PyTorch's own means to a script, or nothing."""
-    if misuse := sys.modules.get("hpctrain.worker.adapters.torch.parallel.misuse"):
-        explained: str = misuse.of_divided_tensors(error)
+    if parallel := sys.modules.get("hpctrain.worker.adapters.torch.parallel.distribute"):
+        explained: str = parallel.of_divided_tensors(error)
         if explained:
             return f"; {explained}"
     return _of_a_wrapper(error)

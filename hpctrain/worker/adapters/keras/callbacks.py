@@ -1,7 +1,8 @@
-"""Callbacks for ``fit``: equal weights at the start, metrics over all ranks, the guard, the learning rate."""
+"""Callbacks for ``fit``: equal weights at the start, metrics over all ranks, recorded steps, guard, learning rates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,10 @@ import numpy as np
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.keras.distribution import distribution_of
 from hpctrain.worker.adapters.keras.metrics import join_logs, join_metrics
-from hpctrain.worker.adapters.keras.recording import RecordSteps
 from hpctrain.worker.adapters.keras.reducing import distributed_optimizers, reduction_of, scale_alike, synchronise
 from hpctrain.worker.adapters.keras.steps import end_of_data
 from hpctrain.worker.adapters.keras.variables import broadcast, guard_of
+from hpctrain.worker.adapters.recording import Recording, recording
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.models.keras_batch_norm import average_statistics
 
@@ -106,6 +107,36 @@ class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
         results = join_metrics(self._comm, self.model) if self._results is None else self._results
         if logs:
             join_logs(self._comm, logs, results)
+
+
+class RecordSteps(keras.callbacks.Callback):  # type: ignore[misc]
+    """Records each batch as a step with its learning rate, and the joined metrics of an epoch."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self._comm = comm
+        self._counted: Recording | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        own = recording()
+        # Keras counts those of a model that is called itself, and not only by its parts.
+        parameters = sum(math.prod(weight.shape) for weight in self.model.weights)
+        if own and own.begin_run(self._comm, "keras", self.model, parameters):
+            self._counted = own
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._counted:
+            optimizer = self.model.optimizer
+            if reduction_of(optimizer) is None:
+                # A GAN has optimizers of its own, and compile makes one that nobody uses.
+                optimizer = next(iter(distributed_optimizers(self.model)), optimizer)
+            self._counted.step_done(None if optimizer is None else float(optimizer.learning_rate))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        values = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        if self._counted and values:
+            # fit prints what it is asked to.
+            self._counted.log(values, quiet=True)
 
 
 class GuardParameters(keras.callbacks.Callback):  # type: ignore[misc]

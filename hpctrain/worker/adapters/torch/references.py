@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 Optimizer = torch.optim.Optimizer
 Now = Callable[[torch.Tensor], Sequence[torch.Tensor] | None]
@@ -20,6 +21,8 @@ Move = Callable[[str, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # What is not looked into: a model's parameters are replaced in the model.
 _CLOSED = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+# By the parts that optimizers have where ranks divide an optimizer's state (ZeRO 1): the model's parameters.
+_wholes = WeakIdKeyDictionary()
 
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
@@ -41,6 +44,17 @@ def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
 def parameters_of(optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:
     """What the optimizer's groups have."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def set_whole(part: torch.nn.Parameter, parameter: torch.nn.Parameter) -> None:
+    """Record which parameter a part is of."""
+    _wholes[part] = parameter
+
+
+def whole_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """The parameter of the model that an optimizer's is a part of, or is."""
+    whole: torch.nn.Parameter = _wholes.get(parameter, parameter)
+    return whole
 
 
 def replace(optimizer: Optimizer, now: Now, move: Move) -> None:

@@ -20,9 +20,8 @@ from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
 from hpctrain.worker.adapters.torch.changes import has_parameter
 from hpctrain.worker.adapters.torch.closures import has_closure, mean_loss, with_closure
 from hpctrain.worker.adapters.torch.denominators import denominators_of
-from hpctrain.worker.adapters.torch.parts import whole_of
 from hpctrain.worker.adapters.torch.reducer import GradientReducer, reducers
-from hpctrain.worker.adapters.torch.references import optimizers_in, parameters_of
+from hpctrain.worker.adapters.torch.references import optimizers_in, parameters_of, whole_of
 from hpctrain.worker.adapters.torch.refusals import check_optimizer
 from hpctrain.worker.adapters.torch.turns import turns_of
 from hpctrain.worker.comm import Communicator

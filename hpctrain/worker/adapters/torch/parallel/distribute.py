@@ -1,15 +1,18 @@
-"""Divides a user's model and its optimizer over a mesh."""
+"""Divides a user's model and its optimizer over a mesh, and explains PyTorch's errors about divided models."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
@@ -20,7 +23,6 @@ from hpctrain.worker.adapters.torch.denominators import denominators_of
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
-from hpctrain.worker.adapters.torch.parallel.misuse import explain_copies, explain_divided_tensors
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.passes import Passes, watch_gradients
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
@@ -34,6 +36,8 @@ from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm import Communicator
 
 Optimizers = Sequence[torch.optim.Optimizer]
+
+_hooked: list[object] = []
 
 
 class Division:
@@ -181,3 +185,62 @@ def watch_steps(
     first.register_step_post_hook(step_done)
     for each in others:
         each.register_step_post_hook(lambda *_: guard.updated())
+
+
+def explain_divided_tensors() -> None:
+    """From now on, an uncaught error about a divided tensor says what to write. Idempotent.
+
+    PyTorch 2.13 raises it in C++, where nothing of Python's can be put in its place.
+    """
+    if _hooked:
+        return
+    show = sys.excepthook
+    _hooked.append(show)
+
+    def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if explained := of_divided_tensors(error):
+            print(f"hpctrain: {explained}", file=sys.stderr)
+        show(kind, error, trace)
+
+    sys.excepthook = explain
+
+
+def of_divided_tensors(error: BaseException) -> str:
+    """What PyTorch's message about a divided tensor means to a script; nothing for other errors."""
+    if "Cannot flatten unevenly sharded tensor" in str(error):
+        return (
+            "a parameter or gradient that is divided over the ranks, of which they have different numbers of rows, "
+            "cannot be flattened: take t.full_tensor() if hasattr(t, 'full_tensor') else t on all ranks before "
+            "reshape, view or flatten; plan=ht.ParallelPlan(zero=1) keeps whole parameters and gradients"
+        )
+    if "appears to not have been used in the graph" in str(error):
+        return (
+            "the loss was not computed from what torch.autograd.grad differentiates by; if that is a parameter that is "
+            "divided over the ranks, it was computed from the gathered one: call backward(), and take p.grad"
+        )
+    if "mixed torch.Tensor and DTensor" not in str(error):
+        return ""
+    return (
+        "a parameter that is divided over the ranks, or what was computed from it, met a tensor of this rank's own: "
+        "call the model or modules in it, which gather their parameters, rather than functions of their weights; in a "
+        "penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p of model.parameters(); "
+        "plan=ht.ParallelPlan(zero=1) keeps whole parameters"
+    )
+
+
+def explain_copies(model: nn.Module) -> None:
+    """Say what to do instead of a copy of a divided model."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            type(module).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
+
+
+def _refuse_copy(model: nn.Module, _: Any) -> NoReturn:
+    raise HpctrainError(
+        f"{type(model).__name__.removeprefix('FSDP')} is divided over the ranks and cannot be copied, as copy.deepcopy "
+        "and torch.optim.swa_utils.AveragedModel do",
+        "average its parameters: averages = [p.detach().clone() for p in model.parameters()], and after each step "
+        "average.lerp_(p.detach(), 0.001) for each of them; or plan=ht.ParallelPlan(zero=1), which keeps the model "
+        "whole",
+        exit_code=1,
+    )

@@ -1,23 +1,27 @@
-"""torch's DeviceMesh over the ranks of a run."""
+"""torch's DeviceMesh over the ranks of a run, and a warning where a script saves one rank's part of a tensor on it."""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from datetime import timedelta
+from typing import Any
 
+import torch
 from torch._C._distributed_c10d import Backend
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.tensor import DTensor
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import AXES, Axis, Mesh, parse_mesh
 from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
-from hpctrain.worker.adapters.torch.parallel.saving import say_when_pickled
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.process_group import require_default_group
 
 _made: weakref.WeakKeyDictionary[Communicator, dict[tuple[int, ...], DeviceMesh]] = weakref.WeakKeyDictionary()
+_watches_pickling = _said_pickled = False
 
 
 def mesh(**sizes: int) -> DeviceMesh:
@@ -104,3 +108,33 @@ def _limit_waits(mesh: DeviceMesh) -> None:
 
 def _limit() -> timedelta:
     return timedelta(seconds=TIMEOUT.read())
+
+
+def say_when_pickled(comm: Communicator) -> None:
+    """From now on, say once on this rank that it pickles its part of a tensor.
+
+    Not an error: every rank may write a file of its own, for as many ranks to read. torch.distributed.checkpoint, and
+    the states that ``full_state_dict`` makes, pickle no such tensor.
+    """
+    global _watches_pickling
+    if _watches_pickling or comm.size == 1:
+        return
+    _watches_pickling = True
+    name = f"rank {comm.rank} on {comm.host}"
+
+    def reduce(tensor: DTensor, protocol: Any) -> Any:
+        global _said_pickled
+        if not _said_pickled and any(placement.is_shard() for placement in tensor.placements):
+            _said_pickled = True
+            print(
+                f"hpctrain: {name} pickles its part of a sharded tensor ({tuple(tensor.to_local().shape)} of "
+                f"{tuple(tensor.shape)}), as torch.save does: a file of rank 0 lacks the other ranks' parts. Save with "
+                "torch.distributed.checkpoint; or call get_model_state_dict(model, options=StateDictOptions("
+                "full_state_dict=True, cpu_offload=True)) on all ranks and save what rank 0 gets (docs/scripts.md, "
+                "Resuming)",
+                file=sys.stderr,
+                flush=True,
+            )
+        return torch.Tensor.__reduce_ex__(tensor, protocol)  # type: ignore[no-untyped-call]
+
+    DTensor.__reduce_ex__ = reduce  # type: ignore[method-assign, assignment]

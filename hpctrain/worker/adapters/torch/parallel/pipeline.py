@@ -22,17 +22,21 @@ from hpctrain.worker.adapters.torch.denominators import denominators_of
 from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.liveness import watch_first_steps
 from hpctrain.worker.adapters.torch.parallel.distribute import check_plan, watch_steps
-from hpctrain.worker.adapters.torch.parallel.forward_only import run_forward
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.worker.adapters.torch.parallel.micro_losses import MicroLosses, require_means
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.overflow import count_as_checked
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
-from hpctrain.worker.adapters.torch.parallel.schedules import Schedules, own_stages, rank_of, stages_per_rank
+from hpctrain.worker.adapters.torch.parallel.schedules import (
+    Schedules,
+    own_stages,
+    rank_of,
+    run_forward,
+    stages_per_rank,
+)
 from hpctrain.worker.adapters.torch.parallel.sharding import divide
-from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, ties_of
+from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
 from hpctrain.worker.adapters.torch.parallel.tensor import refuse_tie, tied_names
-from hpctrain.worker.adapters.torch.parallel.tied import TiedGradients
 from hpctrain.worker.adapters.torch.random_streams import ready
 from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer

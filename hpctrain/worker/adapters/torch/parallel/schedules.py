@@ -1,7 +1,7 @@
-"""Schedules of a pipeline: one for each kind of batch, since the memory that a stage receives into has a fixed shape.
+"""Runs micro-batches through the stages of a pipeline: schedules for training, forward passes alone for evaluations.
 
-PyTorch's stages learn the shapes of their messages from the first batch, and keep them. Here a batch of another kind
-gets a schedule of its own, and each step begins with one small message over the ranks of pp: whether all of them got
+PyTorch's stages learn the shapes of their messages from the first batch, and keep them. Here each kind of batch gets a
+schedule of its own, and each step begins with one small message over the ranks of pp: whether all of them got
 the same batch, and whether layers were frozen or unfrozen on any of them, which changes what is sent back.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -40,6 +41,9 @@ SCHEDULES: dict[str, tuple[type, int]] = {
 }
 # Each keeps one activation and one gradient per micro-batch and neighbouring stage.
 _KEPT = 8
+# What the header of an evaluation's messages can describe: types by their index, and so many dimensions.
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_DIMENSIONS = 8
 
 
 def stages_per_rank(schedule: str, pp: int) -> int:
@@ -211,3 +215,59 @@ def _is_trained(value: Any) -> bool:
 def _autocast(device: str) -> tuple[bool, torch.dtype]:
     """It decides the type of what stages send."""
     return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+@torch.no_grad()
+def run_forward(
+    stages: Mapping[int, nn.Module],
+    count: int,
+    inputs: Sequence[torch.Tensor],
+    rank_of: Callable[[int], int],
+    group: Any,
+) -> list[torch.Tensor]:
+    """The outputs of the last stage for each micro-batch, all of one shape; nothing on ranks without it. Collective.
+
+    ``schedule.eval`` of torch.distributed.pipelining fails for stages that pass activations to each other on one rank
+    (zbv, PyTorch 2.13), and infers all shapes anew after each change between training and evaluation.
+
+    Args:
+        stages: this rank's stages by their numbers, of ``count`` in the whole pipeline.
+        rank_of: gives the rank within pp that has a stage.
+    """
+    here, outputs = dist.get_rank(group), list(inputs)
+    for number, stage in sorted(stages.items()):
+        source = rank_of(number - 1) if number else here
+        if source != here:
+            outputs = _receive(len(inputs), source, group)
+        outputs = [stage(each) for each in outputs]
+        _reshard(stage)
+        if number + 1 < count and (to := rank_of(number + 1)) != here:
+            _send(outputs, to, group)
+    return outputs if count - 1 in stages else []
+
+
+def _send(tensors: Sequence[torch.Tensor], rank: int, group: Any) -> None:
+    first = tensors[0]
+    header = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64, device=first.device)
+    known = [_DTYPES.index(first.dtype), first.dim(), *first.shape]
+    header[: len(known)] = torch.tensor(known, device=first.device)
+    for each in (header, *tensors):
+        dist.send(each.contiguous(), group=group, group_dst=rank)
+
+
+def _receive(count: int, rank: int, group: Any) -> list[torch.Tensor]:
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    header = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64, device=device)
+    dist.recv(header, group=group, group_src=rank)
+    dtype, dimensions, *shape = header.tolist()
+    received = [torch.empty(shape[:dimensions], dtype=_DTYPES[dtype], device=device) for _ in range(count)]
+    for each in received:
+        dist.recv(each, group=group, group_src=rank)
+    return received
+
+
+def _reshard(stage: nn.Module) -> None:
+    """Without a backward pass FSDP2 would keep the gathered parameters."""
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -24,9 +24,8 @@ from hpctrain.worker.adapters.torch.guarding import checksums
 from hpctrain.worker.adapters.torch.parallel.optimizers import rewire
 from hpctrain.worker.adapters.torch.parallel.overflow import unscale_whole_gradients
 from hpctrain.worker.adapters.torch.parallel.passes import Passes, watch_gradients
-from hpctrain.worker.adapters.torch.parts import set_whole
 from hpctrain.worker.adapters.torch.pieces import local_tensor
-from hpctrain.worker.adapters.torch.references import Optimizer, optimizers_in, parameters_of
+from hpctrain.worker.adapters.torch.references import Optimizer, optimizers_in, parameters_of, set_whole
 from hpctrain.worker.comm import Communicator
 
 

@@ -14,11 +14,11 @@ tf = pytest.importorskip("tensorflow")
 
 from hpctrain.common.errors import HpctrainError  # noqa: E402
 from hpctrain.worker.adapters import keras as adapter  # noqa: E402
-from hpctrain.worker.adapters.keras import fitting, ranks, recording, share  # noqa: E402
+from hpctrain.worker.adapters.keras import fitting, ranks, share  # noqa: E402
 from hpctrain.worker.adapters.keras.distribution import Distribution  # noqa: E402
 from hpctrain.worker.adapters.keras.losses import whole_batch_losses  # noqa: E402
 from hpctrain.worker.adapters.keras.reducing import distributed_optimizers, reduction_of  # noqa: E402
-from hpctrain.worker.adapters.keras.same_data import compare_datasets  # noqa: E402
+from hpctrain.worker.adapters.keras.sharding import compare_datasets  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
 X = np.random.default_rng(0).random((10, 4)).astype("float32")
@@ -300,7 +300,7 @@ def test_the_rate_that_is_recorded_is_that_of_the_optimizer_in_use(compiled, mon
             self.own.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
             return {"loss": loss}
 
-    monkeypatch.setattr(recording, "recording", Recording)
+    monkeypatch.setattr(importlib.import_module("hpctrain.worker.adapters.keras.callbacks"), "recording", Recording)
     comm = Place()
     model, own = adapter.distribute(OwnOptimizer(), keras.optimizers.SGD(0.25), comm=comm)
     model.compile(own)
