@@ -107,7 +107,7 @@ def sum_loss(total: Any, **settings: Any) -> Any:
 
     Args:
         total: the sum over this rank's samples.
-        settings: as for :func:`mean_loss`.
+        settings: those of :func:`mean_loss`.
     """
     return _adapter(total, "a tensor").sum_loss(total, **settings)
 

@@ -14,16 +14,14 @@ Compression = Literal["none", "fp16", "bf16", "top_k"]
 
 
 def wire_of(compression: str, top_k: float, types: Mapping[str, T], comm: Communicator) -> Wire[T]:
-    """What an engine is told.
+    """The wire format for a compression setting.
 
     Args:
-        compression: one of :data:`Compression`.
-        top_k: of ``top_k``: the fraction of the elements that travel.
-        types: of a framework, by the compressions of that name.
-        comm: the ranks.
+        top_k: the fraction of the elements that travel with ``compression="top_k"``, between 0 and 1.
+        types: the framework's element types by the compression of that name.
 
     Raises:
-        HpctrainError: an unknown compression, no such fraction, or a backend that has no ``top_k``.
+        HpctrainError: an unknown compression, a fraction out of range, or a backend that has no ``top_k``.
     """
     if compression not in get_args(Compression):
         raise HpctrainError(f"unknown compression {compression!r}", nearest(compression, get_args(Compression)))

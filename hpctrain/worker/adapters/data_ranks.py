@@ -22,12 +22,12 @@ class DataPlace(NamedTuple):
 
 
 def set_mesh(comm: Communicator, mesh: Mesh) -> None:
-    """From now on, these ranks form this mesh."""
+    """Set the mesh that these ranks form from now on."""
     _given[comm] = mesh
 
 
 def mesh_of(comm: Communicator) -> Mesh:
-    """The mesh of a communicator's ranks: what was set, else what the launch says, else all replicate.
+    """The mesh of a communicator's ranks: what was set, else the launch's, else all replicate.
 
     Raises:
         HpctrainError: it does not fit the number of ranks.
@@ -56,10 +56,10 @@ def stream_of(comm: Communicator) -> int:
 
 
 def first_of_each(comm: Communicator, have: Sequence[bool]) -> list[bool]:
-    """Of the ranks that computed the same samples and have a value of them, the first: it counts once.
+    """Which ranks' values count: of the ranks that computed the same samples, only the first that has a value.
 
     Args:
-        have: which ranks have a value.
+        have: whether each rank has a value.
     """
     mesh, seen, found = mesh_of(comm), set[int](), []
     for rank, has in enumerate(have):
@@ -78,7 +78,7 @@ def _given_to(comm: Communicator) -> Mesh:
     return given
 
 
-# Each step asks several times.
+# Cached because each step asks several times.
 @functools.lru_cache(maxsize=8)
 def _place(given: Mesh, rank: int, ranks: int) -> DataPlace:
     mesh = given.at(ranks)

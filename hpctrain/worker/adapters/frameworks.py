@@ -18,7 +18,7 @@ from hpctrain.common.cluster.launcher import TORCHRUN, detect
 from hpctrain.common.run.plan import Plan
 from hpctrain.worker.comm.torchrun import torchrun_variables
 
-# Transformers imports Accelerate.
+# Transformers is not listed because it imports Accelerate.
 FRAMEWORKS = frozenset(("accelerate", "lightning", "lightning_fabric", "pytorch_lightning"))
 _IN_HOST_MEMORY = ("gloo", "mpi")
 
@@ -30,7 +30,7 @@ def serve_frameworks(plan: Plan, rank: int) -> None:
         variables = framework_variables(plan, rank)
         launcher = detect()
         if launcher and launcher.name == TORCHRUN:
-            # Its own say where its store is.
+            # torchrun's own variables stay: they say where its store is.
             variables = {name: value for name, value in variables.items() if _is_of_a_framework(name)}
         sys.meta_path.insert(0, _Watch(variables))
 
@@ -48,10 +48,10 @@ def framework_variables(plan: Plan, rank: int) -> dict[str, str]:
         node=node,
         address=(plan.hosts[0].host, 0),
     )
-    # What a Trainer of Lightning takes where the script leaves it out. By itself it takes one CPU, or all GPUs.
+    # Defaults of Lightning's Trainer where the script names none. Its own would be one CPU, or all GPUs.
     variables |= {"PL_TRAINER_DEVICES": str(host.slots), "PL_TRAINER_NUM_NODES": str(len(plan.hosts))}
     if plan.backend in _IN_HOST_MEMORY:
-        # Accelerate distributes on CPUs only if it is told to; both would take GPUs, of which these backends know none.
+        # Accelerate distributes on CPUs only when asked; both would choose GPUs, which these backends cannot use.
         variables |= {"PL_TRAINER_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"}
     return variables
 
@@ -61,7 +61,7 @@ def _is_of_a_framework(name: str) -> bool:
 
 
 class _Watch(MetaPathFinder):
-    """Prepares this process before the first of the frameworks is imported. Whoever only asks for one gets no more."""
+    """Prepares this process before the first of the frameworks is imported; looking for one is not an import."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables

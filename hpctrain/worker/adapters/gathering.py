@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _UNEVEN = "give every rank a value of the same form; a rank without a sample gives None, an empty list or no rows"
 
-# A value of each rank that has one, with the rank.
+# The values of the ranks that have one, each with its rank.
 Parts = Sequence[tuple[int, Any]]
 
 
@@ -46,7 +46,7 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
         predictions, labels = map(torch.cat, ht.gather((predictions, labels)))  # of all samples, on every rank
 
     Args:
-        value: this rank's.
+        value: this rank's value, or None where it has no sample.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Raises:
@@ -78,8 +78,8 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     A metric that is not a mean over samples (the area under a curve, a median) needs the samples: :func:`gather` them.
 
     Args:
-        value: this rank's.
-        weight: of this rank's value, at least 0, such as its number of samples. By default every rank counts the same.
+        weight: the weight of this rank's value, at least 0, such as its number of samples. By default every rank counts
+            the same.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Raises:
@@ -119,7 +119,7 @@ def _travelling(value: Any, devices: dict[str, Any]) -> Any:
             if value.layout != sys.modules["torch"].strided:
                 raise HpctrainError(f"a tensor with layout {value.layout} cannot be gathered", "use tensor.to_dense()")
             devices.setdefault(value.device.type, value.device)
-            # A view would take all of its memory along.
+            # Cloned because pickling a view sends the whole storage that it lies in.
             return _Torch(value.detach().cpu().clone(), value.device.type)
         case "tensorflow" | "keras":
             return _eager(value)
@@ -265,7 +265,7 @@ def _numbers(value: Any, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     if isinstance(value, _Torch) and not value.tensor.is_complex():
         return value.tensor.double().numpy()
     array = np.asarray(value)
-    # bfloat16, which NumPy learns from others, is of kind V.
+    # NumPy gives bfloat16, which other packages add to it, the kind V.
     if array.dtype.kind not in "biufV" or array.dtype.name == "object":
         raise HpctrainError(f"ht.mean: {where} is {reprlib.repr(value)}, which has no mean")
     return array.astype(np.float64)

@@ -40,20 +40,19 @@ class Guard:
     """Compares the parameters of all ranks after the first step, after every ``every`` steps, and at the end.
 
     Args:
-        comm: the ranks.
         names: one name a parameter, in the same order on every rank.
-        checksums: computes one 64-bit integer a parameter, in the order of ``names``; in any thread.
-        values: a parameter by its place in ``names``.
-        every: steps between two checks.
-        version: what is another one after somebody wrote to the parameters, as far as that can be known; costs little.
-        boxes: which of its elements each rank has of each of its ``names``, where parameters are divided over ranks;
-            names and boxes are then this rank's, and those are compared that several ranks have alike. Collective.
+        checksums: computes one 64-bit integer a parameter, in the order of ``names``. It may run in any thread.
+        values: returns a parameter by its place in ``names``.
+        version: returns a value that changes when somebody writes to the parameters, as far as that can be known. It
+            has to be cheap, because each step calls it.
+        boxes: where parameters are divided over ranks, the elements that this rank holds of each of its ``names``. Only
+            pieces that several ranks hold are compared. Collective then.
 
     Attributes:
-        checksums: as given, for :meth:`compare`; of one rank they are of nothing.
-        steps: finished ones that were counted; whoever restores a training sets it.
+        checksums: what was given, for :meth:`compare`; on a single rank it returns an empty array.
+        steps: how many finished steps were counted. Restoring a training sets it.
         apart: the ranks hold different parameters by intent, until :meth:`averaged`: nothing is compared.
-        settings: tells the optimizers' numbers (learning rate, momentum, ...), each by its name; they are compared too.
+        settings: returns the optimizers' numbers (learning rate, momentum, ...) by name; they are compared too.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Guard:
             self._replicas = Replicas(names)
         else:
             self._replicas = ReplicasOfPieces(comm, names, boxes)
-        # One rank has nobody to differ from.
+        # A single rank has no other to differ from.
         self.checksums, self._version = (checksums, version) if comm.size > 1 else (_nothing, lambda: None)
         self._values = values
         self._every = every
@@ -91,7 +90,7 @@ class Guard:
         """Count one finished step, and check if it is time.
 
         Args:
-            together: all ranks made it; else nothing is checked.
+            together: whether all ranks made the step. Nothing is checked otherwise.
 
         Raises:
             TransientError: ranks differ; names the first parameter and its first element, the ranks and their hosts.
@@ -103,15 +102,11 @@ class Guard:
             self.check()
 
     def averaged(self) -> None:
-        """Accept parameters that ranks had apart and made equal, and check if it is time. Collective then.
-
-        Raises:
-            TransientError: as :meth:`step_done`.
-        """
+        """Accept parameters that ranks trained apart and have averaged, and check if it is time. Collective then."""
         self.apart = False
         self.updated()
         if not self._checked or self.steps - self._checked >= self._every:
-            # Ranks that train by themselves may do so by different settings.
+            # The settings are left out, because ranks that train by themselves may use different ones.
             self.compare(self.steps, self.checksums())
 
     def updated(self) -> None:
@@ -121,11 +116,8 @@ class Guard:
     def check_last(self) -> None:
         """Compare once more if steps were done since the last comparison: at the end of a run or of a part. Collective.
 
-        A difference is an error only if it is the training's. What a script wrote to the parameters after the last
-        step, as rank 0 may before it saves them, can hide whether they were equal: then that is said.
-
-        Raises:
-            TransientError: as :meth:`step_done`.
+        A difference is an error only if training made it. What a script wrote to the parameters after the last step,
+        as rank 0 may before it saves them, can hide whether they were equal: a message says so then.
         """
         written = self._version() != self._trained_version
         own = [self.steps, -self.steps, self.steps != self._checked, written, self._sealed]
@@ -160,11 +152,7 @@ class Guard:
         self.steps = self._checked = 0
 
     def check(self) -> None:
-        """Compare now, the settings too.
-
-        Raises:
-            TransientError: as :meth:`step_done`.
-        """
+        """Compare the parameters and the settings now."""
         text = repr(sorted(self.settings().items())) if self._comm.size > 1 else ""
         if error := self._find_difference(
             self.steps, self.checksums(), xxhash.xxh3_64_intdigest(text.encode()) - (1 << 63)
@@ -177,10 +165,9 @@ class Guard:
             raise error
 
     def proofs(self, own: Checksums) -> dict[str, str]:
-        """What checksums that were computed elsewhere prove, without a message.
+        """One hash for each group of ranks that hold the same elements, by a name that the group alone has.
 
-        Returns:
-            A hash for each group of ranks that hold the same, by a name that the group alone has: equal on its ranks.
+        It is equal on the ranks of a group if their checksums are, and needs no message between them.
         """
         return self._replicas.proofs(own)
 
@@ -237,7 +224,7 @@ class Guard:
         )
 
     def _of_holders(self, value: T | None) -> list[tuple[int, T]]:
-        """The values of the ranks that have one, with their numbers. Collective."""
+        """The values of the ranks that have one, each with its rank. Collective."""
         return [(rank, each) for rank, each in enumerate(self._comm.allgather_object(value)) if each is not None]
 
     def _first_element(self, place: int) -> str:

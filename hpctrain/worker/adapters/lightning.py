@@ -1,4 +1,4 @@
-"""``ht.lightning``: strategies of Lightning and Fabric on the ranks of a run, whoever started them.
+"""``ht.lightning``: strategies of Lightning and Fabric on the ranks of a run, however these were started.
 
 They are Lightning's own DDP, over torch.distributed's default group of the run's backend. Under ``hpctrain run``
 Lightning's ``strategy="ddp"`` gets that group too; these take devices and nodes from the run, whose hosts may have
@@ -31,10 +31,10 @@ _ABOUT = "DDP on the ranks of a run of hpctrain, over its backend"
 
 
 class _Environment(TorchElasticEnvironment):  # type: ignore[misc]
-    """Reads the variables that :func:`join_default_group` sets where torchrun has not."""
+    """Reads torchrun's variables, which :func:`join_default_group` sets where torchrun itself has not."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Nothing: the strategy has compared them with the run, whose hosts may have different numbers of ranks."""
+        """Accept them: the strategy has compared them with the run, whose hosts may have different numbers of ranks."""
 
 
 class _OfTheRun:
@@ -47,7 +47,7 @@ class _OfTheRun:
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
-        """Those of this host's ranks."""
+        """The devices of this host's ranks."""
         return self._parallel_devices
 
     @parallel_devices.setter
@@ -56,7 +56,7 @@ class _OfTheRun:
             self._parallel_devices = None
             return
         comm = self._comm
-        # One is what Lightning takes of CPUs where the script leaves the number out.
+        # Lightning takes one CPU where the script leaves the number out.
         if len(devices) not in (1, comm.local_size):
             raise HpctrainError(
                 f"strategy {NAME!r} with devices={len(devices)}: the run has {_count(comm.local_size, 'rank')} on "
@@ -71,7 +71,7 @@ class _OfTheRun:
 
     @property
     def num_nodes(self) -> int:
-        """Of the run."""
+        """The number of the run's hosts."""
         return self._nodes
 
     @num_nodes.setter
@@ -84,7 +84,7 @@ class _OfTheRun:
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Hosts may have different numbers of ranks."""
+        """The run's ranks, since Lightning would assume equally many on each host."""
         return {"num_replicas": self._comm.size, "rank": self._comm.rank}
 
 
@@ -116,14 +116,7 @@ class Strategy(_OfTheRun, DDPStrategy):  # type: ignore[misc]
 
 
 class FabricStrategy(_OfTheRun, FabricDDP):  # type: ignore[misc]
-    """The same for Fabric: ``Fabric(strategy=ht.lightning.FabricStrategy())``, or ``"hpctrain"``.
-
-    Args:
-        settings: as for :class:`Strategy`.
-
-    Raises:
-        HpctrainError: as for :class:`Strategy`.
-    """
+    """Like :class:`Strategy`, for Fabric: ``Fabric(strategy=ht.lightning.FabricStrategy())``, or ``"hpctrain"``."""
 
     strategy_name = NAME
 

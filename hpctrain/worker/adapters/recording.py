@@ -1,6 +1,6 @@
 """Records a user's script as events of its run: its steps, counted automatically, and the values that it logs.
 
-Of the process, and of rank 0 alone: the other ranks record nothing, and nothing here is collective.
+Rank 0 alone records, once per process. The other ranks record nothing, and nothing here is collective.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hpctrain.worker.comm import Communicator, forks
 if TYPE_CHECKING:
     from hpctrain.worker.energy import HostMeter
 
-# What is logged more often is printed no more often.
+# Values that are logged more often are recorded, but not printed.
 _PRINT_SECONDS = 1.0
-# What a script that is killed may lose at most of the energy that it drew.
+# The longest time whose energy a killed script may leave unrecorded.
 _ENERGY_SECONDS = 300.0
 
 
@@ -33,18 +33,14 @@ class Recording:
 
     Args:
         path: the run's events; None for a script that was started without ``hpctrain run``.
-        steps: how many were done where it was stopped the last time.
-        resumed: steps were done by an earlier attempt.
-
-    Attributes:
-        steps: how many are done.
-        resumed: as given.
+        steps: how many steps the earlier attempts had done when the last one stopped.
+        resumed: whether an earlier attempt has done any step.
     """
 
     def __init__(self, path: Path | None = None, steps: int = 0, *, resumed: bool = False) -> None:
         self.steps = steps
         self.resumed = resumed
-        # Beside the launcher, and ranks that report a stall.
+        # The launcher writes to the same file, and so do ranks that report a stall.
         self._events = EventWriter(path, alone=False) if path else None
         self._model: weakref.ref[object] | None = None
         self._step_began = time.perf_counter()
@@ -62,7 +58,7 @@ class Recording:
             return self._model() is model
         self._model = weakref.ref(model)
         if self._events:
-            # It reads a library that `import hpctrain` can do without.
+            # Imported here because it loads a library that `import hpctrain` can do without.
             from hpctrain.worker.energy import HostMeter
 
             self._host, self._meter, self._measured_at = comm.host, HostMeter(), time.monotonic()
@@ -142,27 +138,27 @@ class Recording:
 
 
 _recording: Recording | None = None
-# The script has said where its data continue, or was told that it did not.
+# Whether the script has set where its data continue, or was warned that it has not.
 _placed = False
 
 
 def begin(path: Path) -> None:
     """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
     global _recording
-    # Ranks that are started by hand may be the first to write it.
+    # The file may not exist yet: ranks that are started by hand may be the first to write it.
     before = EventsFile(path)
     stops = before.few(StoppedEvent)
     _recording = Recording(path, steps=stops[-1].iteration if stops else 0, resumed=before.has_steps)
 
 
 def placed() -> None:
-    """The script has said where the order of its samples continues."""
+    """Note that the script has set where the order of its samples continues."""
     global _placed
     _placed = True
 
 
 def say_unplaced(comm: Communicator) -> None:
-    """Tell a resumed script whose data begin at the first epoch again, once."""
+    """Warn a resumed script once if its data begin at the first epoch again."""
     if _recording and _recording.resumed and not _placed:
         placed()
         comm.say(
@@ -173,7 +169,7 @@ def say_unplaced(comm: Communicator) -> None:
 
 
 def end() -> None:
-    """Record what is known only when this process's script has ended, well or not. Called on every rank."""
+    """Record the energy drawn until this process's script ended, with or without an error. Called on every rank."""
     if _recording:
         _recording.end()
 
@@ -210,10 +206,10 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         ht.log(loss=ht.mean(loss, weight=len(x)))
 
     Args:
-        values: by name, for names that are not valid Python identifiers, such as ``{"test/loss": 0.3}``.
+        values: numbers by name, for names that are not valid Python identifiers, such as ``{"test/loss": 0.3}``.
         step: the step that they belong to. By default the last one counted: a step of the first optimizer that was
             given to :func:`hpctrain.distribute`, in PyTorch and in Keras's ``fit``.
-        named: the same as ``values``.
+        named: further numbers by name.
 
     Raises:
         HpctrainError: no value, one that is not a single number, a name that is not a string, or a step that is not a

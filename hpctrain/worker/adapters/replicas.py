@@ -15,11 +15,11 @@ Checksums = NDArray[np.int64]
 
 
 class Replicas:
-    """Of parameters that every rank holds whole, in the same order.
+    """Parameters that every rank holds whole, in the same order.
 
     Attributes:
-        names: of the parameters that are compared; several pieces of one have its name each.
-        what: they are.
+        names: the names of what is compared; several pieces of one parameter have its name each.
+        what: a plural noun for messages.
     """
 
     what = "parameters"
@@ -28,19 +28,19 @@ class Replicas:
         self.names = list(names)
 
     def spread(self, own: Checksums) -> NDArray[np.int64]:
-        """This rank's checksums and their complements, each at its place, as (2, names); of the maximum over the ranks
-        either row is the complement of the other where the ranks agree.
+        """This rank's checksums and their complements, each at its place, of shape (2, names). After a maximum over
+        the ranks either row is the complement of the other where the ranks agree.
 
         The maximum of x and of ~x (which is -x-1, without its overflow) tells maximum and minimum in one reduction.
         """
         return np.stack([own, ~own])
 
     def index(self, place: int) -> int | None:
-        """The place among this rank's checksums of what is at ``place`` in :meth:`spread`; None where it has none."""
+        """The index among this rank's checksums of a column of :meth:`spread`; None where this rank has none."""
         return place
 
     def offsets(self, place: int) -> tuple[int, ...] | None:
-        """Where in the parameter the elements begin that are compared at a place; None at its begin."""
+        """Where in its parameter the piece at a place begins; None for whole parameters."""
         return None
 
     def proofs(self, own: Checksums) -> dict[str, str]:
@@ -49,12 +49,11 @@ class Replicas:
 
 
 class ReplicasOfPieces(Replicas):
-    """Of pieces that some ranks hold alike; what one rank alone holds is not compared. Made by all ranks at once.
+    """Pieces that several ranks hold. What one rank alone holds is not compared. Creating it is collective.
 
     Args:
-        comm: the ranks.
-        names: of this rank's pieces, each once a box.
-        boxes: which elements each has.
+        names: the parameter of each of this rank's pieces.
+        boxes: the elements of the parameter that each piece has.
     """
 
     what = "pieces of parameters"
@@ -65,7 +64,7 @@ class ReplicasOfPieces(Replicas):
         for rank, pieces in enumerate(comm.allgather_object(list(own))):
             for piece in pieces:
                 holders.setdefault(piece, []).append(rank)
-        # In the order of the lowest rank that has it, which is that of the model.
+        # Ordered by the lowest rank that holds a piece, and within it as in the model.
         self._pieces = [piece for piece, ranks in holders.items() if len(ranks) > 1]
         super().__init__([name for name, _ in self._pieces])
         self._indices = [own.get(piece) for piece in self._pieces]
@@ -78,7 +77,7 @@ class ReplicasOfPieces(Replicas):
             self._groups.setdefault(group, []).append(index)
 
     def spread(self, own: Checksums) -> NDArray[np.int64]:
-        # Below each, where another rank has one.
+        # The lowest number, so that the maximum is that of the ranks which hold the piece.
         spread = np.full((2, len(self.names)), np.iinfo(np.int64).min)
         spread[:, self._places] = super().spread(own[self._held])
         return spread

@@ -22,7 +22,7 @@ WHOLE = (
     "and with random choices that are seeded alike. A rank that has data of its own draws them from a plain loader, "
     "without ht.shard"
 )
-# Samples are looked at until this time is over, of each data set at least two and at most _MOST.
+# How long a data set's samples are compared: until this time is over, but at least _LEAST and at most _MOST samples.
 _SECONDS, _LEAST, _MOST = 0.05, 2, 64
 # A leaf with more numbers than this is described by its means.
 _SMALL = 64
@@ -60,7 +60,7 @@ class Look:
         return f"{self.exact} [{', '.join(shown)}{more}]" if shown else self.exact
 
 
-# By the place of each leaf in its sample; None for a sample that cannot be fetched, which the training will notice.
+# The leaves by their place in the sample; None for a sample that cannot be fetched, which the training will notice.
 Sample = Mapping[str, Look] | None
 
 
@@ -88,7 +88,7 @@ def _look(leaf: Any) -> Look:
     if leaf is None or isinstance(leaf, bool | int | np.bool_ | np.integer):
         return Look(f"{leaf}")
     if isinstance(leaf, str | bytes):
-        # Of a path only the end: a file may lie in another folder on each host.
+        # Only the end of a path counts: a file may lie in another folder on each host.
         last = leaf.split("/")[-1] if isinstance(leaf, str) else leaf.split(b"/")[-1]
         shown = repr(last) if len(last) < _SMALL else xxhash.xxh3_64_hexdigest(last)  # type: ignore[arg-type]
         return Look(f"{kind} {shown}")
@@ -166,11 +166,10 @@ def compare(
     """Refuse data that differ between ranks. Collective.
 
     Args:
-        comm: the ranks.
         facts: what must be equal, by its name: its value as text, and what to do if it differs.
         looks: samples of a data set by their indices, in one order on all ranks, as many as this rank has seen.
-        again: fetches a sample several times more: what differs between them is random, and not compared.
-        what: these are.
+        again: fetches a sample several times more. What differs between the fetches is random, and not compared.
+        what: what ``looks`` are called in messages.
 
     Raises:
         HpctrainError: names what differs, with its value on rank 0 and on the other rank; raised on all ranks.

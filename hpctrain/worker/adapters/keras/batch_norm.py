@@ -26,7 +26,7 @@ def take_moments(model: keras.Model, distribution: Distribution) -> None:
 class _Moments:
     """Mean and variance of each channel over all samples of a global batch, each with the same weight.
 
-    In a loop without ``fit`` a rank that computes another's sample for want of its own counts that as well.
+    In a loop without ``fit``, a rank without a sample of its own computes another rank's, which counts as well.
     """
 
     def __init__(self, layer: keras.layers.BatchNormalization, distribution: Distribution) -> None:
@@ -62,7 +62,7 @@ class _Moments:
             weight = tf.cast(share, tf.float64)
 
             def backward(upstream: tf.Tensor) -> tf.Tensor:
-                # The optimizer multiplies what comes out by this rank's share, and what came in is of every rank.
+                # The optimizer multiplies the result by this rank's share, but the upstream gradient is every rank's.
                 return tf.math.divide_no_nan(total(comm, upstream * weight), weight)
 
             return total(comm, tensor * tf.cast(share > 0, tf.float64)), backward

@@ -33,7 +33,7 @@ class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
         for optimizer in distributed:
             synchronise(self.model, optimizer)
         if not distributed:
-            # Not every wrapper of an optimizer can list its variables; the guard will judge what it does.
+            # Not every wrapper of an optimizer can list its variables. The guard compares the parameters later.
             broadcast(self._comm, self.model)
 
 
@@ -119,7 +119,7 @@ class RecordSteps(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         own = recording()
-        # Keras counts those of a model that is called itself, and not only by its parts.
+        # Not count_params(), which fails for a model that is only called by its parts.
         parameters = sum(math.prod(weight.shape) for weight in self.model.weights)
         if own and own.begin_run(self._comm, "keras", self.model, parameters):
             self._counted = own
@@ -128,14 +128,14 @@ class RecordSteps(keras.callbacks.Callback):  # type: ignore[misc]
         if self._counted:
             optimizer = self.model.optimizer
             if reduction_of(optimizer) is None:
-                # A GAN has optimizers of its own, and compile makes one that nobody uses.
+                # A GAN has optimizers of its own, and the one that compile makes is never used.
                 optimizer = next(iter(distributed_optimizers(self.model)), optimizer)
             self._counted.step_done(None if optimizer is None else float(optimizer.learning_rate))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         values = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
         if self._counted and values:
-            # fit prints what it is asked to.
+            # Quiet because fit prints the metrics itself.
             self._counted.log(values, quiet=True)
 
 
@@ -159,7 +159,7 @@ class GuardParameters(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         assert self._guard is not None
         self._take_over(False)
-        # A short run may have parted since the first step.
+        # The ranks of a short run may have drifted apart since the check of the first step.
         self._guard.check()
 
     def _take_over(self, guarded: bool) -> None:
@@ -174,8 +174,7 @@ class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
     """Stops all ranks when a callback of one of them asks for it; otherwise they would wait for that rank.
 
     Args:
-        comm: the ranks.
-        each_batch: callbacks may ask after any batch, as TerminateOnNaN does.
+        each_batch: whether callbacks may ask after any batch, as TerminateOnNaN does.
     """
 
     def __init__(self, comm: Communicator, *, each_batch: bool) -> None:

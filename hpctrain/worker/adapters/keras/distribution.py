@@ -13,7 +13,7 @@ from hpctrain.worker.comm import Communicator
 
 _MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
-# Whose steps are being traced or computed.
+# The distributions whose steps are being traced or computed, the innermost last.
 _computing: list[Distribution] = []
 
 
@@ -21,13 +21,13 @@ class Distribution:
     """The state of one distributed model. Its optimizers share it; a GAN has two.
 
     Attributes:
-        share: samples of the part in work x ranks / samples of its global batch, within a step of ``fit``. None in
+        share: within a step of ``fit``, samples of this rank's part x ranks / samples of the global batch. None in
             loops that weight their own loss.
         optimizers: those that were distributed for this model.
-        fitting: ``fit`` is on its way.
-        own_data: it trains on data that ``ht.shard`` did not make.
-        told: a warning about it was printed.
-        gathers: how often the step in work gathered what its losses are computed from.
+        fitting: whether ``fit`` is running.
+        own_data: whether it trains on data that ``ht.shard`` did not make.
+        warned: whether a warning about own data was printed.
+        gathers: how often the current step gathered what its losses are computed from.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -36,7 +36,7 @@ class Distribution:
         self.optimizers: list[keras.optimizers.Optimizer] = []
         self.fitting = False
         self.own_data = False
-        self.told = False
+        self.warned = False
         self.gathers = 0
 
     @contextmanager
@@ -52,7 +52,7 @@ class Distribution:
 
 
 def share_in_work() -> tf.Tensor | None:
-    """The share of the part in work, within a step of ``fit``."""
+    """The share of the current part within a step of ``fit``, and None outside of one."""
     return _computing[-1].share if _computing else None
 
 

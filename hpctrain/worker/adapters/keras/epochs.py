@@ -17,11 +17,11 @@ class Passes:
     """The passes over a sharded dataset.
 
     Args:
-        own: hpctrain makes the orders, those of arrays; else the dataset's own shuffle does.
-        next_epoch: of the first pass.
+        own: whether hpctrain makes the orders, as it does for arrays; otherwise the dataset's own shuffle does.
+        next_epoch: the epoch whose order the first pass has.
 
     Attributes:
-        next_epoch: of the next pass over arrays.
+        next_epoch: the epoch whose order the next pass over arrays has.
     """
 
     def __init__(self, *, own: bool, next_epoch: int) -> None:
@@ -30,14 +30,14 @@ class Passes:
         self._begun = False
 
     def take(self) -> int:
-        """The number of a pass over arrays that begins now."""
+        """The epoch whose order a pass over arrays has that begins now."""
         epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
         return epoch
 
     def begin_at(self, epoch: int, dataset: tf.data.Dataset, *, iterators: int = 1) -> None:
-        """Pass over the orders of earlier epochs, for each of which so many ``iterators`` would have been made.
+        """Skip the orders of earlier epochs, for each of which so many ``iterators`` would have been made.
 
-        Once, because a script that goes on has had them.
+        Only the first call skips any, because a script that continues has used them up.
         """
         if self._own:
             self.next_epoch = max(self.next_epoch, epoch)
@@ -52,13 +52,13 @@ _passes: weakref.WeakKeyDictionary[tf.data.Dataset, Passes] = weakref.WeakKeyDic
 
 
 def register(dataset: tf.data.Dataset, passes: Passes) -> tf.data.Dataset:
-    """Note whose passes a dataset that ``ht.shard`` returns has."""
+    """Record the passes over a dataset that ``ht.shard`` returns."""
     _passes[dataset] = passes
     return dataset
 
 
 class ContinueOrders(keras.callbacks.Callback):  # type: ignore[misc]
-    """Makes the first epoch of a ``fit`` see the orders of its number, whatever restored that."""
+    """Gives the first epoch of a ``fit`` the order of its number, however that number was restored."""
 
     def __init__(self, comm: Communicator, dataset: tf.data.Dataset) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ContinueOrders(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _registered(dataset: Any) -> Iterator[tuple[Passes, tf.data.Dataset]]:
-    """Those of a dataset, or of what it was made of."""
+    """The recorded passes of a dataset, or of the datasets that it was made from."""
     if passes := _passes.get(dataset):
         yield passes, dataset
     else:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Whether every element of all tensors is finite."""
-    # Squares that add up to a finite sum are of finite numbers. Those of large numbers may not: they are looked at.
+    # A finite sum of squares proves all numbers finite. Squares of large finite numbers may overflow: check each then.
     squares = tf.add_n([tf.cast(tf.nn.l2_loss(tensor), tf.float32) for tensor in tensors])
     return tf.cond(
         tf.math.is_finite(squares),

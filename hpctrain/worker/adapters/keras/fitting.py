@@ -21,7 +21,7 @@ from hpctrain.worker.adapters.keras.variables import BUILD_HINT, is_built
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.models.keras_batch_norm import average_statistics
 
-# What writes files, and where each of them does.
+# Callbacks that write files, and the attribute that holds the path.
 _WRITING = {
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.BackupAndRestore: "backup_dir",
@@ -39,14 +39,14 @@ def take_fits(model: keras.Model, distribution: Distribution) -> None:
         given = _bound(fit, arguments, settings)
         distribution.own_data = not is_sharded(given.get("x"))
         if distribution.own_data:
-            _tell_own_data(distribution)
+            _warn_of_own_data(distribution)
         elif given.get("class_weight"):
             given["x"] = _class_weighted(given["x"], given.pop("class_weight"))
         if comm.size > 1:
             if not distribution.own_data and not is_built(model):
                 _build(model, given["x"].element_spec)
             given["callbacks"] = _for_ranks(given.get("callbacks"), comm)
-        # With steps_per_epoch an epoch is no pass over the data.
+        # With steps_per_epoch an epoch is not one pass over the data.
         passes = not distribution.own_data and not given.get("steps_per_epoch")
         if passes and not isinstance(given.get("callbacks"), keras.callbacks.CallbackList):
             given["callbacks"] = [*_listed(given.get("callbacks")), ContinueOrders(comm, given["x"])]
@@ -58,7 +58,7 @@ def take_fits(model: keras.Model, distribution: Distribution) -> None:
 
     def evaluate_on_ranks(*arguments: Any, **settings: Any) -> Any:
         given = _bound(evaluate, arguments, settings)
-        # Of its own validation fit has the callbacks join the metrics; whoever calls evaluate meanwhile has none.
+        # In fit's own validation the callbacks join the metrics. Other calls of evaluate have no such callbacks.
         if comm.size == 1 or "_use_cached_eval_dataset" in given or not is_sharded(given.get("x")):
             return evaluate(**given)
         average_statistics(model, comm)
@@ -72,7 +72,7 @@ def take_fits(model: keras.Model, distribution: Distribution) -> None:
 
 
 def _build(model: keras.Model, part: Any) -> None:
-    """Make the weights that all ranks are to start from; Keras would make them in the first step."""
+    """Create the weights now, so that all ranks start from rank 0's; Keras would create them in the first step."""
     try:
         model._symbolic_build(data_batch=batch_of(part))
     except Exception as error:
@@ -96,24 +96,24 @@ def _bound(function: Any, arguments: Sequence[Any], settings: dict[str, Any]) ->
     return given
 
 
-def _tell_own_data(distribution: Distribution) -> None:
-    if distribution.comm.size > 1 and distribution.comm.rank == 0 and not distribution.told:
+def _warn_of_own_data(distribution: Distribution) -> None:
+    if distribution.comm.size > 1 and distribution.comm.rank == 0 and not distribution.warned:
         print(
             "hpctrain: fit trains on data that ht.shard did not make: every rank computes all that it is given, and an "
             f"update is the mean over the batches of {distribution.comm.size} ranks",
             file=sys.stderr,
         )
-    distribution.told = True
+    distribution.warned = True
 
 
 def _class_weighted(dataset: tf.data.Dataset, class_weight: dict[int, float]) -> tf.data.Dataset:
-    """Keras would look for the classes in a batch that has no share."""
+    """Apply the class weights here, because Keras would unpack a batch without the share."""
     from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 
     weighted = make_class_weight_map_fn(class_weight)
 
     def part(*members: Any) -> Part:
-        # TensorFlow takes a plain tuple apart, and no other.
+        # TensorFlow unpacks a plain tuple into arguments, but not a named one.
         whole = members[0] if len(members) == 1 else members
         x, y, weight = weighted(*batch_of(whole))
         return Part(x, y, weight, whole[-1])
@@ -156,7 +156,7 @@ def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
 
 
 def _make_folder(callback: keras.callbacks.Callback) -> None:
-    """Keras makes a folder if it is not there yet, and fails where another rank, with a file of its own, is faster."""
+    """Create the folder now: Keras checks before it creates one, and fails if another rank created it in between."""
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         path = str(callback.filepath)
         folders = [*Path(path).parents]
@@ -166,7 +166,7 @@ def _make_folder(callback: keras.callbacks.Callback) -> None:
     else:
         return
     if "://" not in path:  # an object store has no folders
-        # Names that depend on the epoch are not known yet.
+        # Skips folders whose names depend on the epoch, which is not known yet.
         next(folder for folder in folders if "{" not in str(folder)).mkdir(parents=True, exist_ok=True)
 
 

@@ -1,7 +1,7 @@
 """Losses whose mean over the ranks is not the loss of the global batch, corrected so that it is.
 
-A loss that is the mean over samples needs nothing: a rank's loss times its share of the batch has the right mean over
-the ranks. Others are replaced by one of which that is true as well.
+A loss that is the mean over samples needs no correction: a rank's loss times its share of the batch has the right mean
+over the ranks. Other losses are replaced by one for which that holds as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpctrain.worker.adapters.keras.ranks import gathered, total
 if TYPE_CHECKING:
     from hpctrain.worker.adapters.keras.distribution import Distribution
 
-# Those that are computing.
+# The wrapped losses that are being computed.
 _wrapped: list[_OfGlobalBatch] = []
 
 
@@ -43,7 +43,7 @@ def take_losses(model: keras.Model, distribution: Distribution) -> None:
     elif "build" not in vars(compiled):
         build = compiled.build
 
-        # Keras builds it as it is used for the first time; a train_step of the user's own may never do so.
+        # Keras builds it at its first use, which never comes in some train_steps of users.
         def build_and_take(y_true: Any, y_pred: Any) -> None:
             build(y_true, y_pred)
             take()
@@ -58,10 +58,10 @@ def whole_batch_losses(distribution: Distribution) -> Iterator[None]:
     call = kind.__call__
 
     def call_of_global_batch(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
-        # One that the wrapper calls is reduced by Keras.
+        # Keras reduces a loss that the wrapper calls.
         if _wrapped or getattr(loss, "reduction", None) in (None, "none"):
             return call(loss, y_true, y_pred, sample_weight)
-        # With the loss, since an eager step may make one each time.
+        # Kept in the loss itself, since an eager step may create a new one each time.
         own = vars(loss).setdefault("_of_global_batch", {})
         if distribution not in own:
             own[distribution] = _OfGlobalBatch(loss, distribution)
@@ -87,7 +87,7 @@ def _check_reduced(loss: keras.losses.Loss) -> None:
 class _OfGlobalBatch:
     """A loss whose weighted mean over the ranks is the loss of the global batch.
 
-    Within a step of ``fit`` alone, where the share is known.
+    It changes nothing outside a step of ``fit``, where the share is unknown.
     """
 
     def __init__(self, loss: keras.losses.Loss, distribution: Distribution) -> None:
@@ -108,7 +108,7 @@ class _OfGlobalBatch:
         values, mask = self._values, _mask_of(y_pred, self._values)
         share = tf.cast(share, own.dtype)
         if self._loss.reduction == "sum":
-            # A sum has more to say the more ranks there are.
+            # The ranks' sums are averaged later, so each is scaled up by the number of ranks.
             if values.shape.rank:
                 return own * self._per_share(share)
         elif values.shape.rank and self._loss.reduction != "mean_with_sample_weight":
@@ -139,7 +139,7 @@ class _OfGlobalBatch:
         return tf.cast(part, share.dtype) * self._per_share(share)
 
     def _of_all(self, y_true: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> tf.Tensor:
-        """The loss of what all ranks have: nobody knows how a function of a batch follows from those of its parts."""
+        """The loss of all ranks' samples, gathered, as a function of a whole batch cannot be joined from its parts."""
         comm = self._distribution.comm
         # The same on every rank, in each graph of a step; two losses of one step may bear the same name.
         self._distribution.gathers += 1

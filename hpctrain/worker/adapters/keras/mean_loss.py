@@ -46,12 +46,12 @@ def _of_all(total: Any, count: Any, share: Any, comm: Communicator) -> tf.Tensor
     in_step = share_in_work()
     given = taken(share) if isinstance(share, BatchShare) else share
     own_share = tf.cast(1.0 if given is None and in_step is None else in_step if given is None else given, tf.float64)
-    # Of the factors that come later, fit applies the share.
+    # In a step of fit, the gradients are multiplied by the share later: divide by it here.
     later = own_share if in_step is not None else tf.ones([], tf.float64)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def mean(summed: tf.Tensor, counted: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        # A rank without a sample of its own computes another rank's. A mean over nothing is not a number.
+        # A rank without a sample of its own computes another rank's, which must not count; nor must a NaN of 0 / 0.
         counts = tf.logical_and(own_share > 0, counted > 0)
         own = tf.where(counts, tf.stack([tf.reshape(summed, []), tf.reshape(counted, [])]), 0.0)
         sums = over_ranks(comm, own) if comm.size > 1 else own

@@ -92,7 +92,7 @@ def distribute(
     put_in_front(inner, Reducing, reduction)
     take_moments(model, distribution)
     distribution.optimizers.append(optimizer)
-    # What was traced before knows nothing of other ranks.
+    # Functions that were traced before lack the reduction.
     model.train_function = model.test_function = model.predict_function = None
     if is_built(model):
         synchronise(model, optimizer)
@@ -134,7 +134,7 @@ def _check_scope(model: keras.Model, comm: Communicator) -> None:
     """Refuse a model whose strategy adds its gradients up, which would happen twice."""
     if comm.strategy is None:
         return
-    # A backend whose scope is all there is says so.
+    # Raises for a backend that works through its strategy's scope alone.
     comm.tensorflow()
     if model.distribute_strategy is comm.strategy:
         raise HpctrainError(

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hpctrain.worker.comm.base import AnyArray, Communicator, Group
 from hpctrain.worker.comm.graph_errors import noting, unwrapped
 
-# All models of a run share one group, which belongs to as many ranks: those that are left of a run form another.
+# All models of a run share one group. It is kept with its size: the ranks that remain after a failure form a new one.
 _GROUPS: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.WeakKeyDictionary()
 
 
@@ -27,7 +27,7 @@ def group_of(comm: Communicator) -> Group:
 
 def in_step(function: Callable[[AnyArray], AnyArray], tensor: tf.Tensor) -> tf.Tensor:
     """Wrap ``function`` of a NumPy array, whose result has the same type, as an operation of a step."""
-    # Stateful, as it is: TensorFlow then runs it in the order of the program, the same on every rank.
+    # Stateful, so that TensorFlow runs it in the order of the program, which is the same on every rank.
     with unwrapped():
         return tf.numpy_function(noting(function), [tensor], tensor.dtype, stateful=True)
 

@@ -49,7 +49,7 @@ class Reducing:
 
 
 def _in_order(value: Any) -> Any:
-    """Added to a variable row by row, repeated rows have no fixed order, and ranks would drift apart by rounding."""
+    """A dense gradient: repeated rows are added to a variable in no fixed order, and ranks would drift by rounding."""
     return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
 
@@ -69,7 +69,7 @@ def reduction_of(optimizer: keras.optimizers.Optimizer) -> Reduction | None:
 
 
 def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The optimizers whose updates the ranks make together; one that ``compile`` wrapped stands for both."""
+    """The optimizers whose gradients are reduced. The wrapper that ``compile`` puts around one takes its place."""
     distribution = distribution_of(model)
     around = reduction_of(model.optimizer)
     known = distribution.optimizers if distribution else []
@@ -77,7 +77,7 @@ def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimize
 
 
 def check_scaling(wire: Wire[tf.DType]) -> None:
-    """Raise HpctrainError where the loss must not be scaled."""
+    """Raise HpctrainError where the compression does not allow the loss to be scaled."""
     if isinstance(wire, TopK):
         raise HpctrainError(
             "compression='top_k' keeps gradients for later steps, where a LossScaleOptimizer scales differently",

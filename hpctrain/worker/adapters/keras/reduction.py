@@ -28,11 +28,11 @@ class Reduction:
 
     Attributes:
         wire: how gradients travel between nodes.
-        synchronised: every rank has rank 0's variables.
-        scaled_alike: the ranks agree on skipping a step of loss scaling, or there is none.
-        guarded: something else, the callback of ``fit``, checks the parameters.
-        ahead: the optimizer gets gradients that :meth:`mean` has reduced before.
-        waited: seconds from the moment that the last update had all its gradients to the moment that it had all means.
+        synchronised: whether every rank has rank 0's variables.
+        scaled_alike: whether the ranks agree on skipping a step of loss scaling, or the loss is not scaled.
+        guarded: whether the callback of ``fit`` checks the parameters, and not this reduction.
+        ahead: whether the optimizer gets gradients that :meth:`mean` has reduced before.
+        waited: seconds between the last gradient and the last mean of the last update.
     """
 
     def __init__(
@@ -68,8 +68,7 @@ class Reduction:
         """Refuse, before it is made, an update that would differ between ranks.
 
         Args:
-            variables: what is updated.
-            gradients: None where a variable has none. The ranks compare which have one before they reduce.
+            gradients: one for each variable, or None. The ranks compare which have one before they reduce.
         """
         if self.comm.size == 1:
             return
@@ -118,7 +117,7 @@ class Reduction:
         reduced = self._engine.allreduce(dense, name, self.wire) if dense else []
         with tf.control_dependencies(reduced + [part for each in joined for part in (each.values, each.indices)]):
             self.waited.assign(tf.timestamp() - begin)
-            # Who changes a variable waits for who read it before: a reduction that fails leaves the counters alone.
+            # TensorFlow orders a write after earlier reads: read now, the counters stay unchanged if a reduction fails.
             for counter in (self._updates, *counters):
                 tf.convert_to_tensor(counter)
         sources = {True: iter(joined), False: iter(reduced)}

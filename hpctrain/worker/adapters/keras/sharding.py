@@ -61,9 +61,9 @@ def shard(
         batch_size: samples of a global batch; for arrays only.
         shuffle: for arrays only, true by default: a new order each epoch, which depends only on the seed and the epoch.
             An epoch is one pass over the returned dataset.
-        seed: of the order.
-        epoch: whose order the first pass has, in a loop of your own that was resumed; of a tf.data.Dataset it is that
-            of its own ``shuffle``, if that has a seed. ``fit`` needs none: it has ``initial_epoch``.
+        seed: determines the order of arrays, together with the epoch.
+        epoch: the epoch whose order the first pass has, in a loop of your own that was resumed. The order of a
+            tf.data.Dataset is that of its own ``shuffle``, if that has a seed. ``fit`` has ``initial_epoch`` instead.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Returns:
@@ -148,7 +148,7 @@ def _shard_arrays(
 
     signature = (tf.nest.map_structure(_batch_spec, arrays), tf.TensorSpec((), keras.config.floatx()))
     batches = batch_count(samples, batch_size, drop_last=False)
-    # Keras would draw a PyDataset's batches in an order of its own, another on each rank; a tf.data.Dataset it leaves.
+    # A tf.data.Dataset, because Keras would shuffle the batches of a PyDataset differently on each rank.
     drawn = tf.data.Dataset.from_generator(parts, output_signature=signature)
     return drawn.map(part).apply(tf.data.experimental.assert_cardinality(batches))
 
@@ -207,7 +207,7 @@ def compare_datasets(comm: Communicator, dataset: tf.data.Dataset) -> None:
             looks |= {f"{place} of step {number} of the dataset": look for place, look in _sampled_rows(arrays).items()}
     facts["the number of batches"] = str(int(dataset.cardinality())), WHOLE
     compare(comm, facts, looks)
-    # Found on all ranks alike, each of which would draw a seed of its own.
+    # Raised after the comparison, so that all ranks raise it.
     if unseeded:
         raise HpctrainError("the dataset is shuffled without a seed: each rank would have an order of its own", _SEEDED)
 
@@ -227,7 +227,7 @@ def _setting(step: tf.data.Dataset, name: str) -> int | None:
 
 
 def _has_sampled_rows(tensor: tf.Tensor) -> bool:
-    """Whether its rows can be looked at; ragged and sparse ones are packed."""
+    """Whether the tensor's rows can be read: ragged and sparse tensors are packed as variants."""
     return hasattr(tensor, "numpy") and tensor.dtype != tf.variant
 
 

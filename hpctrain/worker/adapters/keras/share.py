@@ -10,7 +10,7 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.ranks import in_step
 
-# Drawn outside a graph since the last update, and not used. A list of batches is drawn before its first one is used.
+# Shares drawn outside a graph since the last update and not used: several where a script lists its batches first.
 _unused: list[BatchShare] = []
 # Whether a share was used since the last one was drawn. Validation uses its own before the next batch is drawn.
 _used = False
@@ -44,7 +44,7 @@ class BatchShare(tf.experimental.ExtensionType):  # type: ignore[misc]
 def _noting_what_is_drawn(make: Any) -> Any:
     def from_components(spec: Any, components: Any) -> BatchShare:
         share: BatchShare = make(spec, components)
-        # Some are not drawn, but stand for one as TensorFlow compares types.
+        # TensorFlow also builds placeholders without a tensor, to compare types.
         if isinstance(share.value, tf.Tensor):
             _note_draw(share)
         return share
@@ -54,7 +54,7 @@ def _noting_what_is_drawn(make: Any) -> Any:
 
 def _noting_what_is_passed_on(parts: Any) -> Any:
     def to_components(spec: Any, share: BatchShare) -> Any:
-        # It is the business of the graph that is given it.
+        # The graph that the share is passed to checks its use.
         taken(share)
         return parts(spec, share)
 
@@ -90,7 +90,7 @@ def _note_use(share: BatchShare) -> None:
             given[1] |= given[0] is share.value
 
 
-# Of a list of batches, whose last one is the uneven one.
+# Enough for a list of batches, of which the last one is uneven.
 _REMEMBERED = 10_000
 BatchShare.Spec._from_components = _noting_what_is_drawn(BatchShare.Spec._from_components)
 BatchShare.Spec._to_components = _noting_what_is_passed_on(BatchShare.Spec._to_components)
@@ -114,7 +114,7 @@ def check_used() -> None:
 def _given_to(graph: Any) -> list[tuple[tf.Tensor, bool]]:
     """The shares that a graph was given, or the graph around it, and whether each of them was used there."""
     while graph is not None:
-        # TensorFlow copies the collections of the graph around it.
+        # Filtered because TensorFlow copies the collections of the surrounding graph.
         if given := [(value, used) for value, used in graph.get_collection(_GIVEN) if value.graph is graph]:
             return given
         graph = getattr(graph, "outer_graph", None)
@@ -127,7 +127,7 @@ def _is_eager(share: BatchShare) -> bool:
 
 def _check_drawn() -> None:
     global _updated
-    # Batches that were drawn before the last one are of validation, or of a list that was made before the first update.
+    # Batches drawn before the last one belong to validation, or to a list that was made before the first update.
     judged = [] if _used else _unused[-1:] if _updated else list(_unused)
     _unused.clear()
     _updated = True

@@ -55,40 +55,40 @@ def take_shares(model: keras.Model, distribution: Distribution) -> None:
 def unwrap_errors(model: keras.Model) -> None:
     """Make ``fit`` and ``evaluate`` raise the error that an exchange or the guard raised inside their graphs.
 
-    TensorFlow's error about it hides what it was.
+    TensorFlow's own error hides the cause.
     """
     for name in ("train_function", "test_function"):
-        setattr(model, f"make_{name}", _making(model, name))
+        setattr(model, f"make_{name}", _make_unwrapped(model, name))
 
 
-def _making(model: keras.Model, name: str) -> Callable[..., None]:
+def _make_unwrapped(model: keras.Model, name: str) -> Callable[..., None]:
     make = getattr(model, f"make_{name}")
 
-    def told(function: Step) -> Step:
+    def unwrapping(function: Step) -> Step:
         def run(iterator: Any) -> Any:
             try:
                 with unwrapped():
                     return function(iterator)
             except HpctrainError:
-                # TensorFlow keeps a graph whose making was broken off, and would run that.
+                # TensorFlow keeps a graph whose tracing an error ended, and would run it in the next call.
                 setattr(model, name, None)
                 raise
 
         return run
 
-    def make_and_tell(force: bool = False) -> None:
+    def make_function(force: bool = False) -> None:
         if getattr(model, name) is None or force:
             make(force)
-            setattr(model, name, told(getattr(model, name)))
+            setattr(model, name, unwrapping(getattr(model, name)))
 
-    return make_and_tell
+    return make_function
 
 
 def end_of_data(comm: Communicator) -> None:
-    """Say that this rank has no further batch. Collective with the last or next batch of the others.
+    """Announce that this rank has no further batch. Collective with the last or next batch of the others.
 
     Raises:
-        HpctrainError: another rank has.
+        HpctrainError: another rank has a further batch.
     """
     _all_counts(comm, np.zeros(comm.size))
 
@@ -98,7 +98,7 @@ def _share_of(data: Any, comm: Communicator) -> tf.Tensor | None:
     if comm.size == 1:
         return None
     samples = samples_of(data)
-    # One more than there are: nothing at all says that a rank has no batch.
+    # One more than there are, so that 0 means that a rank has no batch.
     own = tf.one_hot(comm.rank, comm.size, dtype=tf.float64) * (samples + 1)
     counts = in_step(functools.partial(_all_counts, comm), own)
     counts = tf.ensure_shape(counts, [comm.size])
@@ -125,7 +125,7 @@ def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any, 
         logs = step(batch)
     # A rank without a sample of this batch computes another rank's, which must not count twice.
     for variable in model.metrics_variables:
-        # Of a metric that its first update has just built, the state before that was what Keras resets it to.
+        # A metric that its first update has just built was in its reset state before, which is 0.
         old = before.get(id(variable), tf.zeros_like(variable.value))
         variable.assign(tf.where(share > 0, variable.value, old))
     return logs

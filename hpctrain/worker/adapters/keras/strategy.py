@@ -1,4 +1,4 @@
-"""The strategy of tf.distribute that a run was launched with, and what Keras 3 cannot do under one, refused by name."""
+"""The strategy of tf.distribute that a run was launched with, and refusals of what Keras 3 cannot do under one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def strategy(*, comm: Communicator | None = None) -> tf.distribute.Strategy:
         model.fit(dataset)  # mirrored; a loop of your own around strategy.run under the others
 
     Keras 3 takes batches that the replicas of ``mirrored`` divide evenly. Under ``parameter_server`` only rank 0 runs
-    the script, and ``ht.keras.coordinator()`` schedules its steps. In a single-process run without a strategy it is
+    the script, and ``ht.keras.coordinator()`` schedules its steps. A single-process run without a strategy gets
     TensorFlow's default one, whose scope changes nothing.
 
     Args:
@@ -83,7 +83,7 @@ def refuse_keras_distribution() -> None:
 
 
 def _watch_fit() -> None:
-    """Refuse from now on ``fit`` of what was made in the scope of a strategy over several processes."""
+    """From now on, refuse ``fit`` of models that were made in the scope of a strategy over several processes."""
     for kind in keras.Model.__mro__:
         if "fit" in vars(kind) and not hasattr(vars(kind)["fit"], "watches"):
             kind.fit = _watched(vars(kind)["fit"])

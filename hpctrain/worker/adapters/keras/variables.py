@@ -23,7 +23,7 @@ _SETTINGS = (
     *("clipnorm", "global_clipnorm", "clipvalue"),
 )
 
-# The word that a dtype's bits are read as, by its size in bytes.
+# The integer type that a checksum reads a variable's bits as, by the element size in bytes.
 _WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32}
 
 
@@ -45,7 +45,7 @@ def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizer
 
 
 def _part_seeds(comm: Communicator, model: keras.Model) -> None:
-    """Part the ranks' seeds of the model's layers. Rank 0 keeps its own."""
+    """Give the model's layers a different seed on each rank. Rank 0 keeps its own."""
     states = [variable for variable in model.variables if variable.path.endswith("seed_generator_state")]
     if comm.size == 1 or not states:
         return
@@ -59,10 +59,10 @@ def _part_seeds(comm: Communicator, model: keras.Model) -> None:
 
 
 def is_built(model: keras.Model) -> bool:
-    """Whether all weights are there.
+    """Whether all weights exist.
 
-    A model that is trained by its parts, as a GAN is, is never built itself; and ``model.build`` says that a subclassed
-    model is, although its layers are not.
+    ``model.built`` does not tell: it stays False for a model that is only called by its parts, as a GAN is, and
+    ``model.build`` sets it for a subclassed model whose layers are not built.
     """
     layers = list(model._flatten_layers(include_self=False))
     if not (model.built or (layers and model.weights)):
@@ -77,7 +77,7 @@ def _makes_weights(layer: keras.layers.Layer) -> bool:
 
 
 def _state(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """The optimizer's variables, except what a rank has added up of its own micro-batches."""
+    """The optimizer's variables, except the sums over this rank's own micro-batches."""
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     inner = getattr(optimizer, "inner_optimizer", optimizer)

@@ -16,7 +16,7 @@ from hpctrain.worker.adapters.keras.distribution import distributed_models, dist
 
 # The model whose step is being traced or computed.
 _stepping: list[keras.Model] = []
-_told = False
+_warned = False
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def only_distributed(model: keras.Model) -> Iterator[None]:
 
 
 def watch_updates() -> None:
-    """Watch all updates from now on; those in a graph once, as it is traced."""
+    """Watch all updates from now on. An update in a graph is seen once, while the graph is traced."""
     base = keras.optimizers.Optimizer
     for kind in base.__mro__:
         if "apply" in vars(kind) and not hasattr(kind.apply, "watches"):
@@ -42,7 +42,7 @@ def _watched(apply: Any) -> Any:
     def watched(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
         variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
         reduction = getattr(optimizer, "_reduction", None)
-        # Its own strategy adds up over the workers.
+        # A strategy with several replicas adds up the gradients by itself.
         if reduction is None and tf.distribute.get_strategy().num_replicas_in_sync == 1:
             _check_undistributed(optimizer, variables)
         return apply(optimizer, grads, trainable_variables if trainable_variables is None else variables)
@@ -64,7 +64,7 @@ def check_updated(model: keras.Model, variables: Sequence[Any]) -> None:
 
 
 def check_fitted(model: keras.Model) -> None:
-    """Refuse ``fit`` of a model that contains distributed ones: it would not apply the share of a batch."""
+    """Refuse ``fit`` of an undistributed model around a distributed one: it would not apply the share of a batch."""
     fitted = _fitted()
     if fitted is not None and distribution_of(fitted) is None:
         raise HpctrainError(
@@ -75,7 +75,7 @@ def check_fitted(model: keras.Model) -> None:
 
 
 def _fitted() -> keras.Model | None:
-    """The model of the innermost ``train_step`` that is on its way."""
+    """The model of the innermost running ``train_step``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_name == "train_step" else None
@@ -100,7 +100,7 @@ def check_compiler() -> None:
 
 
 def _check_undistributed(optimizer: Any, variables: Sequence[Any]) -> None:
-    global _told
+    global _warned
     owner = _stepping[-1] if _stepping else _owner(variables) or _copied(variables)
     if owner is not None:
         raise HpctrainError(
@@ -109,8 +109,8 @@ def _check_undistributed(optimizer: Any, variables: Sequence[Any]) -> None:
             "model, optimizer = ht.distribute(model, optimizer) for every optimizer that model.compile or a loop "
             "uses, including a new one",
         )
-    if not _told and variables:
-        _told = True
+    if not _warned and variables:
+        _warned = True
         print(
             f"hpctrain: {type(optimizer).__name__} updates {_path(variables[0])!r}, which is not part of a model that "
             "was given to ht.distribute: every rank trains its own",
@@ -127,7 +127,7 @@ def _owner(variables: Sequence[Any]) -> keras.Model | None:
 
 
 def _copied(variables: Sequence[Any]) -> keras.Model | None:
-    """The distributed model of which another one, cloned or loaded, has its name and its variables."""
+    """The distributed model whose variables' names these have, as those of a clone or a loaded copy do."""
     fitted = _fitted()
     paths = {_path(variable) for variable in variables}
     for model in distributed_models():

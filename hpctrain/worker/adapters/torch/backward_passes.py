@@ -1,7 +1,7 @@
-"""Tells watchers when a backward pass begins, and whether it does so within another one.
+"""Notifies watchers when a backward pass begins, and whether it does so within another one.
 
 Reentrant activation checkpointing computes the gradients of a part in a backward pass of its own, within the one that
-came to that part. Nothing of autograd's tells a hook in the inner pass of the outer one.
+reached that part. In the inner pass, autograd gives a hook no sign of the outer one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hpctrain.worker.adapters.torch.forwards import in_backward
 
 
 class Watcher(Protocol):
-    """Gets the begin of each call of ``torch.autograd.backward``."""
+    """Is notified at the beginning of each call of ``torch.autograd.backward``."""
 
     def backward_begins(self, roots: Sequence[torch.Tensor], *, trains: bool, within: bool) -> None:
         """A backward pass is about to begin.
 
         Args:
             roots: the tensors that it begins at, such as the loss. Edges of the graph are left out.
-            trains: its gradients are not for some inputs alone, as those of adversarial examples are.
-            within: another one is running, which is the current one of autograd still.
+            trains: False if its gradients are for given inputs alone, as those of adversarial examples are.
+            within: whether another backward pass is running in this thread.
         """
 
 
@@ -37,19 +37,19 @@ _installed: list[object] = []
 
 
 def watch_backward(watcher: Watcher) -> None:
-    """Tell ``watcher`` of every backward pass from now on, for as long as it lives."""
+    """Notify ``watcher`` of every backward pass from now on, for as long as it lives."""
     _watchers.add(watcher)
     if _installed:
         return
     backward = torch.autograd.backward
     _installed.append(backward)
 
-    # Nothing but the loss itself leads to what it was computed from, and no hook is called with it.
+    # Replaced because only the loss leads to its graph, and no hook of PyTorch's gets the loss.
     @functools.wraps(backward)
     def watched(tensors: Any, *arguments: Any, **settings: Any) -> None:
         if not torch.compiler.is_compiling():
             if not isinstance(tensors, torch.Tensor | GradientEdge):
-                tensors = tuple(tensors)  # an iterator has them only once
+                tensors = tuple(tensors)  # an iterator can be read only once
             # A GradientEdge is a tuple of its own parts, of which none is a tensor.
             roots = [tensors] if isinstance(tensors, torch.Tensor) else [each for each in tensors if is_tensor(each)]
             for each in list(_watchers):

@@ -15,11 +15,11 @@ _DEPTH = 6
 
 
 class Mark(NamedTuple):
-    """The batch whose samples lie in some memory.
+    """The batch whose samples lie in a storage.
 
     Attributes:
         total: the samples of the global batch; None for a batch of an evaluation.
-        stride: of the dimension that counts the samples, 0 where there is none.
+        stride: the stride of the dimension that counts the samples, 0 where there is none.
         numel: how many elements the yielded tensor has.
     """
 
@@ -67,7 +67,7 @@ class Batches:
 
 
 def is_whole(mark: Mark, tensor: torch.Tensor, count: int) -> bool:
-    """Whether a tensor in a batch's memory shows all ``count`` samples, however it is viewed."""
+    """Whether a tensor in a batch's memory contains all ``count`` samples, however it is viewed."""
     if count == 1 or tensor.numel() == mark.numel:
         return True
     dimensions = zip(tensor.shape, tensor.stride(), strict=True)
@@ -104,6 +104,6 @@ def _sample_dimension(tensor: torch.Tensor, count: int) -> int | None:
 
 
 def _sample_numel(tensor: torch.Tensor, size: int) -> int:
-    """The elements of each of ``size`` samples; 0 where it is a number, of which any sequence may be one."""
+    """The elements of each of ``size`` samples. 0 for single numbers, since any sequence may look like those."""
     numel = tensor.numel() // size if size else 0
     return numel if numel > 1 else 0

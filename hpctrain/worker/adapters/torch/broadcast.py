@@ -14,7 +14,7 @@ from hpctrain.worker.adapters.torch.references import optimizers_in, parameters_
 from hpctrain.worker.comm.base import Communicator, TorchEngine
 
 _CHUNK_BYTES = 64_000_000
-# Of a group, what each rank keeps.
+# The entries of an optimizer's group that each rank keeps.
 _NAMES = frozenset({"params", "param_names"})
 _numbers = itertools.count()
 
@@ -45,12 +45,12 @@ def broadcast_model(comm: Communicator, model: torch.nn.Module, root: int = 0) -
 def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
     """Overwrite the optimizer's settings and state with one rank's: only rank 0 may have loaded a checkpoint.
 
-    They are written into the groups and the state that are there, and into those of optimizers within it: its own
-    ``load_state_dict`` would put others in their place, to which nobody else who has the old ones would refer.
+    They are written into the existing groups and state, and into those of optimizers within it. ``load_state_dict``
+    would replace these objects, and whatever else refers to them, such as a scheduler, would keep the old ones.
     """
     own = [_Settings(each) for each in optimizers_in(optimizer)]
     values = pytree.tree_map_only(torch.Tensor, _dense, [each.values() for each in own])
-    # The nested dictionary goes ahead with a shape in place of each tensor, their values follow.
+    # The nested dictionary is sent first, with a shape in place of each tensor. The values follow.
     shapes = pytree.tree_map_only(torch.Tensor, _Shape.of, values)
     shapes = comm.broadcast_object(shapes) if root == 0 else comm.allgather_object(shapes)[root]
     if comm.rank != root:
@@ -61,7 +61,7 @@ def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, ro
 
 
 class _Settings:
-    """What an optimizer has in groups, state and attributes, with numbers in place of parameters."""
+    """The contents of an optimizer's groups, state and attributes, with numbers in place of parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._attributes = vars(optimizer)
@@ -86,7 +86,7 @@ class _Settings:
         return not isinstance(key, torch.Tensor) or id(key) in self._numbers
 
     def _key(self, key: Any) -> Any:
-        """A parameter's number, in a tuple, since others may be numbers."""
+        """A parameter's number, in a tuple, because other keys may be numbers themselves."""
         return (self._numbers[id(key)],) if id(key) in self._numbers else key
 
     def write(self, values: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 def _write(own: dict[Any, Any], values: dict[Any, Any], keep: Callable[[Any], bool] = lambda _: False) -> None:
-    """Make a dictionary equal to another one, within what it holds, except for keys to keep."""
+    """Make a dictionary equal to another one in place, except for the keys to keep."""
     for key in [key for key in own if key not in values and not keep(key)]:
         del own[key]
     for key, value in values.items():
@@ -126,7 +126,7 @@ def _written(own: Any, value: Any) -> Any:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """SGD's momentum of sparse gradients is sparse; ranks that add to it in different layouts round differently."""
+    """A dense copy: SGD's momentum may be sparse, and ranks that add to it in different layouts round differently."""
     return tensor.to_dense() if tensor.is_sparse else tensor
 
 

@@ -22,10 +22,10 @@ class BucketSlot:
 
     Attributes:
         gradient: while the bucket is reduced, the memory of this parameter's gradient, in the parameter's layout.
-        offset: of its first element in the bucket.
+        offset: the index of its first element in the bucket.
         ready: whether the gradient of this backward pass is in place.
-        address: of its memory in the bucket.
-        kind: the parameter's type, device and shape as the bucket was made for them.
+        address: the address of its memory in the bucket.
+        kind: the parameter's type, device and shape when the bucket was made.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Bucket(ABC):
 
     Attributes:
         missing: how many of them this backward pass has not made yet.
-        finite: whether the last means were, if the engine looked.
+        finite: whether the last means were finite; None if the engine did not check.
     """
 
     slots: list[BucketSlot]
@@ -125,7 +125,7 @@ class FlatBucket(Bucket):
 
     Args:
         flags: how many further elements to put after the gradients.
-        wire: as of :meth:`hpctrain.worker.comm.base.TorchEngine.allreduce`.
+        wire: the wire format, see :meth:`hpctrain.worker.comm.base.TorchEngine.allreduce`.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class FlatBucket(Bucket):
         super().__init__(index, engine, name)
         first = parameters[0][1]
         gradients = sum(parameter.numel() for _, parameter in parameters)
-        # Engines reduce real numbers, of which a complex one is two.
+        # Engines reduce real numbers: a complex one counts as two.
         numbers = gradients * (2 if first.is_complex() else 1)
         self._reduced = engine.allocate(numbers + flags, first.dtype.to_real(), first.device)
         self._flat = self._reduced
@@ -164,7 +164,7 @@ class FlatBucket(Bucket):
     def fill(self, slot: BucketSlot) -> None:
         gradient = slot.parameter.grad
         if slot.gradient.data_ptr() != slot.address:
-            # The model was moved or converted, and PyTorch gave the view other memory with it.
+            # The model was moved or converted, and PyTorch gave the view other memory.
             slot.gradient = _view_like(slot.parameter, self._flat, slot.offset)
         if gradient is None:
             slot.gradient.zero_()
@@ -224,7 +224,7 @@ def make_buckets(
     """Buckets in the order in which a backward pass is likely to fill them: the reverse of registration.
 
     Returns:
-        The buckets, and what travels with the last of them: one element a parameter, and one for all.
+        The buckets, and the flags that are reduced with the last of them: one element a parameter, and one for all.
     """
     members = [
         BucketMember(nbytes=each.nbytes, kind=(each.dtype, each.device), dense=_is_dense(each))

@@ -1,7 +1,7 @@
 """Changes to a model after ``ht.distribute``: added or replaced layers and parameters, and wrappers.
 
-A gradient of a parameter that came later would be a rank's own. PyTorch tells of every module and parameter as it is
-registered, so nothing is looked for during a step.
+The gradient of a parameter that was added later would stay a rank's own. PyTorch calls a hook when a module or a
+parameter is registered, so no step has to search for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.reducer import reducers
 from hpctrain.worker.adapters.torch.refusals import refuse_wrapped, wrapper
 
-# The parts of the models that ht.distribute got.
+# All modules of the models that were given to ht.distribute.
 _parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 _watching: list[object] = []
 
@@ -40,7 +40,7 @@ def is_reduced(parameter: torch.Tensor) -> bool:
 
 
 def has_parameter(parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether any of the parameters belongs to a model that ``ht.distribute`` got, or to a part of it."""
+    """Whether any of the parameters belongs to a model that was given to ``ht.distribute``, or to a part of it."""
     own = {id(parameter) for part in _parts for parameter in part.parameters(recurse=False)}
     return any(id(parameter) in own for parameter in parameters)
 

@@ -1,4 +1,4 @@
-"""The closures that ``optimizer.step(closure)`` gets, with the loss of the whole batch: some rules look at it."""
+"""Makes the closure of ``optimizer.step(closure)`` return the loss of the whole batch, which some optimizers read."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def with_closure(
 
 
 def mean_loss(comm: Communicator, closure: Closure) -> Any:
-    """What a closure returns, as the mean over the samples of all ranks, whose losses are means over their own.
+    """A closure's loss averaged over the samples of all ranks, where each rank's is the mean over its own. Collective.
 
-    LBFGS ends by it, and chooses the length of its steps; ranks that differ in that wait for each other. Collective.
+    LBFGS chooses the length and number of its steps by it; ranks that chose differently would wait for each other.
     """
     loss = closure()
     denominators_of(comm).step_begins(loss.device if isinstance(loss, torch.Tensor) else torch.device("cpu"))

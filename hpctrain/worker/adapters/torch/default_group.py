@@ -22,12 +22,12 @@ _records = False
 
 
 def join_default_group(asked: str | None = None) -> Communicator:
-    """Join the run, and make torch.distributed's default group of its ranks, if it is not there. Collective.
+    """Join the run, and create torch.distributed's default group of its ranks unless there is one. Collective.
 
-    torchrun's variables are those of this rank from then on, and steps of the first optimizer are recorded.
+    It also sets torchrun's variables for this rank, and records the steps of the first optimizer.
 
     Args:
-        asked: the backend that the caller would have taken.
+        asked: the backend of torch.distributed that the caller asked for.
 
     Raises:
         HpctrainError: a backend without process groups, or one for the CPU's memory though the caller is on GPUs.
@@ -57,7 +57,7 @@ def give_default_group() -> None:
     def init_process_group(*arguments: Any, **settings: Any) -> None:
         given = signature.bind(*arguments, **settings).arguments
         own = given.get("store") is not None or given.get("init_method") not in (None, "env://")
-        # The second call is an error there, too.
+        # PyTorch raises its own error for a second call.
         if own or dist.is_initialized():
             original(*arguments, **settings)
             return

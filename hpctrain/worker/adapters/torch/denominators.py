@@ -1,9 +1,9 @@
 """Refuses losses whose mean over the ranks is not that of the batch, because ranks divide by different counts.
 
 Before each backward pass the graph of its loss is read (:mod:`hpctrain.worker.adapters.torch.divisors`). What it is
-divided by may differ between ranks as their numbers of samples do, and no other way. As long as nothing changes on any
-rank, what the ranks compared once is still right; a change is told to the others by a number that travels with the
-gradients, and compared before the optimizer's step. Losses on a GPU are read at the first steps and every so many only,
+divided by may differ between ranks as their numbers of samples do, and in no other way. As long as nothing changes on
+any rank, the ranks' last comparison holds. A change sets a flag that is reduced with the gradients, and the ranks
+compare again before the optimizer's step. Losses on a GPU are read only at the first steps and every _EVERY steps,
 because reading waits for the GPU.
 """
 
@@ -27,10 +27,10 @@ from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm import Communicator
 
 _FIRST_STEPS = 3
-# Steps with the same losses after which a number that stays in them is a constant.
+# After so many steps with the same losses, a number that stays in them is taken for a constant.
 _REPEATED = 2
 _EVERY = 100
-# Backward passes without a step, as of a script that updates its parameters by hand.
+# The most backward passes kept without a step: a script that updates its parameters by hand never makes one.
 _MOST_PASSES = 10_000
 
 _SUMMED = "let the loss be ht.sum_loss(total); or divide the sum by the number of this rank's samples: total / len(x)"
@@ -47,8 +47,8 @@ class Part(NamedTuple):
     """A part of a loss.
 
     Attributes:
-        weight: of its gradients on this rank; not a number where that is not known.
-        samples: of the global batches that are drawn, the one that was drawn last before its backward pass first.
+        weight: the weight of its gradients on this rank; NaN where that is unknown.
+        samples: the sizes of the global batches, first that of the last one drawn before its backward pass.
     """
 
     weight: float
@@ -57,11 +57,11 @@ class Part(NamedTuple):
 
 
 Pass = tuple[Part, ...]
-"""The parts of a loss of which a backward pass begins."""
+"""The parts of the loss at which a backward pass begins."""
 
 
 def denominators_of(comm: Communicator) -> Denominators:
-    """What the losses of these ranks are divided by; from now on their backward passes are watched."""
+    """What the losses of these ranks are divided by. The first call begins to watch their backward passes."""
     if comm not in _all:
         _all[comm] = Denominators(comm)
         watch_backward(_all[comm])
@@ -72,15 +72,15 @@ class Denominators:
     """What the losses of one communicator's ranks are divided by.
 
     Attributes:
-        changed: this rank's losses since the last step are divided by other counts than those that were compared.
-        in_pipeline: each backward pass that begins is one of a pipeline, of whose gradients nothing is heard here.
+        changed: whether this rank's losses since the last step are divided by other counts than the compared ones.
+        in_pipeline: whether backward passes are a pipeline's, whose gradients do not call :meth:`reaches_model`.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = weakref.ref(comm)
         self._passes: list[Pass] = []
         self._agreed: list[Pass] | None = None
-        self._told = False
+        self._flag_read = False
         self._asked = False
         self._steps = 0
         self._training: object = None
@@ -102,7 +102,7 @@ class Denominators:
             return
         found = [each for _, node in losses if node is not None for each in divisors(node)]
         if len(self._passes) >= _MOST_PASSES or self._training != (weights, weights.epochs_forgotten):
-            self._passes.clear()  # as of a backward pass that was refused
+            self._passes.clear()  # left from an update that was refused, for example
             self._training = (weights, weights.epochs_forgotten)
         self._leave_out()
         self._passes.append(tuple(Part(weights.behind(node), divided, weights.totals) for divided, node in found))
@@ -110,15 +110,15 @@ class Denominators:
         self._compare_with_agreed()
 
     def reaches_model(self) -> None:
-        """The backward pass that began last makes gradients of a distributed model, reduced now or later."""
+        """Note that the last backward pass makes gradients of a distributed model, reduced now or later."""
         self._trains = True
 
     def reduces(self) -> None:
-        """The gradients since the last step are reduced. Where they are not, each rank makes a step of its own."""
+        """Note that the gradients since the last step are reduced; otherwise each rank's step is its own."""
         self._reduced = True
 
     def _leave_out(self) -> None:
-        """Leave out the last backward pass if it made no gradient that is reduced: it was of a rank's own model."""
+        """Drop the last backward pass if it made no gradient that is reduced: its model is this rank's own."""
         if self._passes and not self._trains:
             self._passes.pop()
             self._compare_with_agreed()
@@ -128,16 +128,16 @@ class Denominators:
         known = self._agreed or []
         self.changed = self._passes != known[: len(self._passes)]
 
-    def travels(self, flag: torch.Tensor) -> None:
-        """Put this rank's change into a number that travels with the gradients, before they leave."""
+    def fill_flag(self, flag: torch.Tensor) -> None:
+        """Set the flag that is reduced with the gradients if this rank's losses changed."""
         if flag.device.type == "cpu":
-            # Its bucket's gradients count their changes, and this is none.
+            # By its data, because the version counter of the bucket has to count writes to gradients alone.
             flag.data.fill_(float(self.changed))
 
-    def arrived(self, flag: torch.Tensor) -> None:
-        """Take the mean of that number over the ranks."""
+    def read_flag(self, flag: torch.Tensor) -> None:
+        """Read the mean of the flag over the ranks."""
         if flag.device.type == "cpu":
-            self._told = True
+            self._flag_read = True
             self._asked |= bool(flag > 0)
 
     @property
@@ -145,10 +145,10 @@ class Denominators:
         return self._steps < _FIRST_STEPS or self._steps % _EVERY == 0
 
     def step_begins(self, device: torch.device) -> None:
-        """Compare with the other ranks, if one of them has something new. Collective.
+        """Compare with the other ranks, if the losses of one of them changed. Collective.
 
         Args:
-            device: of what the step updates.
+            device: the device of the parameters that the step updates.
 
         Raises:
             HpctrainError: the ranks' losses are divided by different counts.
@@ -160,14 +160,14 @@ class Denominators:
         reduced, self._reduced = self._reduced, False
         if not reduced or turns_of(comm).joined:  # ranks without batches make no steps
             self._passes.clear()
-            self._told = self._asked = False
+            self._flag_read = self._asked = False
             return
-        # Nothing travels with the gradients of FSDP2, and what does on a GPU is not read.
-        if not self._told and (self._is_time or device.type == "cpu"):
+        # FSDP2 reduces no flag with its gradients, and a flag on a GPU is not read.
+        if not self._flag_read and (self._is_time or device.type == "cpu"):
             self._asked = bool(comm.allreduce(np.array([float(self.changed)]), "max")[0])
         self._steps += 1
         passes, asked = self._passes, self._asked
-        self._passes, self._told, self._asked, self.changed = [], False, False, False
+        self._passes, self._flag_read, self._asked, self.changed = [], False, False, False
         if asked:
             self._repeated = 0
             self._compare(comm, passes)
@@ -176,7 +176,7 @@ class Denominators:
             self._say_doubt(comm)
 
     def _say_doubt(self, comm: Communicator) -> None:
-        """Say once what is doubtful about a number that stays: counts of what is in a batch change with it."""
+        """Warn once about a doubtful number that stays the same, which a count of a batch's contents would not."""
         if self._doubt is not None and self._repeated == _REPEATED and not self._said:
             self._said = True
             comm.say(f"{self._doubt.text}. If so, {self._doubt.hint}")
@@ -194,7 +194,7 @@ class Difference(NamedTuple):
     """What is wrong with the losses of all ranks, and what to write instead.
 
     Attributes:
-        certain: it is wrong, and not only where a number is something other than a count of the rank's samples.
+        certain: False if the losses are right should some number in them count the rank's samples.
     """
 
     text: str
@@ -207,7 +207,7 @@ def difference(everyone: Sequence[Sequence[Pass]], ranks: int) -> Difference | N
 
     Args:
         everyone: each rank's backward passes of one update.
-        ranks: that compute different samples.
+        ranks: the number of ranks that compute different samples.
     """
     if len({len(each) for each in everyone}) > 1:
         return None

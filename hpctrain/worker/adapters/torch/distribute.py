@@ -1,4 +1,4 @@
-"""Make a PyTorch model and its optimizer use a communicator."""
+"""Makes a PyTorch model and its optimizer use a communicator."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def distribute(
         broadcast_optimizer(comm, each)
     synchronise_batch_norms(comm, model)
     if division is None or not division.divides_model:
-        _take_care(comm, model, optimizers, bucket_bytes=bucket_bytes, wire=wire, guard_every=guard_every)
+        _attach_reducers(comm, model, optimizers, bucket_bytes=bucket_bytes, wire=wire, guard_every=guard_every)
     if division is not None:
         division.apply()
     watch_first_steps(comm, optimizers)
@@ -136,7 +136,7 @@ def _division(
     return division
 
 
-def _take_care(
+def _attach_reducers(
     comm: Communicator,
     model: torch.nn.Module,
     optimizers: list[torch.optim.Optimizer],
@@ -145,7 +145,7 @@ def _take_care(
     wire: Wire[torch.dtype],
     guard_every: int,
 ) -> None:
-    """Reduce what no call before this one did, and look at the steps."""
+    """Reduce the gradients that no earlier call took, guard the parameters, and watch the steps."""
     for reducer in reducers_of(model):
         if reducer.comm is not comm:
             raise HpctrainError(

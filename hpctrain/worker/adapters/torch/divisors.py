@@ -10,7 +10,7 @@ import torch
 
 from hpctrain.worker.adapters.torch.mean_loss import OVER_RANKS
 
-# Graphs of scalars are small; a list of a thousand losses that are added up need not be read to its end.
+# Graphs of scalars are small. Of a thousand losses that are added up, the first ones are enough.
 _MOST_NODES = 300
 _PASSED = frozenset(
     f"{name}Backward{number}"
@@ -22,7 +22,7 @@ _PASSED = frozenset(
 )
 _RESHAPED = ("Alias", "Clone", "ReshapeAlias", "Squeeze", "ToCopy", "UnsafeView", "Unsqueeze", "View")
 _LISTS = ("StackBackward0", "CatBackward0")
-# What penalties on parameters are computed by, and what is done with means over samples.
+# Operations that penalties on parameters consist of, and those that are applied to means over samples.
 _ELEMENTWISE = frozenset(
     f"{name}Backward{number}"
     for name in (
@@ -34,7 +34,7 @@ _ELEMENTWISE = frozenset(
 )
 _PRODUCTS = ("MmBackward0", "BmmBackward0")
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
-# Counts that went through float32, as means of masks do.
+# The relative error of counts that were computed in float32, as means of masks are.
 ROUNDING = 2e-6
 
 
@@ -42,15 +42,15 @@ class Divided(NamedTuple):
     """A part of a loss.
 
     Attributes:
-        kind: what it is, for messages.
+        kind: a noun phrase for messages.
         divisor: what the sum over its elements is divided by.
-        elements: that are added up; 0 where it is not known.
-        exact: it certainly depends on the samples.
-        is_sum: it is a sum over samples, and not a mean.
+        elements: how many elements are added up; 0 where that is unknown.
+        exact: whether it certainly depends on the samples.
+        is_sum: whether it is a sum over samples, and not a mean.
         over: the numbers that it was divided by, one by one.
         times: the numbers that it was multiplied by.
         bare: the divisor without the numbers that it was multiplied by.
-        weighted: the elements of the sum were multiplied or divided by a tensor before.
+        weighted: whether the elements were multiplied or divided by a tensor before they were added up.
     """
 
     kind: str

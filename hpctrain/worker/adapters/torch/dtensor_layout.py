@@ -23,7 +23,7 @@ Slices = tuple[slice, ...]
 
 
 def dtensor_pieces(tensor: DTensor) -> list[tuple[Slices, Box]]:
-    """Where in this rank's part of a tensor which elements of the whole are.
+    """The slices of this rank's part of a tensor, each with the box of the whole tensor that it holds.
 
     Raises:
         HpctrainError: the tensor holds sums that are not added up yet, or other elements than its placements say.
@@ -57,7 +57,7 @@ def _indices(tensor: DTensor, dimension: int) -> torch.Tensor:
     else:
         order = tensor._spec.shard_order
     if order is None:
-        # No order of the mesh's axes: each divides what those before it left, as its placement says.
+        # Without an order of the mesh's axes, each divides the rest of the ones before it, as its placement says.
         axes = [axis for axis, each in enumerate(placements) if _divides(each) and each.dim == dimension]
     else:
         axes = [axis for entry in order if entry.tensor_dim == dimension for axis in entry.mesh_dims]

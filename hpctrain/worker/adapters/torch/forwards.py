@@ -1,8 +1,8 @@
 """Reports every forward pass to watchers: the module, its arguments and its result.
 
-PyTorch's global hooks are used, and only once somebody asks. A module keeps none, so that it is pickled and copied as
-before, and a wrapper that was put around it later (``torch.compile``, a user's own module) is seen like the model.
-Each call of a module costs 4 microseconds more then.
+It uses PyTorch's global hooks, from the first watcher on. Modules have no hooks of their own, so they are pickled and
+copied as before, and a wrapper that is put around one later (``torch.compile``, a user's own module) is seen like the
+model. Each call of a module then costs 4 microseconds more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 
 class Watcher(Protocol):
-    """Gets each forward pass."""
+    """Is notified of each forward pass."""
 
     def forward_done(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         """A module with trainable parameters was called, by no other module, where autograd records."""
@@ -40,7 +40,7 @@ def watch_forwards(watcher: Watcher) -> None:
     _watchers.add(watcher)
     if not _installed:
         _installed = True
-        # It says that a compiled model's hooks run for its wrapper too, which is what they are here for.
+        # The warning says that the hooks run for a compiled model's wrapper too, which is wanted here.
         warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
         register_module_forward_pre_hook(_before)
         register_module_forward_hook(_after, with_kwargs=True, always_call=True)
@@ -52,7 +52,7 @@ def _before(module: torch.nn.Module, inputs: Any) -> None:
 
 
 def _after(module: torch.nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
-    # Where forward() raised, PyTorch leaves out the keyword arguments.
+    # ``output`` has a default because PyTorch omits the keyword arguments where forward() raised.
     if torch.compiler.is_compiling():
         return
     # A compiler may have run one of the two hooks and left out the other.

@@ -23,7 +23,7 @@ def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
     """The guard that compares the parameters of ``distribute``'s first optimizer.
 
     Raises:
-        KeyError: it was not given to ``distribute``, or without parameters of its own.
+        KeyError: it was not given to ``distribute``, or has no parameters of its own.
     """
     return guards[optimizer]
 
@@ -34,11 +34,9 @@ def guard_over(
     """A guard over all parameters: one that is unfrozen later, and then not reduced, is caught by it.
 
     Args:
-        comm: the ranks.
-        parameters: with their names; the same on all ranks unless they are divided.
-        every: steps between two checks.
-        divided: over the ranks, as DTensors or as stages of a pipeline; on all ranks alike. What several ranks hold
-            alike is compared among these. Collective then.
+        parameters: names and parameters, the same on all ranks unless they are divided.
+        divided: whether the parameters are divided over the ranks, as DTensors or as stages of a pipeline; the same on
+            all ranks. Pieces that several ranks hold are compared among these. Collective then.
     """
     whole: tuple[slice, ...] = ()
     if divided:
@@ -48,13 +46,13 @@ def guard_over(
     parts = [(tensor, slices) for _, tensor, slices, _ in held]
 
     def part(tensor: torch.Tensor, slices: tuple[slice, ...]) -> torch.Tensor:
-        # A tensor may get other memory.
+        # Looked up in each call because a tensor may get other memory.
         local = local_tensor(tensor).detach()
         return local[slices] if slices else local
 
     def values(index: int) -> Values:
         own = part(*parts[index]).cpu()
-        # NumPy has no bfloat16; every one is a float32.
+        # NumPy has no bfloat16, and float32 represents each one exactly.
         values: Values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
         return values
 
@@ -69,12 +67,12 @@ def guard_over(
     )
 
 
-# Chosen for the parameters that a rank's own stages have; they compute the same.
+# Left out: ranks choose kernels for the parameters of their own stages, and all of them compute the same.
 _KERNELS = ("foreach", "fused")
 
 
 def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[], dict[str, object]]:
-    """Tells the numbers in the groups of optimizers, as long as they live: learning rates, momenta, ..."""
+    """A function that returns the numbers in the optimizers' groups while they live: learning rates, momenta, ..."""
     references = [weakref.ref(each) for each in optimizers]
 
     def settings() -> dict[str, object]:
@@ -91,7 +89,7 @@ def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[], dic
 
 
 def _setting(value: object) -> object:
-    """A number, or several in a tuple; not an integer, which may be the rank or count something of its own."""
+    """A number, or several in a tuple. Integers are left out, since one may be the rank or a count of its own."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else None
     if isinstance(value, tuple) and value:
@@ -106,13 +104,13 @@ def checksums(tensors: Iterable[torch.Tensor]) -> Checksums:
 
 def _checksum(flat: torch.Tensor) -> int:
     if flat.device.type == "cpu":
-        # As fast as the memory is read, four times as fast as a sum of 32-bit words. 64-bit words would not do for a
-        # sum: two flipped top bits cancel in it.
+        # The hash is as fast as the memory, and four times as fast as a sum of 32-bit words. A sum of 64-bit words is
+        # no alternative: two flipped top bits cancel in it.
         return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data) - (1 << 63)
     words = flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
     return int(words.sum(dtype=torch.int64))
 
 
 def _version(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
-    """Another one after each write to the tensors, but for those through ``tensor.data`` or of another library."""
+    """A value that each write to the tensors changes, except writes by ``tensor.data`` or by another library."""
     return [(tensor._version, tensor.data_ptr()) for tensor in tensors]

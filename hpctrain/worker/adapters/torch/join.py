@@ -1,7 +1,7 @@
 """Loops of different length: ranks without further batches take part in the others' reductions until all are done.
 
-What DistributedDataParallel's ``join`` does (https://docs.pytorch.org/tutorials/advanced/generic_join.html); beside the
-model, the optimizer's state ends equal too.
+The method is that of DistributedDataParallel's ``join``
+(https://docs.pytorch.org/tutorials/advanced/generic_join.html), and the optimizer's state ends equal too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def join(
 
     A rank that finishes early adds zeros to the gradients of those that still have batches. When all have finished,
     every rank takes over the parameters, the buffers and the state of the optimizers given to ``ht.distribute`` from a
-    rank that was active to the last. Within the loop, no other operation may involve all ranks (``ht.should_stop()``,
+    rank that was active to the end. Within the loop, no other operation may involve all ranks (``ht.should_stop()``,
     batch normalisation over the ranks). Collective; costs one small all-reduce per backward pass. Step a scheduler
     after the loop: stepped with each batch, it ends at a different point on each rank, and learning rates differ in the
     next loop. Gradients that are accumulated over several calls of ``backward()`` need ``ht.no_sync()`` around all but
     the last.
 
     Args:
-        model: what is trained in the loop; one, or several.
+        model: the model, or a list of all models, that the loop trains.
         divide_by_initial_world_size: divide gradients by the number of all ranks, so that each batch counts alike;
             otherwise by the number of those that still have batches, so that the last steps are as large as the others.
 
@@ -77,7 +77,7 @@ def _record(model: torch.nn.Module) -> Trained:
 
 
 def _shadow(turns: Turns, models: Sequence[torch.nn.Module]) -> None:
-    """Take part in the reductions of the others until all are through."""
+    """Take part in the reductions of the other ranks until all have finished their batches."""
     own = {reducer.number: reducer for model in models for reducer in reducers_of(model)}
     while (number := turns.next_of_others()) is not None:
         if number not in own:

@@ -1,7 +1,7 @@
-"""Says when an optimizer's step changes nothing, although the gradients are not zero.
+"""Warns when an optimizer's step changes nothing, although the gradients are not zero.
 
-An optimizer that keeps references of its own to parameters updates what the model no longer computes with; the training
-goes on for nothing. The first steps of each optimizer tell.
+An optimizer that keeps references of its own may update parameters that the model no longer uses, and training has no
+effect. Each optimizer's first steps show that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from hpctrain.worker.adapters.torch.references import parameters_of
 from hpctrain.worker.comm import Communicator
 
-# Learning rates that begin at zero, and losses that are scaled too high, leave out the first ones.
+# The first ones may change nothing: learning rates may begin at zero, and a GradScaler skips steps that overflow.
 _MOST_STEPS = 20
 
 _watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -70,7 +70,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _digest(parameter: torch.Tensor) -> tuple[float, float]:
-    """Two numbers that an update changes; copies of all parameters may not have a place in memory."""
+    """Two numbers that an update changes. Copies of all parameters might not fit into memory."""
     own = _own(parameter)
     own = torch.view_as_real(own) if own.is_complex() else own
     return float(own.sum(dtype=torch.float64)), float(torch.linalg.vector_norm(own, dtype=torch.float64))

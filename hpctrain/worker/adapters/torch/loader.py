@@ -34,7 +34,7 @@ class ShardedLoader:
         self._weights = batch_weights(comm)
         self._evaluation = evaluation
         self._started = 0
-        # Epoch and batch that come next after what the script was given.
+        # The epoch and number of the batch after the last one that the script was given.
         self._handed_out = (0, 0)
         self._sampler = _ShareSampler(loader, comm, shuffled=_is_shuffled(loader), evaluation=evaluation, seed=seed)
         self._axes = compare_loaders(comm, loader, evaluation=evaluation, seed=seed)
@@ -91,7 +91,7 @@ class ShardedLoader:
         """Make the next ``iter()`` begin at the place of :meth:`state_dict`, on this number of ranks.
 
         Raises:
-            HpctrainError: the place is in the middle of an epoch that has other batches here, or is none.
+            HpctrainError: not the state of a loader, or one in the middle of an epoch whose batches differ here.
         """
         own = self._sampler.identity
         if missing := {"epoch", "batches", *own} - state.keys():
@@ -113,7 +113,7 @@ class ShardedLoader:
 
     @contextlib.contextmanager
     def _unchanged_generator(self) -> Iterator[None]:
-        """Leave the generator as it is, from which an epoch's begin draws: the epoch has begun before."""
+        """Restore the generator after an epoch that is continued: its first beginning has drawn from it already."""
         generator = self._loader.generator or torch.default_generator
         state = generator.get_state()
         yield
@@ -186,7 +186,7 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
             HpctrainError: says which batch size to choose.
         """
         sizes, ranks = mesh_of(self._comm).sizes, data_place(self._comm).ranks
-        # Idle are the last ranks. Of a model that FSDP2 divides, those along dp_shard compute together.
+        # The last ranks are idle. Where FSDP2 divides the model, the ranks along dp_shard compute together.
         together = ranks if sizes["pp"] > 1 else sizes["dp_shard"] if syncing else 1
         idle = [total for total in self.totals() if total < ranks and total % together]
         if idle:

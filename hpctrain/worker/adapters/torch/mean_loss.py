@@ -20,7 +20,7 @@ from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm import Communicator, current
 
 OVER_RANKS = "_OverRanksBackward"
-"""The name of these losses' nodes in autograd's graph."""
+"""The name of such a loss's node in autograd's graph."""
 
 
 def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communicator | None = None) -> torch.Tensor:
@@ -68,7 +68,7 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
         sums = turns.add_up(sums) if turns.joined else comm.allreduce(sums, "sum")
     divisor = float(sums[1]) if count is not None else 1.0
     mean = float(sums[0]) / divisor if divisor else 0.0
-    # What is left of the weights and means that the gradients are multiplied by later.
+    # What later weights and means will multiply the gradients by in total.
     later = weight * turns.factor / data_place(comm).ranks
     scale = 1 / (divisor * later) if divisor and counts else 0.0
 

@@ -1,4 +1,4 @@
-"""What an optimizer keeps, by the names of parameters: the same on every mesh, and in every stage of a pipeline."""
+"""An optimizer's state by the names of parameters: the same on every mesh, and in every stage of a pipeline."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpctrain.worker.adapters.torch.references import whole_of
 
 Named = Iterable[tuple[str, torch.nn.Parameter]]
 
-# Which PyTorch's own optimizers, too, take apart from what has a number for each of the parameter's (load_state_dict).
+# PyTorch's load_state_dict treats this entry as a single number too, whatever the parameter's shape.
 _STEP = "step"
 
 
 def optimizer_tensors(parameters: Named, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What an optimizer keeps, as ``PARAMETER.SLOT``."""
+    """The tensors of an optimizer's state, by ``PARAMETER.SLOT``."""
     state = optimizer.state_dict()["state"]
     return {
         f"{name}.{slot}": value
@@ -32,13 +32,12 @@ def optimizer_tensors(parameters: Named, optimizer: torch.optim.Optimizer) -> di
 def load_optimizer(
     parameters: Named, optimizer: torch.optim.Optimizer, state: Mapping[str, NDArray[Any]], prefix: str
 ) -> None:
-    """Replace what an optimizer keeps by what was saved of one for the parameters that this rank has a part of.
+    """Replace an optimizer's state by a saved one, for the parameters that this rank has a part of.
 
     Args:
-        parameters: of this rank, with their names; the state may have more, of other stages of a pipeline.
-        optimizer: of these.
-        state: as it was saved on any mesh.
-        prefix: of the optimizer's names in it.
+        parameters: this rank's parameters with their names. The state may have more, of other stages of a pipeline.
+        state: arrays that were saved on any mesh.
+        prefix: what the names of the optimizer's arrays in ``state`` begin with.
     """
     updated = _updated(parameters, optimizer)
     indices = {name: index for index, (name, _) in updated.items()}
@@ -61,7 +60,7 @@ def _like(parameter: torch.Tensor, state: Mapping[str, NDArray[Any]], key: str, 
 
 
 def _updated(parameters: Named, optimizer: torch.optim.Optimizer) -> dict[int, tuple[str, torch.Tensor]]:
-    """What an optimizer updates, by its number in the ``state_dict``: parameters, or their parts, with their names."""
+    """The parameters that an optimizer updates, or its parts of them, with names, by number in the ``state_dict``."""
     names = {id(parameter): name for name, parameter in parameters}
     packed = optimizer.state_dict()["param_groups"]
     return {

@@ -1,7 +1,7 @@
 """Finds the forward pass that a tensor comes from, where a script calls parts of a network one by one.
 
-A hidden state is known by the autograd graph behind it, however it was computed from what a forward pass returned;
-without a graph (``detach()``) by the memory that it shares with it.
+The autograd graph of a hidden state leads back to the forward pass, however the state was computed from what that
+returned. Without a graph (``detach()``), the shared memory does.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Origin(NamedTuple):
     """A forward pass that returned a tensor.
 
     Attributes:
-        weight: of its gradient.
-        problem: why it has none.
+        weight: the weight of its gradient.
+        problem: why its weight is unknown, or "".
         numel: how many elements the tensor has.
-        fed: where it is of no batch, the forward passes that got it.
+        fed: where the pass belongs to no batch, the forward passes that got its result.
     """
 
     weight: float
@@ -31,7 +31,7 @@ class Origin(NamedTuple):
 
 
 class Fed:
-    """The forward passes that got what one of no batch returned: their weights, and why one of them has none."""
+    """The forward passes that got the result of one without a batch: their weights, and why one is unknown."""
 
     def __init__(self) -> None:
         self.weights: set[float] = set()

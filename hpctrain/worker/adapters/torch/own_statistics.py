@@ -19,7 +19,7 @@ _own: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def average_statistics(model: nn.Module, comm: Communicator) -> None:
-    """Average the running statistics over the ranks, after which nothing is warned of. Collective."""
+    """Average the running statistics over the ranks, so that no warning is due. Collective."""
     _own.discard(model)
     torch_batch_norm.average_statistics(model, comm)
 
@@ -27,8 +27,8 @@ def average_statistics(model: nn.Module, comm: Communicator) -> None:
 def warn_of_own_statistics(model: nn.Module, warn: Callable[[], None]) -> None:
     """Call ``warn`` once when a model is evaluated or saved with statistics of this rank's samples alone.
 
-    Nothing is averaged here: whether the other ranks evaluate or save too, this rank cannot know. Neither can it see
-    the steps of a model that torch.jit.script has compiled, so ``warn`` is called at once for that.
+    It averages nothing, because this rank cannot know whether the others evaluate or save too. It cannot see the steps
+    of a model that torch.jit.script has compiled either, and calls ``warn`` at once for one.
     """
     norms = (module for module in model.modules() if isinstance(getattr(module, "running_mean", None), torch.Tensor))
     norm = next((module for module in norms if not isinstance(module, nn.SyncBatchNorm)), None)
@@ -53,12 +53,12 @@ class _Hook:
         return _Hook(_nothing)
 
     def __reduce__(self) -> tuple[Any, tuple[object, str]]:
-        # Takes whatever it is called with, and returns None.
+        # Loads as a function of the standard library that takes any arguments and returns None.
         return getattr, (contextlib.nullcontext(), "__exit__")
 
     @property
     def __name__(self) -> NoReturn:
-        # PyTorch asks for it in torch.jit.script alone, which would compile the hook.
+        # Only torch.jit.script reads the name, in order to compile the hook.
         raise HpctrainError(
             "torch.jit.script cannot compile a model with batch normalisation after ht.distribute, or a copy of it",
             "call ht.distribute with the compiled model, use torch.jit.trace or torch.compile, or load the "
@@ -79,7 +79,7 @@ class _Watch:
         self._warn: Callable[[], None] | None = warn
 
     def before_forward(self, module: nn.Module, _: object) -> None:
-        # What is compiled leaves no trace: the hook would be a part of the graph.
+        # While compiling, the hook would become a part of the graph.
         if self._warn is None or torch.compiler.is_compiling():
             return
         if not module.training:

@@ -1,4 +1,4 @@
-"""What this rank holds of tensors, whole or divided over ranks, for checkpoints and for the guard."""
+"""This rank's pieces of tensors, whole or divided over ranks, for checkpoints and for the guard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def pieces_of(tensor: torch.Tensor) -> list[Piece]:
-    """What this rank holds of a tensor, for a checkpoint: none, one, or with some placements several pieces.
+    """This rank's pieces of a tensor, for a checkpoint: none, one, or with some placements several.
 
     A plain tensor is one piece with all of it.
 
@@ -38,11 +38,11 @@ def pieces_of(tensor: torch.Tensor) -> list[Piece]:
 
 @torch.no_grad()
 def fill(tensor: torch.Tensor, state: Mapping[str, NDArray[Any]], name: str) -> None:
-    """Overwrite what this rank holds of a tensor, plain or a DTensor of any layout, by what a state has as ``name``.
+    """Overwrite this rank's pieces of a tensor, plain or a DTensor of any layout, by the state's array ``name``.
 
     Raises:
-        KeyError, ValueError: it has nothing, or an array of another shape.
-        HpctrainError: as :func:`pieces_of`, or the files cannot be read.
+        KeyError, ValueError: the state has no such array, or one of another shape.
+        HpctrainError: the files cannot be read, or :func:`pieces_of` refuses the tensor.
     """
     if (shape := shape_of(state, name)) != tuple(tensor.shape):
         raise ValueError(f"{name!r} has shape {list(shape)} there, and {list(tensor.shape)} here")
@@ -60,11 +60,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_pieces(tensor: torch.Tensor) -> list[tuple[tuple[slice, ...], Box]]:
-    """Where in this rank's part of a tensor which elements of the whole are.
-
-    Raises:
-        HpctrainError: as :func:`pieces_of`.
-    """
+    """The slices of this rank's part of a tensor, each with the box of the whole tensor that it holds."""
     if is_dtensor(tensor):
         from hpctrain.worker.adapters.torch.dtensor_layout import dtensor_pieces
 
@@ -73,13 +69,13 @@ def local_pieces(tensor: torch.Tensor) -> list[tuple[tuple[slice, ...], Box]]:
 
 
 def is_dtensor(tensor: torch.Tensor) -> TypeGuard[DTensor]:
-    """Whether it is one; without importing them, which takes a second, since where nobody did there is none."""
+    """Whether a tensor is a DTensor. It does not import them, which takes a second: unless imported, there is none."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
 
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
-    """A tensor as an array, which on a CPU has the same memory."""
+    """A tensor as an array, which shares its memory on a CPU."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         import ml_dtypes
@@ -91,7 +87,7 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """An array as a tensor, which has the same memory."""
+    """An array as a tensor, which shares its memory."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -1,8 +1,8 @@
 """Gives each rank that computes samples of its own a stream of PyTorch's random numbers of its own.
 
-Not before a model was distributed and a training loader was sharded: until then a script draws what has to be equal on
-all ranks, such as a split of its data or weights that nobody broadcasts. What ``ht.shard`` itself draws depends on its
-seed alone.
+That waits until a model is distributed and a training loader sharded. Until then a script draws numbers that have to be
+equal on all ranks, such as a split of its data or weights that are not broadcast. The order of ``ht.shard`` depends on
+its seed alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _done: weakref.WeakKeyDictionary[Communicator, set[str]] = weakref.WeakKeyDictio
 
 
 def ready(comm: Communicator, what: Literal["model", "data"]) -> None:
-    """Part the streams as soon as there are a distributed model and sharded data. Collective."""
+    """Separate the streams as soon as there are both a distributed model and sharded data. Collective."""
     done = _done.setdefault(comm, set())
     done.add(what)
     if len(done) == 2:
@@ -28,11 +28,11 @@ def ready(comm: Communicator, what: Literal["model", "data"]) -> None:
 
 
 def part_streams(comm: Communicator) -> None:
-    """Part the ranks' random numbers, so that dropout draws another mask on each. Collective.
+    """Separate the ranks' random numbers, so that dropout draws a different mask on each. Collective.
 
-    Rank 0's generators stay as they are. The others' are seeded by its state and their stream, which ranks of one tp
-    group share, because they compute the same samples with the same activations. Ranks whose streams are apart already,
-    because the script seeded each by its rank or restored its state, keep theirs.
+    Rank 0's generators stay unchanged. The others are seeded by its state and the number of their stream, which ranks
+    of one tp group share, because they compute the same samples with the same activations. Streams that already differ,
+    because the script seeded each rank differently or restored its state, are kept.
     """
     if comm.size == 1:
         return

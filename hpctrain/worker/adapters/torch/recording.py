@@ -25,6 +25,6 @@ def step_recorder(
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """That of the first group; None where it has none, or one on a GPU, which would have to be waited for."""
+    """The first group's learning rate; None where it has none, or where reading it would wait for a GPU."""
     rate = optimizer.param_groups[0].get("lr")
     return None if rate is None or getattr(rate, "is_cuda", False) else float(rate)

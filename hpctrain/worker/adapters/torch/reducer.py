@@ -34,7 +34,7 @@ Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
 _reducers: weakref.WeakKeyDictionary[torch.nn.Module, set[GradientReducer]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 _paused = False
-# What reduces its gradients by itself (FSDP2), and is told when not to.
+# Modules that reduce their gradients by themselves (FSDP2). no_sync() switches that off in them.
 syncing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
@@ -75,7 +75,7 @@ def keep(reducer: GradientReducer, model: torch.nn.Module) -> None:
     for module in model.modules():
         own = {id(parameter) for parameter in module.parameters(recurse=False)}
         if own & reducer.managed:
-            # One whose parameters were all replaced has nothing left to do here.
+            # Drops a reducer whose parameters in this module were all replaced.
             before = {each for each in _reducers.get(module, ()) if each.managed & own}
             _reducers[module] = before | {reducer}
 
@@ -84,20 +84,18 @@ class GradientReducer:
     """The gradients of some parameters, reduced during each backward pass.
 
     Args:
-        comm: the ranks, an attribute too.
-        title: the model in a word, for messages.
+        title: the model's class, for messages.
         parameters: names and parameters that require a gradient, in the same order on every rank.
         sparse: names of those whose gradient is sparse (``nn.Embedding(sparse=True)``) and stays so.
         bucket_bytes: a bucket is closed when it holds this much.
-        wire: as of :meth:`hpctrain.worker.comm.base.TorchEngine.allreduce`.
+        wire: the wire format, see :meth:`hpctrain.worker.comm.base.TorchEngine.allreduce`.
 
     Attributes:
-        timeline: of the last backward pass: seconds since its first gradient, what happened, in which bucket.
+        timeline: the events of the last backward pass: seconds since its first gradient, what happened, which bucket.
         communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
         managed: the ids of the parameters.
         number: its place among the reducers of these ranks.
-        title: the model in a word.
-        defers: what a step does not send comes with a later one, see :class:`hpctrain.worker.comm.base.TopK`.
+        defers: whether a later step sends what this one leaves out, see :class:`hpctrain.worker.comm.base.TopK`.
     """
 
     def __init__(
@@ -136,14 +134,14 @@ class GradientReducer:
 
     @property
     def interrupted(self) -> bool:
-        """Between two backward passes: whether the last one raised an error."""
+        """Whether an error ended the last backward pass, asked between two of them."""
         return self._running
 
     def finite(self) -> bool:
         """Whether the gradients of the last backward pass are finite; the same on every rank.
 
-        Where the engine did not look at their means (see :meth:`hpctrain.worker.comm.base.Communicator.watch_numbers`),
-        they are read for it.
+        It reads those that the engine did not check (see
+        :meth:`hpctrain.worker.comm.base.Communicator.watch_numbers`).
         """
         unknown = (slot.parameter for bucket in self._buckets if bucket.finite is None for slot in bucket.slots)
         sparse = (parameter for _, parameter in self._sparse)
@@ -169,22 +167,22 @@ class GradientReducer:
 
     def _take_buckets(self) -> None:
         self._buckets, flags = self._make_buckets()
-        self._used, self._news = flags[:-1], flags[-1:]
+        self._used, self._losses_changed = flags[:-1], flags[-1:]
         self._used.fill_(1)
-        self._news.zero_()
+        self._losses_changed.zero_()
         self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
-        # How often the gradients of each had been changed when the last backward pass ended.
+        # The version counter of each bucket's gradients at the end of the last backward pass.
         self._versions = [-2] * len(self._buckets)
         self._place = {slot.name: index for index, slot in enumerate(self._slots)}
 
     def _leave_buffers(self) -> None:
-        """Gradients that lie in the engine's buffers move out of them."""
+        """Copy gradients out of the engine's buffers, which are about to be freed."""
         for slot in self._slots:
             gradient = slot.parameter.grad
             if gradient is not None and gradient.data_ptr() == slot.gradient.data_ptr():
                 slot.parameter.grad = gradient.clone()
         self._buckets, self._slots = [], []
-        self._used = self._news = torch.empty(0, device="cpu")
+        self._used = self._losses_changed = torch.empty(0, device="cpu")
         self._left = True
 
     def _register(self) -> None:
@@ -210,8 +208,8 @@ class GradientReducer:
         self.timeline = []
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._denominators.reduces()
-        if len(self._news):
-            self._denominators.travels(self._news)
+        if len(self._losses_changed):
+            self._denominators.fill_flag(self._losses_changed)
         self._turns.begin(self)
 
     def _sparse_arrived(self) -> None:
@@ -220,7 +218,7 @@ class GradientReducer:
             self._begin()
 
     def _arrived(self, name: str) -> None:
-        # Autograd has a thread for each device.
+        # Locked because autograd runs a thread for each device.
         with self._turns.lock:
             self._take(name)
 
@@ -247,10 +245,10 @@ class GradientReducer:
             self.launch_ready()
 
     def _refuse_repeated(self, slot: BucketSlot) -> None:
-        """A rank without further batches cannot know what the others' gradients are added to."""
+        """Refuse to add to a mean: a rank without further batches cannot know what the others add to."""
         gradient, version = slot.parameter.grad, self._versions[slot.bucket.index]
         first = slot.bucket.missing == len(slot.bucket.slots)
-        # The gradients of a bucket count their changes together: zero_grad() is one, or more.
+        # The gradients of a bucket share one version counter, which zero_grad() increases at least once.
         if first and gradient is not None and gradient.data_ptr() == slot.address and gradient._version == version + 1:
             raise HpctrainError(
                 f"in ht.join, backward() adds to the mean that {slot.name!r} already has from the one before",
@@ -267,10 +265,10 @@ class GradientReducer:
 
     @property
     def _passes_at_end(self) -> bool:
-        """Whether it is another model's turn only when all of this one's is done, on every rank.
+        """Whether the next model's turn comes only after this one's reductions have finished on every rank.
 
-        What is sparse is reduced last. And a rank that shadows the others waits for a model before it hears of the
-        next one.
+        Sparse gradients are reduced last. And a rank that shadows the others waits for one model before it learns which
+        is next.
         """
         return bool(self._sparse) or self._turns.joined
 
@@ -281,16 +279,16 @@ class GradientReducer:
         self._note("launched", bucket.index)
 
     def _finish(self) -> None:
-        """At the end of the backward pass: send what is left, wait for all."""
+        """At the end of the backward pass, start the remaining reductions, and wait for all."""
         begin = time.perf_counter()
         unused = self._fill_rest()
         self._reduce_rest()
         for index in unused:
-            # What was deferred for a parameter can come in a step in which no rank uses it.
+            # A deferred gradient may arrive in a step in which no rank uses the parameter.
             if self._used[index] > 0 or (self.defers and self._slots[index].gradient.any()):
                 self._slots[index].parameter.grad = self._slots[index].gradient
-        if len(self._news):
-            self._denominators.arrived(self._news)
+        if len(self._losses_changed):
+            self._denominators.read_flag(self._losses_changed)
         self._end()
         self.communication_seconds = time.perf_counter() - begin
 
@@ -306,7 +304,7 @@ class GradientReducer:
         self._end()
 
     def _reduce_rest(self) -> None:
-        """Start what is left, and wait for all."""
+        """Start the remaining reductions, and wait for all."""
         while self._launched < len(self._buckets):
             self._launch()
         if not self._passes_at_end:
@@ -328,7 +326,7 @@ class GradientReducer:
 
     def _end(self) -> None:
         self._used.fill_(1)
-        self._news.zero_()
+        self._losses_changed.zero_()
         self._versions = [bucket.slots[0].gradient._version for bucket in self._buckets]
         for bucket in self._buckets:
             bucket.reset()
@@ -341,8 +339,8 @@ class GradientReducer:
         """Fill the slots whose gradient did not come in this backward pass; returns those of unused parameters.
 
         A parameter that this rank did not use may have been used by another: then it gets a gradient here too, and
-        otherwise none, as in one process. One flag a parameter, 1 where a rank has a gradient, tells which: the mean
-        of the flags comes with the last bucket, without a message of its own.
+        otherwise none, as in one process. One flag a parameter, 1 where a rank has a gradient, decides: the flags are
+        averaged with the last bucket, without a message of their own.
         """
         unused = []
         for index, slot in enumerate(self._slots):

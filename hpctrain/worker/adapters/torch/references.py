@@ -1,7 +1,7 @@
 """Where an optimizer refers to parameters: in its groups, its state, attributes of its own, and optimizers within it.
 
-Everything is replaced within the lists and dictionaries that are there, because an optimizer, or one around it, may
-hold the same ones.
+Parameters are replaced within the existing lists and dictionaries, because an optimizer, or one around it, may share
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Optimizer = torch.optim.Optimizer
 Now = Callable[[torch.Tensor], Sequence[torch.Tensor] | None]
 Move = Callable[[str, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# What is not looked into: a model's parameters are replaced in the model.
+# Objects that are not searched: a model's parameters are replaced in the model.
 _CLOSED = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 # By the parts that optimizers have where ranks divide an optimizer's state (ZeRO 1): the model's parameters.
 _wholes = WeakIdKeyDictionary()
@@ -42,17 +42,17 @@ def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:
-    """What the optimizer's groups have."""
+    """The parameters in the optimizer's groups."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def set_whole(part: torch.nn.Parameter, parameter: torch.nn.Parameter) -> None:
-    """Record which parameter a part is of."""
+    """Record the parameter that a part belongs to."""
     _wholes[part] = parameter
 
 
 def whole_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """The parameter of the model that an optimizer's is a part of, or is."""
+    """The model's parameter that an optimizer's parameter is a part of, or that parameter itself."""
     whole: torch.nn.Parameter = _wholes.get(parameter, parameter)
     return whole
 
@@ -61,10 +61,10 @@ def replace(optimizer: Optimizer, now: Now, move: Move) -> None:
     """Replace parameters wherever an optimizer refers to them.
 
     Args:
-        optimizer: with its groups, its state and what else it holds, changed in place.
-        now: for a parameter what takes its place, several or none; None for a tensor that stays.
-        move: for the name of a tensor that is kept for a parameter, the tensor, the parameter and what takes its place:
-            what to keep for the latter.
+        optimizer: changed in place, in its groups, its state and all else that it holds.
+        now: returns a parameter's replacements, several or none; None for a tensor that stays.
+        move: takes the name of a tensor that is kept for a parameter, the tensor, the parameter and its replacement.
+            Returns what to keep for the replacement.
     """
     _Replacing(now, move).within(optimizer)
 
@@ -72,7 +72,7 @@ def replace(optimizer: Optimizer, now: Now, move: Move) -> None:
 class _Replacing:
     def __init__(self, now: Now, move: Move) -> None:
         self._now, self._move = now, move
-        # With the objects, so that no other gets their number.
+        # Holds the objects as well, so that their ids are not used again.
         self._done: dict[int, tuple[Any, Any]] = {}
 
     def within(self, value: Any) -> Any:
@@ -107,7 +107,7 @@ class _Replacing:
         return value._make(items) if hasattr(value, "_make") else type(value)(items)
 
     def _items(self, values: Iterable[Any]) -> list[Any]:
-        """The values, with all that takes the place of each parameter among them."""
+        """The values, with each parameter among them replaced."""
         items: list[Any] = []
         for each in values:
             new = self._now(each) if isinstance(each, torch.Tensor) else None
@@ -130,11 +130,11 @@ class _Replacing:
         value.update(items)
 
     def _kept(self, name: str, value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
-        """What is kept for a parameter, for the one that takes its place."""
+        """The value that is kept for a parameter, converted for the parameter that replaces it."""
         if isinstance(value, torch.Tensor):
             return self._move(name, value, old, new) if self._now(value) is None else self.within(value)
         if isinstance(value, dict):
-            # Each of several has a dictionary of its own.
+            # A copy, because each of several replacements needs a dictionary of its own.
             kept = {key: self._kept(str(key), each, old, new) for key, each in value.items()}
             value = value.copy()
             value.update(kept)

@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from hpctrain.common.errors import HpctrainError
 
-# By name, because none of them is imported for it: what averages or divides gradients by itself.
+# Classes that average or divide gradients by themselves, by name so that none has to be imported.
 _MODELS = {
     "DistributedDataParallel": "DDP",
     "DataParallel": "DataParallel",
@@ -33,7 +33,7 @@ def set_divided(model: torch.nn.Module) -> None:
 
 
 def wrapper(module: torch.nn.Module) -> str | None:
-    """The name of what makes a module parallel; None for a plain module."""
+    """The name of the wrapper that makes a module parallel; None for a plain module."""
     return next((_MODELS[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _MODELS), None)
 
 

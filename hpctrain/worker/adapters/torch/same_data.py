@@ -29,22 +29,22 @@ _SEEDED = (
     "indices are drawn"
 )
 _ALIKE = "give DataLoader and ht.shard the same settings on every rank"
-# How often a sample that differs between ranks is fetched again: a coin of its own could fall alike twice.
+# How often a sample that differs between ranks is fetched again: a random choice may be the same a few times.
 _AGAIN = 8
-# Numbers of samples, and of different ones, with which it is found out where a collate_fn's batches count them.
+# To find the axes that count a collate_fn's samples: the sizes of trial batches, and how many samples are tried.
 _COUNTS, _TRIED = (2, 5), 8
-# Where generators of random numbers are looked for: how deep in a data set, in lists of how many, in how many objects.
+# The search for random generators in a data set: its depth, the longest list, and the most objects.
 _DEPTH, _FEW, _HELD = 5, 100, 10_000
-# Data sets that were compared, by their id: a loader that is made for each epoch costs one small message.
+# Compared data sets by id, so that a loader that is made anew for each epoch costs one small message.
 _compared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class SampleAxes(NamedTuple):
-    """Where the batches of a loader count their samples, as far as that is known.
+    """The dimensions of a loader's batches that count samples, as far as they are known.
 
     Attributes:
-        tensors: how many there are in a batch.
-        axes: the number of a tensor and its dimension.
+        tensors: how many tensors a batch has.
+        axes: pairs of a tensor's number in the batch and its dimension.
     """
 
     tensors: int = 0
@@ -71,7 +71,7 @@ class SampleAxes(NamedTuple):
             )
 
     def of_both(self, other: SampleAxes) -> SampleAxes:
-        """What holds for two samples."""
+        """The axes that were found with both of two samples."""
         return SampleAxes(self.tensors, self.axes & other.axes if self.tensors == other.tensors else frozenset())
 
 
@@ -110,7 +110,7 @@ def compare_loaders(comm: Communicator, loader: DataLoader[Any], *, evaluation: 
 
 
 def _indices(data: Any, name: str = "Subset") -> Iterator[tuple[str, str]]:
-    """The indices of a Subset, and of the one that it is a part of, as texts."""
+    """The indices of a Subset, and of the one within it, as texts by name."""
     if isinstance(data, Subset):
         indices = np.asarray(data.indices)
         shown = ", ".join(map(str, indices[:6].tolist())) + (", …" if len(indices) > 6 else "")
@@ -127,7 +127,7 @@ def _is_plain(data: Any) -> bool:
 
 @dataclass
 class _Visit:
-    """The collate_fn of a loader of single samples: what each looks like, and where ``collate`` counts it."""
+    """The collate_fn of a loader of single samples: a summary of each, and the axes along which ``collate`` counts."""
 
     collate: Callable[[list[Any]], Any] | None
     left: int = _TRIED
@@ -144,10 +144,10 @@ class _Visit:
 
 
 def _axes(collate: Callable[[list[Any]], Any], sample: Any) -> SampleAxes | None:
-    """Where batches of copies of a sample count them; None for a sample that is left out."""
+    """The axes that count the copies in batches of one sample's; None for a sample that ``collate`` leaves out."""
     found: list[SampleAxes] = []
     for count in _COUNTS:
-        # It may change the samples that it is given.
+        # Copied because a collate_fn may change its samples.
         batch = collate([copy.deepcopy(sample) for _ in range(count)])
         shapes = [tensor.shape for tensor in tensors_in(batch)]
         if not any(map(math.prod, shapes)):
@@ -160,7 +160,7 @@ def _axes(collate: Callable[[list[Any]], Any], sample: Any) -> SampleAxes | None
 class _Probe:
     """Fetches single samples as the loader does, and leaves no trace in this process's random numbers.
 
-    Where the loader has worker processes, so has this: a data set may open files in the process that reads them first.
+    It uses a worker process if the loader does, since a data set may open files in the first process that reads it.
     """
 
     def __init__(self, loader: DataLoader[Any], visit: _Visit) -> None:
@@ -170,7 +170,7 @@ class _Probe:
 
     def looks(self, indices: Iterable[int]) -> Iterator[tuple[int, Sample]]:
         """What samples look like; None for one that cannot be fetched, which is left to the training."""
-        # Another kind of worker imports PyTorch again, for seconds.
+        # Workers that are not forked would import PyTorch again, which takes seconds.
         if self._workers and _start_method(self._loader) != "fork":
             return
         chosen = list(indices)
@@ -215,7 +215,7 @@ def _seeding(first: Callable[[int], None] | None) -> Callable[[int], None]:
 
 
 def _seed() -> None:
-    """Let random transforms choose alike on all ranks."""
+    """Seed the generators, so that random transforms make the same choices on all ranks."""
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)
@@ -253,7 +253,7 @@ def _random_numbers_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _generators_kept(data: Any) -> Iterator[None]:
-    """Leave no trace in generators that a data set or its transforms have: the time decides how often they draw."""
+    """Restore the generators of a data set or its transforms, since timing decides how many samples were fetched."""
     generators = [] if _is_plain(data) else list(_generators(data, {}))
     states = [_state(each) for each in generators]
     try:

@@ -24,8 +24,8 @@ def reduce_sparse(
     """Replace a sparse gradient by its mean over the ranks; a parameter that no rank used keeps none.
 
     Args:
-        title: of the parameter, for messages.
-        name: of the reduction, the same on every rank.
+        title: the parameter's name, for messages.
+        name: the reduction's name, the same on every rank.
 
     Raises:
         HpctrainError: the gradient is dense.

@@ -31,15 +31,12 @@ Parameter = torch.nn.Parameter
 
 
 class Trained:
-    """The record of a model that ``ht.distribute`` got. It lives as long as the model or its trained parts.
-
-    Args:
-        comm: its ranks.
+    """The record of a model that was given to ``ht.distribute``. It lives as long as the model or its trained parts.
 
     Attributes:
-        number: its place among all, the same on every rank.
-        guard: proves that its parameters stay equal.
-        note: records a step of it, where its script's steps are recorded.
+        number: its place among all records, the same on every rank.
+        guard: compares its parameters between the ranks.
+        note: records a step in the run's events; None where nothing is recorded.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -73,7 +70,7 @@ class Trained:
         """Replace the guard."""
         if self._sealing is not None:
             self._sealing.detach()
-        # What is dropped before the end takes its parameters with it, and leaves what proves that they were equal.
+        # A model that is dropped before the end leaves the checksums that prove its parameters equal.
         self.guard, self._sealing = guard, weakref.finalize(self, guard.seal)
         self._sealing.atexit = False
 
@@ -95,11 +92,11 @@ class Trained:
 _numbers = itertools.count()
 trained: weakref.WeakKeyDictionary[torch.nn.Module, Trained] = weakref.WeakKeyDictionary()
 _by_reducer: weakref.WeakKeyDictionary[GradientReducer, Trained] = weakref.WeakKeyDictionary()
-# Of models whose gradients PyTorch's own parts reduce.
+# Optimizers of models whose gradients FSDP2 or a pipeline reduces.
 reduced_elsewhere: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-# Whose steps are made within those of one around them.
+# Optimizers that other optimizers hold: their steps are made within those of the outer one.
 within_others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-# What makes a step, while others make theirs within it.
+# The optimizer whose step is running, around any steps of optimizers within it.
 _outermost: list[Optimizer] = []
 _warned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -142,7 +139,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         check_optimizer(optimizer)
         _checked.add(optimizer)
     if own:
-        _judge(optimizer, own, updates_reduced=updates_reduced)
+        _check_unreduced(optimizer, own, updates_reduced=updates_reduced)
     if not nested and (updates_reduced or _is_given(optimizer)):
         _compare_losses(optimizer, everyone)
     comm = _records()[0].comm
@@ -163,14 +160,14 @@ def _refuse_scaled(optimizer: Optimizer, everyone: Iterable[GradientReducer]) ->
 
 def _compare_losses(optimizer: Optimizer, everyone: Iterable[GradientReducer]) -> None:
     own = {id(parameter): parameter.device for parameter in _parameters(optimizer)}
-    # Of other models' ranks nothing is due, and all ranks go through several in one order.
+    # Only the communicators of this optimizer's models compare, in the same order on all ranks.
     mine = (each for each in everyone if not each.managed.isdisjoint(own))
     for comm in dict.fromkeys(each.comm for each in sorted(mine, key=lambda each: each.number)):
         denominators_of(comm).step_begins(next(iter(own.values())))
 
 
-def _judge(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool) -> None:
-    """An optimizer that updates parameters whose gradients are not reduced."""
+def _check_unreduced(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool) -> None:
+    """Refuse, or warn of, an optimizer that updates parameters whose gradients are not reduced."""
     if updates_reduced or _is_given(optimizer) or has_parameter(own):
         raise HpctrainError(
             f"the optimizer updates a parameter of shape {tuple(own[0].shape)} whose gradient is not reduced: "
@@ -190,7 +187,7 @@ def _judge(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool)
 
 
 def _is_reduced_by_others(optimizer: Optimizer, own: list[Parameter]) -> bool:
-    """Whether Horovod, PyTorch's DistributedDataParallel or FSDP2 reduces them. Slow: it looks for wrappers."""
+    """Whether Horovod, PyTorch's DistributedDataParallel or FSDP2 reduces them. Slow: it searches all objects."""
     if type(optimizer).__module__.startswith("horovod.") or any(hasattr(each, "full_tensor") for each in own):
         return True
     kind = torch.nn.parallel.DistributedDataParallel
@@ -200,7 +197,7 @@ def _is_reduced_by_others(optimizer: Optimizer, own: list[Parameter]) -> bool:
 
 
 def _is_given(optimizer: Optimizer) -> bool:
-    """Whether ``ht.distribute`` got it."""
+    """Whether the optimizer was given to ``ht.distribute``."""
     return any(optimizer is one for each in (*_records(), *trained.values()) for one in each.optimizers)
 
 
@@ -238,7 +235,7 @@ def _after_step(optimizer: Optimizer, *_: object) -> None:
         if each.note is not None:
             each.note(optimizer)
         if each.guard is not None:
-            # Ranks that are through with their batches make no steps, and do not come to a check.
+            # Ranks that have finished their batches make no steps, and so take part in no check.
             each.guard.step_done(together=turns_of(each.comm).active == each.comm.size)
 
 
@@ -248,7 +245,7 @@ def _records() -> list[Trained]:
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[Parameter]:
-    """The model's, where the optimizer has parts of them."""
+    """The model's parameters that an optimizer updates, where it has only parts of them too."""
     return map(whole_of, parameters_of(optimizer))
 
 

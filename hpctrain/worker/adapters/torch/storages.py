@@ -15,7 +15,7 @@ class Storages(Generic[T]):
     """Facts about storages; one storage may have several."""
 
     def __init__(self) -> None:
-        # A weak reference keeps the address of a storage from being used again, so the address is the storage's name.
+        # Addresses identify storages, because a weak reference keeps an address from being used again.
         self._facts: dict[int, tuple[StorageWeakRef, set[T]]] = {}
         self._limit = 256
 

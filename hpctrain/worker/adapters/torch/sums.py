@@ -1,7 +1,7 @@
 """Whether a loss that is a sum over a rank's samples is divided by their number, as far as its factors tell.
 
-The mean over the ranks of sums that are divided by a constant is too small by the number of ranks. A constant may be a
-count, too, or a weight of the loss: what is certain is refused, what is not is said.
+The mean over the ranks of sums that are divided by a constant is too small by the number of ranks. But a constant may
+also be a count, or a weight of the loss: certain errors are refused, doubtful ones warned of.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hpctrain.worker.adapters.torch.divisors import ROUNDING, Divided, is_doubling
 
-# Weights of losses, as scripts write them: a factor of 0.05 may be one, or 0.2 / 4 for 4 samples.
+# Weights of losses that scripts commonly write: a factor of 0.05 may be a weight, or 0.2 / 4 for 4 samples.
 _WEIGHTS = {
     *(digit / 100 for digit in range(1, 10)),
     *(digit / 10 for digit in range(1, 10)),
@@ -24,8 +24,8 @@ class NotOwn(NamedTuple):
     """What a sum is divided by that is not, or not certainly, the number of the rank's own samples.
 
     Attributes:
-        how: for messages.
-        certain: it is something else.
+        how: a predicate for messages, such as "is divided by 4".
+        certain: whether the divisor certainly is another number.
     """
 
     how: str
@@ -43,21 +43,20 @@ def not_own(part: Divided, *, samples: Sequence[int], ranks: int, accumulated: i
     """What is wrong, or doubtful, with the divisor of a sum; None where it is a count of the rank's own.
 
     Args:
-        part: the sum.
-        samples: of the whole batches that are drawn, the last one first. The sum may be of another.
-        ranks: that compute different samples.
-        accumulated: backward passes of one update.
+        samples: the sizes of the global batches, the last one drawn first. The sum may be over another batch.
+        ranks: the number of ranks that compute different samples.
+        accumulated: the number of backward passes of one update.
     """
     shares = {share for total in samples for share in (total // ranks, -(-total // ranks))}
     if max(shares) < 2:
-        return None  # divided by one's only sample, a sum looks like one that is not divided
+        return None  # division by a single sample cannot be told from none
     whole, counts = part.unscaled, {each for each in (*shares, part.elements) if each > 1}
     factors = [_Factor(each, True) for each in part.over]
     factors += [_Factor(1 / each, False) for each in part.times if each and not is_doubling(each)]
     passes = next((each for each in factors if accumulated > 1 and _close(each.divisor, accumulated)), None)
     left = [each for each in factors if each is not passes]
     of_own = {count * times for count in counts for times in (1, accumulated)}
-    # One's own samples may be as many as the passes: nobody knows which of them it is divided by then.
+    # A rank may have as many samples as there are passes; then either may be the divisor.
     certain = passes is None or not _is_among(passes.divisor, counts)
     products = (whole, part.divisor) if certain else ()
     if any(_is_among(each, of_own) for each in (*products, *(each.divisor for each in left))):
@@ -67,7 +66,7 @@ def not_own(part: Divided, *, samples: Sequence[int], ranks: int, accumulated: i
     is_single = samples[0] < 2 * ranks
     if is_single and (whole <= 1 or any(each.is_division and each.divisor == 1 for each in left)):
         return None
-    # A weight that was divided by one's own samples before the sum was multiplied by it.
+    # A factor may be a weight that was divided by the rank's own samples before.
     own = {share * times for share in shares if share > 1 for times in (1, accumulated)}
     if not any(each.is_division for each in left):
         certain &= not any(_is_among(each * count, _WEIGHTS) for each in part.times if each != 1 for count in own)
@@ -86,7 +85,7 @@ def not_own(part: Divided, *, samples: Sequence[int], ranks: int, accumulated: i
     if any(_is_of_tokens(each, with_one, part.elements, accumulated) for each in divisions):
         return None
     if divisions or not left:
-        # No count of the elements, such as of those that count on all ranks together, is as large.
+        # Too large for any count of elements, also for one over all ranks.
         too_large = whole > 2 * part.elements * accumulated and not any(_multiple(whole, each) for each in counts)
         return NotOwn(f"is divided by {whole:g}", certain and part.exact and too_large)
     number = math.prod(1 / each.divisor for each in left)
@@ -95,7 +94,7 @@ def not_own(part: Divided, *, samples: Sequence[int], ranks: int, accumulated: i
 
 
 def _is_of_tokens(number: float, counts: set[int], elements: int, accumulated: int) -> bool:
-    """Whether it may be the tokens that count of each sample; or twice the samples, as of half the squares."""
+    """Whether a number may count the tokens of each sample, or twice the samples for a loss of half the squares."""
     return any(0 < _multiple(number, each) <= max(2, elements // each) * accumulated for each in counts)
 
 
@@ -106,7 +105,7 @@ def _multiple(number: float, count: int) -> int:
 
 
 def _is_plain(factor: float) -> bool:
-    """Whether somebody wrote it: 0.02, and not 0.3 / 8."""
+    """Whether a factor looks like a literal: 0.02, and not 0.3 / 8."""
     return is_doubling(factor) or _close(factor, float(f"{factor:.1e}"))
 
 

@@ -1,8 +1,8 @@
 """``nn.SyncBatchNorm`` over the ranks of a communicator, with any engine.
 
-PyTorch's own needs torch.distributed and a GPU, and normalises over this rank's samples alone without the former.
-Statistics are those of all ranks' samples together, each counted once. So is their gradient: a rank's part in it has
-the weight of its batch, as the gradients of parameters have.
+PyTorch's own needs a GPU and torch.distributed, without which it normalises over this rank's samples alone. Here,
+statistics are over all ranks' samples, each counted once. In their gradient, each rank's part has the weight of its
+batch, like the gradients of parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm.base import Communicator, Group
 
-# With the number of ranks that there were: a group ends where ranks die.
+# Groups with their sizes, because the death of a rank ends a group.
 _groups: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.WeakKeyDictionary()
 _said: list[bool] = []
 _ranks: weakref.WeakKeyDictionary[nn.Module, Communicator] = weakref.WeakKeyDictionary()
@@ -39,7 +39,7 @@ def synchronise_batch_norms(comm: Communicator, model: nn.Module) -> None:
 
 
 def _group(comm: Communicator) -> Group:
-    """All ranks. Collective where it is formed: at the beginning, and where ranks died since."""
+    """The group of all ranks. Collective where it is formed: at first, and after ranks died."""
     size, group = _groups.get(comm, (0, None))
     if group is None or size != comm.size:
         group = comm.group(what="normalising a batch over the ranks")
@@ -51,7 +51,7 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
     """Batch normalisation (Ioffe and Szegedy 2015, arXiv 1502.03167) over the samples of all ranks."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # What is saved is the user's own module, which loads without hpctrain. Protocol 2 allows no other class.
+        # Saved as the user's own module, which loads without hpctrain. Protocol 2 does not allow another class.
         reduced: Any = super().__reduce_ex__(1)
         make, (_, *rest), *state = reduced
         return make, (nn.SyncBatchNorm, *rest), *state
@@ -81,7 +81,7 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
     def _statistics(self, x: torch.Tensor, comm: Communicator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Mean, biased variance and number of the values of each channel, over all ranks, in float64."""
         axes = [0, *range(2, x.dim())]
-        # Squares less the square of the mean: only float64 has the digits for that.
+        # In float64, because the mean of squares minus the square of the mean loses digits.
         values = x.double()
         count = values.new_tensor([x.numel() // max(x.size(1), 1)])
         own = torch.cat([values.sum(axes), values.square().sum(axes), count])
@@ -106,7 +106,7 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
 
 
 def _check_copy() -> None:
-    """A copy may only take statistics, as ``torch.optim.swa_utils.update_bn`` lets it, whoever calls that."""
+    """Refuse to train a copy, which may only collect statistics, as in ``torch.optim.swa_utils.update_bn``."""
     if torch.is_grad_enabled():
         raise HpctrainError(
             "a copy of a synchronised batch norm is trained, which ht.distribute did not get",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import Communicator, Group
 
-# In place of a model's number: the ranks add up the numbers of a loss.
+# Stands for a sum of losses, in place of a model's number.
 _SUM = 1 << 40
 
 _all: weakref.WeakKeyDictionary[Communicator, Turns] = weakref.WeakKeyDictionary()
@@ -28,7 +28,7 @@ class TakesTurns(Protocol):
 
     Attributes:
         number: its place among those of a communicator, from 0 on.
-        title: the model in a word.
+        title: the model's class, for messages.
     """
 
     number: int
@@ -42,19 +42,19 @@ class Turns:
     """The order in which the models of one communicator are reduced.
 
     Attributes:
-        joined: ranks that are through with their batches shadow the others' reductions (see ``ht.join``).
-        of_active: means are over the ranks that still have batches.
+        joined: whether ranks that have finished their batches shadow the others' reductions (see ``ht.join``).
+        of_active: whether means are over the ranks that still have batches.
         active: how many ranks had a batch of their own in the last backward pass.
-        last_active: the lowest of them.
-        lock: held while a gradient is taken.
-        uneven: some rank was through before another, since :meth:`begin_join`.
+        last_active: the lowest rank that had one.
+        lock: held while a gradient is put into its bucket.
+        uneven: whether some rank finished before another since :meth:`begin_join`.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self._rank, self.size = comm.rank, comm.size
         self.lock = threading.RLock()
         self._entered = 0
-        # A script can distribute any number of models one after another.
+        # Weak, because a script may distribute any number of models one after another.
         self._living: weakref.WeakValueDictionary[int, TakesTurns] = weakref.WeakValueDictionary()
         self.joined = False
         self.of_active = False
@@ -62,8 +62,8 @@ class Turns:
         self.last_active = 0
         self.uneven = False
         self._group: Group | None = None
-        # Those that this backward pass has reached and that have not started all their reductions, in that order.
-        # One whose backward pass failed stays here as long as its model.
+        # The models that this backward pass has reached and that have not started all their reductions, in that order.
+        # A model whose backward pass failed stays here as long as it lives.
         self._begun: list[weakref.ref[TakesTurns]] = []
 
     @property
@@ -73,7 +73,7 @@ class Turns:
 
     @property
     def _agrees(self) -> bool:
-        """Whether there is something to agree on."""
+        """Whether the ranks have to agree on whose turn it is."""
         return self._group is not None and (self.joined or self._entered > 1)
 
     def enter(self, comm: Communicator, reducer: TakesTurns) -> int:
@@ -89,7 +89,7 @@ class Turns:
         """The name of a model for messages, by its place in the order of the calls of ``ht.distribute``."""
         if number == _SUM:
             return "ht.mean_loss"
-        # Another rank may still have one that is gone here.
+        # Another rank may still have a model that was dropped here.
         reducer = self._living.get(number)
         return f"model {number + 1}" + (f" ({reducer.title})" if reducer else "")
 
@@ -150,7 +150,7 @@ class Turns:
         self.joined, self.of_active, self.uneven = True, of_active, False
 
     def end_join(self) -> None:
-        """All ranks are out of batches."""
+        """All ranks have run out of batches: restore the means over all of them."""
         self.joined = self.of_active = False
         self.active = self.size
 

@@ -2,27 +2,27 @@
 
 A rank computes the mean over its own share of a global batch. Where shares differ, its gradient is multiplied by
 own samples x ranks / samples of the batch, so that the mean over the ranks is the mean over the batch. A script may
-draw batches ahead, twice or in vain, so the batch that was drawn last says nothing. What counts is the forward pass:
+draw batches ahead, twice or in vain, so the last batch drawn need not be the one. The forward pass decides:
 
-1. A forward pass is one of the batch whose memory its arguments lie in (slices of samples aside, see below).
-   Hidden states, where parts of a network are called one by one, are of the forward pass that they come from.
-2. Where its arguments are copies (``x.to(device)``, ``x.float() / 255``), their shape tells: the share of exactly one
+1. A forward pass belongs to the batch whose memory its arguments lie in (except slices of samples, see below).
+   Hidden states, where parts of a network are called one by one, belong to the forward pass that they come from.
+2. Where its arguments are copies (``x.to(device)``, ``x.float() / 255``), their shape decides: the share of exactly one
    of the batch sizes that the loaders yield. Two batch sizes differ in the share of at least one rank. Where a rank's
-   shares of two batch sizes are equal and their weights are not, the batch drawn last is taken if every rank that can
-   tell finds it right: the others end the run.
-3. What a forward pass returned has a hook, so a backward pass knows the forward passes that it goes through, however
+   shares of two batch sizes are equal and their weights are not, it assumes the batch drawn last; a rank whose shares
+   differ ends the run if that is wrong.
+3. The results of a forward pass have hooks, so a backward pass knows the forward passes that it goes through, however
    late it comes, and each parameter gets the weight of those that it took part in.
 4. A parameter that no such forward pass covers (a function that was compiled as a whole, ``F.linear(x, p)``) gets the
    weight of the batch drawn last, if until now exactly one batch was drawn before each backward pass.
-5. A forward pass of nothing but numbers from 0 on (``positions(torch.arange(n))``) is of no batch. Its gradients get
-   the weight of the forward passes that got what it returned.
+5. A forward pass of nothing but numbers from 0 on (``positions(torch.arange(n))``) belongs to no batch. Its gradients
+   get the weight of the forward passes that got its result.
 
-What remains unknown is refused at the first gradient, before anything is reduced. So is a slice of the samples of an
+A weight that remains unknown is refused at the first gradient, before any reduction. So is a slice of the samples of an
 uneven batch: ranks would cut it at other places than one process. Loaders whose batches all divide evenly cost
-nothing: no forward pass and no gradient is watched, no use is refused.
+nothing: no forward pass or gradient is watched, and no use is refused.
 
-A refusal ends a run. Where it does not, as in a notebook, the next epoch of a training starts with nothing
-remembered: neither the batch sizes of the loader that was refused, nor the order of its batches.
+A refusal ends a run. Where it does not, as in a notebook, the next training epoch forgets the batch sizes of the
+refused loader and the order of its batches.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from hpctrain.worker.adapters.torch.forwards import watch_forwards
 from hpctrain.worker.adapters.torch.outputs import Fed, Origin, Outputs, is_whole_output
 from hpctrain.worker.comm.base import Communicator
 
-# What a rank without a sample of its own computes, for a weight of 0. It is not 1: by their numbers of samples over
-# the ranks, no two batch sizes may look alike.
+# How many samples a rank without one of its own computes, with weight 0. Not 1, so that the numbers of samples on all
+# ranks together identify a batch size.
 SPARE_SAMPLES = 2
 
-# Positions of a long sentence. More numbers are not looked at, for on a GPU that takes a while in each forward pass.
+# Enough for the positions of a long text. Comparing more numbers in each forward pass takes too long on a GPU.
 _MOST_NUMBERS = 2**17
 
 _UNKNOWN_SIZE = "hpctrain cannot tell which batch a forward pass computed: its inputs are copies, of a shape that "
@@ -88,9 +88,9 @@ def computed_samples(total: int, rank: int, ranks: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Forward:
-    """One forward pass: its weight, or why it has none, and the parameters that it may have used.
+    """One forward pass: its weight, or why that is unknown, and the parameters that it may have used.
 
-    If it is of no batch, it has the weight of those that it fed.
+    A pass without a batch has the weights of the passes that got its result.
     """
 
     weight: float
@@ -104,7 +104,7 @@ class _Forward:
 
 
 class BatchWeights:
-    """The weights of the batches that one communicator's loaders yield; notified of draws and of forward passes."""
+    """The weights of the batches that one communicator's loaders yield. It is notified of draws and forward passes."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = weakref.ref(comm)
@@ -116,7 +116,7 @@ class BatchWeights:
         self._batches = Batches()
         self._outputs = Outputs()
         self._parameters: list[weakref.ref[torch.nn.Parameter]] = []
-        # The other tensor that stands for a parameter, by its id, where it is divided at times and whole at others.
+        # FSDP2 has two tensors for one parameter, the divided and the gathered: the id of the other one, by either.
         self._others = WeakIdKeyDictionary()
         self._watching = False
         self._refused = False
@@ -169,10 +169,10 @@ class BatchWeights:
                 self._batches.add(batch, None if evaluation else total, self._count(total))
             if evaluation:
                 return
-            if total not in self._totals:  # of an epoch that began before all was forgotten
+            if total not in self._totals:  # its epoch began before _forget()
                 self._know({total})
             if threading.current_thread() is threading.main_thread():
-                self._backward = None  # one that an error ended on its way
+                self._backward = None  # set if an error ended the last backward pass
             else:
                 self._one_thread = False
             if not self._watching:
@@ -183,7 +183,7 @@ class BatchWeights:
             self._last = total
 
     def forward_done(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        """Find the batch of a forward pass, and note its weight for the backward pass through it."""
+        """Find the batch of a forward pass, and record its weight for the backward pass through it."""
         with self._lock:
             self._backward = None
             given = list(tensors_in(inputs))
@@ -192,7 +192,7 @@ class BatchWeights:
             for each in set[Fed]().union(*map(self._outputs.of_no_batch, given)):
                 each.problem = each.problem or problem
                 each.weights.add(value)
-            # Looked up anew each time: a layer may have been replaced.
+            # Looked up in each pass because a layer may have been replaced.
             forward = _Forward(value, problem, self._ids(module.parameters()), fed)
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
@@ -223,7 +223,7 @@ class BatchWeights:
                 self._parameters.append(weakref.ref(parameter))
 
     def identify(self, one: torch.nn.Parameter, other: torch.nn.Parameter) -> None:
-        """Both stand for the same parameter: FSDP2's gathered one, and the one that it is gathered from."""
+        """Record that two tensors are one parameter: FSDP2's gathered one, and the one that it is gathered from."""
         self._others[one], self._others[other] = id(other), id(one)
 
     def _ids(self, parameters: Iterable[torch.nn.Parameter]) -> frozenset[int]:
@@ -259,7 +259,7 @@ class BatchWeights:
             return 1.0 if self._last is None else self._weights[self._last]
 
     def of_inputs(self, inputs: Any) -> Callable[[], float]:
-        """The weight of what a model computes from its inputs, for one who applies it by himself in the backward pass.
+        """A function that returns the weight of what a model computes from its inputs, for callers that apply it later.
 
         The function raises HpctrainError where the weight cannot be known.
         """
@@ -292,8 +292,8 @@ class BatchWeights:
             weights = {origin.weight for origin in self._outputs.origins(loss) if not origin.problem}
             if len(weights) == 1:
                 return weights.pop(), True
-            # Within a model's forward pass, or of a function that was compiled as a whole. What is not certain is
-            # refused in the backward pass.
+            # The loss was computed within a model's forward pass, or by a function that was compiled as a whole. The
+            # backward pass checks the assumption.
             return (1.0 if self._last is None else self._weights[self._last]), False
 
     @property
@@ -307,7 +307,7 @@ class BatchWeights:
         return (self._last or 0, *sorted(self._totals - {self._last}))
 
     def behind(self, node: torch.autograd.graph.Node) -> float:
-        """The weight that the gradients of a part of a loss will get; not a number if it is of several batches."""
+        """The weight that the gradients of a part of a loss will get; NaN if the part depends on several batches."""
         with self._lock:
             if not self._watching:
                 return 1.0
@@ -317,11 +317,7 @@ class BatchWeights:
             return weights.pop() if len(weights) == 1 else math.nan
 
     def check_assumed(self, weight: float) -> None:
-        """Within a backward pass: refuse a weight that was taken for a loss if its forward pass has another one.
-
-        Raises:
-            HpctrainError: it has.
-        """
+        """Within a backward pass, raise HpctrainError if the weight assumed for a loss is not its forward pass's."""
         with self._lock:
             if self._watching and _weights(self._forwards()) - {weight}:
                 raise self._refusal("ht.mean_loss, called within a forward pass, took it for one of another batch")
@@ -355,7 +351,7 @@ class BatchWeights:
                 return None, ""
             weights = {self._weight_of_mark(mark) for mark in marks if self._is_whole(mark, tensor)}
         else:
-            # Not one of them, as where batches share memory: all went into it.
+            # Unlike batches that share memory, all of these went into the tensor.
             weights = {each.weight for each in origins}
             if len(weights) > 1:
                 problem = problem or _SEVERAL
@@ -366,7 +362,7 @@ class BatchWeights:
     def _weight_by_memory(self, weights: set[float | None], counts: set[int]) -> tuple[float, str]:
         known = {each for each in weights if each is not None}
         if len(known) > 1:
-            # Memory that several batches share, as a constant that is part of each: the other inputs may tell.
+            # Several batches share memory, such as a constant that is part of each: the other inputs may decide.
             known &= {self._weights[total] for total in self._totals if self._count(total) in counts}
         if len(known) != 1:
             return 0.0, _SEVERAL
@@ -392,7 +388,7 @@ class BatchWeights:
         return even or is_whole(mark, tensor, self._count(mark.total or 0))
 
     def _is_whole_output(self, origin: Origin, tensor: torch.Tensor) -> bool:
-        if origin.weight == 1.0:  # that of a batch that divides evenly, and of no other
+        if origin.weight == 1.0:  # only batches that divide evenly have this weight
             return True
         counts = [self._count(total) for total in self._totals if self._weights[total] == origin.weight]
         return bool(counts) and all(is_whole_output(origin, tensor, count) for count in counts)
@@ -420,7 +416,7 @@ class BatchWeights:
         self._backward = None
 
     def _count_draw(self, total: int) -> None:
-        """Count what is drawn for one update, as far as that can be known."""
+        """Count the batches drawn for one update, as far as that can be known."""
         comm = self._comm()
         passes = 0 if comm is None else comm.passes
         if passes != self._passes_before_draw:
@@ -429,7 +425,7 @@ class BatchWeights:
         self._smallest = total if self._draws_of_pass == 1 else min(total, self._smallest)
 
     def _count_passes(self) -> None:
-        """Where no gradient is watched, backward passes that reduce tell that what was drawn was used."""
+        """Where no gradient is watched, a backward pass that reduces shows that the drawn batches were used."""
         comm = self._comm()
         if comm is not None and comm.passes != self._passes:
             self._passes = comm.passes
@@ -472,7 +468,7 @@ def _weights(forwards: Iterable[_Forward]) -> set[float]:
 
 @contextmanager
 def unfrozen(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Parameter]:
-    """Hooks can be put on a parameter that is frozen at the moment, but PyTorch wants to see it unfrozen."""
+    """A context manager in which a frozen parameter accepts hooks, which PyTorch refuses otherwise."""
     trained = parameter.requires_grad
     parameter.requires_grad_(True)
     yield parameter

@@ -44,14 +44,13 @@ class Division:
     """How a mesh and a plan divide a model and its optimizers.
 
     Args:
-        comm: the ranks.
-        mesh: by default that of the run; else it becomes it.
+        mesh: by default the run's mesh. Any other one replaces it.
         plan: by default the whole model is one unit.
-        guard_every: steps between two comparisons of what several ranks have alike.
+        guard_every: steps between two comparisons of the pieces that several ranks hold.
 
     Attributes:
-        divides_model: not every rank has the whole model, or it computes in another precision: FSDP2 reduces its
-            gradients.
+        divides_model: whether FSDP2 reduces the gradients, because ranks have parts of the model or it computes in
+            another precision.
 
     Raises:
         HpctrainError: the plan does not fit the model or the mesh.
@@ -118,7 +117,7 @@ class Division:
 
 
 def _watch_passes(model: nn.Module) -> Callable[[], None]:
-    """Returns what refuses to go on after a backward pass that an error ended."""
+    """Watch a model's backward passes. Returns a check that raises HpctrainError after one that an error ended."""
     passes = Passes(lambda: None, lambda: None)
 
     def made() -> None:
@@ -164,7 +163,7 @@ def watch_steps(
     guard.settings = settings_of(optimizers)
     first, *others = optimizers
     guards[first] = guard
-    # What is dropped before the end leaves what proves that ranks were equal.
+    # A model that is dropped before the end leaves the checksums that prove its parameters equal.
     weakref.finalize(first, guard.seal).atexit = False
 
     def step_done(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -174,7 +173,7 @@ def watch_steps(
             note(optimizer)
         guard.step_done()
 
-    # Not that of a parameter, of which a pipeline's frozen stage gives the optimizer none.
+    # Not a parameter's device, since the optimizer of a pipeline's frozen stage has no parameter.
     denominators, device = denominators_of(comm), torch.device(device_mesh(comm, mesh_of(comm)).device_type)
 
     def step_begins(*_: object) -> None:
@@ -190,7 +189,7 @@ def watch_steps(
 def explain_divided_tensors() -> None:
     """From now on, an uncaught error about a divided tensor says what to write. Idempotent.
 
-    PyTorch 2.13 raises it in C++, where nothing of Python's can be put in its place.
+    PyTorch 2.13 raises it in C++, where Python cannot replace it.
     """
     if _hooked:
         return
@@ -229,7 +228,7 @@ def of_divided_tensors(error: BaseException) -> str:
 
 
 def explain_copies(model: nn.Module) -> None:
-    """Say what to do instead of a copy of a divided model."""
+    """Make a copy of a divided model raise HpctrainError, which says what to write instead."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             type(module).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]

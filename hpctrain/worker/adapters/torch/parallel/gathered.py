@@ -2,13 +2,13 @@
 
 FSDP2 gathers the parameters of a module when that module is called, and reduces their gradients when its inputs have
 theirs, or at the end of a backward pass that went through one of its outputs. A script may call parts of a module, and
-a module may return an object that FSDP2 does not look into, or be called several times. So here
+a module may return an object that FSDP2 does not search, or be called several times. So here
 
-* each parameter's gradient is weighed where autograd makes it, once in a backward pass, as replicas do it;
+* each parameter's gradient is weighted when autograd computes it, once in a backward pass, as for replicas;
 * a part that is called by itself gathers the parameters that it needs;
-* the end of a backward pass reduces what is left, and divides what is still gathered; a pass within it, as of a
-  reentrant checkpoint, does not, because the pass around it goes on with the same parameters;
-* what a pass within ``ht.no_sync`` made goes where ``zero_grad`` comes before the next one;
+* the end of a backward pass reduces the remaining gradients, and divides parameters that are still gathered. The end of
+  a pass within it, such as a reentrant checkpoint's, does not, because the outer pass still uses them;
+* gradients of a pass within ``ht.no_sync`` are dropped if ``zero_grad`` comes before the next pass;
 * outside of passes, the model has its divided parameters, which an optimizer updates: a gathered one would be a stale
   copy after the next step.
 """
@@ -39,21 +39,19 @@ class Gathered:
     """The parameters of a divided model, by the groups that are gathered together.
 
     Args:
-        model: what ``fully_shard`` got as the whole, after all its parts.
-        weights: of the gradients.
-        denominators: of the losses.
+        model: the root of ``fully_shard``, to which it was applied last.
     """
 
     def __init__(self, model: nn.Module, weights: BatchWeights, denominators: Denominators) -> None:
         self._weights, self._denominators = weights, denominators
         self._root: Any = model._get_fsdp_state()  # type: ignore[operator]
-        # Else the first part that is called becomes a whole of its own, and the model cannot be called any more.
+        # Otherwise the first part that is called becomes a root itself, and the model cannot be called any more.
         self._root._lazy_init()
         self._groups: _Groups = [
             each for state in self._root._state_ctx.all_states for each in state._fsdp_param_groups
         ]
         self._passes = Passes(self._begins, self._passed)
-        # Of parameters whose gradients are not reduced yet: how often their divided gradient had been written to.
+        # Parameters with gradients that are not reduced yet, and the versions of their divided gradients.
         self._unreduced: dict[FSDPParam, int] = {}
         self._changed = False
         self._gatherers: dict[FSDPParamGroup, nn.Module] = {}
@@ -70,7 +68,7 @@ class Gathered:
                 module.register_forward_hook(functools.partial(self._part_done, own), always_call=True)
 
     def divide_again(self) -> None:
-        """Let go of what is gathered."""
+        """Free all gathered parameters."""
         self._kept.clear()
         for group in self._groups:
             group.reshard()
@@ -79,7 +77,7 @@ class Gathered:
         """Refuse a step with other gradients than those of its backward passes.
 
         Raises:
-            HpctrainError: an error ended the last one, or it was within ``ht.no_sync``.
+            HpctrainError: an error ended the last pass, or it was within ``ht.no_sync``.
         """
         self._passes.check_ended()
         if self._unreduced and any(each.sharded_param.grad is not None for each in self._unreduced):
@@ -92,7 +90,7 @@ class Gathered:
     def _patch(self, group: FSDPParamGroup) -> None:
         """Keep parameters gathered after ``torch.autograd.grad(…, create_graph=True)``, whose graph has them.
 
-        And let them be gathered within ``torch.inference_mode()``: what is made in it could not be trained later.
+        It also leaves ``torch.inference_mode()`` while gathering, since tensors made in it cannot be trained later.
         """
         begin, reshard, unshard, wait = group.pre_backward, group.reshard, group.unshard, group.wait_for_unshard
 
@@ -116,12 +114,12 @@ class Gathered:
         group.unshard, group.wait_for_unshard = gather, wait_for_gather  # type: ignore[method-assign]
 
     def _watch(self, parameter: FSDPParam) -> None:
-        """FSDP2 makes the gathered parameter when it gathers for the first time, and keeps it."""
+        """Hook the gathered parameter, which FSDP2 creates when it gathers for the first time, and then keeps."""
         make = parameter.init_unsharded_param
         own = weakref.proxy(self)
 
         def arrived(gathered: torch.Tensor) -> None:
-            # The parameter owns its hook; if that owned the model, neither would ever go.
+            # A weak reference: the parameter owns its hook, and a hook that owned the model would keep both alive.
             own._arrived(gathered)
 
         def made() -> None:
@@ -136,7 +134,7 @@ class Gathered:
         parameter.init_unsharded_param = made  # type: ignore[method-assign]
 
     def _used_by(self, module: nn.Module) -> _Groups:
-        """The groups with parameters of a module and of the parts in it that are not gathered by themselves."""
+        """The groups that gather parameters of a module, except those of parts that are gathered by themselves."""
         inner = {
             id(each)
             for part in module.modules()
@@ -168,7 +166,7 @@ class Gathered:
                 group.reshard()
 
     def _unit_done(self, module: nn.Module, *_: Any) -> None:
-        # A checkpoint repeats it for the gradients that it makes next.
+        # In a backward pass, a checkpoint repeats the forward pass, and needs the parameters next.
         if torch.compiler.is_compiling() or in_backward():
             return
         for group in module._get_fsdp_state()._fsdp_param_groups:  # type: ignore[operator]
@@ -191,7 +189,7 @@ class Gathered:
             self._kept.clear()
 
     def _begins(self) -> None:
-        """Before a backward pass, of this model or another: let go of what the script threw away."""
+        """Before any model's backward pass, drop unreduced gradients that the script has set to None."""
         for parameter, version in list(self._unreduced.items()):
             gradient = parameter.sharded_param.grad
             if gradient is None:

@@ -70,7 +70,7 @@ def device_mesh(comm: Communicator, mesh: Mesh) -> DeviceMesh:
             )
             meshes = [whole]
             if whole["tp"].size() > 1:
-                # For sums over both, such as the norm of gradients: DTensor finds it, and warns where it is missing.
+                # For sums over both axes, such as the norm of gradients: DTensor warns if this mesh does not exist.
                 meshes.append(whole["dp_shard", "tp"]._flatten(backend_override=options))
         if comm.backend == "nccl":
             for each in meshes:
@@ -94,9 +94,9 @@ def sizes_of(mesh: DeviceMesh) -> dict[Axis, int]:
 
 
 def _options(comm: Communicator) -> tuple[str, Backend.Options] | None:
-    """PyTorch gives the groups of a mesh the limit of its own, half an hour.
+    """Options with hpctrain's time limit for Gloo, whose sends and receives keep the limit of their group's creation.
 
-    Gloo's sends and receives keep the one that their group was made with.
+    PyTorch's own limit for the groups of a mesh is half an hour.
     """
     return ("gloo", Backend.Options("gloo", _limit())) if comm.backend == "gloo" else None
 
@@ -111,10 +111,10 @@ def _limit() -> timedelta:
 
 
 def say_when_pickled(comm: Communicator) -> None:
-    """From now on, say once on this rank that it pickles its part of a tensor.
+    """From now on, warn once on this rank when it pickles its part of a tensor, as ``torch.save`` does.
 
-    Not an error: every rank may write a file of its own, for as many ranks to read. torch.distributed.checkpoint, and
-    the states that ``full_state_dict`` makes, pickle no such tensor.
+    Not an error: every rank may write a file of its own, for as many ranks to read. torch.distributed.checkpoint and
+    ``full_state_dict`` pickle no such tensor.
     """
     global _watches_pickling
     if _watches_pickling or comm.size == 1:

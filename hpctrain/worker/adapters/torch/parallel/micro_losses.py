@@ -1,4 +1,4 @@
-"""Refuses a pipeline's losses that are no means over samples: micro-batches are weighted by their numbers of samples.
+"""Refuses a pipeline's losses that are not means over samples: micro-batches are weighted by their numbers of samples.
 
 A mean over tokens, of which micro-batches have different numbers, needs the pipeline's ``count``.
 """
@@ -13,7 +13,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.divisors import Divided, divisors
 from hpctrain.worker.adapters.torch.sums import not_own
 
-# Of equal numbers, relative to their mean's square: several times what float32 leaves of 1 / count.
+# The largest variance of equal numbers, relative to their squared mean: several times float32's error of 1 / count.
 _VARIANCE = 1e-10
 _HINT = (
     "let the loss return the sum, and give ht.Pipeline what the sum is divided by: "
@@ -24,7 +24,7 @@ _HINT = (
 class MicroLosses:
     """What the losses of one step's micro-batches are divided by, for each of their samples.
 
-    Ranks add it up together with the loss: equal numbers have no variance.
+    The ranks add up its numbers together with the loss, and find unequal divisors by their variance.
     """
 
     def __init__(self) -> None:
@@ -37,19 +37,19 @@ class MicroLosses:
             return
         parts = [part for part, _ in divisors(loss.grad_fn)]
         self._sums += any(_is_no_mean(part, samples, alone=len(parts) == 1) for part in parts)
-        # Of others, as penalties on weights, it is not certain that they depend on the samples at all.
+        # Other parts, such as penalties on weights, may not depend on the samples at all.
         certain = [part.divisor / samples for part in parts if part.exact]
         if certain:
             self._found.append(sum(place * each for place, each in enumerate(certain, start=1)))
 
     def numbers(self) -> NDArray[np.float64]:
-        """Four numbers, to be added up over the ranks."""
+        """Four numbers to add up over the ranks: their count, sum, sum of squares, and the number of sums."""
         own = np.array(self._found)
         return np.array([len(own), own.sum(), (own**2).sum(), self._sums])
 
 
 def require_means(numbers: NDArray[np.float64]) -> None:
-    """Refuse what the ranks found together.
+    """Refuse losses that are not means over samples, on any rank.
 
     Args:
         numbers: the sum over the ranks of :meth:`MicroLosses.numbers`.
@@ -72,7 +72,7 @@ def require_means(numbers: NDArray[np.float64]) -> None:
 
 
 def _is_no_mean(part: Divided, samples: int, *, alone: bool) -> bool:
-    """Whether it is a sum over samples; one of a script's own arithmetic may be over something else."""
+    """Whether a part is a sum over samples. A script's own arithmetic counts only as its loss's single part."""
     if part.is_sum and part.exact:
         undivided = samples == 1 and not any(each in (1, part.elements) for each in (part.unscaled, *part.over))
         return undivided or not_own(part, samples=[samples], ranks=1, accumulated=1) is not None

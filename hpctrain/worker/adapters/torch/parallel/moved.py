@@ -1,4 +1,4 @@
-"""Divides what an optimizer keeps for a parameter as the parameter that takes its place is divided."""
+"""Divides an optimizer's state like the divided parameters that replace its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from hpctrain.worker.adapters.torch.pieces import local_pieces, local_tensor
 
 
 def check_fits(name: str, value: torch.Tensor, old: torch.Tensor) -> None:
-    """Refuse what an optimizer keeps for a parameter, if it is neither a number nor has an element for each of its.
-
-    Raises:
-        HpctrainError: names it.
-    """
+    """Raise HpctrainError for a tensor of an optimizer's state that is no number and not of its parameter's shape."""
     if value.numel() != 1 and value.shape != old.shape:
         raise HpctrainError(
             f"the optimizer keeps {name!r} of shape {tuple(value.shape)} for a parameter of shape {tuple(old.shape)}, "
@@ -25,11 +21,7 @@ def check_fits(name: str, value: torch.Tensor, old: torch.Tensor) -> None:
 
 @torch.no_grad()
 def divided(name: str, value: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """This rank's part of what every rank keeps whole; numbers stay as they are.
-
-    Raises:
-        HpctrainError: as :func:`check_fits`.
-    """
+    """This rank's part of a tensor of the state, which every rank has whole. Numbers stay unchanged."""
     if not isinstance(new, DTensor) or (value.numel() == 1 and (name == "step" or new.numel() > 1)):
         return value
     check_fits(name, value, old)

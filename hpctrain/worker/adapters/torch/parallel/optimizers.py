@@ -15,7 +15,7 @@ from hpctrain.worker.adapters.torch.references import Optimizer, optimizers_in, 
 
 # Their fused kernels take DTensors (torch/distributed/tensor/_ops/_pointwise_ops.py of PyTorch 2.13); SGD's does not.
 _FUSED = (torch.optim.Adam, torch.optim.AdamW)
-# Each element by itself, in operations that DTensors have: the tests show it, and nothing has to be tried.
+# Update each element by itself, in operations that DTensors have. The tests show that, so these need no trial.
 _ELEMENT_WISE = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
     *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.RMSprop),
@@ -23,12 +23,10 @@ _ELEMENT_WISE = (
 
 
 class Rewiring:
-    """Which parameters of a model some optimizers update, by name; made before the parameters are replaced.
+    """Which parameters of a model its optimizers update, by name. Create it before the parameters are replaced.
 
     Args:
-        model: with its plain parameters.
-        optimizers: of these.
-        alone: other ranks get other parameters.
+        alone: whether other ranks get other parameters, as in a pipeline.
 
     Raises:
         HpctrainError: an optimizer has parameters that the model does not have.
@@ -42,10 +40,10 @@ class Rewiring:
             _check(optimizer, known)
 
     def apply(self, models: Iterable[nn.Module]) -> None:
-        """Give each optimizer the parameters that now have the names of its own; those that no model has are left out.
+        """Give each optimizer the parameters that now have its parameters' names, except names that no model has.
 
         Raises:
-            HpctrainError: it would give other numbers with them.
+            HpctrainError: an optimizer would compute other numbers with them.
         """
         new = {name: each for model in models for name, each in model.named_parameters(remove_duplicate=False)}
         now: dict[int, dict[int, nn.Parameter]] = {}
@@ -59,15 +57,14 @@ class Rewiring:
 
 
 def rewire(optimizer: Optimizer, now: New, *, alone: bool = False) -> None:
-    """Put other parameters in the place of an optimizer's, and divide what it keeps for them.
+    """Replace an optimizer's parameters in place, and divide its state for them.
 
     Args:
-        optimizer: changed in place, with what it holds.
-        now: what takes each one's place, by the ``id`` of the old ones, which live as long as this runs.
-        alone: other ranks get other parameters.
+        now: the replacements by the ``id`` of each old parameter.
+        alone: whether other ranks get other parameters, as in a pipeline.
 
     Raises:
-        HpctrainError: it would give other numbers with them.
+        HpctrainError: the optimizer would compute other numbers with them.
     """
     every = optimizers_in(optimizer)
     prepare: Callable[[Optimizer], None] = fuse
@@ -79,12 +76,12 @@ def rewire(optimizer: Optimizer, now: New, *, alone: bool = False) -> None:
 
 
 def _tried(optimizer: Optimizer, now: New, alone: bool) -> Callable[[Optimizer], None]:
-    """What has to be done to the optimizer so that it gives the same numbers."""
+    """The preparation with which the optimizer computes the same numbers, found by trial."""
     try:
         try_rule(optimizer, now, prepare=fuse, alone=alone)
         return fuse
     except HpctrainError:
-        # Of several parameters at once, not all operations are there for DTensors.
+        # DTensors lack some operations on several parameters at once: try a loop.
         groups = [group for each in optimizers_in(optimizer) for group in each.param_groups]
         if all(group.get("foreach", True) is not None for group in groups):
             raise
@@ -93,7 +90,7 @@ def _tried(optimizer: Optimizer, now: New, alone: bool) -> Callable[[Optimizer],
 
 
 def _is_known(optimizer: Optimizer) -> bool:
-    """Whether it is exact with DTensors, by the kernels that the script chose too."""
+    """Whether the optimizer is exact with DTensors, with the kernels that the script chose."""
     fused = any(group.get("fused") for group in optimizer.param_groups)
     return type(optimizer) in (_FUSED if fused else _ELEMENT_WISE)
 
@@ -115,9 +112,9 @@ def _check(optimizer: Optimizer, known: set[int]) -> None:
 
 
 def fuse(optimizer: Optimizer) -> None:
-    """Let an optimizer of DTensors use one kernel for all of them; a loop over them spends its time on dispatch.
+    """Let an optimizer of DTensors update all of them in one kernel, since a loop spends its time on dispatch.
 
-    What the script chose stays. Another package's foreach is left alone.
+    The script's own choice stays, and so do the settings of another package's optimizer.
     """
     if not type(optimizer).__module__.startswith("torch.optim."):
         return

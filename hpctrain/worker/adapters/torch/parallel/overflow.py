@@ -1,8 +1,8 @@
 """Lets a GradScaler see an overflow of any rank, and the gradients of an optimizer whose state is divided.
 
-PyTorch 2.13 agrees on one along those axes of a mesh on which the first gradient is divided
-(``found_inf_reduce_handler`` in torch/distributed/tensor/_dispatch.py). Where that one is whole on every rank of tp, as
-a normalisation's is, a rank whose part of another overflows would leave out a step that the others make.
+PyTorch 2.13 exchanges overflows along those axes of a mesh on which the first gradient is divided
+(``found_inf_reduce_handler`` in torch/distributed/tensor/_dispatch.py). If that gradient is whole on every rank of tp,
+as a normalisation's is, a rank whose part of another gradient overflows would skip a step that the others make.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def unscale_whole_gradients() -> None:
 
     def unscale_whole(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *arguments: Any) -> Any:
         groups = [{"params": [whole_of(each) for each in group["params"]]} for group in optimizer.param_groups]
-        # It reads nothing else of an optimizer.
+        # _unscale_grads_ reads only the groups of an optimizer.
         return unscale(scaler, SimpleNamespace(param_groups=groups), *arguments)  # type: ignore[arg-type]
 
     torch.amp.GradScaler._unscale_grads_ = unscale_whole  # type: ignore[method-assign, assignment]
 
 
 def count_as_checked(scaler: torch.amp.GradScaler, overflow: bool) -> None:
-    """Tell a GradScaler what the other ranks found, where it has no gradient to look at and would end with an error."""
+    """Give a GradScaler without gradients, which would raise an error, the overflow that the other ranks found."""
     unscale = type(scaler)._unscale_grads_
 
     def found(

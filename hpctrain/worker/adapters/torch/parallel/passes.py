@@ -1,4 +1,4 @@
-"""What is due at the end of each backward pass that makes gradients of a divided model, and whether it came to that."""
+"""Runs an action at the end of each backward pass through a divided model, and notices passes that never ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.worker.adapters.torch.forwards import in_backward
 
 
 class Passes:
-    """The backward passes through some parameters. One within another, as of a reentrant checkpoint, is part of it.
+    """Backward passes through given parameters. One within another, such as a reentrant checkpoint's, is part of it.
 
     Args:
         at_begin: called before a pass that is not within another one.
@@ -21,14 +21,14 @@ class Passes:
 
     def __init__(self, at_begin: Callable[[], None], at_end: Callable[[], None]) -> None:
         self._at_begin, self._at_end = at_begin, at_end
-        # Not 0: a backward function that was imported before hpctrain tells nobody of its passes.
+        # Not 0, because a backward function that was imported before hpctrain does not report its passes.
         self._begun = 1
         # The number of the pass that reached the parameters and has not ended.
         self._running = 0
         watch_backward(self)
 
     def backward_begins(self, _: Sequence[torch.Tensor], *, trains: bool, within: bool) -> None:
-        """Take part in the pass around one that begins within it, at whose end parameters are still needed."""
+        """Count a new pass; one within another joins the outer pass, which still needs the parameters at its end."""
         if within:
             self.reached()
         else:
@@ -36,7 +36,7 @@ class Passes:
             self._at_begin()
 
     def reached(self) -> bool:
-        """A gradient was made: ask autograd, once in a pass, to call back at its end; returns whether it was now."""
+        """Ask autograd, at a pass's first gradient, to call back at its end. Returns whether this was the first."""
         if self._running == self._begun or not in_backward():
             return False
         self._running = self._begun
@@ -48,17 +48,13 @@ class Passes:
         self._running = 0
 
     def check_ended(self) -> None:
-        """Refuse to go on after a pass that an error ended: what it made is neither reduced nor gone.
-
-        Raises:
-            HpctrainError: an error did.
-        """
+        """Raise HpctrainError after a pass that an error ended, whose gradients are neither reduced nor dropped."""
         if self._running and not (in_backward() and self._running == self._begun):
             refuse_ended()
 
 
 def watch_gradients(parameters: Iterable[torch.nn.Parameter], at_gradient: Callable[[], Any]) -> None:
-    """Call back at each gradient that is made of a parameter."""
+    """Call ``at_gradient`` at each gradient of these parameters."""
 
     def made(_: torch.Tensor) -> None:
         at_gradient()

@@ -43,7 +43,7 @@ from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm import Communicator, current
 
-# Numbers of each gradient that tell whether it was changed.
+# How many numbers of each gradient are compared to find out whether it was changed.
 _SAMPLED = 16
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -117,7 +117,7 @@ class Pipeline:
         check_plan(model, sizes, self._plan)
         cut = Cut.of(model, self._plan.blocks, self._pp * per_rank)
         ties, rewiring = ties_of(model, cut), Rewiring(model, optimizers, alone=self._pp > 1)
-        # A parameter that two stages have goes by one name, as it does in the whole model.
+        # A parameter that two stages share has one name, as in the whole model.
         self._first_names = {name: first for first, *others in tied_names(model) for name in others}
         check_same_model(self._comm, model)
         broadcast_model(self._comm, model)
@@ -142,13 +142,13 @@ class Pipeline:
             each.register_step_pre_hook(self._before_step)
         self._taken: torch.Tensor | None = None
         self._size = 0
-        # False where an error came out of a step, however far it had come.
+        # False after an error in a step, wherever it occurred.
         self._ended = True
         self._schedules = Schedules(schedule, self._by_number, self._micro_batches, self._loss, self._mesh)
         ready(self._comm, "model")
 
     def _check_ties(self, ties: Sequence[Tie]) -> None:
-        """What two stages share is divided over tp alike."""
+        """Refuse a parameter that two stages share and divide over tp differently."""
         own = {name: str(getattr(each, "placements", "")) for part in self.stages for name, each in _named(part)}
         everyone = {name: form for each in self._comm.allgather_object(own) for name, form in each.items()}
         for tie in ties:
@@ -188,7 +188,7 @@ class Pipeline:
 
         Args:
             inputs: samples along the first dimension.
-            target: the same.
+            target: one target per sample, along the first dimension.
             scale: a factor of the loss, such as 1 / steps when gradients are accumulated.
             scaler: the GradScaler, for 16-bit training; an overflow in one stage counts as an overflow in all.
             count: when gradients are accumulated, what this rank's parts of all steps of the update are divided by, by
@@ -209,7 +209,7 @@ class Pipeline:
         self.accept_gradients()
         if scaler is not None and scaler.is_enabled():
             self._spread_overflow(scaler)
-            self._taken = None  # It will change them.
+            self._taken = None  # The scaler is about to change the gradients.
         return found / factor
 
     def evaluate(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
@@ -261,7 +261,7 @@ class Pipeline:
         weight = batch_weights(self._comm).of_inputs((inputs, target))()
         rows = size * self._micro_batches
         counts = [min(max(samples - start, 0), size) for start in range(0, rows, size)]
-        # Of the padding, what the loss gets is cut off again.
+        # The padding is cut off again before the loss.
         factors = [(own if weight else 0, factor * weight * own / samples) for own in counts]
         if self._count_of is not None:
             divisor = self._counted(self._count_of(target) if count is None else count, weight)
@@ -270,7 +270,7 @@ class Pipeline:
         return _padded(inputs, rows)
 
     def _counted(self, count: torch.Tensor | float, weight: float) -> float:
-        """What the mean over the ranks of their sums is divided by. Collective."""
+        """The divisor that turns the mean over the ranks of their sums into the mean of the batch. Collective."""
         own = float(count) if weight else 0.0
         return float(self._comm.allreduce(np.array([own]), "sum")[0]) / self._comm.size
 
@@ -284,7 +284,7 @@ class Pipeline:
 
     def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss of a micro-batch, with its share of the whole batch's mean."""
-        # Torch gives the loss no number of the micro-batch; its target lies in the batch's memory.
+        # PyTorch passes no number of the micro-batch; the target's place in the batch's memory tells it.
         batch = self._batch
         offset = target.data_ptr() - batch.target.data_ptr()
         count, factor = batch.factors[offset // (batch.size * batch.target.stride(0) * target.itemsize)]
@@ -332,7 +332,7 @@ class Pipeline:
         self._taken = self._sample()
 
     def _sample(self) -> torch.Tensor | None:
-        """A few numbers of each gradient, which a norm that clips would change; PyTorch counts no versions here."""
+        """A few numbers of each gradient, which clipping by a norm would change. Version counters do not show that."""
         numbers = [each.detach().flatten()[:_SAMPLED].double() for each in self._gradients()]
         return torch.cat(numbers).nan_to_num() if numbers else None
 
@@ -359,7 +359,7 @@ class Pipeline:
             )
 
     def _spread_overflow(self, scaler: torch.amp.GradScaler) -> None:
-        """A GradScaler looks at its own rank's gradients."""
+        """Make all ranks' GradScalers see an overflow on any rank, since each checks its own rank's gradients only."""
         own = self._gradients()
         overflow = not all(bool(each.isfinite().all()) for each in own)
         overflow = bool(self._comm.allreduce(np.array([float(overflow)]), "max")[0])
@@ -375,7 +375,7 @@ def _named(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch in micro-batches: their size, the padded targets, and of each the samples that count and their factor."""
+    """A batch in micro-batches: their size, the padded targets, and for each its samples that count and its factor."""
 
     size: int
     target: torch.Tensor
@@ -383,7 +383,7 @@ class _Batch:
 
 
 def _own_error(error: BaseException | None) -> HpctrainError | None:
-    """What PyTorch's schedules wrap when a stage raises it."""
+    """The HpctrainError of a stage within the error that PyTorch's schedules wrap it in; None for other errors."""
     while error is not None and not isinstance(error, HpctrainError):
         error = error.__cause__
     return error
@@ -402,7 +402,7 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
 
 
 def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """With the last row repeated until there are so many, in memory of one piece."""
+    """The tensor with its last row repeated up to ``rows`` rows, contiguous."""
     missing = rows - len(tensor)
     padded = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing else tensor
     return padded.contiguous()

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from hpctrain.common.errors import HpctrainError, nearest
 
 Modules = Sequence[type[nn.Module] | str]
-# How models call the width of a head, and their number. A rank computes whole heads.
+# Common names of a head's width and of the number of heads. A rank computes whole heads.
 _HEAD_SIZES = ("head_size", "head_dim", "head_width", "_head_size", "_head_dim")
 _HEADS = ("heads", "n_heads", "n_head", "num_heads", "num_attention_heads", "_heads")
 
@@ -64,7 +64,7 @@ class ParallelPlan:
         """Refuse what does not fit a model.
 
         Raises:
-            HpctrainError: a module that it does not have, or widths that tp does not divide.
+            HpctrainError: the plan names a module that the model does not have, or tp does not divide a width.
         """
         names_of(model, self.shard, "shard")
         names_of(model, self.recompute, "recompute")
@@ -74,16 +74,16 @@ class ParallelPlan:
 
 
 def names_of(model: nn.Module, wanted: Modules, key: str) -> list[str]:
-    """The names of the modules that a key of a plan means, each once, in the model's order.
+    """The names of the modules that a key of a plan selects, each once, in the model's order.
 
     Raises:
-        HpctrainError: one that the model does not have; says which are there.
+        HpctrainError: the model has no such module; suggests the nearest ones.
     """
     modules = {name: module for name, module in model.named_modules() if name}
     found: set[str] = set()
     for item in wanted:
         if not (own := present(modules, [item])):
-            # Of layers of a number, one stands for all.
+            # Numbered layers are suggested as one pattern.
             known = {re.sub(r"\b[0-9]+\b", "*", name) for name in modules}
             known |= {type(module).__name__ for module in modules.values()}
             raise HpctrainError(
@@ -95,7 +95,7 @@ def names_of(model: nn.Module, wanted: Modules, key: str) -> list[str]:
 
 
 def present(modules: Mapping[str, nn.Module], wanted: Modules) -> set[str]:
-    """Those of some modules that are meant, by name; a stage of a pipeline need not have all."""
+    """The names of the wanted modules among these. A stage of a pipeline need not have all of them."""
     return {name for name, module in modules.items() for item in wanted if _is_meant(name, module, item)}
 
 
@@ -114,7 +114,7 @@ def _text(item: type | str) -> str:
 
 
 def _check_width(model: nn.Module, name: str, style: ParallelStyle, tp: int) -> None:
-    """A rank has whole columns, rows and heads."""
+    """Refuse a width or a number of heads that tp does not divide: a rank has whole columns, rows and heads."""
     module = model.get_submodule(name)
     divided = _divided(module, style)
     if divided is None:

@@ -39,7 +39,7 @@ SCHEDULES: dict[str, tuple[type, int]] = {
     "interleaved_zero_bubble": (ScheduleInterleavedZeroBubble, 2),
     "zbv": (ScheduleZBVZeroBubble, 2),
 }
-# Each keeps one activation and one gradient per micro-batch and neighbouring stage.
+# The most schedules kept. Each holds an activation and a gradient per micro-batch and neighbouring stage.
 _KEPT = 8
 # What the header of an evaluation's messages can describe: types by their index, and so many dimensions.
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -72,14 +72,12 @@ def rank_of(schedule: str, stage: int, pp: int) -> int:
 
 
 class Schedules:
-    """What runs the micro-batches of one pipeline.
+    """The schedules of one pipeline, one for each kind of batch.
 
     Args:
-        name: of the schedule.
-        stages: this rank's, by number.
+        stages: this rank's stages by their numbers.
         micro_batches: how many a batch is cut into.
-        loss: of an output and its target.
-        mesh: of the run.
+        loss: computes the loss of an output and its target.
     """
 
     def __init__(
@@ -145,9 +143,9 @@ class Schedules:
 class _Stage(PipelineStage):
     """A stage that learns the shapes of its messages without a trace in the model.
 
-    PyTorch's runs a forward and a backward pass for it, in part of numbers that were never set: batch norms would count
-    them, FSDP2 would lose gradients that accumulate, and gather and reduce more often than on ranks whose batches stay
-    the same.
+    PyTorch's own runs a forward and a backward pass for that, partly on uninitialised numbers: batch norms would count
+    them, FSDP2 would lose accumulated gradients, and gather and reduce more often than on ranks whose batches stay the
+    same.
     """
 
     def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
@@ -159,12 +157,12 @@ class _Stage(PipelineStage):
         return outputs
 
     def _backward_metadata_inference(self, loss_fn: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Not the script's loss, which may count its calls.
+        # A stand-in for the script's loss, which may count its calls.
         return super()._backward_metadata_inference(loss_fn and (lambda output, *_: output.sum()), *args, **kwargs)
 
     def _compute_input_grads(self, outputs: Any, all_fwd_inputs: Any, grad_outputs: Any = None) -> Any:
         if any(isinstance(each, DTensor) for each in all_fwd_inputs):
-            # How its gradient is divided, only a backward pass tells.
+            # Only a backward pass shows how its gradient is divided.
             return super()._compute_input_grads(outputs, all_fwd_inputs, grad_outputs)
         return tuple(torch.empty_like(each) if each.requires_grad else None for each in all_fwd_inputs)
 
@@ -194,7 +192,7 @@ class _Stage(PipelineStage):
         return gradients, []
 
     def _check(self, output: Any) -> None:
-        """The next stage waits for what the first micro-batch of this kind had."""
+        """Refuse outputs unlike those of this kind's first micro-batch, which the next stage waits for."""
         outputs = output if isinstance(output, tuple) else (output,)
         found = [(tuple(each.shape), each.dtype, each.requires_grad) for each in outputs]
         first = [(tuple(each.shape), each.dtype, each.requires_grad) for each in self._stage_meta.outputs or ()]
@@ -213,7 +211,7 @@ def _is_trained(value: Any) -> bool:
 
 
 def _autocast(device: str) -> tuple[bool, torch.dtype]:
-    """It decides the type of what stages send."""
+    """The autocast settings, which decide the type of the stages' messages."""
     return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
@@ -267,7 +265,7 @@ def _receive(count: int, rank: int, group: Any) -> list[torch.Tensor]:
 
 
 def _reshard(stage: nn.Module) -> None:
-    """Without a backward pass FSDP2 would keep the gathered parameters."""
+    """Free the gathered parameters, which FSDP2 would keep without a backward pass."""
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

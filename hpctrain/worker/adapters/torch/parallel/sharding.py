@@ -23,7 +23,7 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: ParallelPlan, *, keep: boo
     """Divide a model, or a stage of one, whose parameters are equal on all ranks.
 
     Args:
-        keep: gathered parameters are kept from the forward to the backward pass, whatever the plan's stage of ZeRO.
+        keep: whether to keep gathered parameters up to the backward pass, whatever the plan's stage of ZeRO.
     """
     sizes = sizes_of(mesh)
     set_divided(module)
@@ -38,10 +38,10 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: ParallelPlan, *, keep: boo
     modules = dict(module.named_modules())
     units = [name for name in modules if name and name in present(modules, plan.shard)]
     _check_ties(module, units)
-    # From the inside out: each takes the parameters that none within it took.
+    # From the inside out: each unit takes the parameters that no unit within it has taken.
     for name in reversed(units):
         fully_shard(modules[name], reshard_after_forward=plan.zero == 3 and not keep, **settings)
-    # The root's are needed first in the backward pass, so that PyTorch keeps them by default.
+    # None is PyTorch's default: keep the root's parameters, which the backward pass needs first.
     fully_shard(module, reshard_after_forward=None if plan.zero == 3 and not keep else False, **settings)
 
 
@@ -64,7 +64,7 @@ def _precision(plan: ParallelPlan) -> MixedPrecisionPolicy:
 
 
 def _check_ties(module: nn.Module, units: list[str]) -> None:
-    """A parameter belongs to what is gathered together; of two such modules one would lose it."""
+    """Refuse a parameter of two units: each parameter is gathered with one, and the other would lose it."""
     for names in tied_names(module):
         owners = {next((unit for unit in reversed(units) if name.startswith(f"{unit}.")), "") for name in names}
         if len(owners) > 1:

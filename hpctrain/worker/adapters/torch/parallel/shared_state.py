@@ -30,12 +30,11 @@ from hpctrain.worker.comm import Communicator
 
 
 def share_state(comm: Communicator, optimizers: Sequence[Optimizer], mesh: DeviceMesh) -> None:
-    """Divide what optimizers keep over the ranks of a 1-D mesh, on which the parameters are equal.
+    """Divide the optimizers' state over the ranks of a 1-D mesh, on which the parameters are equal.
 
     Args:
-        comm: whose buffers the gradients may lie in.
-        optimizers: of parameters whose gradients are reduced already.
-        mesh: the ranks.
+        comm: the communicator whose buffers the gradients may lie in.
+        optimizers: those whose parameters' gradients are reduced already.
     """
     unscale_whole_gradients()
     for optimizer in optimizers:
@@ -47,18 +46,18 @@ class _Shared:
     def __init__(self, optimizer: Optimizer, mesh: DeviceMesh) -> None:
         self._mesh = mesh
         self._parts: list[tuple[nn.Parameter, nn.Parameter]] = []
-        # What is stepping, around optimizers that step within it.
+        # The optimizer whose step is running, around any steps of optimizers within it.
         self._outer: Optimizer | None = None
         self._in_method = False
         rewire(optimizer, {id(each): [self._part(each)] for each in parameters_of(optimizer)})
         for each in optimizers_in(optimizer):
             each.register_step_pre_hook(self._before_step)
             each.register_step_post_hook(self._after_step)
-            # The gradients are the whole parameters', of which the optimizer does not know.
+            # Replaced because the gradients belong to the whole parameters, which the optimizer does not have.
             each.zero_grad = self._zero_grad  # type: ignore[method-assign]
             for name in _own_methods(each):
                 setattr(each, name, self._watched(name, getattr(each, name)))
-        # For scripts that clip what the optimizer has.
+        # Set the parts' gradients after each pass, for scripts that clip the optimizer's parameters.
         passes = Passes(lambda: None, self._take_gradients)
         watch_gradients((whole for _, whole in self._parts), passes.reached)
 
@@ -69,7 +68,7 @@ class _Shared:
         return part
 
     def _divided(self, tensor: torch.Tensor) -> DTensor:
-        """A view, of which this rank has its rows."""
+        """A DTensor whose local part is a view of this rank's rows."""
         flat = tensor if tensor.dim() else tensor.view(1)
         return DTensor.from_local(
             self._rows(tensor), self._mesh, [Shard(0)], run_check=False, shape=flat.shape, stride=flat.stride()
@@ -121,12 +120,12 @@ class _Shared:
         return called
 
     def _content(self) -> tuple[list[int], list[int]]:
-        """Another one after a write to a part: the DTensor counts them, unless they are through ``part.data``."""
+        """A value that a write to a part changes: DTensors count versions, and checksums show writes by ``.data``."""
         own = checksums(local_tensor(part) for part, _ in self._parts)
         return [part._version for part, _ in self._parts], own.tolist()
 
     def _refuse_empty(self, name: str) -> None:
-        """Ranks know from their own rows that a method changed parameters."""
+        """Refuse parameters that leave ranks without rows, which cannot notice that a method changed them."""
         if all(parameter.shape[:1].numel() < self._mesh.size() for _, parameter in self._parts):
             raise HpctrainError(
                 f"with zero=1, {name}() of the optimizer changes parameters outside of step(), of which some of the "
@@ -142,7 +141,7 @@ class _Shared:
                 part.grad = self._divided(parameter.grad)
 
     def drop_gradients(self) -> None:
-        """Let go of the parts' gradients, which are views of the whole ones."""
+        """Drop the parts' gradients, which are views of the whole ones."""
         for part, _ in self._parts:
             part.grad = None
 

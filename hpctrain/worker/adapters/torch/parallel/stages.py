@@ -23,9 +23,9 @@ class Cut:
 
     Attributes:
         blocks: the name of the ``nn.ModuleDict`` that is cut.
-        keys: of its blocks in each stage.
-        first: children that come before it, which are in the first stage.
-        last: children that come after it, which are in the last one.
+        keys: for each stage, the keys of its blocks.
+        first: children that come before the blocks, which are in the first stage.
+        last: children that come after the blocks, which are in the last stage.
     """
 
     blocks: str
@@ -79,7 +79,7 @@ class Cut:
         return next(stage for stage, own in enumerate(self.keys) if key in own)
 
     def take(self, model: nn.Module, stages: Sequence[int]) -> list[nn.Module]:
-        """These stages. The model itself becomes the first of them, and lets go of all parts that are in none."""
+        """These stages. The model itself becomes the first of them, and drops all parts that are in none."""
         copies = [_shallow(model) for _ in stages[1:]]
         parts = [model, *copies]
         for part, stage in zip(parts, stages, strict=True):
@@ -105,10 +105,10 @@ class Tie:
 
 
 def ties_of(model: nn.Module, cut: Cut) -> list[Tie]:
-    """The parameters that different stages share.
+    """The parameters that two stages share.
 
     Raises:
-        HpctrainError: more than two do.
+        HpctrainError: more than two stages share one.
     """
     found = []
     for names in tied_names(model):
@@ -127,7 +127,7 @@ def ties_of(model: nn.Module, cut: Cut) -> list[Tie]:
 def _shallow(model: nn.Module) -> nn.Module:
     """The same modules and parameters in a module of its own."""
     copied = copy.copy(model)
-    # Its hooks and its tables of children would be the model's.
+    # Copied too, or hooks and tables of children would be shared with the model.
     copied.__dict__.update({key: copy.copy(value) for key, value in model.__dict__.items() if isinstance(value, dict)})
     return copied
 
@@ -136,17 +136,16 @@ class TiedGradients:
     """The parameters that this rank's stages share with others, or with each other.
 
     Args:
-        ties: of the whole model.
-        stages: this rank's, by number.
-        rank_of: the rank within pp that has a stage.
-        group: the ranks of pp.
+        ties: those of the whole model.
+        stages: this rank's stages by their numbers.
+        rank_of: gives the rank within pp that has a stage.
     """
 
     def __init__(
         self, ties: Sequence[Tie], stages: Mapping[int, nn.Module], rank_of: Callable[[int], int], group: Any
     ) -> None:
         self._group = group
-        # In the order of the stages, which is the order in which all ranks add up; None where another rank has it.
+        # In the order of the stages, in which all ranks add up; None for a parameter of another rank's stage.
         self._shared: list[tuple[list[nn.Parameter | None], int]] = []
         self._copies: set[int] = set()
         for tie in ties:
@@ -177,7 +176,7 @@ class TiedGradients:
     def add_up(self) -> None:
         """Replace the gradients by their sums, so that both copies have what the one parameter would have. Collective.
 
-        After each backward pass, and not only before an update: a script may clip or change gradients by itself.
+        Call it after each backward pass, and not only before an update, since a script may clip or change gradients.
         """
         for own, peer in self._shared:
             locals_ = [None if each is None else _local(each) for each in own]

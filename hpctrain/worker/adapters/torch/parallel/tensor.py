@@ -1,6 +1,6 @@
-"""Tensor parallelism: the layers of a plan are divided over tp, all other parameters are DTensors that every rank has.
+"""Tensor parallelism: the layers of a plan are divided over tp, all other parameters become replicated DTensors.
 
-``clip_grad_norm_`` and the fused optimizers want all parameters on one mesh.
+``clip_grad_norm_`` and the fused optimizers need all parameters on one mesh.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpctrain.worker.adapters.torch.parallel.plan import present
 
 
 def parallelise_tensors(model: nn.Module, mesh: DeviceMesh, tensor: Mapping[str, ParallelStyle]) -> None:
-    """Divide a model's layers over a 1-D mesh, on whose ranks it is equal. Names that it lacks are passed over.
+    """Divide a model's layers over a 1-D mesh, on whose ranks it is equal. Names that it lacks are skipped.
 
     Raises:
         HpctrainError: modules that share a parameter are divided in different ways.
@@ -48,7 +48,7 @@ def set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def _tie_again(model: nn.Module, ties: Sequence[Sequence[str]]) -> None:
-    """parallelize_module gives each module a parameter of its own."""
+    """Share parameters again: parallelize_module has given each module one of its own."""
     for first, *others in ties:
         kept = model.get_parameter(first)
         for name in others:
@@ -91,7 +91,7 @@ class _Whole:
     def begin(self, module: nn.Module, _: Any) -> None:
         for name in self._names:
             parameter = cast(DTensor, module._parameters[name])
-            # What an object's own dictionary holds comes before what nn.Module finds among the parameters.
+            # An object's own dictionary takes precedence over nn.Module's parameters.
             module.__dict__[name] = parameter.to_local(grad_placements=[Replicate()])
 
     def end(self, module: nn.Module, *_: Any) -> None:

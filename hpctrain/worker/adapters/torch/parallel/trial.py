@@ -1,8 +1,8 @@
 """Tries an optimizer's rule on small stand-ins for its parameters, divided and whole, before it gets divided ones.
 
-Where a rule looks at more than single elements (norms, factored moments, preconditioners), it depends on PyTorch's
-DTensors whether it gives the same numbers, or an error, or in silence others. And an optimizer may keep its parameters
-where nobody finds them to replace them. A copy of the optimizer, with what it holds, shows all of it.
+If a rule uses more than single elements (norms, factored moments, preconditioners), it depends on PyTorch's DTensors
+whether it computes the same numbers, fails, or silently computes others. And an optimizer may keep its parameters where
+they cannot be found and replaced. A trial with a copy of the optimizer and its state shows all of that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ New = Mapping[int, Sequence[nn.Parameter]]
 STEPS = 11
 # Sums over the ranks are rounded in another order.
 _TOLERANCE = 1e-10
-# What PyTorch says of a maximum, a norm or a quantile of nothing.
+# PyTorch's errors for a maximum, a norm or a quantile of an empty tensor.
 _OF_NOTHING = r"[Ee]xpected reduction dim|does not have an identity|must be non-empty"
 _KEPT = "keep parameters in lists, dictionaries or attributes of the optimizer, not in functions"
 _HINT = (
@@ -44,16 +44,13 @@ _HINT = (
 
 
 def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], None], alone: bool) -> None:
-    """Refuse an optimizer that would give other numbers with its new parameters.
+    """Raise HpctrainError for an optimizer that would compute other numbers with its new parameters.
 
     Args:
-        optimizer: with its old parameters. It stays as it is.
-        now: by the ``id`` of each old parameter what takes its place.
-        prepare: what is done to an optimizer that got divided parameters.
-        alone: other ranks have other parameters, so that the rule for one may not depend on another.
-
-    Raises:
-        HpctrainError: says what was found.
+        optimizer: the optimizer with its old parameters. It stays unchanged.
+        now: the replacements by the ``id`` of each old parameter.
+        prepare: called with an optimizer that got divided parameters.
+        alone: whether other ranks have other parameters, so that the rule for one may not depend on another.
     """
     chosen = _chosen(optimizer, now, 2 if alone else 1)
     if not chosen:
@@ -68,7 +65,8 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
             raise
         except Exception as error:
             raise HpctrainError(
-                f"{name} fails with other parameters than the model's, as it would get on this mesh: {_said(error)}",
+                f"{name} fails with other parameters than the model's, as it would get on this mesh: "
+                f"{_describe(error)}",
                 f"{_KEPT}; or train replicas, without the mesh",
             ) from error
         if any(_parted(_shape(each, new), new, empty=True) != _shape(each, new) for each, new in _pairs(chosen, now)):
@@ -77,7 +75,7 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
             parts = trial.run(chosen, divide=True)
         except Exception as error:
             raise HpctrainError(
-                f"{name} fails with parameters that are divided over ranks: {_said(error)}", _HINT
+                f"{name} fails with parameters that are divided over ranks: {_describe(error)}", _HINT
             ) from error
         if any(each._version != versions[id(each)] for each in parameters_of(optimizer)) or not trial.moved(whole):
             raise HpctrainError(
@@ -101,15 +99,15 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
 def _try_empty(trial: _Trial, chosen: Sequence[nn.Parameter], name: str) -> None:
     """Refuse a rule that some rank could not compute for parameters of which it has no rows.
 
-    Every rank finds out by itself. With divided parameters one would fail while the others wait for it.
+    Every rank tries it alone: with divided parameters one rank would fail while the others wait for it.
     """
     try:
         trial.run(chosen, divide=False, empty=True)
     except Exception as error:
-        # Others come from shapes, which divided parameters have in full.
+        # Other errors come from the shapes, which divided parameters report in full.
         if re.search(_OF_NOTHING, str(error)):
             raise HpctrainError(
-                f"{name} fails on ranks that have no rows of a parameter: {_said(error)}",
+                f"{name} fails on ranks that have no rows of a parameter: {_describe(error)}",
                 f"take no more ranks than the smallest parameter has rows; or {_HINT}",
             ) from error
 
@@ -121,11 +119,11 @@ class _Trial:
         self._seeds: dict[int, int] = {}
 
     def run(self, chosen: Sequence[nn.Parameter], *, divide: bool, empty: bool = False) -> list[torch.Tensor]:
-        """What some steps of a copy make of stand-ins for the chosen parameters.
+        """The stand-ins for the chosen parameters after some steps of a copy of the optimizer.
 
         Args:
-            divide: over the ranks. Collective then.
-            empty: they are what a rank without rows has, where one has none.
+            divide: whether to divide them over the ranks. Collective then.
+            empty: whether to replace those of which some rank has no rows by the empty part that it has.
         """
         torch.manual_seed(0)
         random.seed(0)
@@ -148,7 +146,7 @@ class _Trial:
             if divide:
                 self._prepare(each)
             _start_warm(each)
-        # ScheduleFree's; a script may call it after ht.distribute only.
+        # For ScheduleFree: a script may call its train() only after ht.distribute.
         getattr(twin, "train", lambda: None)()
         own = list(stand_ins.values())
 
@@ -164,12 +162,12 @@ class _Trial:
         return _Point(old, self._now[id(old)][0], self._seeds.setdefault(id(old), len(self._seeds)), empty=empty)
 
     def moved(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the stand-ins have other values than at first."""
+        """Whether the steps have changed any stand-in."""
         return any(not torch.equal(point.begin, tensor) for point, tensor in zip(self._points, tensors, strict=True))
 
 
 class _Point:
-    """A stand-in's values at first, and the quadratic function that is minimised."""
+    """A stand-in's initial values, and the quadratic function that the trial minimises."""
 
     def __init__(self, old: nn.Parameter, new: nn.Parameter, seed: int, *, empty: bool) -> None:
         generator = torch.Generator("cpu").manual_seed(seed)
@@ -204,7 +202,7 @@ class _Point:
 
 
 def _chosen(optimizer: Optimizer, now: New, count: int) -> list[nn.Parameter]:
-    """Parameters of each kind: in the groups, shapes and layouts between which a rule may distinguish."""
+    """Up to ``count`` parameters of each kind that a rule may distinguish: by group settings, shape and layout."""
     kinds: dict[Any, list[nn.Parameter]] = {}
     for group in optimizer.param_groups:
         settings = sorted((key, str(value)) for key, value in group.items() if isinstance(value, bool | str | None))
@@ -217,7 +215,7 @@ def _chosen(optimizer: Optimizer, now: New, count: int) -> list[nn.Parameter]:
 
 
 def _shape(old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:
-    """Small, with the same rest in a division over the ranks."""
+    """A small shape that leaves the same remainders when divided over the ranks."""
     return tuple(
         size if size < max(8, 3 * n) else math.ceil(6 / n) * n + size % n
         for size, n in zip(new.shape, _ranks(new), strict=True)
@@ -235,7 +233,7 @@ def _ranks(new: torch.Tensor) -> list[int]:
 
 
 def _parted(shape: tuple[int, ...], new: torch.Tensor, *, empty: bool) -> tuple[int, ...]:
-    """The shape of a part that has nothing, where a rank has such a one of a parameter of this shape."""
+    """With ``empty``, the shape of an empty part if some rank has one of a parameter of this shape."""
     if not empty:
         return shape
     return tuple(
@@ -262,7 +260,7 @@ def _copied(optimizer: Optimizer) -> Optimizer:
     memo.update({id(each): twin for each, twin in zip(every, twins, strict=True)})
     for each, twin in zip(every, twins, strict=True):
         for name, value in vars(each).items():
-            # Schedulers replace step by a function that steps the optimizer which they were made for.
+            # Skips methods that schedulers replaced: these step the original optimizer.
             if not (callable(value) and hasattr(type(each), name)):
                 vars(twin)[name] = OrderedDict() if name.startswith("_optimizer_") else copy.deepcopy(value, memo)
     return twins[0]
@@ -272,7 +270,7 @@ def _step(optimizer: Optimizer, closure: Callable[[], float]) -> None:
     if inspect.unwrap(type(optimizer).step) is not inspect.unwrap(Optimizer.step):
         optimizer.step(*(closure,) if len(inspect.signature(optimizer.step).parameters) else ())
         return
-    # As SAM without a closure.
+    # SAM without a closure has two steps of its own.
     for name in ("first_step", "second_step"):
         if hasattr(optimizer, name):
             getattr(optimizer, name)()
@@ -280,7 +278,7 @@ def _step(optimizer: Optimizer, closure: Callable[[], float]) -> None:
 
 
 def _start_warm(optimizer: Optimizer) -> None:
-    """Nothing is seen at a learning rate of 0, with which a warm-up may begin."""
+    """Raise a learning rate of 0, with which a warm-up may begin, since the trial would show nothing."""
     for group in optimizer.param_groups:
         if "lr" in group and not float(group["lr"]):
             group["lr"] = group["lr"] + 0.01
@@ -288,7 +286,7 @@ def _start_warm(optimizer: Optimizer) -> None:
 
 @contextmanager
 def _randomness_kept() -> Iterator[None]:
-    """The script's own random numbers are the same with and without the trial."""
+    """Restore the generators, so that the script's random numbers are the same with and without the trial."""
     state = random.getstate()
     with torch.random.fork_rng():
         yield
@@ -311,9 +309,9 @@ def _equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     )
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     where = f"in {frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{line})"
-    # Sizes differ between ranks, who are to say the same.
+    # Sizes differ between ranks, and all have to report the same text.
     return f"{type(error).__name__}: {re.sub(r'[0-9]+', '…', lines[0]) if lines else where}"
