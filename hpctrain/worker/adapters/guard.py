@@ -207,13 +207,13 @@ class Guard:
         sides: dict[int, list[str]] = {}
         for rank, value in self._of_holders(None if index is None else int(checksums[index])):
             sides.setdefault(value, []).append(f"{rank} ({hosts[rank]})")
-        *few, most = sorted(sides.values(), key=len)
+        *minorities, majority = sorted(sides.values(), key=len)
         differ = f"({len(differing)} of {len(names)} {self._replicas.what} differ)"
-        if len(few[-1]) == len(most):
+        if len(minorities[-1]) == len(majority):
             between = " and ".join(f"rank {', '.join(side)}" for side in sides.values())
             what = f"differs between {between} {differ}, with no majority to tell which is right"
         else:
-            odd = ", ".join(rank for side in sides.values() if side is not most for rank in side)
+            odd = ", ".join(rank for side in sides.values() if side is not majority for rank in side)
             what = f"differs on rank {odd} from the other ranks {differ}"
         element, settings = self._first_element(place), self._different_settings()
         return TransientError(

@@ -37,7 +37,7 @@ class _Environment(TorchElasticEnvironment):  # type: ignore[misc]
         """Accept them: the strategy has compared them with the run, whose hosts may have different numbers of ranks."""
 
 
-class _OfTheRun:
+class _RunStrategy:
     """What the strategies of Lightning and of Fabric have in common. Making one joins the run: it is collective."""
 
     def __init__(self, **settings: Any) -> None:
@@ -88,7 +88,7 @@ class _OfTheRun:
         return {"num_replicas": self._comm.size, "rank": self._comm.rank}
 
 
-class Strategy(_OfTheRun, DDPStrategy):  # type: ignore[misc]
+class Strategy(_RunStrategy, DDPStrategy):  # type: ignore[misc]
     """Lightning's DDP on the ranks of a run: ``Trainer(strategy=ht.lightning.Strategy())``, or ``"hpctrain"``.
 
     ``devices`` and ``num_nodes`` can be omitted from the Trainer. A single process is a run of one rank.
@@ -115,7 +115,7 @@ class Strategy(_OfTheRun, DDPStrategy):  # type: ignore[misc]
         registry.register(NAME, cls, description=_ABOUT, override=True)
 
 
-class FabricStrategy(_OfTheRun, FabricDDP):  # type: ignore[misc]
+class FabricStrategy(_RunStrategy, FabricDDP):  # type: ignore[misc]
     """Like :class:`Strategy`, for Fabric: ``Fabric(strategy=ht.lightning.FabricStrategy())``, or ``"hpctrain"``."""
 
     strategy_name = NAME

@@ -139,7 +139,7 @@ class Recording:
 
 _recording: Recording | None = None
 # Whether the script has set where its data continue, or was warned that it has not.
-_placed = False
+_data_position_set = False
 
 
 def begin(path: Path) -> None:
@@ -151,16 +151,16 @@ def begin(path: Path) -> None:
     _recording = Recording(path, steps=stops[-1].iteration if stops else 0, resumed=before.has_steps)
 
 
-def placed() -> None:
+def note_data_position() -> None:
     """Note that the script has set where the order of its samples continues."""
-    global _placed
-    _placed = True
+    global _data_position_set
+    _data_position_set = True
 
 
-def say_unplaced(comm: Communicator) -> None:
+def warn_of_data_restart(comm: Communicator) -> None:
     """Warn a resumed script once if its data begin at the first epoch again."""
-    if _recording and _recording.resumed and not _placed:
-        placed()
+    if _recording and _recording.resumed and not _data_position_set:
+        note_data_position()
         comm.say(
             "this run was resumed, but its data begin again: with the first batch of epoch 0, and its order. Call "
             "loader.set_epoch(epoch) before each epoch, or save loader.state_dict() and load it "

@@ -1,7 +1,7 @@
 """Proves that all ranks were given the same data: what ``ht.shard`` divides has to lie whole on each of them.
 
-Ranks compare a few samples by what they look like, not by all their bytes: two hosts may decode an image to slightly
-different numbers.
+Ranks compare summaries of a few samples, not all their bytes: two hosts may decode an image to slightly different
+numbers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _DEPTH = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
-    """What one leaf of a sample looks like.
+class LeafSummary:
+    """A short description of one leaf of a sample, to compare between ranks.
 
     Attributes:
         exact: what must be equal: the type and the shape, and the value unless it is given by ``numbers``.
@@ -45,7 +45,7 @@ class Look:
     numbers: tuple[float, ...] = ()
     tolerance: float = 0.0
 
-    def differs(self, other: Look) -> bool:
+    def differs(self, other: LeafSummary) -> bool:
         """Whether these are two different values."""
         if self.exact != other.exact or len(self.numbers) != len(other.numbers):
             return True
@@ -61,12 +61,12 @@ class Look:
 
 
 # The leaves by their place in the sample; None for a sample that cannot be fetched, which the training will notice.
-Sample = Mapping[str, Look] | None
+Sample = Mapping[str, LeafSummary] | None
 
 
-def look_at(sample: Any) -> dict[str, Look]:
-    """What the leaves of a sample look like: numbers, texts and arrays in containers and dataclasses."""
-    return {name: _look(leaf) for name, leaf in _leaves(sample, "", _DEPTH)}
+def summarise(sample: Any) -> dict[str, LeafSummary]:
+    """Summaries of a sample's leaves: numbers, texts and arrays in containers and dataclasses."""
+    return {name: _summarise_leaf(leaf) for name, leaf in _leaves(sample, "", _DEPTH)}
 
 
 def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
@@ -83,17 +83,17 @@ def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         yield from _leaves(member, f"{name}[{key!r}]", depth - 1)
 
 
-def _look(leaf: Any) -> Look:
+def _summarise_leaf(leaf: Any) -> LeafSummary:
     kind = type(leaf).__name__
     if leaf is None or isinstance(leaf, bool | int | np.bool_ | np.integer):
-        return Look(f"{leaf}")
+        return LeafSummary(f"{leaf}")
     if isinstance(leaf, str | bytes):
         # Only the end of a path counts: a file may lie in another folder on each host.
         last = leaf.split("/")[-1] if isinstance(leaf, str) else leaf.split(b"/")[-1]
         shown = repr(last) if len(last) < _SMALL else xxhash.xxh3_64_hexdigest(last)  # type: ignore[arg-type]
-        return Look(f"{kind} {shown}")
+        return LeafSummary(f"{kind} {shown}")
     array = _array(leaf)
-    return Look(kind) if array is None else _look_at_array(array, _type_name(leaf, array))
+    return LeafSummary(kind) if array is None else _summarise_array(array, _type_name(leaf, array))
 
 
 def _array(leaf: Any) -> Any:
@@ -117,7 +117,7 @@ def _type_name(leaf: Any, array: np.ndarray[Any, Any]) -> str:
     return own.removeprefix("torch.") if own.startswith("torch.") else array.dtype.name
 
 
-def _look_at_array(array: np.ndarray[Any, Any], kind: str) -> Look:
+def _summarise_array(array: np.ndarray[Any, Any], kind: str) -> LeafSummary:
     what = f"{kind} {array.shape}" if array.shape else kind
     if array.dtype.kind == "c":
         array = np.stack([array.real, array.imag])
@@ -125,13 +125,13 @@ def _look_at_array(array: np.ndarray[Any, Any], kind: str) -> Look:
     if array.dtype.kind in "SU" or (array.dtype.kind in "biu" and array.dtype != np.uint8):
         shown = ", ".join(map(str, flat[:4].tolist()))
         rest = f", … {xxhash.xxh3_64_hexdigest(flat.tobytes())[:8]}" if flat.size > 4 else ""
-        return Look(f"{what} [{shown}{rest}]")
+        return LeafSummary(f"{what} [{shown}{rest}]")
     numbers = np.nan_to_num(flat.astype(np.float64), posinf=1e300, neginf=-1e300)
     size = float(np.abs(numbers).mean()) if flat.size else 0.0
     if flat.size <= _SMALL:
-        return Look(what, tuple(numbers.tolist()), _SMALL_TOLERANCE * size)
+        return LeafSummary(what, tuple(numbers.tolist()), _SMALL_TOLERANCE * size)
     means = [float((numbers * ramp).mean()) for ramp in _ramps(flat.size)]
-    return Look(f"{what}{_BY_MEANS}", tuple(means), _MEAN_TOLERANCE * size)
+    return LeafSummary(f"{what}{_BY_MEANS}", tuple(means), _MEAN_TOLERANCE * size)
 
 
 def _ramps(size: int) -> tuple[Any, ...]:
@@ -140,17 +140,17 @@ def _ramps(size: int) -> tuple[Any, ...]:
     return 1.0, places / size, np.cos(places), np.cos(np.sqrt(2) * places)
 
 
-def places(samples: int) -> list[int]:
+def sample_indices(samples: int) -> list[int]:
     """Indices spread over a data set of ``samples``, the same on every rank."""
     golden = (np.sqrt(5) - 1) / 2
     return list(dict.fromkeys(int((0.5 + golden * number) % 1 * samples) for number in range(min(samples, _MOST))))
 
 
-def timely(looks: Iterable[tuple[int, Sample]]) -> dict[int, Sample]:
-    """The first of these looks, as many as the time allows."""
+def within_time(summaries: Iterable[tuple[int, Sample]]) -> dict[int, Sample]:
+    """The first of these summaries, as many as the time allows."""
     begun, found = time.perf_counter(), dict[int, Sample]()
-    for index, look in looks:
-        found[index] = look
+    for index, summary in summaries:
+        found[index] = summary
         if len(found) >= _LEAST and time.perf_counter() - begun > _SECONDS:
             break
     return found
@@ -159,7 +159,7 @@ def timely(looks: Iterable[tuple[int, Sample]]) -> dict[int, Sample]:
 def compare(
     comm: Communicator,
     facts: Mapping[str, tuple[str, str]],
-    looks: Mapping[Any, Sample] | None = None,
+    summaries: Mapping[Any, Sample] | None = None,
     again: Callable[[Any], Iterable[Sample]] = lambda _: (),
     what: str = "sample",
 ) -> None:
@@ -167,15 +167,15 @@ def compare(
 
     Args:
         facts: what must be equal, by its name: its value as text, and what to do if it differs.
-        looks: samples of a data set by their indices, in one order on all ranks, as many as this rank has seen.
+        summaries: samples of a data set by their indices, in one order on all ranks, as many as this rank has seen.
         again: fetches a sample several times more. What differs between the fetches is random, and not compared.
-        what: what ``looks`` are called in messages.
+        what: what the samples are called in messages.
 
     Raises:
         HpctrainError: names what differs, with its value on rank 0 and on the other rank; raised on all ranks.
     """
-    looks = looks or {}
-    everyone = comm.allgather_object((dict(facts), dict(looks)))
+    summaries = summaries or {}
+    everyone = comm.allgather_object((dict(facts), dict(summaries)))
     for rank, (others, _) in enumerate(everyone):
         for name, (_, hint) in (everyone[0][0] | others).items():
             (value, _), (other, _) = (each.get(name, ("missing", "")) for each in (everyone[0][0], others))
@@ -188,7 +188,7 @@ def compare(
         differences = _differences([seen[index] for _, seen in everyone])
         if {name for name, *_ in differences} <= random:
             continue
-        unsteady = {name for name, *_ in _differences([looks[index], *again(index)])}
+        unsteady = {name for name, *_ in _differences([summaries[index], *again(index)])}
         random |= set[str]().union(*comm.allgather_object(unsteady))
         for name, rank, first, other_look in differences:
             if name not in random:
@@ -202,8 +202,8 @@ def _refusal(name: str, value: str, rank: int, other: str, hint: str) -> Hpctrai
     )
 
 
-def _differences(samples: Sequence[Sample]) -> list[tuple[str, int, Look, Look]]:
-    """The leaves in which a rank's sample differs from rank 0's: the name, the rank and both looks."""
+def _differences(samples: Sequence[Sample]) -> list[tuple[str, int, LeafSummary, LeafSummary]]:
+    """The leaves in which a rank's sample differs from rank 0's: the name, the rank and both summaries."""
     first = samples[0]
     found = []
     for rank, sample in enumerate(samples):
@@ -216,4 +216,4 @@ def _differences(samples: Sequence[Sample]) -> list[tuple[str, int, Look, Look]]
     return found
 
 
-_MISSING = Look("missing")
+_MISSING = LeafSummary("missing")

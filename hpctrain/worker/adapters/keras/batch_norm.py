@@ -11,7 +11,7 @@ from hpctrain.worker.adapters.keras.distribution import Distribution
 from hpctrain.worker.adapters.keras.ranks import total
 
 
-def take_moments(model: keras.Model, distribution: Distribution) -> None:
+def patch_batch_norms(model: keras.Model, distribution: Distribution) -> None:
     """Make every synchronized batch normalisation of ``model`` use mean and variance over all ranks' samples.
 
     Keras asks TensorFlow's distribution strategy for the other replicas, and finds none.

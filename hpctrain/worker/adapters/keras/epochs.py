@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hpctrain.worker.adapters.recording import placed, say_unplaced
+from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
 from hpctrain.worker.comm import Communicator
 
 
@@ -72,7 +72,7 @@ class ContinueOrders(keras.callbacks.Callback):  # type: ignore[misc]
         for passes, dataset in found:
             passes.begin_at(epoch, dataset, iterators=self._iterators)
         if found:
-            placed() if epoch else say_unplaced(self._comm)
+            note_data_position() if epoch else warn_of_data_restart(self._comm)
 
 
 def _registered(dataset: Any) -> Iterator[tuple[Passes, tf.data.Dataset]]:

@@ -30,7 +30,7 @@ _WRITING = {
 }
 
 
-def take_fits(model: keras.Model, distribution: Distribution) -> None:
+def patch_fit(model: keras.Model, distribution: Distribution) -> None:
     """Replace ``fit`` and ``evaluate`` of ``model`` by versions that work on several ranks and are unchanged on one."""
     fit, evaluate = model.fit, model.evaluate
     comm = distribution.comm

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _wrapped: list[_OfGlobalBatch] = []
 
 
-def take_losses(model: keras.Model, distribution: Distribution) -> None:
+def patch_losses(model: keras.Model, distribution: Distribution) -> None:
     """Make every loss that ``compile`` got compute the loss of the global batch, from its next use on."""
     compiled = model._compile_loss
     if compiled is None:
         return
 
-    def take() -> None:
+    def wrap() -> None:
         compiled._flat_losses = [
             each
             if isinstance(each.loss, _OfGlobalBatch)
@@ -39,16 +39,16 @@ def take_losses(model: keras.Model, distribution: Distribution) -> None:
         ]
 
     if compiled.built:
-        take()
+        wrap()
     elif "build" not in vars(compiled):
         build = compiled.build
 
         # Keras builds it at its first use, which never comes in some train_steps of users.
-        def build_and_take(y_true: Any, y_pred: Any) -> None:
+        def build_and_wrap(y_true: Any, y_pred: Any) -> None:
             build(y_true, y_pred)
-            take()
+            wrap()
 
-        compiled.build = build_and_take
+        compiled.build = build_and_wrap
 
 
 @contextmanager

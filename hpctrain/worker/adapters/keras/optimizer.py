@@ -10,19 +10,19 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.compression import Compression, wire_of
-from hpctrain.worker.adapters.keras.batch_norm import take_moments
+from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
 from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, new_distribution
-from hpctrain.worker.adapters.keras.fitting import take_fits
+from hpctrain.worker.adapters.keras.fitting import patch_fit
 from hpctrain.worker.adapters.keras.reducing import (
     Reducing,
     ScalingAlike,
     check_scaling,
-    put_in_front,
+    insert_mixin,
     reduction_of,
     synchronise,
 )
 from hpctrain.worker.adapters.keras.reduction import Reduction
-from hpctrain.worker.adapters.keras.steps import take_shares, unwrap_errors
+from hpctrain.worker.adapters.keras.steps import patch_steps, unwrap_errors
 from hpctrain.worker.adapters.keras.strategy import refuse_keras_distribution
 from hpctrain.worker.adapters.keras.variables import is_built
 from hpctrain.worker.adapters.keras.watch import watch_updates
@@ -86,11 +86,11 @@ def distribute(
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     reduction = Reduction(distribution, model, wire, guard_every, adds_rows=_is_linear(inner))
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        put_in_front(optimizer, ScalingAlike, reduction)
+        insert_mixin(optimizer, ScalingAlike, reduction)
     else:
         reduction.scaled_alike = model.dtype_policy.name != "mixed_float16"
-    put_in_front(inner, Reducing, reduction)
-    take_moments(model, distribution)
+    insert_mixin(inner, Reducing, reduction)
+    patch_batch_norms(model, distribution)
     distribution.optimizers.append(optimizer)
     # Functions that were traced before lack the reduction.
     model.train_function = model.test_function = model.predict_function = None
@@ -105,8 +105,8 @@ def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
     if known and known.comm is comm:
         return known
     distribution = new_distribution(model, comm)
-    take_shares(model, distribution)
-    take_fits(model, distribution)
+    patch_steps(model, distribution)
+    patch_fit(model, distribution)
     unwrap_errors(model)
     if not comm.has_xla_kernel:
         _compile_without_xla(model, comm)

@@ -90,7 +90,7 @@ def scale_alike(optimizer: keras.optimizers.Optimizer) -> None:
     reduction = reduction_of(optimizer)
     if reduction and not reduction.scaled_alike and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         check_scaling(reduction.wire)
-        put_in_front(optimizer, ScalingAlike, reduction)
+        insert_mixin(optimizer, ScalingAlike, reduction)
         reduction.scaled_alike = True
 
 
@@ -102,7 +102,7 @@ def synchronise(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> No
     reduction.synchronised = True
 
 
-def put_in_front(optimizer: keras.optimizers.Optimizer, mixin: type, reduction: Reduction) -> None:
+def insert_mixin(optimizer: keras.optimizers.Optimizer, mixin: type, reduction: Reduction) -> None:
     """Change the class of this instance in place, so that its state and all references to it stay valid."""
     own = type(optimizer)
     # Keras saves an object under what its __class__ says, and looks up registered names by it.

@@ -18,7 +18,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.epochs import Passes, register
 from hpctrain.worker.adapters.keras.parts import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
 from hpctrain.worker.adapters.keras.share import BatchShare
-from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, look_at, places
+from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, sample_indices, summarise
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches, share
 
@@ -192,7 +192,7 @@ def compare_datasets(comm: Communicator, dataset: tf.data.Dataset) -> None:
         HpctrainError: names what differs, with the values of two ranks; raised on all ranks.
     """
     facts = {"what the dataset yields": (str(dataset.element_spec), _ALIKE)}
-    looks: dict[Any, Sample] = {}
+    summaries: dict[Any, Sample] = {}
     unseeded = False
     for number, step in enumerate(reversed(list(_steps(dataset))), 1):
         kind = type(step).__name__.strip("_")
@@ -202,11 +202,13 @@ def compare_datasets(comm: Communicator, dataset: tf.data.Dataset) -> None:
             hint = _SEEDED if "seed" in name else WHOLE if name == "index" else _ALIKE
             facts[f"{name} of step {number} of the dataset, {kind}"] = str(value), hint
         unseeded |= own.get("seed") == own.get("seed2") == 0 and own.get("buffer_size") != 1
-        if kind == "TensorSliceDataset" and all(_has_sampled_rows(each) for each in step._tensors):
+        if kind == "TensorSliceDataset" and all(_has_rows(each) for each in step._tensors):
             arrays = tuple(step._tensors)
-            looks |= {f"{place} of step {number} of the dataset": look for place, look in _sampled_rows(arrays).items()}
+            summaries |= {
+                f"{place} of step {number} of the dataset": summary for place, summary in _sampled_rows(arrays).items()
+            }
     facts["the number of batches"] = str(int(dataset.cardinality())), WHOLE
-    compare(comm, facts, looks)
+    compare(comm, facts, summaries)
     # Raised after the comparison, so that all ranks raise it.
     if unseeded:
         raise HpctrainError("the dataset is shuffled without a seed: each rank would have an order of its own", _SEEDED)
@@ -226,15 +228,15 @@ def _setting(step: tf.data.Dataset, name: str) -> int | None:
     return int(number) if number.dtype.kind in "iu" and not number.shape else None
 
 
-def _has_sampled_rows(tensor: tf.Tensor) -> bool:
+def _has_rows(tensor: tf.Tensor) -> bool:
     """Whether the tensor's rows can be read: ragged and sparse tensors are packed as variants."""
     return hasattr(tensor, "numpy") and tensor.dtype != tf.variant
 
 
 def _sampled_rows(arrays: tuple[Any, ...]) -> dict[int, Sample]:
-    """What samples of arrays look like, by their indices."""
+    """Summaries of samples of arrays, by their indices."""
     flat = tf.nest.flatten(arrays)
     return {
-        place: look_at([row.numpy() if isinstance(row, tf.Tensor) else row for row in (each[place] for each in flat)])
-        for place in places(int(flat[0].shape[0]))
+        place: summarise([row.numpy() if isinstance(row, tf.Tensor) else row for row in (each[place] for each in flat)])
+        for place in sample_indices(int(flat[0].shape[0]))
     }

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.keras.batch_norm import take_moments
+from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
 from hpctrain.worker.adapters.keras.distribution import Distribution
-from hpctrain.worker.adapters.keras.losses import take_losses, whole_batch_losses
+from hpctrain.worker.adapters.keras.losses import patch_losses, whole_batch_losses
 from hpctrain.worker.adapters.keras.parts import batch_of, is_part, samples_of, share_of
 from hpctrain.worker.adapters.keras.ranks import group_of, in_step
 from hpctrain.worker.adapters.keras.watch import only_distributed
@@ -24,7 +24,7 @@ from hpctrain.worker.comm.graph_errors import unwrapped
 Step = Callable[[Any], Any]
 
 
-def take_shares(model: keras.Model, distribution: Distribution) -> None:
+def patch_steps(model: keras.Model, distribution: Distribution) -> None:
     """Make ``fit`` and ``evaluate`` apply the shares of ``ht.shard``, and weight other batches by their samples.
 
     A ``train_step`` of the user's own gets what the user's dataset held. The share weights the gradients where the
@@ -119,8 +119,8 @@ def _all_counts(comm: Communicator, own: AnyArray) -> AnyArray:
 def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any, share: tf.Tensor) -> Any:
     batch = batch_of(data) if is_part(data) else data
     with distribution.computing(share), _one_mean_a_batch(share), whole_batch_losses(distribution):
-        take_losses(model, distribution)
-        take_moments(model, distribution)
+        patch_losses(model, distribution)
+        patch_batch_norms(model, distribution)
         before = {id(variable): tf.identity(variable.value) for variable in model.metrics_variables}
         logs = step(batch)
     # A rank without a sample of this batch computes another rank's, which must not count twice.

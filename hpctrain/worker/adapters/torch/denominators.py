@@ -21,7 +21,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.torch.backward_passes import watch_backward
 from hpctrain.worker.adapters.torch.divisors import ROUNDING, Divided, divisors
-from hpctrain.worker.adapters.torch.sums import NotOwn, not_own
+from hpctrain.worker.adapters.torch.sums import DivisorProblem, divisor_problem
 from hpctrain.worker.adapters.torch.turns import turns_of
 from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm import Communicator
@@ -222,7 +222,7 @@ def difference(everyone: Sequence[Sequence[Pass]], ranks: int) -> Difference | N
             if all(each.divided.is_off for each in counted.values()):
                 continue
             alone = len(passes[0]) == 1
-            summed = _not_own(counted, ranks, alone=alone, accumulated=len(everyone[0]))
+            summed = _sum_problem(counted, ranks, alone=alone, accumulated=len(everyone[0]))
             if summed is not None and summed.certain:
                 return _too_small(summed, ranks)
             if uneven := _uneven(counted, scaled=scaled):
@@ -231,7 +231,7 @@ def difference(everyone: Sequence[Sequence[Pass]], ranks: int) -> Difference | N
     return doubt
 
 
-def _too_small(summed: NotOwn, ranks: int) -> Difference:
+def _too_small(summed: DivisorProblem, ranks: int) -> Difference:
     unless = "" if summed.certain else " unless that number counts them too,"
     text = (
         f"the loss is a sum over this rank's samples and {summed.how}:{unless} the mean over {ranks} ranks is too small"
@@ -246,12 +246,12 @@ def _scaled_apart(parts: Sequence[Part]) -> bool:
     return not alike and any(each.is_scaled_by_chance for each in own)
 
 
-def _not_own(parts: dict[int, Part], ranks: int, *, alone: bool, accumulated: int) -> NotOwn | None:
+def _sum_problem(parts: dict[int, Part], ranks: int, *, alone: bool, accumulated: int) -> DivisorProblem | None:
     """What is wrong with the divisor of a sum."""
     _, divided, samples = next(each for each in parts.values() if not each.divided.is_off)
     if not divided.is_sum or not (divided.exact or alone):
         return None
-    return not_own(divided, samples=samples, ranks=ranks, accumulated=accumulated)
+    return divisor_problem(divided, samples=samples, ranks=ranks, accumulated=accumulated)
 
 
 def _uneven(parts: dict[int, Part], *, scaled: bool) -> Difference | None:

@@ -48,7 +48,7 @@ def join(
     if comm.size == 1:
         yield
         return
-    turns.speak(comm)
+    turns.connect(comm)
     turns.begin_join(of_active=not divide_by_initial_world_size)
     try:
         yield
@@ -79,7 +79,7 @@ def _record(model: torch.nn.Module) -> Trained:
 def _shadow(turns: Turns, models: Sequence[torch.nn.Module]) -> None:
     """Take part in the reductions of the other ranks until all have finished their batches."""
     own = {reducer.number: reducer for model in models for reducer in reducers_of(model)}
-    while (number := turns.next_of_others()) is not None:
+    while (number := turns.next_model_of_others()) is not None:
         if number not in own:
             raise HpctrainError(
                 f"ht.join: another rank trains {turns.model(number)}, which ht.join was not given on this rank",

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place, mesh_of
-from hpctrain.worker.adapters.recording import placed, say_unplaced
+from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
 from hpctrain.worker.adapters.torch.random_streams import ready
 from hpctrain.worker.adapters.torch.reducer import syncing
 from hpctrain.worker.adapters.torch.same_data import compare_loaders
@@ -60,7 +60,7 @@ class ShardedLoader:
         if self._evaluation:
             self._sampler.refuse_idle_ranks()
         else:
-            say_unplaced(self._comm)
+            warn_of_data_restart(self._comm)
         epoch, first = self._sampler.epoch, self._sampler.first
         with self._unchanged_generator() if first else contextlib.nullcontext():
             batches = iter(self._loader)  # takes the epoch's order
@@ -75,7 +75,7 @@ class ShardedLoader:
 
         It begins at its first batch; or where :meth:`load_state_dict` has put it, if that was in this epoch.
         """
-        placed()
+        note_data_position()
         if epoch != self._sampler.epoch:
             self._place(epoch, 0)
 
@@ -105,7 +105,7 @@ class ShardedLoader:
                 f"the loader's state is in the middle of epoch {state['epoch']}, whose batches were others: {differ}",
                 f"load it with the same data, batch size and seed; or begin an epoch: set_epoch({state['epoch'] + 1})",
             )
-        placed()
+        note_data_position()
         self._place(state["epoch"], state["batches"])
 
     def _place(self, epoch: int, batches: int) -> None:

@@ -21,16 +21,16 @@ class Origin(NamedTuple):
         weight: the weight of its gradient.
         problem: why its weight is unknown, or "".
         numel: how many elements the tensor has.
-        fed: where the pass belongs to no batch, the forward passes that got its result.
+        consumers: where the pass belongs to no batch, the forward passes that got its result.
     """
 
     weight: float
     problem: str
     numel: int
-    fed: Fed | None = None
+    consumers: Consumers | None = None
 
 
-class Fed:
+class Consumers:
     """The forward passes that got the result of one without a batch: their weights, and why one is unknown."""
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class Outputs:
             _metadata(tensor.grad_fn).setdefault(self, set()).add(origin)
         self._storages.add(tensor, origin)
 
-    def add_of_no_batch(self, tensor: torch.Tensor, fed: Fed) -> None:
+    def add_without_batch(self, tensor: torch.Tensor, consumers: Consumers) -> None:
         """Record a tensor with a graph that a forward pass of no batch returned."""
         if tensor.grad_fn is not None:
-            _metadata(tensor.grad_fn).setdefault(self, set()).add(Origin(1.0, "", tensor.numel(), fed))
+            _metadata(tensor.grad_fn).setdefault(self, set()).add(Origin(1.0, "", tensor.numel(), consumers))
 
     def origins(self, tensor: torch.Tensor) -> Set[Origin]:
         """The recorded forward passes that a tensor was computed from; empty if there is none."""
@@ -62,14 +62,14 @@ class Outputs:
 
     def behind(self, start: torch.autograd.graph.Node) -> Set[Origin]:
         """The nearest recorded forward passes in the graph, but for those of no batch."""
-        return {each for each in self._nearest(start) if each.fed is None}
+        return {each for each in self._nearest(start) if each.consumers is None}
 
-    def of_no_batch(self, tensor: torch.Tensor) -> set[Fed]:
+    def without_batch(self, tensor: torch.Tensor) -> set[Consumers]:
         """The nearest recorded forward passes of no batch."""
         return (
             set()
             if tensor.grad_fn is None
-            else {each.fed for each in self._nearest(tensor.grad_fn) if each.fed is not None}
+            else {each.consumers for each in self._nearest(tensor.grad_fn) if each.consumers is not None}
         )
 
     def _nearest(self, start: torch.autograd.graph.Node) -> set[Origin]:

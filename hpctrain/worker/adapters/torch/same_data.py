@@ -20,7 +20,7 @@ import xxhash
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, default_collate
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, look_at, places, timely
+from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, sample_indices, summarise, within_time
 from hpctrain.worker.adapters.torch.batches import tensors_in
 from hpctrain.worker.comm import Communicator
 
@@ -96,14 +96,19 @@ def compare_loaders(comm: Communicator, loader: DataLoader[Any], *, evaluation: 
     facts |= {name: (str(value), _ALIKE) for name, value in settings.items()}
     counts = not evaluation and loader.collate_fn is not default_collate
     probe = _Probe(loader, _Visit(loader.collate_fn if counts else None))
-    wanted = places(len(data))
+    wanted = sample_indices(len(data))
     with _generators_kept(data):
         if _compared.get(id(data)) is data:
             compare(comm, facts)
             if counts:
-                list(itertools.islice(probe.looks(wanted), 2))
+                list(itertools.islice(probe.summaries(wanted), 2))
         else:
-            compare(comm, facts, timely(probe.looks(wanted)), lambda i: [look for _, look in probe.looks([i] * _AGAIN)])
+            compare(
+                comm,
+                facts,
+                within_time(probe.summaries(wanted)),
+                lambda i: [summary for _, summary in probe.summaries([i] * _AGAIN)],
+            )
             with contextlib.suppress(TypeError):  # a list has no weak references
                 _compared[id(data)] = data
     return probe.axes or SampleAxes()
@@ -134,13 +139,13 @@ class _Visit:
 
     def __call__(self, samples: list[Any]) -> tuple[Sample, SampleAxes | None]:
         (sample,) = samples
-        look, axes = look_at(sample), None
+        summary, axes = summarise(sample), None
         if self.collate and self.left:
             self.left -= 1
             with contextlib.suppress(Exception):  # a sample that it leaves out
                 axes = _axes(self.collate, sample)
         _seed()
-        return look, axes
+        return summary, axes
 
 
 def _axes(collate: Callable[[list[Any]], Any], sample: Any) -> SampleAxes | None:
@@ -168,8 +173,8 @@ class _Probe:
         self._workers = 0 if _is_plain(loader.dataset) or not loader.num_workers else 1
         self.axes: SampleAxes | None = None
 
-    def looks(self, indices: Iterable[int]) -> Iterator[tuple[int, Sample]]:
-        """What samples look like; None for one that cannot be fetched, which is left to the training."""
+    def summaries(self, indices: Iterable[int]) -> Iterator[tuple[int, Sample]]:
+        """Summaries of samples; None for one that cannot be fetched, which is left to the training."""
         # Workers that are not forked would import PyTorch again, which takes seconds.
         if self._workers and _start_method(self._loader) != "fork":
             return
@@ -177,13 +182,13 @@ class _Probe:
         with _random_numbers_kept():
             batches = iter(self._single(chosen))
         for index in chosen:
-            look, axes = None, None
+            summary, axes = None, None
             with _random_numbers_kept(), contextlib.suppress(Exception):
                 _seed()
-                look, axes = next(batches)
+                summary, axes = next(batches)
             if axes is not None:
                 self.axes = axes if self.axes is None else self.axes.of_both(axes)
-            yield index, look
+            yield index, summary
 
     def _single(self, indices: list[int]) -> DataLoader[Any]:
         loader = self._loader

@@ -20,7 +20,7 @@ _WEIGHTS = {
 }
 
 
-class NotOwn(NamedTuple):
+class DivisorProblem(NamedTuple):
     """What a sum is divided by that is not, or not certainly, the number of the rank's own samples.
 
     Attributes:
@@ -39,7 +39,7 @@ class _Factor(NamedTuple):
     is_division: bool
 
 
-def not_own(part: Divided, *, samples: Sequence[int], ranks: int, accumulated: int) -> NotOwn | None:
+def divisor_problem(part: Divided, *, samples: Sequence[int], ranks: int, accumulated: int) -> DivisorProblem | None:
     """What is wrong, or doubtful, with the divisor of a sum; None where it is a count of the rank's own.
 
     Args:
@@ -71,15 +71,15 @@ def not_own(part: Divided, *, samples: Sequence[int], ranks: int, accumulated: i
     if not any(each.is_division for each in left):
         certain &= not any(_is_among(each * count, _WEIGHTS) for each in part.times if each != 1 for count in own)
     if whole <= 1:
-        return NotOwn("is not divided by anything", certain)
+        return DivisorProblem("is not divided by anything", certain)
     left = [each for each in left if each.divisor != 1]
     of_all = {*(each for each in samples if each > ranks), part.elements * ranks} - {0}
     if found := [each for each in (whole, *(each.divisor for each in left)) if _is_among(each, of_all)]:
         # Half the squares are divided by twice the samples, which are as many as those of two ranks.
         is_half = any(_is_among(each, {2 * share for share in shares}) for each in found)
-        return NotOwn(f"is divided by the {found[0]:g} of the whole batch", certain and not is_half)
+        return DivisorProblem(f"is divided by the {found[0]:g} of the whole batch", certain and not is_half)
     if not left and passes is not None:
-        return NotOwn(f"is divided by nothing but the {accumulated} passes of an update", certain)
+        return DivisorProblem(f"is divided by nothing but the {accumulated} passes of an update", certain)
     divisions = [each.divisor for each in left if each.is_division]
     with_one = counts | ({1} if is_single else set())
     if any(_is_of_tokens(each, with_one, part.elements, accumulated) for each in divisions):
@@ -87,10 +87,10 @@ def not_own(part: Divided, *, samples: Sequence[int], ranks: int, accumulated: i
     if divisions or not left:
         # Too large for any count of elements, also for one over all ranks.
         too_large = whole > 2 * part.elements * accumulated and not any(_multiple(whole, each) for each in counts)
-        return NotOwn(f"is divided by {whole:g}", certain and part.exact and too_large)
+        return DivisorProblem(f"is divided by {whole:g}", certain and part.exact and too_large)
     number = math.prod(1 / each.divisor for each in left)
     fits = any(_is_of_tokens(each.divisor, counts, part.elements, accumulated) for each in left)
-    return NotOwn(f"is multiplied by {number:g}", certain and all(map(_is_plain, part.times)) and not fits)
+    return DivisorProblem(f"is multiplied by {number:g}", certain and all(map(_is_plain, part.times)) and not fits)
 
 
 def _is_of_tokens(number: float, counts: set[int], elements: int, accumulated: int) -> bool:

@@ -82,7 +82,7 @@ class Turns:
         self._entered += 1
         self._living[number] = reducer
         if self._entered > 1:
-            self.speak(comm)
+            self.connect(comm)
         return number
 
     def model(self, number: int) -> str:
@@ -93,7 +93,7 @@ class Turns:
         reducer = self._living.get(number)
         return f"model {number + 1}" + (f" ({reducer.title})" if reducer else "")
 
-    def speak(self, comm: Communicator) -> None:
+    def connect(self, comm: Communicator) -> None:
         """Open connections for agreements. Collective."""
         if self._group is None and self.size > 1:
             self._group = comm.group(what="agreeing on the model of a backward pass")
@@ -106,7 +106,7 @@ class Turns:
         self._begun.clear()
         if self._group is not None and died:
             self._group = None
-            self.speak(comm)
+            self.connect(comm)
 
     def begin(self, reducer: TakesTurns) -> None:
         """Record that a backward pass has reached a model."""
@@ -131,7 +131,7 @@ class Turns:
             self._agree(following)
             following.launch_ready()
 
-    def who(self, own: int | None) -> NDArray[np.int64]:
+    def agree_on_models(self, own: int | None) -> NDArray[np.int64]:
         """The number of the model whose turn it is on each rank; -1 on ranks without further batches. Collective."""
         assert self._group is not None
         numbers = np.zeros(self.size, dtype=np.int64)
@@ -154,24 +154,24 @@ class Turns:
         self.joined = self.of_active = False
         self.active = self.size
 
-    def next_of_others(self) -> int | None:
+    def next_model_of_others(self) -> int | None:
         """The model that the other ranks reduce next, for a rank without further batches; None when all are done.
         Collective.
         """
-        while (number := int(self.who(None).max())) == _SUM:
+        while (number := int(self.agree_on_models(None).max())) == _SUM:
             assert self._group is not None
             self._group.allreduce(np.zeros(2))
         return number if number >= 0 else None
 
     def add_up(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
         """The sum of two numbers over the ranks that still have batches, in a loop that ranks leave one by one."""
-        self.who(_SUM)
+        self.agree_on_models(_SUM)
         assert self._group is not None
         return self._group.allreduce(own)
 
     def _agree(self, reducer: TakesTurns) -> None:
         try:
-            self.who(reducer.number)
+            self.agree_on_models(reducer.number)
         except BaseException:
             self._begun.clear()
             raise

@@ -43,7 +43,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.torch.batches import Batches, Mark, is_whole, tensors_in
 from hpctrain.worker.adapters.torch.forwards import watch_forwards
-from hpctrain.worker.adapters.torch.outputs import Fed, Origin, Outputs, is_whole_output
+from hpctrain.worker.adapters.torch.outputs import Consumers, Origin, Outputs, is_whole_output
 from hpctrain.worker.comm.base import Communicator
 
 # How many samples a rank without one of its own computes, with weight 0. Not 1, so that the numbers of samples on all
@@ -96,11 +96,11 @@ class _Forward:
     weight: float
     problem: str
     parameters: frozenset[int]
-    fed: Fed | None = None
+    consumers: Consumers | None = None
 
     @property
     def weights(self) -> Set[float]:
-        return {self.weight} if self.fed is None else self.fed.weights
+        return {self.weight} if self.consumers is None else self.consumers.weights
 
 
 class BatchWeights:
@@ -187,21 +187,21 @@ class BatchWeights:
         with self._lock:
             self._backward = None
             given = list(tensors_in(inputs))
-            fed = Fed() if given and all(map(self._is_numbering, given)) else None
-            value, problem = (1.0, "") if fed is not None else self._weight_of(given)
-            for each in set[Fed]().union(*map(self._outputs.of_no_batch, given)):
+            consumers = Consumers() if given and all(map(self._is_numbering, given)) else None
+            value, problem = (1.0, "") if consumers is not None else self._weight_of(given)
+            for each in set[Consumers]().union(*map(self._outputs.without_batch, given)):
                 each.problem = each.problem or problem
                 each.weights.add(value)
             # Looked up in each pass because a layer may have been replaced.
-            forward = _Forward(value, problem, self._ids(module.parameters()), fed)
+            forward = _Forward(value, problem, self._ids(module.parameters()), consumers)
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._reached(forward))
                 with self._lock:
-                    if fed is None:
+                    if consumers is None:
                         self._outputs.add(tensor, value, problem)
                     else:
-                        self._outputs.add_of_no_batch(tensor, fed)
+                        self._outputs.add_without_batch(tensor, consumers)
 
     def _is_numbering(self, tensor: torch.Tensor) -> bool:
         """Whether it holds 0, 1, 2 … and is no tensor of a batch. Waits for a GPU, so not while a graph is captured."""
@@ -437,7 +437,7 @@ class BatchWeights:
             return 1.0
         reached = [forward for forward in self._forwards() if parameter is None or parameter in forward.parameters]
         for forward in reached:
-            if problem := forward.problem or (forward.fed.problem if forward.fed else ""):
+            if problem := forward.problem or (forward.consumers.problem if forward.consumers else ""):
                 raise self._refusal(problem)
         if not (weights := _weights(reached)):
             return self._weight_by_order(_weights(each for each in self._forwards() if not each.problem))

@@ -111,7 +111,7 @@ def test_connections_for_turns_are_made_anew_only_where_ranks_died():
 
     comm = Ranks("test")
     turns = Turns(comm)
-    turns.speak(comm)
+    turns.connect(comm)
     turns.renew(comm)
     assert comm.made == 1
     comm.size = 2

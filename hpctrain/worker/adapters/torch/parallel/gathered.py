@@ -50,7 +50,7 @@ class Gathered:
         self._groups: _Groups = [
             each for state in self._root._state_ctx.all_states for each in state._fsdp_param_groups
         ]
-        self._passes = Passes(self._begins, self._passed)
+        self._passes = Passes(self._before_pass, self._after_pass)
         # Parameters with gradients that are not reduced yet, and the versions of their divided gradients.
         self._unreduced: dict[FSDPParam, int] = {}
         self._changed = False
@@ -188,7 +188,7 @@ class Gathered:
         if self._passes.reached():
             self._kept.clear()
 
-    def _begins(self) -> None:
+    def _before_pass(self) -> None:
         """Before any model's backward pass, drop unreduced gradients that the script has set to None."""
         for parameter, version in list(self._unreduced.items()):
             gradient = parameter.sharded_param.grad
@@ -198,13 +198,13 @@ class Gathered:
             elif gradient._version != version:
                 self._changed = True
 
-    def _passed(self) -> None:
+    def _after_pass(self) -> None:
         # FSDP2's own callback leaves out groups that were reduced before a checkpointed part made more gradients.
         for _ in range(2):
-            if any(group.is_unsharded or (group.reduce_grads and _late(group)) for group in self._groups):
+            if any(group.is_unsharded or (group.reduce_grads and _unreduced_in(group)) for group in self._groups):
                 self._root._root_post_backward_final_callback()
         self._unreduced.clear()
-        for parameter in (each for group in self._groups for each in _late(group)):
+        for parameter in (each for group in self._groups for each in _unreduced_in(group)):
             divided = parameter.sharded_param
             if divided.grad is None:
                 divided.grad = torch.zeros_like(divided, requires_grad=False)
@@ -215,7 +215,7 @@ def _has_gradients(group: FSDPParamGroup) -> bool:
     return any(each.sharded_param.grad is not None for each in group.fsdp_params)
 
 
-def _late(group: FSDPParamGroup) -> list[FSDPParam]:
+def _unreduced_in(group: FSDPParamGroup) -> list[FSDPParam]:
     """The parameters with a gradient that FSDP2 has not reduced."""
     return [
         each

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.divisors import Divided, divisors
-from hpctrain.worker.adapters.torch.sums import not_own
+from hpctrain.worker.adapters.torch.sums import divisor_problem
 
 # The largest variance of equal numbers, relative to their squared mean: several times float32's error of 1 / count.
 _VARIANCE = 1e-10
@@ -75,5 +75,5 @@ def _is_no_mean(part: Divided, samples: int, *, alone: bool) -> bool:
     """Whether a part is a sum over samples. A script's own arithmetic counts only as its loss's single part."""
     if part.is_sum and part.exact:
         undivided = samples == 1 and not any(each in (1, part.elements) for each in (part.unscaled, *part.over))
-        return undivided or not_own(part, samples=[samples], ranks=1, accumulated=1) is not None
+        return undivided or divisor_problem(part, samples=[samples], ranks=1, accumulated=1) is not None
     return part.is_sum and alone and part.unscaled <= 1 < samples

@@ -69,7 +69,7 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
                 f"{_describe(error)}",
                 f"{_KEPT}; or train replicas, without the mesh",
             ) from error
-        if any(_parted(_shape(each, new), new, empty=True) != _shape(each, new) for each, new in _pairs(chosen, now)):
+        if any(_emptied(_shape(each, new), new, empty=True) != _shape(each, new) for each, new in _pairs(chosen, now)):
             _try_empty(trial, chosen, name)
         try:
             parts = trial.run(chosen, divide=True)
@@ -171,7 +171,7 @@ class _Point:
 
     def __init__(self, old: nn.Parameter, new: nn.Parameter, seed: int, *, empty: bool) -> None:
         generator = torch.Generator("cpu").manual_seed(seed)
-        shape, self._like = _parted(_shape(old, new), new, empty=empty), new
+        shape, self._like = _emptied(_shape(old, new), new, empty=empty), new
         self._gradient = old.requires_grad
 
         def drawn() -> torch.Tensor:
@@ -232,7 +232,7 @@ def _ranks(new: torch.Tensor) -> list[int]:
     return ranks
 
 
-def _parted(shape: tuple[int, ...], new: torch.Tensor, *, empty: bool) -> tuple[int, ...]:
+def _emptied(shape: tuple[int, ...], new: torch.Tensor, *, empty: bool) -> tuple[int, ...]:
     """With ``empty``, the shape of an empty part if some rank has one of a parameter of this shape."""
     if not empty:
         return shape
