@@ -17,7 +17,6 @@ from hpctrain.common.extras import require
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.workloads.workload import read_workload
-from hpctrain.control.hosts.arrange import node_map_of
 from hpctrain.control.planning.planner import FRAMEWORKS
 from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.hardware import Hardware
@@ -31,6 +30,7 @@ from hpctrain.control.predict.training import (
 )
 from hpctrain.control.programs.trace import trace_script
 from hpctrain.control.schedulers.profiles import load_profile
+from hpctrain.control.topology.node_file import node_map_of
 from hpctrain.report.prediction import memory_warnings, prediction_notes, prediction_record, prediction_table
 from hpctrain.report.say import answer, tell
 

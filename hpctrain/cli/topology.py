@@ -122,10 +122,10 @@ def place(
 ) -> None:
     """Find the order of hosts in which a ring, or a mesh, crosses the fewest leaves and shares its links least."""
     from hpctrain.common.cluster.host_list import expand_hosts
-    from hpctrain.control.hosts.arrange import node_map_of
     from hpctrain.control.planning.place_hosts import on_rails
     from hpctrain.control.topology.build import read_fabric
     from hpctrain.control.topology.choice import Choice
+    from hpctrain.control.topology.node_file import node_map_of
     from hpctrain.control.topology.placement import report
     from hpctrain.control.topology.summary import host_numbers
 

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.host_list import HostSlots, expand_hosts, expand_slots
@@ -22,8 +21,6 @@ from hpctrain.control.topology.names import is_guid
 
 if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric
-
-LIVE = "live"
 
 _ALLOCATED = "SLURM_JOB_NODELIST"
 # Slurm writes 2(x3),1 for 2, 2, 2 and 1.
@@ -59,7 +56,7 @@ def arrange(
         _require_named(options, given, environment)
     hosts_slots, warnings = _hosts(options, named, given, this_host)
     names = tuple(hosts_slots)
-    node_map = node_map_of(options.node) if options.node is not None else None
+    node_map = _node_map(options)
     fabric, known_from = _fabric(options, given, names, environment)
     slots = _slots(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
     ranks = _default_ranks(names, slots, node_map) if ranks is None else ranks
@@ -112,16 +109,13 @@ def _default_ranks(names: Sequence[str], slots: Mapping[str, int] | None, node_m
     return len(names) * (len(node_map.gpus) if node_map and node_map.gpus else 1)
 
 
-def node_map_of(node: str) -> NodeMap:
-    """The node map that ``--node`` names: from a file, or of this machine. A file that cannot be read is an error."""
-    if node != LIVE:
-        from hpctrain.control.topology.node_file import read_node_map
+def _node_map(options: HostOptions) -> NodeMap | None:
+    if options.node is None:
+        return None
+    # Imported here because only --node needs the readers of these files.
+    from hpctrain.control.topology.node_file import node_map_of
 
-        return read_node_map(Path(node))
-    # Imported here because it loads pynvml, which reading a file does not need.
-    from hpctrain.control.topology.live import this_node
-
-    return this_node()
+    return node_map_of(options.node)
 
 
 def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool:

@@ -1,8 +1,8 @@
 """The leaves of a fabric as Slurm's blocks, and the block sizes for Slurm.
 
-A block is the hosts of a leaf, or of a set of leaves, one for each rail. Slurm makes larger blocks of neighbours, as
-many as a size is larger than the first, always a power of two; it starts only where no block has fewer hosts than the
-first size (https://slurm.schedmd.com/topology.conf.html).
+A block has the hosts of a leaf, or of a set of leaves with one per rail. Slurm joins neighbouring blocks to larger
+ones, as many as the ratio of a size to the first, always a power of two. It refuses to start if a block has fewer hosts
+than the first size (https://slurm.schedmd.com/topology.conf.html).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpctrain.control.topology.subtrees import Subtree, subtrees
 def blocks(fabric: Fabric) -> list[Subtree]:
     """The blocks, with neighbours side by side.
 
-    A host that lost an adapter, and so hangs on some of the leaves of others, is in their block.
+    A host that lost an adapter is in the block of the hosts that share its remaining leaves.
     """
     return [end for tree in _trees(fabric) for end in tree.walk() if end.hosts]
 
@@ -49,8 +49,8 @@ def _padded(tree: Subtree, ratios: Sequence[int]) -> list[Subtree | None]:
 def block_sizes(fabric: Fabric) -> list[int]:
     """The hosts of a block, then of each larger block that the fabric has.
 
-    What a file stated is kept, as far as no block has fewer hosts. Else the first is the smallest block; larger ones
-    are the subtrees of a level, where they all have the same power of two of blocks but perhaps the last.
+    Sizes stated in a file are kept unless a block has fewer hosts. Otherwise the first size is that of the smallest
+    block, and each level whose subtrees all have the same power of two of blocks, except perhaps the last, adds one.
     """
     trees = _trees(fabric)
     smallest = min(len(end.hosts) for tree in trees for end in tree.walk() if end.hosts)
@@ -92,13 +92,13 @@ def _trees(fabric: Fabric) -> list[Subtree]:
 
 
 def _block_of(end: Subtree, ends: Sequence[Subtree]) -> Subtree:
-    """The largest set of leaves that has those of ``end``, the one with most hosts if there are several."""
+    """The largest set of leaves that contains those of ``end``; of several, the one with most hosts."""
     wider = (each for each in ends if set(each.switches) >= set(end.switches) and end.switches)
     return max(wider, key=lambda each: (len(each.switches), len(each.hosts)), default=end)
 
 
 def _merged(tree: Subtree, joined: dict[tuple[int, ...], list[int]]) -> Iterator[Subtree]:
-    """The subtree with its blocks; nothing where all its hosts are in another one's."""
+    """The subtree with its blocks; nothing if all of its hosts are in blocks of other subtrees."""
     if tree.hosts:
         hosts = joined.get(tree.switches or tree.hosts, [])
         if hosts:

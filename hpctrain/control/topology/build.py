@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,8 +15,7 @@ from hpctrain.common.errors import HpctrainError, counted, some
 from hpctrain.control.topology.cabling import Found, cable_ends, sort_records
 from hpctrain.control.topology.choice import Choice
 from hpctrain.control.topology.components import components
-from hpctrain.control.topology.fabric import Fabric, Floats, Ints
-from hpctrain.control.topology.forwarding_tables import with_tables
+from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints
 from hpctrain.control.topology.levels import degraded_links, levels
 from hpctrain.control.topology.link_speed import bandwidth
 from hpctrain.control.topology.names import (
@@ -32,7 +31,7 @@ from hpctrain.control.topology.read import read_records
 from hpctrain.control.topology.records import FabricNode, Link, Record
 from hpctrain.control.topology.switch_tree import tree_fabric
 
-# Faults of forwarding tables come in hundreds where they come at all.
+# Damaged forwarding tables usually cause hundreds of faults.
 _FAULTS = 3
 
 
@@ -45,8 +44,8 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
 
     Args:
         records: any order; those of forwarding tables may be among them.
-        leave_out: patterns (``*``, ``?``) of hosts that take no part, for example storage servers. A pattern that
-            matches no host becomes a warning.
+        leave_out: patterns (``*``, ``?``) of hosts to leave out, for example storage servers. A pattern that matches
+            no host becomes a warning.
 
     Raises:
         HpctrainError: no hosts or no cables, or records of a Slurm tree together with those of cables
@@ -65,8 +64,8 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
     fabric, switches = _cabled(found, leave_out)
     if not found.forwards:
         return fabric
-    fabric = with_tables(fabric, found, switches)
-    # Following tables is the business of routes, which stand on the fabric that is built here.
+    fabric = _with_tables(fabric, found, switches)
+    # Imported here because routes are built on a finished fabric.
     from hpctrain.control.topology.routes import Routes
 
     routes = Routes(fabric)
@@ -92,12 +91,12 @@ def read_fabric(
     """Read the fabric of a file in any known format, or of one file per subnet.
 
     Args:
-        files: the output of ``ibnetdiscover``, ``iblinkinfo`` or ``scontrol show topology``, or a file of Slurm's. Of
-            several, hosts of one name are one host, with an adapter on each subnet.
+        files: the output of ``ibnetdiscover``, ``iblinkinfo`` or ``scontrol show topology``, or a file of Slurm's.
+            Hosts of the same name in several files are one host, with an adapter on each subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
-        leave_out: as of ``build_fabric``.
-        skip_damaged: forwarding tables that are damaged are left out with a warning, instead of refused.
-        choice: between the topologies of a file of Slurm's.
+        leave_out: see :func:`build_fabric`.
+        skip_damaged: leave damaged forwarding tables out with a warning, instead of refusing them.
+        choice: selects one of the topologies in a file of Slurm's.
 
     Raises:
         HpctrainError: a file cannot be read, is of no known format or damaged, or describes no hosts.
@@ -110,7 +109,7 @@ def read_fabric(
 
 @contextmanager
 def _without_gc() -> Iterator[None]:
-    """Spare the search for cycles, which would look through all records time and again and find none."""
+    """Pause garbage collection, which would scan all records again and again and find no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -180,6 +179,44 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, i
     return fabric, {node.guid: place for place, node in enumerate(switches)}
 
 
+def _with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> Fabric:
+    """The fabric with the tables of ``found.forwards``; a switch is known by its GUID, or by its LID where
+    the table does not give one.
+
+    Args:
+        switches: the number of each switch by its GUID.
+
+    Raises:
+        HpctrainError: no table belongs to a switch of the fabric: the files are of different fabrics.
+    """
+    by_lid = {int(fabric.lid[node]): node for node in switches.values()}
+    row: dict[int, int] = {}
+    strangers: dict[str, None] = {}
+    rows, lids, ports = [], [], []
+    for entry in found.forwards:
+        node = switches.get(entry.switch) if entry.switch else by_lid.get(entry.switch_lid or 0)
+        if node is None:
+            strangers[entry.switch or f"LID {entry.switch_lid}"] = None
+            continue
+        rows.append(row.setdefault(node, len(row)))
+        lids.append(entry.lid)
+        ports.append(entry.port)
+    if not rows:
+        raise HpctrainError(
+            f"{found.forwards[0].where}: the forwarding tables belong to switches that {found.where} does not have: "
+            + some(list(strangers)),
+            "write both files on the same fabric, at the same time",
+        )
+    tables = np.full((len(row), max(*lids, int(fabric.lid.max())) + 1), NO_PORT, np.int16)
+    tables[rows, lids] = ports
+    warnings = list(fabric.warnings)
+    if strangers:
+        warnings.append(counted("forwarding tables of unknown switches, left out", list(strangers)))
+    if without := [fabric.names[node] for node in switches.values() if node not in row]:
+        warnings.append(counted("switches without a forwarding table", without))
+    return replace(fabric, tables=tables, table_switches=np.array(list(row), np.int32), warnings=tuple(warnings))
+
+
 def _slow_links(names: Sequence[str], level: Ints, source: Ints, target: Ints, rate: Floats) -> list[str]:
     slow = [
         f"{names[source[link]]} to {names[target[link]]} ({rate[link] / usual:.0%})"
@@ -198,7 +235,7 @@ def _no_hosts(found: Found) -> HpctrainError:
 
 
 def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warnings: list[str]) -> list[_Adapter]:
-    """Every cabled port of an adapter, host by host in natural order."""
+    """Every adapter port with a cable, host by host in natural order."""
     cabled: dict[str, dict[int, Link]] = {}
     for end in ends:
         if found.nodes[end.guid].kind == "adapter":
@@ -273,7 +310,7 @@ def _links(
 
 
 def _unique(names: Sequence[str], guids: Sequence[str], warnings: list[str]) -> tuple[str, ...]:
-    """The names, with the GUID after those that several nodes have."""
+    """The names, with the GUID appended to those that several nodes share."""
     count: dict[str, int] = {}
     for name in names:
         count[name] = count.get(name, 0) + 1

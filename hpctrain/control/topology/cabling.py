@@ -11,12 +11,7 @@ from hpctrain.control.topology.records import FabricNode, Forward, Link, Record,
 
 @dataclass(kw_only=True)
 class Found:
-    """All records by kind; of duplicates the first.
-
-    Attributes:
-        nodes: by GUID.
-        ends: cable ends by GUID and port.
-    """
+    """All records by kind, nodes by GUID and cable ends by GUID and port; the first of duplicates counts."""
 
     nodes: dict[str, FabricNode] = field(default_factory=dict)
     ends: dict[tuple[str, int], Link] = field(default_factory=dict)
@@ -51,8 +46,8 @@ def sort_records(records: Iterable[Record]) -> Found:
 def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
     """Both ends of each cable between two nodes, and the faults of the others.
 
-    An end that only its peer tells of is made up from that. Cables from a node to itself and ends whose peer tells of
-    another cable carry no traffic and are left out.
+    An end that only its peer reports is added from the peer's report. Cables from a node to itself and ends whose peer
+    reports another cable carry no traffic and are left out.
     """
     ends: list[Link] = []
     silent: list[str] = []
@@ -81,7 +76,7 @@ def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
                 contradicted.append(_port(found, end))
             else:
                 ends.append(end)
-                if key < (end.peer, end.peer_port) and _tell_different_speeds(end, back):
+                if key < (end.peer, end.peer_port) and _speeds_differ(end, back):
                     uneven.append(_port(found, end))
     faults = {
         "switch ports cabled to their own switch, left out": own,
@@ -94,7 +89,7 @@ def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
     return ends, [counted(fault, ports) for fault, ports in faults.items() if ports]
 
 
-def _tell_different_speeds(one: Link, other: Link) -> bool:
+def _speeds_differ(one: Link, other: Link) -> bool:
     if (one.width, one.speed) == (other.width, other.speed):
         return False
     return None not in (one.width, one.speed, other.width, other.speed)

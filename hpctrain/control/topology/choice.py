@@ -11,11 +11,11 @@ from hpctrain.control.topology.records import Remark, SwitchGroup
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What decides between the topologies of a file.
+    """The criteria for selecting one of the topologies in a file.
 
     Attributes:
-        name: of the one to take; None takes the one that has the hosts.
-        hosts: of the run, as far as they are known.
+        name: the topology to take; None takes the one that has the hosts.
+        hosts: the run's hosts that are known so far.
     """
 
     name: str | None = None
@@ -36,18 +36,17 @@ class Topology:
 
 
 def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[Topology, list[Remark]]:
-    """The topology to order hosts by, and what there is to say of the choice.
+    """The topology by which hosts are ordered, and remarks about the choice.
 
     Slurm takes the one that the job's partition names, else the first that is the cluster's default
     (https://slurm.schedmd.com/topology.yaml.html). A file does not name the partitions, but their hosts.
 
     Args:
-        topologies: of a file, at least one.
-        choice: what decides.
-        where: the file.
+        topologies: those of one file, at least one.
 
     Raises:
-        HpctrainError: none is of the name or has a shape, or several that are not the default have hosts of the run.
+        HpctrainError: no topology has the name, or none is a tree or blocks, or several have equally many hosts of
+            the run and none of these is the default.
     """
     if choice.name is not None:
         named = [topology for topology in topologies if topology.name == choice.name]

@@ -12,15 +12,15 @@ def components(nodes: int, source: Ints, target: Ints) -> Ints:
     """The connected component of each node, numbered from 0 in the order of their lowest nodes.
 
     Args:
-        nodes: how many.
-        source, target: the ends of each edge; either direction will do.
+        nodes: the number of nodes.
+        source, target: the ends of each edge, in either direction.
     """
     label = np.arange(nodes)
     one, other = np.concatenate([source, target]), np.concatenate([target, source])
     while True:
         smaller = label.copy()
         np.minimum.at(smaller, other, label[one])
-        # A node takes over what its label's node has found, which halves long chains.
+        # A node also takes the label of its label's node, which halves long chains.
         smaller = smaller[smaller]
         if np.array_equal(smaller, label):
             return np.unique(label, return_inverse=True)[1].astype(np.int32)
@@ -31,8 +31,7 @@ def articulation_points(nodes: int, source: Ints, target: Ints) -> NDArray[np.bo
     """For each node, whether removing it disconnects some of its neighbours from others.
 
     Args:
-        nodes: how many.
-        source, target: the ends of each edge, each once.
+        source, target: the ends of each edge; each edge occurs once.
 
     Source: Hopcroft and Tarjan, "Efficient algorithms for graph manipulation", Communications of the ACM 16 (1973).
     """
@@ -64,6 +63,6 @@ def articulation_points(nodes: int, source: Ints, target: Ints) -> NDArray[np.bo
                     above = path[-1][0]
                     earliest[above] = min(earliest[above], earliest[node])
                     cut_off[above] += earliest[node] >= found[above]
-        # All that is joined to the root is below it.
+        # The root has no node above it, so its first subtree does not count.
         cut_off[root] -= 1
     return cut_off > 0

@@ -1,8 +1,8 @@
 """Converts a fabric to Slurm's topology files.
 
-Slurm wants a tree, and a fat tree has many spines: it is folded (:mod:`hpctrain.control.topology.subtrees`), and each
-subtree becomes one switch. Hosts are on leaves alone there, so that those of an upper switch get a leaf of their own;
-where cables join equals, one more switch stands for them, since Slurm gives no job hosts that no switch joins.
+Slurm needs a tree, and a fat tree has many spines: it is folded (:mod:`hpctrain.control.topology.subtrees`), and each
+subtree becomes one switch. Slurm has hosts on leaves only, so hosts on an upper switch get a leaf of their own. Cables
+between switches of one level become a switch above them, since Slurm gives no job hosts that no switch joins.
 
 Source: https://slurm.schedmd.com/topology.conf.html
 """
@@ -19,15 +19,15 @@ from hpctrain.control.topology.blocks import block_sizes, positions
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.subtrees import Subtree, subtrees
 
-# Of the name of a switch that stands for cables, or for hosts on an upper switch.
+# The names of switches that stand for cables, or for hosts on an upper switch.
 _JOINS, _HOSTS = "joins-{}", "hosts-on-{}"
-# Of a block that has no hosts and keeps the position of others.
+# The name of a block without hosts, which keeps the positions of the others.
 _EMPTY = "empty"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """A switch of the tree, with hosts or switches below it; a block, perhaps without hosts."""
+    """A switch of the tree, with hosts or switches below it; or a block, which may have no hosts."""
 
     name: str
     hosts: tuple[str, ...] = ()
@@ -58,21 +58,13 @@ def topology_conf(fabric: Fabric) -> str:
 
 
 def block(fabric: Fabric) -> str:
-    """Slurm's topology.conf for ``TopologyPlugin=topology/block``: a block per leaf, neighbours side by side.
-
-    Raises:
-        HpctrainError: as of :func:`topology_conf`.
-    """
+    """Slurm's topology.conf for ``TopologyPlugin=topology/block``: a block per leaf, neighbours side by side."""
     lines = [f"BlockName={leaf.name}{f' Nodes={leaf.below}' if leaf.hosts else ''}\n" for leaf in _blocks(fabric)]
     return "".join([*lines, f"BlockSizes={','.join(map(str, block_sizes(fabric)))}\n"])
 
 
 def topology_yaml(fabric: Fabric) -> str:
-    """Slurm's topology.yaml with the fabric as a tree, the default topology.
-
-    Raises:
-        HpctrainError: as of :func:`topology_conf`.
-    """
+    """Slurm's topology.yaml with the fabric as a tree, the default topology."""
     lines = ["- topology: fabric", "  cluster_default: true", "  tree:", "    switches:"]
     for switch in _tree(fabric):
         key = "children" if switch.switches else "nodes"
@@ -81,11 +73,7 @@ def topology_yaml(fabric: Fabric) -> str:
 
 
 def block_yaml(fabric: Fabric) -> str:
-    """Slurm's topology.yaml with the fabric's leaves as blocks, the default topology.
-
-    Raises:
-        HpctrainError: as of :func:`topology_conf`.
-    """
+    """Slurm's topology.yaml with the fabric's leaves as blocks, the default topology."""
     lines = ["- topology: fabric", "  cluster_default: true", "  block:", "    block_sizes:"]
     lines += [f"      - {size}" for size in block_sizes(fabric)] + ["    blocks:"]
     for leaf in _blocks(fabric):

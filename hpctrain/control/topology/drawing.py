@@ -32,13 +32,13 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fabric",
     "font.size": 8,
-    # A dollar in a name is no formula.
+    # Names may contain dollar signs, which do not mark formulas.
     "text.parse_math": False,
 }
 _INK, _FILL, _IDLE = "#1f2933", {0: "#eef2f6", 1: "#dde7f0"}, "#b8c2cc"
 _FILL_ABOVE = "#c9d8e6"
 _INSIDE, _CROSSING = "#7fb3dd", "#0b4f8a"
-# Pale yellow would vanish on white: the scale begins at orange.
+# The scale begins at orange, because pale yellow is invisible on white.
 _LOAD = LinearSegmentedColormap.from_list("load", ["#fdbb6b", "#f16913", "#b30000"])
 
 # Inches.
@@ -50,7 +50,7 @@ _MIN_WIDTH, _MAX_WIDTH, _PLACE = 8.0, 18.0, 0.42
 _ARC_HEIGHT = 1.3
 _LONGEST_NAME = 20
 _OVERHEAD = 0.3
-# One flow a link is as good as it gets, and must not look like a fault.
+# A load of one flow per link is the optimum, so the scale extends to two and shows it as harmless.
 _SCALE_END = 2.0
 _ARC_ALPHA = 0.8
 
@@ -107,7 +107,7 @@ def draw(fabric: Fabric, rings: Sequence[Ring]) -> Figure:
 
 
 def _on_the_way(fabric: Fabric, rings: Sequence[Ring]) -> list[int]:
-    """The nodes that the rings' flows pass: between leaves without a spine also leaves of other hosts."""
+    """The nodes that the rings' flows pass; without spines these include the leaves of other hosts."""
     busy = np.zeros(len(fabric.source), np.bool_)
     for ring in rings:
         busy |= ring.load > 0 if ring.load is not None else False
@@ -116,7 +116,7 @@ def _on_the_way(fabric: Fabric, rings: Sequence[Ring]) -> list[int]:
 
 
 def _leaves(fabric: Fabric, hosts: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """For each host: its switch on each rail that the ring uses."""
+    """For each host, its switch on each rail that the ring uses."""
     on = next(hanging(fabric, rail_adapters(fabric, hosts)))
     return dict(zip(hosts, map(tuple, on.tolist()), strict=True))
 
@@ -148,7 +148,7 @@ class _Sketch:
         self.size: dict[int, tuple[float, float]] = {}
         self.text: dict[int, str] = {}
         self.turned: set[int] = set()
-        # Of each row: its lower and upper edge, and the width of a place.
+        # The lower and upper edge of each row, and the width of a place in it.
         self.rows: list[tuple[float, float, float]] = []
         y = 0.0
         for row in rows:
@@ -167,7 +167,7 @@ class _Sketch:
             self.turned |= set(row) if turned else set()
             self.rows.append((y, y + height, place))
             y += height + _ROW_GAP
-        # Cables between switches of the top row go over their heads.
+        # Cables between switches of the top row are drawn above it.
         beside = any(
             bundle.lower != bundle.upper and {bundle.lower, bundle.upper} <= {*rows[-1]} for bundle in folded.bundles
         )
@@ -180,7 +180,7 @@ class _Sketch:
         return x, y + side * self.size[number][1] / 2
 
     def between(self, start: tuple[float, float], end: tuple[float, float]) -> list[tuple[float, float]]:
-        """Where a cable crosses the rows between its ends: in the gap between boxes nearest to its direct line."""
+        """The points at which a cable crosses the rows between its ends, in the gaps nearest to a straight line."""
         points = []
         for low, high, place in self.rows:
             if start[1] < low and high < end[1]:
@@ -200,7 +200,7 @@ def _label(box: Box, names: Mapping[str, str], *, lines: bool) -> str:
 
 
 def _short_names(names: Sequence[str]) -> dict[str, str]:
-    """The names of a row without the words that they all begin with, if they are long, and without their middles."""
+    """The names of a row; long names lose their common first words, and then their middles."""
     ends = zip(min(names), max(names), strict=False)
     start = "".join(one for one, other in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
     start = re.sub(r"[^\W_]*$", "", start) if max(map(len, names)) > _LONGEST_NAME else ""
@@ -259,10 +259,10 @@ def _cables(axes: Axes, sketch: _Sketch, bundle: Bundle, load: Floats | None, sc
     start, end = sketch.edge(bundle.lower, 1), sketch.edge(bundle.upper, -1)
     path = Path([start, *sketch.between(start, end), end])
     if sketch.centre[bundle.lower][1] == sketch.centre[bundle.upper][1]:
-        # Two boxes of one level: over their heads.
+        # A cable between two boxes of one row is drawn as a curve above it.
         middle = (start[0] + end[0]) / 2, start[1] + 2 * _OVERHEAD
         path = Path([start, middle, sketch.edge(bundle.upper, 1)], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
-    # The busiest last, or the idle ones would cover them.
+    # Busier cables are drawn later, so that idle ones do not cover them.
     axes.add_patch(
         PathPatch(
             path, fill=False, edgecolor=colour, linewidth=width, zorder=1 + (0.1 + share if share is not None else 0)
@@ -271,7 +271,7 @@ def _cables(axes: Axes, sketch: _Sketch, bundle: Bundle, load: Floats | None, sc
 
 
 def _arcs(axes: Axes, sketch: _Sketch, ring: Sequence[int], leaves: Mapping[int, tuple[int, ...]]) -> None:
-    """An arc for each two neighbours of the ring that are not in one box, thicker where there are several."""
+    """An arc for each two boxes with ring neighbours in both, thicker for several pairs of neighbours."""
     box_of = sketch.folded.box_of_host
     arcs: Counter[tuple[int, int, bool]] = Counter()
     for host, following in zip(ring, [*ring[1:], ring[0]], strict=True):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
-# What a port of a table says of a destination that it does not know.
+# The entry of a forwarding table for a destination without a port.
 NO_PORT = -1
 
 
@@ -20,23 +20,23 @@ class Fabric:
     """A switch graph. Nodes and directed links are numbered from 0; a cable is two links.
 
     Attributes:
-        names: of each node (a switch's description, an adapter's own name), unique.
-        level: of each node: 0 an adapter, 1 a leaf switch (it has adapters of hosts), 2 and up the switches above it,
-            each one more than the highest below it; -1 for nodes that take no part (SHARP aggregation nodes, switches
+        names: a unique name per node: a switch's description or an adapter's own name.
+        level: per node: 0 for an adapter, 1 for a leaf (a switch with adapters of hosts), 2 and up for the switches
+            above, each one more than the highest below it; -1 for unused nodes (SHARP aggregation nodes, switches
             that join no hosts).
-        subnet: of each node: its connected component.
-        lid: of each node (an adapter's port), 0 where unknown.
-        host: of each node: the number of its host, -1 for switches and nodes that take no part.
-        hosts: names of the hosts.
-        source, target: of each directed link: the nodes at its ends.
-        source_port: of each directed link: the port by which it leaves.
-        bandwidth: of each directed link, bytes a second of payload; 1.0 for all where the format has no speeds.
+        subnet: per node, its connected component.
+        lid: per node (for adapters, that of the port), 0 where unknown.
+        host: per node, the number of its host; -1 for switches and unused nodes.
+        hosts: the name of each host, by its number.
+        source, target: per directed link, the nodes at its ends.
+        source_port: per directed link, the port by which it leaves.
+        bandwidth: per directed link, bytes of payload a second; 1.0 for all where the format has no speeds.
         tables: forwarding tables, (switches of ``table_switches``, largest LID + 1): the port towards each LID,
             ``NO_PORT`` where there is none; None where no tables were read.
         table_switches: the node of each row of ``tables``.
         block_sizes: the hosts of a block and of each larger block, where a file of Slurm's blocks states them; the
             leaves are then in the order of the blocks.
-        warnings: what is odd in it, in sentences.
+        warnings: irregularities of the fabric, one sentence each.
     """
 
     names: tuple[str, ...]
@@ -65,9 +65,8 @@ class Fabric:
 
     @cached_property
     def leaves(self) -> tuple[frozenset[int], ...]:
-        """The switches of each host, usually leaves; several if its rails lead to different ones.
-
-        None where hosts are cabled to each other without a switch.
+        """The switches of each host, usually leaves: several if its rails lead to different ones, none if it is cabled
+        to another host without a switch.
         """
         leaves: list[set[int]] = [set() for _ in self.hosts]
         cables = (self.host[self.source] >= 0) & (self.level[self.target] >= 1)

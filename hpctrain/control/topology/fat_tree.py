@@ -29,17 +29,17 @@ def fat_tree(
 ) -> str:
     """The listing of a fat tree whose hosts are named ``node0001`` … with adapters ``mlx5_0`` …
 
-    A leaf takes one rail of ``leaf_down`` hosts, so that every adapter of a host hangs on a leaf of its own, and sends
-    one cable to each of ``leaf_up`` spines. With 3 levels the spines belong to a pod of ``pod_leaves`` leaves, and
-    each sends one cable to each of ``spine_up`` cores, which the spines in the same place of all pods share.
+    A leaf connects one rail of ``leaf_down`` hosts, so that every adapter of a host is on a different leaf, and has one
+    cable to each of ``leaf_up`` spines. With 3 levels the spines belong to a pod of ``pod_leaves`` leaves, and each has
+    one cable to each of ``spine_up`` cores, which the spines in the same place of all pods share.
 
     Args:
-        hosts: how many; the last leaves are not filled where it is not a multiple of ``leaf_down``.
-        rails: adapters a host.
+        hosts: the number of hosts; the last leaves are not full if it is no multiple of ``leaf_down``.
+        rails: the number of adapters of each host.
         leaf_down, leaf_up: ports of a leaf to hosts and to spines; oversubscribed where ``leaf_down`` is larger.
-        pod_leaves: leaves of a pod; ``leaf_down`` where None, at most those that there are.
-        spine_up: ports of a spine to cores; ``pod_leaves`` where None, which oversubscribes nothing.
-        speed: of a lane; every cable has four.
+        pod_leaves: the leaves of a pod, at most all leaves; by default ``leaf_down``.
+        spine_up: ports of a spine to cores; by default ``pod_leaves``, which is non-blocking.
+        speed: the speed of a lane; every cable has four lanes.
 
     Raises:
         HpctrainError: a number below 1, or a tree of more LIDs or ports than InfiniBand has.
@@ -94,7 +94,7 @@ def _listing(switches: list[_Node], adapters: list[_Node], speed: str) -> Iterat
         )
     for lid, node in enumerate([*switches, *adapters], start=1):
         node.lid = lid
-        # Consecutive node GUIDs would give adapters with several ports no room for theirs.
+        # GUIDs are 16 apart, which leaves room for the port GUIDs of adapters with several ports.
         node.guid = f"{(_SWITCH_GUID if node.kind == 'switch' else _ADAPTER_GUID) + lid * 16:016x}"
     yield "#\n# Topology file: a generated fat tree\n#\n"
     for switch in switches:

@@ -15,7 +15,7 @@ Kind = Literal["fabric", "host", "adapter", "link", "flow"]
 Direction = Literal["both", "sends", "receives"]
 Quantity = Literal["bandwidth", "latency"]
 
-# Where two explain the same flows, the wider is named: it may be any part of it.
+# Of two parts that explain the same flows the wider one is named, since any part of it may be the cause.
 _WIDEST_FIRST: tuple[Kind, ...] = ("host", "adapter", "link")
 # Sending and receiving that differ by no more than this have one cause.
 _ALIKE = 0.7
@@ -23,7 +23,7 @@ _ALIKE = 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A part of the network that may slow down the flows through it; ``both`` for what has one direction only."""
+    """A part of the network that may slow down the flows through it; a link, which has one direction, has ``both``."""
 
     kind: Kind
     name: str
@@ -35,13 +35,13 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something slower than the rest; for the kind ``fabric``, the whole.
+    """A part of the network that is slower than the rest, or for the kind ``fabric`` the whole network.
 
     Attributes:
-        kind: ``flow`` where both ends and every link between them do well with others, or where nobody can say which
-            of them it is: these are then the alternatives.
+        kind: ``flow`` where both ends and every link between them do well with others, or where measurements cannot
+            show which of them is slow: these are then the alternatives.
         reached: the median of its slow flows: a share of the usual bandwidth, or a multiple of the usual latency.
-        flows: how many flows it explains.
+        flows: the number of flows that it explains.
         direction: ``sends`` or ``receives`` for a host or an adapter that is slow in one direction only.
         alternatives: other parts that explain the same flows as well.
     """
@@ -78,14 +78,14 @@ def explain(
 ) -> list[Fault]:
     """The faults that explain the slow flows, those of most flows first.
 
-    Everything that a good flow used is innocent. Of the rest, the fewest that together explain all slow flows are
-    named.
+    Every part that a good flow used is innocent. Of the other parts, the fewest that together explain all slow flows
+    are named.
 
     Args:
-        reached: of each flow, a share of what is usual.
+        reached: per flow, the share of the usual value.
         least: a flow is slow below this share.
-        suspects: of each flow, the parts that it used.
-        names: of each flow, to name it where every part of it is innocent.
+        suspects: per flow, the parts that it used.
+        names: per flow, its name as a fault where all of its parts are innocent.
     """
     slow = np.flatnonzero(reached < least).tolist()
     innocent = {suspect for flow in np.flatnonzero(reached >= least).tolist() for suspect in suspects[flow]}
@@ -93,7 +93,7 @@ def explain(
     for flow in slow:
         for suspect in set(suspects[flow]) - innocent:
             through[suspect].add(flow)
-    causes = [_cause(alike, flows, reached) for alike, flows in _fewest(through)]
+    causes = [_cause(alike, flows, reached) for alike, flows in _smallest_cover(through)]
     alone = set(slow).difference(*through.values())
     causes += [_Cause(suspect=Suspect(kind="flow", name=names[flow]), flows={flow}, reached=reached) for flow in alone]
     causes = sorted(_joined(causes), key=lambda cause: (-len(cause.flows), str(cause.suspect)))
@@ -123,22 +123,22 @@ class _Cause:
         )
 
 
-def _fewest(through: Mapping[Suspect, Collection[int]]) -> Iterator[tuple[list[Suspect], frozenset[int]]]:
-    """Parts that together explain every flow, each with all that explain the same flows and with these flows.
+def _smallest_cover(through: Mapping[Suspect, Collection[int]]) -> Iterator[tuple[list[Suspect], frozenset[int]]]:
+    """Groups of parts that explain the same flows, with these flows; the groups together explain every flow.
 
     Args:
-        through: of each part, the flows that it would explain.
+        through: per part, the flows that it would explain.
     """
     unexplained = set().union(*through.values())
     while unexplained:
         alike: dict[frozenset[int], list[Suspect]] = defaultdict(list)
         for suspect, flows in through.items():
             alike[frozenset(flows) & unexplained].append(suspect)
-        # Whoever explains less than another one is never needed.
+        # A part whose flows are all explained by a wider one is never needed.
         largest = [flows for flows in alike if not any(flows < others for others in alike)]
         explained_by = Counter(flow for flows in largest for flow in flows)
         proven = [flows for flows in largest if any(explained_by[flow] == 1 for flow in flows)]
-        # Where each flow has several explanations left, the one that explains most is taken.
+        # Where every flow has several explanations left, the one with most flows is taken.
         for flows in proven or [min(largest, key=lambda flows: (-len(flows), *map(_rank, _sorted(alike[flows]))))]:
             yield _sorted(alike[flows]), flows
             unexplained -= flows
@@ -163,7 +163,7 @@ def _cause(alike: Sequence[Suspect], flows: Collection[int], reached: Floats) ->
 
 
 def _joined(causes: Sequence[_Cause]) -> Iterator[_Cause]:
-    """The causes, with what sends and receives at about the same share as one."""
+    """The causes; sending and receiving of one part at about the same share become one cause."""
     parts: dict[tuple[Kind, str], list[_Cause]] = defaultdict(list)
     for cause in causes:
         parts[cause.suspect.kind, cause.suspect.name].append(cause)

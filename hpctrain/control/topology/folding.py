@@ -13,7 +13,7 @@ import numpy as np
 from hpctrain.control.topology.fabric import Fabric, Ints
 from hpctrain.control.topology.names import natural
 
-# So many boxes side by side can still be read.
+# The most boxes in a row that are still readable.
 MOST_IN_A_ROW = 40
 _SWEEPS = 4
 
@@ -23,9 +23,8 @@ class Box:
     """Hosts (level 0), or switches of one level, that are drawn as one box.
 
     Attributes:
-        level: as in :class:`Fabric`.
         members: numbers of hosts at level 0, else of nodes.
-        names: theirs, in natural order.
+        names: the names of the members, in natural order.
     """
 
     level: int
@@ -71,16 +70,16 @@ class Folded:
 def fold(fabric: Fabric, hosts: Sequence[int], *, through: Iterable[int] = (), most: int = MOST_IN_A_ROW) -> Folded:
     """Fold a fabric's hosts and every switch above them or among ``through``.
 
-    Each is a box of its own where a level has at most ``most`` of them.
-    Larger levels are folded: hosts by the set of their leaves, leaves by their hosts or else by the switches above
-    them, higher switches by those below them. A level of a fabric without such likeness stays wide.
+    Each is a separate box where a level has at most ``most`` of them. Larger levels are folded: hosts by the set of
+    their leaves, leaves by their hosts or else by the switches above them, higher switches by those below them. A level
+    whose members share no such set stays wide.
 
-    Hosts keep the order given as far as cables are not crossed for it.
+    Hosts keep the order given unless another order crosses fewer cables.
     """
     part = _ancestry(fabric, hosts) | {node for node in through if fabric.level[node] >= 1}
     rows = _rows(fabric, part, hosts, most)
     neighbours = _box_links(fabric, rows, part)
-    order = _untangled(rows, neighbours, {host: place for place, host in enumerate(hosts)})
+    order = _ordered_boxes(rows, neighbours, {host: place for place, host in enumerate(hosts)})
     number = {old: new for new, old in enumerate(order)}
     bundles: dict[tuple[int, int], list[int]] = defaultdict(list)
     for (one, other), links in neighbours.items():
@@ -95,7 +94,7 @@ def fold(fabric: Fabric, hosts: Sequence[int], *, through: Iterable[int] = (), m
 
 
 def _ancestry(fabric: Fabric, hosts: Sequence[int]) -> set[int]:
-    """The hosts' adapters and each switch that a path upwards from them meets."""
+    """The hosts' adapters and every switch on an upward path from them."""
     found = np.isin(fabric.host, np.asarray(hosts, np.int32))
     for level in range(int(fabric.level.max())):
         upwards = found[fabric.source] & (fabric.level[fabric.source] == level) & (fabric.level[fabric.target] > level)
@@ -132,7 +131,7 @@ def _rows(fabric: Fabric, part: set[int], hosts: Sequence[int], most: int) -> li
 def _groups(
     members: Sequence[int], likenesses: Iterable[Mapping[int, frozenset[int]]], *, most: int, least: int = 1
 ) -> list[list[int]]:
-    """Each alone if they are at most ``most``, else those that are alike, by the first likeness that is enough."""
+    """Single members if they are at most ``most``, else groups of equals by the first likeness that suffices."""
     groups = [[member] for member in members]
     for likeness in likenesses:
         if len(groups) <= most:
@@ -162,11 +161,11 @@ def _box_links(fabric: Fabric, boxes: Sequence[Box], part: set[int]) -> dict[tup
     return links
 
 
-def _untangled(
+def _ordered_boxes(
     boxes: Sequence[Box], links: Mapping[tuple[int, int], Sequence[int]], given: Mapping[int, int]
 ) -> list[int]:
-    """The boxes by level: the top one by name, others by the mean place of their cables' other ends (barycentre method
-    of Sugiyama); hosts and leaves, where rails cross, several times.
+    """The boxes by level, each level ordered by the mean place of its cables' other ends (barycentre method of
+    Sugiyama). Hosts and leaves, where rails cross, are ordered several times.
     """
     neighbours: dict[int, dict[int, int]] = defaultdict(dict)
     for (one, other), between in links.items():
@@ -190,7 +189,7 @@ def _untangled(
         rows[level].sort(key=key)
         _place_row(rows[level], place)
 
-    # Hosts that are cabled to each other have no row above them.
+    # Hosts that are cabled to each other without a switch have no row above them.
     for _ in range(_SWEEPS if 1 in rows else 0):
         sort(1, 0)
         sort(0, 1)

@@ -1,30 +1,39 @@
-"""The shape of a fabric: leaves, levels of the other switches, and the oversubscription of each leaf."""
+"""The shape of a fabric: leaves, levels of the other switches, and the oversubscription of each leaf.
+
+Cables say which switches are joined, and not which one is above. Traffic between hosts climbs and descends again, so
+the height of a switch is that to which some shortest path between two leaves climbs at it: the distance to the nearer
+of the two leaves. In a tree this is its height over its own leaves, at whatever level of the tree a leaf is attached.
+Several roots get the same height, and a lost cable changes no height.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.control.topology.components import articulation_points, components
 from hpctrain.control.topology.fabric import Fabric, Floats, Ints
-from hpctrain.control.topology.heights import ranks
 
 Mask = NDArray[np.bool_]
 
+# Added to the height of a switch that stands above another of the same height.
+_ABOVE = 0.5
+
 
 def levels(is_switch: Mask, is_adapter: Mask, is_service: Mask, source: Ints, target: Ints) -> Ints:
-    """The level of each node: 0 an adapter, 1 a leaf, above that as the switches stand above each other
-    (:func:`hpctrain.control.topology.heights.ranks`).
+    """The level of each node: 0 for an adapter, 1 for a leaf, more for switches above it (see :func:`_switch_levels`).
 
-    A leaf has adapters. Those of service hosts (management, storage) do not make a leaf of a switch that is cabled to
-    a leaf of other hosts: that is a spine on which somebody found a free port. Switches without hosts that no shortest
-    way between two leaves takes, and nodes that are neither switch nor adapter here, are at -1.
+    A leaf has adapters. Adapters of service hosts (management, storage) do not make a leaf of a switch that is cabled
+    to a leaf of other hosts: it is a spine with a service host on a spare port. Switches without hosts that are on no
+    shortest path between two leaves, and nodes that are neither switch nor adapter here, are at -1.
 
     Args:
-        is_switch, is_adapter, is_service: of each node; adapters that take no part are False in all.
-        source, target: of each directed link.
+        is_switch, is_adapter, is_service: per node; all are False for unused adapters.
+        source, target: per directed link, the nodes at its ends.
     """
     occupied = is_switch & _beside(is_adapter, source, target)
     if (is_adapter & ~is_service).any():
@@ -35,7 +44,7 @@ def levels(is_switch: Mask, is_adapter: Mask, is_service: Mask, source: Ints, ta
     switches = np.flatnonzero(is_switch)
     number = np.cumsum(is_switch) - 1
     between = is_switch[source] & is_switch[target]
-    rank = ranks(leaf[switches], number[source[between]], number[target[between]])
+    rank = _switch_levels(leaf[switches], number[source[between]], number[target[between]])
     level = np.where(is_adapter, 0, -1).astype(np.int32)
     level[switches] = np.where(rank > 0, rank, np.where(occupied[switches], 2, -1))
     return level
@@ -48,8 +57,150 @@ def _beside(nodes: Mask, source: Ints, target: Ints) -> Mask:
     return beside
 
 
+def _switch_levels(is_leaf: Mask, source: Ints, target: Ints) -> Ints:
+    """The level of each switch: 1 for a leaf, else one more than the highest switch below it; 0 for a switch on no
+    shortest path between two leaves, such as one whose hosts are all off.
+
+    Leaves forward nothing, and cables between them join equals, with one exception: a leaf that alone connects
+    switches without hosts is above them, as a root is that has a host on a spare port. Of two switches of the same
+    height on one cable, the one with a single switch below it is above the other.
+
+    Args:
+        is_leaf: per switch, whether hosts make it a leaf.
+        source, target: the ends of each directed cable between two switches; each cable occurs in both directions.
+    """
+    passes = ~is_leaf | _connecting_leaves(is_leaf, source, target)
+    climbing = passes[source] | passes[target]
+    classes = _classes(is_leaf, passes, source[climbing], target[climbing])
+    return _class_levels(classes, _heights(classes))[classes.of]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Classes:
+    """Classes of switches with the same neighbours, of which a large fabric has few.
+
+    Attributes:
+        of: the class of each switch.
+        size: the number of switches in each class.
+        is_leaf, passes: per class, whether its switches are leaves, and whether they forward traffic.
+        beside: per class, the classes that it is cabled to.
+    """
+
+    of: Ints
+    size: Ints
+    is_leaf: Mask
+    passes: Mask
+    beside: list[list[int]]
+
+
+def _connecting_leaves(is_leaf: Mask, source: Ints, target: Ints) -> Mask:
+    """The leaves without which some switches without hosts would be disconnected from the others."""
+    inner = ~is_leaf[source] & ~is_leaf[target]
+    component = components(len(is_leaf), source[inner], target[inner])
+    down = is_leaf[target] & ~is_leaf[source]
+    part, leaf = np.divmod(
+        np.unique(component[source[down]].astype(np.int64) * len(is_leaf) + target[down]), len(is_leaf)
+    )
+    several = np.bincount(part, minlength=len(is_leaf))[part] > 1
+    part, leaf = part[several], leaf[several]
+    joining = np.zeros(len(is_leaf), np.bool_)
+    # Usually all switches without hosts are connected, and no leaf connects them.
+    if len(np.unique(leaf)) < len(leaf):
+        joining[:] = articulation_points(2 * len(is_leaf), leaf, len(is_leaf) + part)[: len(is_leaf)]
+    return joining
+
+
+def _classes(is_leaf: Mask, passes: Mask, source: Ints, target: Ints) -> _Classes:
+    # One number per pair of ends, so that parallel cables count once.
+    near, far = np.divmod(np.unique(source.astype(np.int64) * len(is_leaf) + target), len(is_leaf))
+    first = np.searchsorted(near, np.arange(len(is_leaf) + 1))
+    known: dict[tuple[bool, bool, bytes], int] = {}
+    of = np.empty(len(is_leaf), np.int32)
+    members: list[int] = []
+    for switch, (leaf, through) in enumerate(zip(is_leaf.tolist(), passes.tolist(), strict=True)):
+        key = leaf, through, far[first[switch] : first[switch + 1]].tobytes()
+        of[switch] = known.setdefault(key, len(known))
+        if of[switch] == len(members):
+            members.append(switch)
+    return _Classes(
+        of=of,
+        size=np.bincount(of, minlength=len(members)).astype(np.int32),
+        is_leaf=is_leaf[members],
+        passes=passes[members],
+        beside=[np.unique(of[far[first[each] : first[each + 1]]]).tolist() for each in members],
+    )
+
+
+def _heights(classes: _Classes) -> list[int]:
+    """The height of each class: 1 for a leaf, else one more than its greatest distance from the nearer end of a
+    shortest path between leaves; 0 for a class on no such path.
+    """
+    leaves = np.flatnonzero(classes.is_leaf)
+    away = _distances(classes, leaves)
+    between = away[:, leaves]
+    heights: list[int] = classes.is_leaf.astype(int).tolist()
+    for alike in leaves[classes.size[leaves] > 1].tolist():
+        for switch in classes.beside[alike]:
+            if classes.passes[switch]:
+                heights[switch] = max(heights[switch], 2)
+    for switch in np.flatnonzero(classes.passes).tolist():
+        reached = np.flatnonzero(away[:, switch] > 0)
+        far = away[reached, switch]
+        on_the_way = np.add.outer(far, far) == between[np.ix_(reached, reached)]
+        climbed = np.minimum.outer(far, far)[on_the_way]
+        if climbed.size:
+            heights[switch] = max(heights[switch], 1 + int(climbed.max()))
+    return heights
+
+
+def _distances(classes: _Classes, leaves: NDArray[np.intp]) -> NDArray[np.int16]:
+    """Cables from each leaf to each class through switches that forward, (leaves, classes); -1 where none lead."""
+    cabled = [switch for switch, beside in enumerate(classes.beside) if beside]
+    beside = np.array([each for switch in cabled for each in classes.beside[switch]], np.intp)
+    first = np.cumsum([0, *(len(classes.beside[switch]) for switch in cabled)])[:-1]
+    # One bit per leaf, so that all leaves search at the same time.
+    away = np.full((len(leaves), len(classes.size)), -1, np.int16)
+    away[np.arange(len(leaves)), leaves] = 0
+    front = np.packbits(away.T == 0, axis=1)
+    hops = 0
+    while front.any() and len(beside):
+        hops += 1
+        touched = np.zeros_like(front)
+        touched[cabled] = np.bitwise_or.reduceat(front[beside], first, axis=0)
+        reached = np.unpackbits(touched, axis=1, count=len(leaves)).T.astype(np.bool_) & (away < 0)
+        away[reached] = hops
+        front = np.packbits(reached.T & classes.passes[:, None], axis=1)
+    return away
+
+
+def _class_levels(classes: _Classes, heights: list[int]) -> Ints:
+    rank = [height + _ABOVE * _stands_above(switch, classes, heights) for switch, height in enumerate(heights)]
+    level = np.zeros(len(rank), np.int32)
+    for switch in sorted(range(len(rank)), key=lambda each: rank[each]):
+        if rank[switch] <= 1:
+            level[switch] = int(rank[switch])
+        else:
+            below = (level[each] for each in classes.beside[switch] if rank[each] < rank[switch])
+            level[switch] = 1 + max([1, *below])
+    return level
+
+
+def _stands_above(switch: int, classes: _Classes, heights: list[int]) -> bool:
+    """Whether a switch has one switch below it, and is cabled to one of its height that has several others."""
+    mine = _below(switch, classes, heights)
+    if heights[switch] < 2 or classes.size[list(mine)].sum() != 1:
+        return False
+    equals = (each for each in classes.beside[switch] if heights[each] == heights[switch])
+    theirs = [_below(each, classes, heights) for each in equals]
+    return any(classes.size[list(those)].sum() > 1 and not those & mine for those in theirs)
+
+
+def _below(switch: int, classes: _Classes, heights: list[int]) -> set[int]:
+    return {each for each in classes.beside[switch] if 0 < heights[each] < heights[switch]}
+
+
 def oversubscription(fabric: Fabric) -> dict[int, float]:
-    """For each leaf: its bandwidth to adapters over its bandwidth to other switches.
+    """For each leaf, its bandwidth to adapters over its bandwidth to other switches.
 
     1 and below is non-blocking; infinite where a leaf is cabled to no other switch.
     """

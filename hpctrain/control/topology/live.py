@@ -33,15 +33,14 @@ _Links = dict[str, dict[str, int]]
 def this_node(root: Path = Path("/")) -> NodeMap:
     """The devices of this host that this process may use: its CPUs, and the GPUs that NVML shows.
 
-    Without NVML (no driver library) the GPUs are those that the kernel's nvidia driver holds, and NVLinks are unknown.
-    Where the system has no /sys, ``lstopo`` is asked.
+    Without NVML (no driver library) the GPUs are those of the kernel's nvidia driver, and NVLinks are unknown. Without
+    /sys, the devices come from ``lstopo``.
 
     Args:
-        root: where /sys and /proc are; under another root than "/" NVML and lstopo, which know this machine only, are
-            not asked.
+        root: the folder with /sys and /proc; NVML, which knows only this machine, is used only for "/".
 
     Raises:
-        HpctrainError: neither /sys nor lstopo, or lstopo fails.
+        HpctrainError: there is neither /sys nor lstopo, or lstopo fails.
     """
     here = root == Path("/")
     sys = root / "sys"
@@ -78,7 +77,7 @@ def _lstopo(sys: Path) -> NodeMap:
 def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
     for entry in sorted((sys / "class/infiniband").glob("*")):
         device = (entry / "device").resolve()
-        # RDMA in software, over any Ethernet interface, has no device.
+        # RDMA in software, over an Ethernet interface, has no PCI device.
         if not _bridges(device):
             continue
         layer, active, gbit = _ports(entry)
@@ -89,7 +88,7 @@ def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
                 numa=_numa(device),
                 link_layer=layer,
                 active=active,
-                # In a virtual machine the whole function is the host's, and there is no such link.
+                # In a virtual machine a virtual function has no such link, and counts as a whole adapter.
                 virtual=(device / "physfn").exists(),
                 gbit=gbit,
             ),
@@ -98,9 +97,9 @@ def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
 
 
 def _ports(entry: Path) -> tuple[LinkLayer | None, bool, float | None]:
-    """Whether any port is InfiniBand, else Ethernet; whether one of that kind is up; and the Gbit/s of those that are.
+    """InfiniBand if any port has it, else Ethernet; whether a port of that kind is up; and the Gbit/s of those.
 
-    Of EFA the kernel tells no link layer.
+    The kernel reports no link layer for EFA, which the adapter's name shows.
     """
     ports = ports_of(entry)
     layers = {port.link_layer for port in ports}
@@ -140,10 +139,10 @@ def _nvml() -> tuple[list[str], _Links] | None:
 
 
 def _nvlinks(device: object) -> dict[str, int]:
-    """The active NVLinks of a GPU by their other end; none to a CPU (POWER9)."""
+    """The number of active NVLinks of a GPU by their other end, without those to a CPU (POWER9)."""
     ends: dict[str, int] = {}
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        # NVML refuses the numbers of links that this model does not have.
+        # NVML raises for links that this model does not have.
         with contextlib.suppress(pynvml.NVMLError):
             active = pynvml.nvmlDeviceGetNvLinkState(device, link)
             to_cpu = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link) == pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU
@@ -163,6 +162,6 @@ def _bridges(device: Path) -> Bridges:
 
 
 def _numa(device: Path) -> int | None:
-    """The kernel says -1 where the firmware does not tell."""
+    """The NUMA node of a device; None where the kernel says -1, because the firmware does not report it."""
     node = kernel_text(device / "numa_node")
     return int(node) if node.isdecimal() else None

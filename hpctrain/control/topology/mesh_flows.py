@@ -1,9 +1,9 @@
 """The bytes that the ranks of a mesh send each other in a step, by axis: closed forms, and the flows that they make.
 
-Collectives are taken to go round rings, in which each rank of n sends (n - 1) / n of the buffer for an all-gather or a
-reduce-scatter and twice that for an all-reduce (Patarasu and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), as
-by any algorithm that is optimal in bandwidth. Layers are taken to be alike, and so are stages. Along tp the embeddings,
-the output layer, normalisations and the loss are left out, which send little beside the layers.
+Collectives are assumed to use rings, in which each rank of n sends (n - 1) / n of the buffer for an all-gather or a
+reduce-scatter and twice that for an all-reduce (Patarasu and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002);
+every bandwidth-optimal algorithm sends as much. All layers are assumed equal, and all stages too. Along tp the
+embeddings, the output layer, normalisations and the loss are left out, since they send little compared with the layers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,13 @@ from hpctrain.common.recipes.mesh import AXES, Axis, Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
 from hpctrain.control.topology.fabric import Floats, Ints
 
-# What each rank along pp has of a schedule with several stages a rank, as torch.distributed.pipelining has it at least.
+# The stages per rank of schedules with several: the minimum of torch.distributed.pipelining.
 _LOOPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flows:
-    """What ranks send in a step.
-
-    Attributes:
-        source, target: ranks.
-        nbytes: from each source to the target at the same index.
-    """
+    """The bytes that ranks send in a step, from each source rank to the target rank at the same index."""
 
     source: Ints
     target: Ints
@@ -42,7 +37,7 @@ class Flows:
 
 
 def mesh_flows(work: MeshWork) -> dict[Axis, Flows]:
-    """What is sent along each axis that has several ranks; 1 to each neighbour where the model is not known.
+    """The flows along each axis with several ranks; 1 byte to each neighbour where the model is not known.
 
     FSDP's groups are those along dp_shard and cp together, as ranks along cp have the same parameters and other tokens
     (torchtitan, torchtitan/distributed/parallel_dims.py, ``dp_shard_cp``). They are listed under dp_shard.
@@ -60,14 +55,14 @@ def mesh_flows(work: MeshWork) -> dict[Axis, Flows]:
 
 
 def replicated_bytes(work: MeshWork, model: MeshModel) -> float:
-    """Of an all-reduce of gradients, or of their shards (Zhao et al. 2023, arXiv 2304.11277, section 3.2.2)."""
+    """The bytes of an all-reduce of gradients or their shards (Zhao et al. 2023, arXiv 2304.11277, section 3.2.2)."""
     ranks = work.mesh.sizes["dp_replicate"]
     return 2 * (ranks - 1) / ranks * _parameters(model, work.mesh.sizes) / _shards(work) * model.gradient_bytes
 
 
 def sharded_bytes(work: MeshWork, model: MeshModel) -> float:
-    """Of FSDP: parameters are gathered for the forward pass, with ZeRO 3 once more for the backward pass, and gradients
-    are reduced and scattered (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
+    """The bytes of FSDP, which gathers parameters for the forward pass, with ZeRO 3 once more for the backward pass,
+    and reduces and scatters gradients (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
 
     Stages of a pipeline gather once for all micro-batches. Where gradients are accumulated, each part gathers anew.
     """
@@ -78,7 +73,7 @@ def sharded_bytes(work: MeshWork, model: MeshModel) -> float:
 
 
 def tensor_bytes(work: MeshWork, model: MeshModel) -> float:
-    """Of two all-reduces of the activations in a layer's forward pass, and two in its backward pass.
+    """The bytes of two all-reduces of the activations in a layer's forward pass, and two in its backward pass.
 
     Shoeybi et al. 2019, arXiv 1909.08053, section 3. Sequence parallelism makes of each a gather and a scatter of as
     many bytes together (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). Recomputation repeats those of the
@@ -90,10 +85,10 @@ def tensor_bytes(work: MeshWork, model: MeshModel) -> float:
 
 
 def context_bytes(work: MeshWork, model: MeshModel) -> float:
-    """Of ring attention (Liu et al. 2023, arXiv 2310.01889).
+    """The bytes of ring attention (Liu et al. 2023, arXiv 2310.01889).
 
-    Keys and values go round to the last rank, in the forward pass and once more in the backward pass, and their
-    gradients back to where they belong.
+    Keys and values travel round the ring to the last rank, in the forward pass and again in the backward pass, and
+    their gradients return to the ranks that own them.
     """
     sizes = work.mesh.sizes
     passes = (3 if work.sharding.recompute else 2) * (sizes["cp"] - 1) + sizes["cp"]
@@ -109,15 +104,15 @@ _RINGS: Mapping[tuple[Axis, ...], Callable[[MeshWork, MeshModel], float]] = {
 
 
 def stage_bytes(model: MeshModel, sizes: Mapping[Axis, int]) -> float:
-    """Of the activations of all micro-batches that a rank hands to the next stage, and of their gradients on the way
-    back; ranks along tp send the same, as all have the whole activations between layers (Narayanan et al. 2021, arXiv
-    2104.04473, sections 2.2 and 4.1).
+    """The bytes of the activations of all micro-batches that a rank sends to the next stage, and of the gradients that
+    it gets back. Ranks along tp all send the whole activations, which each has between layers (Narayanan et al. 2021,
+    arXiv 2104.04473, sections 2.2 and 4.1).
     """
     return model.samples * model.sequence / sizes["cp"] * model.width * model.activation_bytes
 
 
 def _parameters(model: MeshModel, sizes: Mapping[Axis, int]) -> float:
-    """Of a stage, divided along tp."""
+    """The parameters of a rank: those of its stage, divided along tp."""
     return model.parameters / (sizes["tp"] * sizes["pp"])
 
 
@@ -136,7 +131,7 @@ def groups(mesh: Mesh, axes: Sequence[Axis]) -> Ints:
 
 
 def ring_flows(mesh: Mesh, axes: Sequence[Axis], nbytes: float) -> Flows:
-    """Every rank of each group sends so many bytes to the next."""
+    """Every rank of each group sends ``nbytes`` to the next."""
     members = groups(mesh, axes)
     following = np.roll(members, -1, axis=1)
     return Flows(source=members.ravel(), target=following.ravel(), nbytes=np.full(members.size, float(nbytes)))

@@ -1,8 +1,8 @@
-"""Lays a mesh over a fabric: which host each part of it is on, and what its axes then cross. Pure.
+"""Lays a mesh over a fabric: chooses the host of each part, and counts the traffic that crosses leaves. Pure.
 
-Ranks go through the mesh with tp innermost and fill one host after the other, so the order of the hosts alone decides
-which axes stay within a leaf. Which one is the loudest depends on the model: all orders are tried in which one axis
-after the other is kept together along the tree of the switches.
+Ranks are numbered with tp innermost and fill one host after the other, so the order of the hosts alone decides which
+axes stay within a leaf. The axis with the most traffic depends on the model, so all orders are tried that keep one axis
+after the other together along the tree of the switches.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ class Laid:
     """Hosts with a mesh over them.
 
     Attributes:
-        order: host numbers.
-        crossings: of leaves, by a ring over the hosts in this order.
-        traffic: of the mesh.
+        order: the host numbers, in the order of the ranks.
+        crossings: the times that a ring over the hosts in this order changes leaves.
     """
 
     order: tuple[int, ...]
@@ -43,16 +42,16 @@ class Laid:
 
 
 def lay(fabric: Fabric, given: Sequence[int], placed: Sequence[int], slots: Mapping[int, int], work: MeshWork) -> Laid:
-    """The order of hosts in which the mesh crosses leaves least, and what it then sends where.
+    """The order of hosts in which the mesh sends the fewest bytes across leaves, and its traffic in that order.
 
     Args:
         given: host numbers in the user's order.
-        placed: the same, neighbours in the fabric side by side: of :func:`hpctrain.control.topology.placement.report`.
-        slots: the ranks of each host.
-        work: of as many ranks as the hosts have together. Where its model is not known, the order is ``placed``.
+        placed: the same hosts in the order of :func:`hpctrain.control.topology.placement.report`.
+        slots: the ranks of each host, which add up to those of ``work``.
+        work: the mesh and its model; where the model is not known, the order is ``placed``.
 
     Raises:
-        HpctrainError: as of :class:`~hpctrain.control.topology.placement.Rings`.
+        HpctrainError: a host without an adapter, or hosts that no path joins.
     """
     rings = Rings(fabric, given)
     layout = Layout(rings, work.mesh, mesh_flows(work), [slots[host] for host in given])
@@ -74,7 +73,7 @@ def lay(fabric: Fabric, given: Sequence[int], placed: Sequence[int], slots: Mapp
 
 
 def in_one_node(work: MeshWork) -> MeshTraffic:
-    """What is sent where all ranks are on one host."""
+    """The traffic of a mesh whose ranks are all on one host."""
     sizes = work.mesh.sizes
     axes = tuple(
         AxisTraffic(axis=axis, ranks=sizes[axis], sent=flows.sent, levels=(float(flows.nbytes.sum()),))
@@ -85,13 +84,11 @@ def in_one_node(work: MeshWork) -> MeshTraffic:
 
 
 class Layout:
-    """A mesh over hosts. Orders are permutations of their positions in the list of hosts given.
+    """A mesh over the hosts of ``rings``. Orders are permutations of positions in the list of hosts given.
 
     Args:
-        rings: of the hosts.
-        mesh: that :meth:`~hpctrain.common.recipes.mesh.Mesh.at` made for all ranks.
-        flows: between its ranks.
-        slots: the ranks of each host.
+        mesh: the mesh from :meth:`~hpctrain.common.recipes.mesh.Mesh.at` for all ranks.
+        slots: the ranks of each host, in the order given.
     """
 
     def __init__(self, rings: Rings, mesh: Mesh, flows: Mapping[Axis, Flows], slots: Sequence[int]) -> None:
@@ -100,8 +97,8 @@ class Layout:
         self._sizes = list(mesh.sizes.values())
 
     def best(self, orders: Iterable[Order]) -> Order:
-        """The order with the fewest bytes over leaves, then over the levels above, then on the busiest link; of equals
-        the first.
+        """The order with the fewest bytes across leaves, then across the levels above, then on the busiest link; the
+        first of equals.
         """
         tried = {order.tobytes(): order for order in orders}
         costs = {key: self.cost(order) for key, order in tried.items()}
@@ -110,11 +107,10 @@ class Layout:
         return min(equal, key=lambda order: float(self.load(order).max())) if len(equal) > 1 else equal[0]
 
     def laid(self, order: Order, axes: Sequence[Axis] = AXES) -> LaidMesh:
-        """What is sent where.
+        """The traffic by axis and level for an order of hosts.
 
         Args:
-            order: of the hosts.
-            axes: outermost first, in which the ranks go through the mesh.
+            axes: the order in which ranks are numbered over the mesh, outermost axis first.
         """
         levels = self._levels(*self._places(order, axes))
         found = [
@@ -130,7 +126,7 @@ class Layout:
         )
 
     def cost(self, order: Order) -> tuple[float, ...]:
-        """The bytes over leaves, and over each level above."""
+        """The bytes across leaves, and across each level above."""
         levels = self._levels(*self._places(order, AXES))
         sums = np.sum([_by_level(flows, levels) for flows in self.flows.values()], axis=0)
         return tuple(float(sums[level:].sum()) for level in range(2, len(sums)))
@@ -154,7 +150,7 @@ class Layout:
     def _places(self, order: Order, axes: Sequence[Axis]) -> tuple[Order, Order]:
         """The position of each rank's host, and its rail: ranks of a host share its rails evenly."""
         at = [AXES.index(axis) for axis in axes]
-        # By rank of the mesh, its place where the ranks go through it in the order of the axes.
+        # For each rank of the mesh, its place where ranks are numbered in the order of the axes.
         place = np.arange(math.prod(self._sizes)).reshape([self._sizes[axis] for axis in at])
         place = np.moveaxis(place, range(len(at)), at).ravel()
         counts, rails = self._slots[order], self.rings.adapters.shape[1]
@@ -163,7 +159,7 @@ class Layout:
         return host[place], rail[place]
 
     def _levels(self, hosts: Order, rails: Order) -> list[Order]:
-        """By rank its node, its leaf, and its subtree at each level above that joins some of these."""
+        """Each rank's host, its leaf, and its subtree at each level above that joins some of these."""
         return [hosts, *(subtree[hosts, rails] for subtree in self._subtrees)]
 
     @cached_property
@@ -177,7 +173,7 @@ class Layout:
 
     @cached_property
     def _grid(self) -> list[int] | None:
-        """The hosts along each axis, where all have equally many ranks."""
+        """The hosts along each axis; None where hosts have different numbers of ranks."""
         return host_grid(self._sizes, int(self._slots[0])) if len(set(self._slots.tolist())) == 1 else None
 
     def along_axes(self, placed: Order) -> Iterator[Order]:
@@ -190,14 +186,14 @@ class Layout:
         wide = [axis for axis, size in enumerate(grid) if size > 1]
         for nested in permutations(wide):
             numbers = np.arange(len(placed)).reshape([grid[axis] for axis in nested])
-            # From places along the fabric, where the last of these axes is innermost, to hosts in the order of ranks.
+            # Maps places along the fabric, where the last of these axes is innermost, to hosts in rank order.
             by_rank = numbers.transpose(np.argsort(nested)).ravel()
             for run in accumulate((grid[axis] for axis in reversed(nested)), mul, initial=1):
                 yield whole_runs(placed, self.rings.groups[0], run)[by_rank]
 
 
 def _by_level(flows: Flows, levels: Sequence[Order]) -> tuple[float, ...]:
-    """Bytes by the lowest level at which source and target are together."""
+    """The bytes by the lowest level at which source and target are in the same part."""
     left = np.ones(len(flows.source), bool)
     found = []
     for level in levels:
@@ -209,9 +205,9 @@ def _by_level(flows: Flows, levels: Sequence[Order]) -> tuple[float, ...]:
 
 
 def host_grid(sizes: Sequence[int], slots: int) -> list[int] | None:
-    """The hosts along each axis where each has so many ranks, one host filled after the other.
+    """The hosts along each axis where each has ``slots`` ranks, one host filled after the other.
 
-    None where a host would have ranks of parts of an axis that are not alike on all hosts.
+    None where an axis cannot be divided equally over the hosts.
     """
     left, grid = slots, []
     for size in reversed(sizes):
@@ -223,12 +219,11 @@ def host_grid(sizes: Sequence[int], slots: int) -> list[int] | None:
 
 
 def whole_runs(order: Order, leaves: Order, run: int) -> Order:
-    """The hosts in their order, but first those that make whole runs within their leaf, and then the others.
+    """The hosts in their order, but with those that form complete runs within a leaf first, and then the others.
 
     Args:
-        order: of the hosts.
-        leaves: by host, the number of its leaf.
-        run: how many hosts are to be on one leaf.
+        leaves: the number of each host's leaf.
+        run: the number of hosts in a run, all on one leaf.
     """
     first: list[int] = []
     rest: list[int] = []

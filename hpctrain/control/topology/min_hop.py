@@ -9,22 +9,22 @@ from hpctrain.control.topology.fabric import NO_PORT, Fabric, Ints
 
 Ports = NDArray[np.int16]
 
-# In the memory of what was looked up before: nobody has asked yet.
+# Marks a port in the cache that has not been computed yet.
 _UNASKED = -2
 
 
 class MinHop:
     """Shortest paths over switches; in a fat tree they go up and then down.
 
-    Among equally short ways the destination decides, by the rule known as D-mod-k (Zahavi, "D-Mod-K Routing Providing
+    The destination selects one of equally short paths, by the rule known as D-mod-k (Zahavi, "D-Mod-K Routing Providing
     Non-Blocking Traffic for Shift Permutations on Real Life Fat Trees", 2010): destinations are numbered leaf by leaf;
     the cable between levels ``h`` and ``h + 1`` is that number, divided by the up links of the levels below ``h``,
-    modulo the ways there are.
+    modulo the number of such cables.
 
-    Ways are worked out when they are first asked for, so that what a job costs follows the job and not the fabric.
+    Paths are computed on first use, so that the cost depends on the size of the job and not of the fabric.
 
     Attributes:
-        switches: the nodes that forward.
+        switches: the nodes that forward traffic.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -40,17 +40,17 @@ class MinHop:
         self._leaf = np.full(nodes, -1, np.int32)
         self._leaf[adapters] = fabric.source[down]
         cables = np.flatnonzero(from_switch & (level[fabric.target] > 0))
-        # Parallel cables side by side, so that the way up and the way down use the same one.
+        # Parallel cables are adjacent, so that the paths up and down use the same one.
         cables = cables[np.lexsort((fabric.source_port[cables], fabric.target[cables], fabric.source[cables]))]
         self._far, self._port = fabric.target[cables], fabric.source_port[cables]
         self._first = np.searchsorted(fabric.source[cables], np.arange(nodes + 1))
         self._divisors = _divisors(level, fabric.source[cables], self._far)
         self._row = np.full(nodes, -1, np.int32)
         self._row[self.switches] = np.arange(len(self.switches))
-        # Hops of each switch to the leaves asked for, and the column of each leaf.
+        # Hops of each switch to the leaves in use, and the column of each leaf.
         self._hops = np.empty((nodes, 0), np.int16)
         self._leaf_column = np.full(nodes, -1, np.int32)
-        # The ports of each switch towards the adapters asked for, and the column of each adapter.
+        # The ports of each switch towards the adapters in use, and the column of each adapter.
         self._ports = np.empty((len(self.switches), 0), np.int16)
         self._column = np.full(nodes, -1, np.int32)
         self._down = down[np.argsort(adapters, kind="stable")]
@@ -68,7 +68,7 @@ class MinHop:
         return ports
 
     def _remember(self, target: Ints) -> None:
-        """Make room for adapters that nobody has asked for yet; what hangs on a leaf is known from its cables."""
+        """Add columns for adapters that are used for the first time; a leaf's port to its adapter is its cable's."""
         new = np.unique(target[self._column[target] < 0])
         if not new.size:
             return
@@ -77,7 +77,7 @@ class MinHop:
         begin, end = (np.searchsorted(fabric.target[self._down], new, side) for side in ("left", "right"))
         own = self._down[_ranges(begin, end)]
         columns[self._row[fabric.source[own]], np.repeat(np.arange(new.size), end - begin)] = fabric.source_port[own]
-        # An adapter that no switch has a cable to.
+        # No switch has a cable to these adapters.
         columns[:, begin == end] = NO_PORT
         self._column[new] = self._ports.shape[1] + np.arange(new.size)
         self._ports = np.concatenate([self._ports, columns], axis=1)
@@ -100,7 +100,7 @@ class MinHop:
         return ports
 
     def _reach(self, leaf: Ints) -> None:
-        """Measure the hops to leaves that nobody has asked for yet: one breadth-first search, with a bit for each."""
+        """Count the hops to leaves on their first use, by a breadth-first search with a bit for each."""
         new = np.unique(leaf[self._leaf_column[leaf] < 0])
         if not new.size:
             return
@@ -122,7 +122,7 @@ class MinHop:
 
 
 def _ranges(begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The whole numbers from each begin to before its end, one run after the other."""
+    """The integers from each begin to before its end, one range after the other."""
     count = end - begin
     numbers: NDArray[np.int64] = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
     return numbers
@@ -132,7 +132,7 @@ def _divisors(level: Ints, near: Ints, far: Ints) -> NDArray[np.int64]:
     """For each level: the product of the usual numbers of up links on the levels below."""
     up = np.bincount(near, level[far] > level[near], minlength=len(level))
     heights = range(1, int(level.max(initial=1)) + 1)
-    # Hosts that are cabled to each other have no switch, and no level need have one.
+    # A level may have no switch, as where hosts are cabled to each other.
     widths = [max(1, int(np.median(up[level == height]))) if (level == height).any() else 1 for height in heights]
     divisors: NDArray[np.int64] = np.cumprod([1, 1, *widths[:-1]], dtype=np.int64)
     return divisors

@@ -13,7 +13,7 @@ _AGGREGATION_DEVICE = 0xCF09
 
 _DIGITS = re.compile(r"([0-9]+)")
 _HOST_AND_DEVICE = re.compile(r"(\S+)(?:\s+(\S*[0-9]))?")
-# An adapter whose driver has not told it the host's name gives its maker's.
+# An adapter that was never told the host's name describes its product instead.
 _PRODUCT = re.compile(r"\bMT[0-9]{4,}\b|Connect-?(?:X|IB)|InfiniHost|Technologies|HCA$", re.IGNORECASE)
 # A managed switch wraps its host name: "MF0;leaf-01:MQM9701/U1"; a director names the chip instead of U1.
 _MANAGED = re.compile(r"[A-Z0-9]+;([^;:]+):[^:/]+/U1")
@@ -23,7 +23,7 @@ _SERVICE = re.compile(
 
 _GUID = re.compile(r"[0-9a-f]{16}")
 
-# What installers call a machine that nobody has named.
+# Default host names of installers.
 UNNAMED_HOSTS = frozenset(("localhost", "ubuntu", "debian", "centos", "rocky", "linux", "(none)"))
 
 

@@ -1,4 +1,4 @@
-"""Reads a node map from a file of any known tool."""
+"""Reads the node map that ``--node`` names: from a file of any known tool, or of this machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_text
 from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 
-# NCCL's dump of a host has some ten thousand, and may hold many hosts.
+# NCCL's dump has some ten thousand bytes per host, and may hold many hosts.
 _MOST_BYTES = 2**26
+LIVE = "live"
+
+
+def node_map_of(node: str) -> NodeMap:
+    """The node map that ``--node`` names: from a file, or of this machine. A file that cannot be read is an error."""
+    if node != LIVE:
+        return read_node_map(Path(node))
+    # Imported here because it loads pynvml, which reading a file does not need.
+    from hpctrain.control.topology.live import this_node
+
+    return this_node()
 
 
 def read_node_map(path: Path) -> NodeMap:
@@ -20,7 +31,7 @@ def read_node_map(path: Path) -> NodeMap:
         path: ``FILE``, or ``FILE@HOST`` for one of the hosts in a file of NCCL's.
 
     Raises:
-        HpctrainError: it cannot be read, or is none of these.
+        HpctrainError: the file cannot be read, or no such tool wrote it.
     """
     host = None
     if "@" in path.name and not path.exists():

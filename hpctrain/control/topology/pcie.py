@@ -8,7 +8,7 @@ from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode, ch
 
 # The host bridge of a device and the PCIe bridges between it and the device, from the root.
 Bridges = tuple[str, ...]
-# By bus ID of a GPU: how many NVLinks it has to each other end, a GPU or an NVSwitch, by bus ID.
+# For each GPU's bus ID, the number of its NVLinks by the bus ID of their other end, a GPU or an NVSwitch.
 NvLinks = Mapping[str, Mapping[str, int]]
 
 
@@ -24,10 +24,10 @@ def node_map_of_tree(
     """The node map of devices, from the bridges above each.
 
     Args:
-        where: where the devices were read, for messages.
+        where: the source of the devices, for messages.
 
     Raises:
-        HpctrainError: a device or core comes twice.
+        HpctrainError: a device or core occurs twice.
     """
     ordered = tuple(sorted(gpus, key=lambda gpu: gpu.index))
     names = tuple(sorted(adapters, key=lambda adapter: (adapter.bus_id or "", adapter.name)))
@@ -45,7 +45,7 @@ def node_map_of_tree(
 def _between_gpus(gpus: Sequence[Gpu], bridges: Mapping[Gpu, Bridges], nvlinks: NvLinks) -> tuple[tuple[str, ...], ...]:
     links = [nvlinks.get(gpu.bus_id or "", {}) for gpu in gpus]
     bus_ids = {gpu.bus_id for gpu in gpus}
-    # Switches are joined with each other, so that what a GPU has to any of them counts.
+    # NVSwitches are connected to each other, so a GPU's links to all of them count together.
     to_switches = [sum(count for end, count in ends.items() if end not in bus_ids) for ends in links]
 
     def between(i: int, j: int) -> str:

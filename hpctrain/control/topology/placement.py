@@ -1,10 +1,9 @@
 """Orders hosts in a ring: by the least load on any link, then by the fewest crossings between leaves and between ever
 larger subtrees.
 
-A depth-first order over the switch tree leaves and enters each subtree once, which is the least that a ring can do at
-every level, and with one adapter a host no link then carries more than one flow. Only where several adapters of a host
-share a leaf, where real tables send flows over the same cable, or where links are slow, is there anything left for a
-search to gain.
+A depth-first order over the switch tree enters and leaves each subtree once, which is the minimum of a ring at every
+level, and with one adapter per host no link then carries more than one flow. A search can improve on it only where
+several adapters of a host share a leaf, where real tables send flows over the same cable, or where links are slow.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.subtrees import hanging
 from hpctrain.control.topology.traffic import predict_allreduce, rail_rings
 
-# Tried changes of the order: enough to settle small fabrics, and under a second on 2,048 hosts.
+# The changes that the search tries: enough to converge on small fabrics, and under a second on 2,048 hosts.
 TRIES = 1000
 
-# Loads are sums of fractions: closer than this they are equal.
+# Loads are sums of fractions: those closer than this are equal.
 _ALIKE = 1e-9
 
 # Positions in the list of hosts given, or a property of each.
@@ -37,19 +36,18 @@ Order = NDArray[np.intp]
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A closed ring over hosts, one ring a rail in the same order.
+    """A closed ring over hosts, one ring per rail in the same order.
 
     Attributes:
-        order: host numbers.
-        crossings_by_level: from the leaves up, the neighbours that some rail of the job joins only above the subtrees
-            of that level: by other switches than a leaf, and last by the top of the tree. Levels above the leaves that
-            part the hosts no further, or not at all, are left out.
+        order: the host numbers in the order of the ring.
+        crossings_by_level: from the leaves up, the number of neighbours that are in different subtrees of that level
+            on some rail. Levels that divide the hosts as the level below does, or not at all, are left out.
         worst_load: flows that share the most loaded link, in shares of an adapter's bandwidth: one flow on a link of
             half that bandwidth is 2.
         bandwidth_bytes_per_s: bytes of a large buffer that an all-reduce finishes a second; None where the fabric has
             no speeds, or for one host.
-        unknown: flows that come to a switch without a forwarding table, so that nobody knows their links: load and
-            bandwidth are those of the others.
+        unknown: flows that reach a switch without a forwarding table, so that their links are unknown: load and
+            bandwidth are those of the other flows.
     """
 
     order: tuple[int, ...]
@@ -60,7 +58,7 @@ class Placement:
 
     @property
     def crossings(self) -> int:
-        """Neighbours that hang on different leaves."""
+        """The number of neighbours on different leaves."""
         return self.crossings_by_level[0]
 
 
@@ -69,11 +67,11 @@ class PlacementReport:
     """The order given, by name, depth-first over the switch tree, and placed.
 
     Attributes:
-        bound_by_level: crossings that no order can be under: the number of groups of hosts on the same subtrees, if
-            several. A depth-first order over the tree reaches all of them.
-        rails: adapters of each host that take part: one on each rail that all hosts have.
-        short: names of hosts with fewer adapters than others here have, in the order given.
-        already_optimal: the given order is not worse than the placed one in anything.
+        bound_by_level: the lower bound of the crossings of any order: the number of groups of hosts on the same
+            subtrees, if several. A depth-first order over the tree reaches all bounds.
+        rails: the adapters of each host that are used: one on each rail that all hosts have.
+        short: names of hosts with fewer adapters than other hosts of the ring, in the order given.
+        already_optimal: whether the given order is as good as the placed one in every respect.
     """
 
     given: Placement
@@ -87,16 +85,12 @@ class PlacementReport:
 
     @property
     def bound(self) -> int:
-        """The least crossings of leaves."""
+        """The lower bound of the crossings of leaves."""
         return self.bound_by_level[0]
 
 
 def place(fabric: Fabric, hosts: Sequence[int], *, seed: int = 0) -> Placement:
-    """The best order found: never a worse worst load than the order given, sorted names or depth-first.
-
-    Raises:
-        HpctrainError: as of ``report``.
-    """
+    """The best order found, whose worst load is never above those of the other orders in :func:`report`."""
     return report(fabric, hosts, seed=seed).placed
 
 
@@ -105,7 +99,6 @@ def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementR
 
     Args:
         given: host numbers in the user's order.
-        seed: of the local search.
 
     Raises:
         HpctrainError: no host, one named twice or without an adapter, or hosts that no path joins.
@@ -114,7 +107,7 @@ def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementR
     as_given = np.arange(len(given))
     by_name = np.array(sorted(range(len(given)), key=lambda host: natural(fabric.hosts[given[host]])))
     tree = np.lexsort((np.argsort(by_name), *rings.groups))
-    # The first of equals: what cannot be bettered stays as the user has it.
+    # min takes the first of equals, so that the user's order stays where no other is better.
     found = min([as_given, search(rings, tree, seed=seed), tree, by_name], key=rings.cost)
     orders: dict[str, Order] = {"given": as_given, "name": by_name, "tree": tree, "placed": found}
     measured = {name: rings.measure(order) for name, order in orders.items()}
@@ -159,11 +152,11 @@ class Rings:
     """The cost of orders of these hosts. Orders are permutations of positions in the list of hosts given.
 
     Attributes:
-        adapters: (hosts, rails): of each host the adapter on each rail that all hosts have.
+        adapters: (hosts, rails): each host's adapter on each rail that all hosts have.
         short: names of the hosts that have fewer adapters than others.
-        groups: from the leaves up, the group of each host: equal numbers where the hosts hang on the same subtrees of
-            that level on every rail. The last is one group of all.
-        bounds: of each of the groups but the last, the least crossings of any order.
+        groups: from the leaves up, the group of each host: equal numbers for hosts on the same subtrees of that level
+            on every rail. The last level is one group of all hosts.
+        bounds: per level but the last, the lower bound of the crossings of any order.
     """
 
     def __init__(self, fabric: Fabric, hosts: Sequence[int]) -> None:
@@ -181,12 +174,12 @@ class Rings:
         self.bounds = tuple(count if count > 1 else 0 for count in counts)
         cables = np.isin(fabric.source, self.adapters)
         self._unit = fabric.bandwidth[cables].max(initial=0.0)
-        # Links are numbered as paths come to take them: a job takes few of a fabric's.
+        # Links are numbered as paths first use them, because a job uses few of a fabric's links.
         self._number = np.full(len(fabric.source), -1, np.int32)
         self._taken = np.empty(0, np.int32)
 
     def links(self, hosts: Order, following: Order) -> list[Links]:
-        """The links that each host takes to the one that follows it, over all rails."""
+        """The links from each host to the one that follows it, over all rails."""
         rails = self.adapters.shape[1]
         paths = self.routes.paths(self.adapters[hosts].ravel(), self.adapters[following].ravel())
         new = np.unique(paths.link[self._number[paths.link] < 0])
@@ -209,15 +202,15 @@ class Rings:
         )
 
     def own_cables(self) -> NDArray[np.bool_]:
-        """Which of the links are the hosts' own towards the fabric."""
+        """Which of the links are cables from the hosts' adapters."""
         return np.isin(self.fabric.source[self._taken], self.adapters)
 
     def crossings(self, order: Order) -> tuple[int, ...]:
-        """The crossings of each group but the last."""
+        """The crossings at each level but the last."""
         return tuple(int((group[order] != np.roll(group[order], -1)).sum()) for group in self.groups[:-1])
 
     def cost(self, order: Order) -> tuple[int, float, tuple[int, ...]]:
-        """Unknown flows first: what nobody knows the load of must not look like little load."""
+        """The cost to minimise. Unknown flows come first, so that an unknown load does not count as a low one."""
         load = self.load(self.links(order, np.roll(order, -1)))
         return load.unknown, round(load.worst[1], 9), self.crossings(order)
 
@@ -235,8 +228,7 @@ class Rings:
 
 
 def search(rings: Rings, order: Order, *, seed: int) -> Order:
-    """Local search for fewer flows that nobody knows the links of, then for a smaller worst load, then for fewer links
-    that bear it.
+    """Local search for fewer flows with unknown links, then for a smaller worst load, then for fewer links with it.
 
     Swaps two subtrees, or two hosts, under the same switches, so that every subtree stays one run. One of the two sends
     or receives over a link with the worst load.
@@ -245,12 +237,12 @@ def search(rings: Rings, order: Order, *, seed: int) -> Order:
     following = _following(order)
     links = rings.links(np.arange(len(order)), following)
     load = rings.load(links)
-    # What the adapters' own cables carry is the same in every order.
+    # The adapters' own cables carry the same load in every order, below which no order can be.
     least = Load(by_link=load.by_link[rings.own_cables()], unknown=0).worst[1]
     for _ in range(TRIES):
         if load.worst[:2] <= (0, least):
             break
-        changed = _swap(order, rings.groups, int(choose.choice(_bearers(links, load))), choose)
+        changed = _swap(order, rings.groups, int(choose.choice(_worst_senders(links, load))), choose)
         then = _following(changed)
         moved = np.flatnonzero(then != following)
         replaced = rings.links(moved, then[moved])
@@ -269,8 +261,8 @@ def _following(order: Order) -> Order:
     return following
 
 
-def _bearers(links: list[Links], load: Load) -> Order:
-    """The hosts that send nobody knows how, else over a link with the worst load."""
+def _worst_senders(links: list[Links], load: Load) -> Order:
+    """The hosts whose flows have unknown links, else those that send over a link with the worst load."""
     lost = np.flatnonzero([each.unknown for each in links])
     if lost.size:
         return lost
@@ -303,10 +295,10 @@ def _swap(order: Order, groups: list[Order], host: int, choose: np.random.Genera
 
 
 def _groups(fabric: Fabric, adapters: Ints) -> list[Order]:
-    """The group of each host, ordered as the switches are: of the leaves, then of each level that joins some of these.
+    """The group of each host, in the order of the switches: for the leaves, then for each level that joins groups.
 
     Args:
-        adapters: (hosts, rails). Other adapters of the hosts have no say.
+        adapters: (hosts, rails). Other adapters of the hosts do not count.
     """
     groups: list[Order] = []
     for subtree in hanging(fabric, adapters):

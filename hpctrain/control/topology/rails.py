@@ -1,4 +1,4 @@
-"""Assigns a rail to each adapter by its switch, since positions shift where a host lost an adapter."""
+"""Assigns a rail to each adapter by its switch, since its position among a host's adapters shifts if one is lost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hpctrain.control.topology.fabric import Fabric, Ints
 def rail_adapters(fabric: Fabric, hosts: Sequence[int]) -> Ints:
     """For each host the adapter on each rail that all hosts have, (hosts, rails).
 
-    A host's adapters are matched by their switches to those of the fullest host on the same switches, whose adapters
-    are numbered by the rails: by their subnets, as far as planes tell them apart, else in the order of their names.
-    Where the hosts have no rail in common, adapters are taken in the order of their names.
+    A host's adapters are matched by their switches to those of the host with most adapters on the same switches, whose
+    adapters are numbered by rail: by their subnets where the rails are separate planes, else in the order of their
+    names. Where the hosts have no common rail, adapters are taken in the order of their names.
     """
     by_host = np.argsort(fabric.host, kind="stable")
     bounds = np.searchsorted(fabric.host[by_host], np.arange(len(fabric.hosts) + 1))
@@ -33,7 +33,7 @@ def rail_adapters(fabric: Fabric, hosts: Sequence[int]) -> Ints:
     whole = fabric.subnet[adapters(int(np.diff(bounds).argmax()))].tolist()
     first = {on(host)[0] for host in hosts}
     beside = np.unique(fabric.host[(fabric.host >= 0) & np.isin(switch, list(first))]).tolist()
-    # The fullest host first, so that a search for a pattern ends with it.
+    # The host with most adapters comes first, so that the search for a pattern finds it.
     beside.sort(key=lambda host: int(bounds[host] - bounds[host + 1]))
     patterns: dict[int, dict[tuple[int, ...], int]] = defaultdict(dict)
     for host in beside:
@@ -59,7 +59,7 @@ def rail_adapters(fabric: Fabric, hosts: Sequence[int]) -> Ints:
 
 
 def _match(keys: Sequence[int], pattern: Sequence[int]) -> list[int]:
-    """The place in the pattern of each key, places of equal keys in turn; 0, 1, … where the pattern lacks one."""
+    """Each key's place in the pattern, equal keys in turn; 0, 1, … where the pattern lacks a key."""
     places: dict[int, list[int]] = defaultdict(list)
     for place, key in enumerate(pattern):
         places[key].append(place)

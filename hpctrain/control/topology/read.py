@@ -1,4 +1,4 @@
-"""Reads files of a fabric, recognising the tool that wrote them by their content."""
+"""Reads the files of a fabric, and recognises the tool that wrote each by its content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpctrain.control.topology.records import Forward, Record
 
 Reader = Callable[[str, str], Iterator[Record]]
 
-# What some line of each format begins with and no line of another.
+# For each format, the beginning of a line that no other format has.
 _FORMATS: dict[str, tuple[str, Reader]] = {
     "ibnetdiscover": (r'(?:switchguid|caguid)=|(?:Switch|Ca)\s*[0-9]+\s*"|# Topology file', ibnetdiscover.read),
     "ibnetdiscover -p": (r"(?:SW|CA|RT) +[0-9]+ +[0-9]+ 0x", ibnetdiscover_ports.read),
@@ -37,7 +37,7 @@ _FORMATS: dict[str, tuple[str, Reader]] = {
     "SLURM_TOPOLOGY_ADDR": (r"\S+\s+(?:switch\.|block\.)+node\s*$", slurm_address.read),
 }
 _LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in _FORMATS.values()]
-# A hundred thousand ports, with names of hundreds of bytes.
+# Room for a hundred thousand ports with names of hundreds of bytes.
 _MOST_BYTES = 2**28
 _TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
 
@@ -52,10 +52,10 @@ def read_records(
     """The records of a fabric's files and its forwarding tables.
 
     Args:
-        paths: a file in one of the formats above, or one a subnet.
+        paths: a file in one of the formats above, or one file per subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
-        skip_damaged: a forwarding table that is damaged becomes a remark.
-        choice: between the topologies of a file of Slurm's.
+        skip_damaged: a damaged forwarding table becomes a remark.
+        choice: selects one of the topologies in a file of Slurm's.
 
     Raises:
         HpctrainError: a file cannot be read or is of no known format.
@@ -74,7 +74,7 @@ def read_records(
     if not files:
         raise HpctrainError(f"{routes}: an empty folder", "it should hold the output of ibroute of each switch")
     if skip_damaged:
-        yield from _whole_tables(files, routes)
+        yield from _undamaged_tables(files, routes)
         return
     try:
         yield from chain.from_iterable(forwarding.read(_text(file), str(file)) for file in files)
@@ -83,10 +83,10 @@ def read_records(
         raise HpctrainError(error.message, f"{error.hint}; {skip}") from error
 
 
-def _whole_tables(files: Sequence[Path], routes: Path) -> Iterator[Record]:
+def _undamaged_tables(files: Sequence[Path], routes: Path) -> Iterator[Record]:
     found = False
     for file in files:
-        for record in forwarding.read_whole(_text(file), str(file)):
+        for record in forwarding.read_undamaged(_text(file), str(file)):
             found = found or isinstance(record, Forward)
             yield record
     if not found:
@@ -96,11 +96,7 @@ def _whole_tables(files: Sequence[Path], routes: Path) -> Iterator[Record]:
 
 
 def reader_of(text: str, where: str) -> Reader:
-    """The reader for a text.
-
-    Raises:
-        HpctrainError: it is of no known format.
-    """
+    """The reader for a text; one of no known format is an error."""
     for line, reader in _LINES:
         if line.search(text):
             return reader
@@ -115,5 +111,5 @@ def reader_of(text: str, where: str) -> Reader:
 
 def _text(path: Path) -> str:
     hint = f"valid: the output of {', '.join(_FORMATS)}"
-    # A node's description may hold any byte.
+    # A node's description may contain any byte.
     return read_text(path, "fabric file", hint, limit=_MOST_BYTES, errors="replace")

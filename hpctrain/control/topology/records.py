@@ -1,4 +1,4 @@
-"""The records that readers yield: plain facts in the words of a file."""
+"""The records that readers yield: the facts of a file, not yet checked against each other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ class FabricNode:
     """A switch or a channel adapter.
 
     Attributes:
-        guid: its node GUID, 16 hexadecimal digits in lower case.
-        name: the description that it gives of itself; may be empty.
-        ports: how many it has.
+        guid: the node GUID, 16 hexadecimal digits in lower case.
+        name: the node's description of itself; may be empty.
         device_id: the PCI device, None where the format has none.
-        lid: of a switch's port 0; adapters have a LID a port (see Link).
-        where: file and line.
+        lid: the LID of a switch's port 0; an adapter's LIDs are those of its ports (see :class:`Link`).
     """
 
     kind: Literal["switch", "adapter"]
@@ -31,14 +29,13 @@ class FabricNode:
 class Link(NamedTuple):
     """One end of a cable, as seen by its node. A cable between two nodes that were both read occurs twice.
 
-    A tuple, because a large fabric has hundreds of thousands, and nothing frozen is made faster.
+    A tuple, because a large fabric has hundreds of thousands, and no other immutable object is built faster.
 
     Attributes:
-        guid, port: this end.
         peer, peer_port: the other end; None where nothing answered.
-        lid: of this end's port if this end is an adapter.
-        width: lanes, None where the format does not say.
-        speed: of a lane: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR.
+        lid: the LID of this port if this end is an adapter.
+        width: the number of lanes, None where the format does not say.
+        speed: the speed of a lane: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR.
     """
 
     guid: str
@@ -57,7 +54,6 @@ class Forward:
 
     Attributes:
         switch: the switch's GUID where the format gives it, else None.
-        switch_lid: its LID.
     """
 
     switch: str | None
@@ -72,11 +68,10 @@ class SwitchGroup:
     """A switch of a Slurm tree, or a block: names only, no ports.
 
     Attributes:
-        switches: the switches below it.
-        hosts: the hosts on it.
+        switches: the names of the switches directly below it.
         speed: the link speed that the file states, in Slurm's own unit; None where it states none.
-        block_sizes: of a block, the hosts of it and of each larger block, as far as the file states them; None for a
-            switch and for a block of blocks.
+        block_sizes: the hosts of a block and of each larger block, as far as the file states them; None for a switch
+            and for a block of blocks.
     """
 
     name: str

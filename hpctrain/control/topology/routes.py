@@ -11,7 +11,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints
 from hpctrain.control.topology.min_hop import MinHop, Ports
 
-# InfiniBand's own limit on the hops of a path: whoever takes more goes round in circles.
+# InfiniBand's own limit on the hops of a path: a flow with more hops is in a loop.
 MOST_HOPS = 64
 
 _NONE = np.empty(0, np.int32)
@@ -22,10 +22,9 @@ class Paths:
     """The directed links of each flow, in order: flow ``i`` has ``link[start[i]:start[i + 1]]``.
 
     Attributes:
-        start: (flows + 1,).
         link: numbers of the fabric's directed links.
-        unknown: the flows that come to a switch without a forwarding table. They have no links here: where they go on
-            from there, and whether they arrive, nobody can say.
+        unknown: the flows that reach a switch without a forwarding table. They have no links here, because their path
+            from there is unknown.
     """
 
     start: Ints
@@ -37,12 +36,12 @@ class GivenTables:
     """The forwarding tables that were read with a fabric.
 
     Attributes:
-        switches: the nodes that have one.
+        switches: the nodes with a table.
     """
 
     def __init__(self, fabric: Fabric) -> None:
         assert fabric.tables is not None
-        # A column more, so that a LID that no table knows has one as well.
+        # One more column, without ports, for LIDs that no table has.
         self._table = np.pad(fabric.tables, ((0, 0), (0, 1)), constant_values=NO_PORT)
         self.switches = fabric.table_switches
         self._row = np.full(len(fabric.names), -1, np.int32)
@@ -71,7 +70,7 @@ class Routes:
         self._behind[self._row[fabric.source[from_switch]], fabric.source_port[from_switch]] = np.flatnonzero(
             from_switch
         )
-        # An adapter sends by its cable; a switch without a table has no way on.
+        # An adapter sends by its cable; a switch without a table has no next link.
         self._cable = np.full(len(fabric.names), -1, np.int32)
         own = np.flatnonzero(fabric.level[fabric.source] == 0)[::-1]
         self._cable[fabric.source[own]] = own
@@ -81,7 +80,7 @@ class Routes:
         """The links from each source to the target at the same index, both adapters; empty from an adapter to itself.
 
         Raises:
-            HpctrainError: a flow comes to a switch whose table has no way on, or goes round in circles.
+            HpctrainError: a flow reaches a switch whose table has no port for its target, or is in a loop.
         """
         flow, link, unknown = self._flow_links(source, target)
         return Paths(
@@ -98,10 +97,7 @@ class Routes:
     def loads(self, source: Ints, target: Ints, weight: float | Floats = 1.0) -> Floats:
         """The load of each directed link: the sum of the weights of its flows.
 
-        Flows whose path is unknown are left out.
-
-        Raises:
-            HpctrainError: as of ``paths``.
+        Flows whose path is unknown are left out. For errors see :meth:`paths`.
         """
         flow, link, _ = self._flow_links(source, target)
         weights = np.broadcast_to(np.float64(weight), len(source))[flow]
@@ -110,7 +106,7 @@ class Routes:
     def faults(self) -> Iterator[str]:
         """A sentence for each switch and adapter of one subnet between which the tables lead nowhere.
 
-        What comes to a switch without a table is no fault of the tables there are.
+        A path that reaches a switch without a table is no fault of the other tables.
         """
         fabric = self.fabric
         switches, adapters = np.flatnonzero(self._row >= 0), np.flatnonzero(fabric.level == 0)
@@ -133,12 +129,12 @@ class Routes:
             target = adapters[fabric.subnet[adapters] == fabric.subnet[switch]]
             _, _, lost, at = self._walk(np.full_like(target, switch), target)
             behind = leaf[np.isin(adapters, target[lost[self._without_table[at]]])]
-            # Of the receivers on this very switch each is one of its senders, and no pair with itself.
+            # A receiver on this switch is also one of its senders, and makes no pair with itself.
             pairs += len(behind) * int((leaf == switch).sum()) - int((behind == switch).sum())
         return pairs
 
     def _flow_links(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints]:
-        """Flow and link of each hop, and the flows without hops, which come to a switch without a table."""
+        """Flow and link of each hop, and the flows without hops, which reach a switch without a table."""
         flow, link, lost, at = self._walk(source, target)
         astray = np.flatnonzero(~self._without_table[at])
         if astray.size:
@@ -150,7 +146,7 @@ class Routes:
         return flow, link, np.sort(lost)
 
     def _walk(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """All flows advance by one link at a time.
+        """Follow all flows, one link at a time.
 
         Returns:
             flow and link of each hop, in the order taken; the flows that got lost, and the node where each did.

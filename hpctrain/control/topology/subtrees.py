@@ -1,8 +1,8 @@
-"""Folds the switches of a fabric into one tree: a fat tree has many spines, and Slurm, pictures and rings want a tree.
+"""Folds the switches of a fabric into one tree: a fat tree has many spines, and Slurm, pictures and rings need a tree.
 
-Hosts on the same leaves are one subtree. From there upwards everything that hangs together is one, a level at a time:
-first by the switches of the level, which become one, then by cables between switches of that level, which have no
-switch above them. A missing cable makes no other tree, and a leaf may hang on any level.
+Hosts on the same leaves are one subtree. From there upwards, connected subtrees are joined level by level: first by the
+switches of the level, which become one, then by cables between switches of that level, which have no switch above them.
+A missing cable does not change the tree, and a leaf may be attached at any level.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Subtree:
     """Switches that serve the same hosts, with everything below them.
 
     Attributes:
-        level: of the switches, as in :class:`Fabric`; 0 for hosts that are cabled to each other without a switch.
-        switches: their nodes; empty where cables between equals, or leaves that hosts share, join what is below.
-        hosts: that hang on exactly these switches; then nothing is below.
-        below: in the order of the switches.
+        level: the level of the switches; 0 for hosts that are cabled to each other without a switch.
+        switches: their nodes; empty where cables between equals, or leaves that hosts share, join the subtrees below.
+        hosts: the hosts on exactly these switches; a subtree with hosts has none below.
+        below: the subtrees below, in the order of their switches.
     """
 
     level: int
@@ -43,7 +43,7 @@ class Subtree:
 def subtrees(fabric: Fabric) -> tuple[Subtree, ...]:
     """The trees of a fabric from their tops; one if all hosts can reach each other."""
     ends = _ends(fabric)
-    # A vertex of its own for each, beyond the fabric's nodes: one leaf may belong to several sets.
+    # Each set of leaves is a vertex beyond the fabric's nodes, because a leaf may belong to several sets.
     tops = dict(enumerate(ends, start=len(fabric.names)))
     hung = [(vertex, switch) for vertex, end in tops.items() for switch in end.switches]
     vertex, switch = np.array(hung, np.int32).reshape(-1, 2).T
@@ -56,15 +56,10 @@ def subtrees(fabric: Fabric) -> tuple[Subtree, ...]:
 
 
 def hanging(fabric: Fabric, adapters: Ints) -> Iterator[Ints]:
-    """The subtrees of each adapter: first its switch, then ever larger ones.
-
-    Adapters without a switch hang on their subnet.
-
-    Args:
-        adapters: nodes, of any shape.
+    """The subtrees of each adapter: first its switch, or its subnet where it has none, then ever larger ones.
 
     Yields:
-        numbers in the order of the switches, of the same shape; those of one yield mean nothing in the next.
+        numbers in the order of the switches, of the shape of ``adapters``; each yield has its own numbers.
     """
     cabled = (fabric.level[fabric.source] == 0) & (fabric.level[fabric.target] >= 1)
     switch = len(fabric.names) + fabric.subnet
@@ -78,7 +73,7 @@ def hanging(fabric: Fabric, adapters: Ints) -> Iterator[Ints]:
 def _steps(fabric: Fabric) -> Iterator[tuple[int, bool, Ints, Ints]]:
     """From the leaves up: a level, whether its cables between equals count already, and the cables up to there.
 
-    Leaves have no switches below them, so that their first step is that between equals.
+    Leaves have no switches below them, so their only step is that between equals.
     """
     low = np.minimum(fabric.level[fabric.source], fabric.level[fabric.target])
     high = np.maximum(fabric.level[fabric.source], fabric.level[fabric.target])
@@ -89,7 +84,7 @@ def _steps(fabric: Fabric) -> Iterator[tuple[int, bool, Ints, Ints]]:
 
 
 def _ends(fabric: Fabric) -> list[Subtree]:
-    """The hosts of each set of leaves, then those without, which reach each other by their own cables."""
+    """The hosts of each set of leaves, then hosts without leaves, which their own cables connect."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for host, leaves in enumerate(fabric.leaves):
         groups[tuple(sorted(leaves))].append(host)
@@ -102,9 +97,9 @@ def _ends(fabric: Fabric) -> list[Subtree]:
 
 
 def _cabled_hosts(fabric: Fabric, bare: Sequence[int]) -> list[tuple[int, ...]]:
-    """Hosts without a switch, those together that their cables join."""
+    """Hosts without a switch, in groups that their cables connect."""
     owner = np.flatnonzero(np.isin(fabric.host, bare))
-    # A vertex each for hosts and for subnets, which here are single cables.
+    # Hosts and subnets, which are single cables here, are the vertices.
     label = components(
         len(fabric.hosts) + len(fabric.names), fabric.host[owner], len(fabric.hosts) + fabric.subnet[owner]
     )
@@ -115,7 +110,7 @@ def _cabled_hosts(fabric: Fabric, bare: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _joined(fabric: Fabric, level: int, tops: dict[int, Subtree], label: Ints, *, equals: bool) -> dict[int, Subtree]:
-    """The tops of the tree after one more step: those that now hang together become one."""
+    """The tops of the tree after one more step, in which connected tops become one."""
     together: dict[int, list[int]] = defaultdict(list)
     for top in tops:
         together[int(label[top])].append(top)

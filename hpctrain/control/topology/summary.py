@@ -27,10 +27,10 @@ class Branch:
     """Switches that serve the same hosts, with everything below them.
 
     Attributes:
-        switches: their names, in natural order; none for hosts that are cabled to each other.
-        down, up, across: cables to what is below and above them, and between themselves. Where cables between equals
-            alone join the branches, the switches are these equals, and all is across.
-        hosts: that hang on exactly these switches; those of a branch below are not among them.
+        switches: their names in natural order; none for hosts that are cabled to each other.
+        down, up, across: the cables downwards, upwards, and between these switches. Where only cables between equals
+            join the branches, the switches are these equals, and all cables are across.
+        hosts: the hosts on exactly these switches, without those of branches below.
     """
 
     switches: tuple[str, ...]
@@ -79,11 +79,7 @@ def leaf_oversubscription(fabric: Fabric) -> dict[str, float | None]:
 
 
 def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
-    """The numbers of hosts.
-
-    Raises:
-        HpctrainError: the fabric does not have one; names the nearest that it has.
-    """
+    """The numbers of hosts. A host that the fabric does not have is an error, with the nearest name."""
     numbers = {name: number for number, name in enumerate(fabric.hosts)}
     wanted = list(names)
     unknown = [name for name in wanted if name not in numbers]
@@ -116,7 +112,7 @@ def _with_nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _folded(hosts: Sequence[str]) -> str:
-    # A node may call itself anything, also what is a list of hosts gone wrong.
+    # A node's name may be any text, also one that looks like a broken list of hosts.
     plain = [host for host in hosts if re.fullmatch(r"[\w.-]+", host)]
     text = ",".join(filter(None, [fold_hosts(plain), *sorted(set(hosts) - set(plain))]))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
@@ -128,13 +124,13 @@ def branches(fabric: Fabric) -> tuple[Branch, ...]:
 
 
 def _branches(fabric: Fabric, tree: Subtree) -> Iterator[Branch]:
-    """The branch of a subtree; those below it where nothing joins them but leaves that their hosts share."""
+    """The branch of a subtree; the branches below it if only leaves that their hosts share join them."""
     below = [each for subtree in tree.below for each in _branches(fabric, subtree)]
     hosts = _natural(fabric.hosts[host] for host in tree.hosts)
     switches = list(tree.switches)
     if tree.switches:
         names = {fabric.names[switch] for switch in switches}
-        # Of hosts on these very switches, which have branches below them as well.
+        # Some hosts may be on these switches although there are branches below them.
         hosts += tuple(host for each in below if set(each.switches) == names for host in each.hosts)
         below = [each for each in below if set(each.switches) != names]
         down, up, across = _cables(fabric, switches)

@@ -1,4 +1,4 @@
-"""Makes a fabric from a tree of switch and host names, as Slurm has it."""
+"""Makes a fabric from a tree of switch and host names, such as Slurm's."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ ABOVE_ALL = "(above all)"
 def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     """The fabric of the groups: one adapter per host, and a cable of bandwidth 1 for each name below another.
 
-    Blocks, and trees that stand side by side, are joined by one more switch: hosts of different ones reach each other
-    by a network of which the file says nothing.
+    Blocks, and separate trees, are joined by one more switch: their hosts reach each other by a network that the file
+    does not describe.
 
     Args:
-        found: groups alone.
-        leave_out: patterns of hosts that take no part.
+        leave_out: patterns of hosts to leave out.
 
     Raises:
         HpctrainError: a group names a switch that the file does not define, or there are no hosts.
@@ -44,7 +43,7 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     if apart:
         warnings.append(counted("hosts that were to be left out", apart))
     blocks = [group.name for group in groups.values() if group.block_sizes is not None]
-    # Larger blocks are of neighbours, so that the order of blocks counts.
+    # Larger blocks consist of neighbours, so that the order of blocks matters.
     switches = blocks + sorted(groups.keys() - set(blocks), key=natural)
     below = {child for group in groups.values() for child in group.switches}
     if unknown := sorted(below - groups.keys()):
@@ -81,9 +80,9 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
 
 
 def _block_sizes(groups: Sequence[SwitchGroup], left: Mapping[str, SwitchGroup]) -> tuple[int, ...]:
-    """The block sizes in the file; none if a block lost its hosts here, which makes others neighbours.
+    """The block sizes in the file; none if all hosts of a block were left out, which makes other blocks neighbours.
 
-    Blocks that never had hosts are the file's placeholders, and keep the positions of the others.
+    Blocks without hosts in the file are placeholders, which keep the positions of the others.
     """
     blocks = [group for group in groups if group.block_sizes is not None]
     complete = all(block.name in left for block in blocks if block.hosts)
@@ -92,7 +91,7 @@ def _block_sizes(groups: Sequence[SwitchGroup], left: Mapping[str, SwitchGroup])
 
 
 def _levels(groups: Mapping[str, SwitchGroup]) -> dict[str, int]:
-    """For each switch: 1 if only hosts are below it, else one more than the highest switch below it."""
+    """The level of each switch: 1 if only hosts are below it, else one more than the highest switch below it."""
     level: dict[str, int] = {}
     for name in graphlib.TopologicalSorter({name: group.switches for name, group in groups.items()}).static_order():
         level[name] = 1 + max((level[below] for below in groups[name].switches), default=0)
@@ -100,7 +99,7 @@ def _levels(groups: Mapping[str, SwitchGroup]) -> dict[str, int]:
 
 
 def _without(groups: Sequence[SwitchGroup], hosts: Container[str]) -> Sequence[SwitchGroup]:
-    """The groups without hosts, and without the switches that have nothing below them."""
+    """The groups without these hosts, and without switches that then have nothing below them."""
     left = [replace(group, hosts=tuple(host for host in group.hosts if host not in hosts)) for group in groups]
     while empty := {group.name for group in left if not (group.hosts or group.switches)}:
         left = [
@@ -112,7 +111,7 @@ def _without(groups: Sequence[SwitchGroup], hosts: Container[str]) -> Sequence[S
 
 
 def _ports(source: np.typing.NDArray[np.int32]) -> np.typing.NDArray[np.int32]:
-    """Ports in the order of the links: each node's are numbered from 1."""
+    """The port of each link; each node's ports are numbered from 1 in the order of its links."""
     order = np.argsort(source, kind="stable")
     _, first, count = np.unique(source[order], return_index=True, return_counts=True)
     ports = np.empty(len(source), np.int32)

@@ -16,9 +16,9 @@ class Phase:
     """Flows that run at the same time; the next phase begins when all have arrived.
 
     Attributes:
-        source, target: adapters.
-        share: what each flow carries, as a fraction of the buffer that is reduced.
-        repeats: how many equal steps follow each other.
+        source, target: adapters' nodes, one pair per flow.
+        share: the fraction of the reduced buffer that each flow carries.
+        repeats: the number of consecutive equal steps.
     """
 
     source: Ints
@@ -37,10 +37,10 @@ def ring(order: Ints) -> list[Phase]:
 
 
 def rail_rings(adapters: Ints) -> list[Phase]:
-    """One ring a rail over the same order of hosts; each rail reduces an equal part of the buffer.
+    """One ring per rail over the same order of hosts; each rail reduces an equal part of the buffer.
 
     Args:
-        adapters: (hosts, rails).
+        adapters: nodes, of shape (hosts, rails).
     """
     hosts, rails = adapters.shape
     if hosts < 2:
@@ -71,10 +71,10 @@ def halving_doubling(order: Ints) -> list[Phase]:
 def hierarchical(groups: Ints) -> list[Phase]:
     """Reduce-scatter inside each group, a ring across groups for each part, all-gather inside each group.
 
-    Where the groups are hosts and what stays in a host takes no links, this is ``rail_rings``.
+    Where the groups are hosts, and traffic within a host uses no links, this is ``rail_rings``.
 
     Args:
-        groups: adapters, (groups, members).
+        groups: adapters' nodes, of shape (groups, members).
     """
     members = groups.shape[1]
     inside = Phase(
@@ -84,15 +84,15 @@ def hierarchical(groups: Ints) -> list[Phase]:
 
 
 def double_tree(adapters: Ints) -> list[Phase]:
-    """Two binary trees a rail over the same order of hosts, each of which reduces one half up to its root and hands it
-    down again (Sanders, Speck and Traeff, 2009, https://doi.org/10.1016/j.parco.2009.09.001).
+    """Two binary trees per rail over the same order of hosts, each of which reduces one half to its root and broadcasts
+    it again (Sanders, Speck and Traeff, 2009, https://doi.org/10.1016/j.parco.2009.09.001).
 
-    The halves pass in many pieces, so that all edges are busy in both directions at once: one phase has them all. A
-    host that has children in one tree has none in the other, or one (an odd number of hosts). The trees are those of
+    The halves are sent in many pieces, so that all edges are busy in both directions at once: one phase has them all. A
+    host with children in one tree has none in the other, or one if the number of hosts is odd. The trees are those of
     NCCL (ncclGetBtree and ncclGetDtree, https://github.com/NVIDIA/nccl/blob/master/src/graph/trees.cc).
 
     Args:
-        adapters: (hosts, rails).
+        adapters: nodes, of shape (hosts, rails).
     """
     hosts, rails = adapters.shape
     if hosts < 2:
@@ -116,7 +116,7 @@ def parents(hosts: int) -> Ints:
 
 
 def second_parents(hosts: int) -> Ints:
-    """The same for the tree in which those have children that have none in the first: mirrored, or shifted by one."""
+    """The parents in the second tree, in which leaves of the first have children: it is mirrored, or shifted by one."""
     first = parents(hosts)
     if hosts % 2 == 0:
         mirrored: Ints = np.where(first[::-1] >= 0, hosts - 1 - first[::-1], -1).astype(np.int32)
@@ -132,8 +132,8 @@ def predict_allreduce(routes: Routes, steps: Sequence[Phase], size: float, laten
     Exact where the flows of a step carry the same and share links fairly.
 
     Args:
-        steps: of ``ring``, ``rail_rings``, ``halving_doubling``, ``hierarchical`` or ``double_tree``.
-        latency: seconds a step.
+        steps: from ``ring``, ``rail_rings``, ``halving_doubling``, ``hierarchical`` or ``double_tree``.
+        latency: seconds that each step adds.
 
     Raises:
         HpctrainError: two adapters have no route.

@@ -18,7 +18,7 @@ from hpctrain.control.topology.summary import host_numbers
 # A flow is slow below this share of what flows usually reach, and late above this multiple of the usual latency.
 SLOW = 0.7
 LATE = 3.0
-# Well-behaved MPI carries nine tenths of the payload rate; half of it means another network, or another transport.
+# MPI usually reaches nine tenths of the payload rate; below half of it another network or transport is in use.
 _WRONG_NETWORK = 0.5
 
 
@@ -39,8 +39,8 @@ class Flow:
 
     Attributes:
         bandwidth: bytes a second, the best of several measurements.
-        latency: seconds of one way, with nothing else on the way of this flow; the best as well.
-        spread: how far its usual measurement was below the best, a share of the best.
+        latency: one-way seconds without other traffic on the path, the best of several measurements.
+        spread: how far the usual measurement was below the best, as a share of the best.
     """
 
     round: int
@@ -58,8 +58,8 @@ def rounds(stations: int, rails: int = 1) -> list[list[tuple[int, int]]]:
     keeps the hosts of a leaf together, ever more distant leaves. The number of rounds grows with the logarithm.
 
     Args:
-        stations: how many, in the order of the ring; station s has ranks s * rails to (s + 1) * rails - 1.
-        rails: ranks a station; each meets those of the same rail, all rails at once.
+        stations: the length of the ring; station s has ranks s * rails to (s + 1) * rails - 1.
+        rails: the ranks of a station; each sends to ranks of its rail, all rails at once.
     """
     found: list[list[tuple[int, int]]] = []
     distance = 1
@@ -72,7 +72,7 @@ def rounds(stations: int, rails: int = 1) -> list[list[tuple[int, int]]]:
 
 
 def _matchings(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """The pairs in groups in which nobody appears twice."""
+    """The pairs in groups in which no station appears twice."""
     groups: list[list[tuple[int, int]]] = []
     busy: list[set[int]] = []
     for one, other in pairs:
@@ -89,21 +89,21 @@ def _matchings(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
 def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float = SLOW) -> tuple[Fault, ...]:
     """The faults that explain the slow flows, those of most flows first; empty if there is none.
 
-    A flow's bandwidth is judged by that of the narrowest link on its way, shared with the other flows of its round,
-    and by what is :func:`usual`; its latency by what is usual over as many links. Where the measurements of one flow
-    differ much, less is slow: no flow is accused of what all of them do now and then. How slow flows are explained is
-    told in :func:`hpctrain.control.topology.faults.explain`.
+    A flow's bandwidth is compared with that of the narrowest link on its path, shared with the other flows of its
+    round, and with what is :func:`usual`; its latency with what is usual over as many links. Where the measurements of
+    single flows vary much, the limit is lower, so that a flow's ordinary variation is no fault. For the explanation of
+    slow flows see :func:`hpctrain.control.topology.faults.explain`.
 
-    Two hosts have nothing else to be compared with: what is slow in both directions is then not found, unless the
-    fabric has speeds, and what is slow in one may be either of them.
+    Two hosts can be compared only with each other: a host that is slow in both directions is then not found, unless
+    the fabric has speeds, and if one direction is slow, either host may be the cause.
 
     Args:
-        flows: at least one.
-        fabric: None compares the flows with each other alone.
+        flows: at least one flow.
+        fabric: None compares the flows only with each other.
         slow: a flow is slow below this share of the usual bandwidth, less the usual spread of one flow's measurements.
 
     Raises:
-        HpctrainError: a host or adapter that the fabric does not have.
+        HpctrainError: the fabric lacks a host or adapter of the flows.
     """
     promised, hops, links = _promises(flows, fabric)
     names = [f"{flow.source} -> {flow.target}" for flow in flows]
@@ -112,7 +112,7 @@ def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float 
     steady = 1 - float(np.median([flow.spread for flow in flows]))
     directed = _suspects(flows, links, directed=True)
     faults = explain(share / best_share, slow * steady, directed, names, "bandwidth")
-    # What is sent is answered, so that a latency is of both directions.
+    # A latency covers both directions, because each message is answered.
     undirected = _suspects(flows, links, directed=False)
     faults += explain(_relative_speed(flows, hops), steady / LATE, undirected, names, "latency")
     if fabric is not None and fabric.has_speeds and best_share < _WRONG_NETWORK:
@@ -122,13 +122,13 @@ def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float 
 
 
 def incomparable(flows: Sequence[Flow], fabric: Fabric | None) -> bool:
-    """Whether nothing tells a slow link from a fast one: there are two hosts, and no speeds of links."""
+    """Whether a slow link cannot be recognised: there are only two hosts, and link speeds are unknown."""
     hosts = {end.host for flow in flows for end in (flow.source, flow.target)}
     return len(hosts) == 2 and (fabric is None or not fabric.has_speeds)
 
 
 def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Ints, list[tuple[str, ...]]]:
-    """For each flow: the bandwidth that its links leave it, their number, and the names of those between switches."""
+    """For each flow, its share of its links' bandwidth, their number, and the names of those between switches."""
     if fabric is None:
         return np.ones(len(flows)), np.zeros(len(flows), np.int32), [()] * len(flows)
     ends = {end: adapter_of(fabric, end) for flow in flows for end in (flow.source, flow.target)}
@@ -139,12 +139,12 @@ def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Int
     hops = np.diff(paths.start)
     together = np.repeat([flow.round for flow in flows], hops) * len(fabric.source) + paths.link
     _, inverse, count = np.unique(together, return_inverse=True, return_counts=True)
-    # A tree of names alone, such as Slurm's, has one link where the fabric may have many.
+    # A tree of names, such as Slurm's, has a single link where the real fabric may have many.
     share = fabric.bandwidth[paths.link] / (count[inverse] if fabric.has_speeds else 1)
     between = (fabric.level[fabric.source] > 0) & (fabric.level[fabric.target] > 0)
     parts = [paths.link[start:end] for start, end in zip(paths.start, paths.start[1:], strict=False)]
     names = [tuple(_link(fabric, link) for link in part[between[part]].tolist()) for part in parts]
-    # Of a flow whose links nobody knows only the cable by which it leaves is sure to be on its way.
+    # The only known link of a flow with an unknown path is the cable of its sender.
     promised = fabric.bandwidth[routes.cable(source)]
     known = np.flatnonzero(hops)
     promised[known] = np.minimum.reduceat(share, paths.start[known]) if known.size else promised[known]
@@ -152,11 +152,7 @@ def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Int
 
 
 def adapter_of(fabric: Fabric, end: End) -> int:
-    """The adapter of an end: by name, or the only one of its host.
-
-    Raises:
-        HpctrainError: the fabric does not have it.
-    """
+    """The adapter of an end, by name or as the only one of its host; an adapter that the fabric lacks is an error."""
     [host] = host_numbers(fabric, [end.host])
     adapters = fabric.adapters(host).tolist()
     named = [adapter for adapter in adapters if fabric.names[adapter] == str(end)]
@@ -176,7 +172,7 @@ def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]], *, direct
     """The parts that each flow used. An adapter stands for its cable too, a host with one measured adapter for both.
 
     Args:
-        directed: whether what sends well may receive badly; else an end is one part.
+        directed: whether an end that sends and one that receives are different suspects.
     """
     devices: dict[str, set[str]] = defaultdict(set)
     for flow in flows:
@@ -195,13 +191,13 @@ def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]], *, direct
 
 
 def usual(values: Floats, flows: Sequence[Flow]) -> float:
-    """What the better half of the ends reach with the partner that each of them does best with.
+    """The median over ends of each end's best value with any partner.
 
-    One slow end of three takes part in most flows, whose median would then be slow itself; but it is one end of three.
+    The median over flows would be slow if one of three ends is slow, because it takes part in most flows.
 
     Args:
-        values: of each flow, the higher the better.
-        flows: at least one.
+        values: one per flow; higher values are better.
+        flows: at least one flow.
     """
     best: dict[End, float] = defaultdict(float)
     for value, flow in zip(values.tolist(), flows, strict=True):
@@ -211,9 +207,9 @@ def usual(values: Floats, flows: Sequence[Flow]) -> float:
 
 
 def _relative_speed(flows: Sequence[Flow], hops: Ints) -> Floats:
-    """For each flow: the usual latency over as many links, divided by its own.
+    """For each flow, the usual latency over as many links, divided by its own.
 
-    A message and its answer are of both directions, so that two flows measured it, of which the better one counts.
+    A message and its answer use both directions, so that two flows measure the same; the better one counts.
     """
     least: dict[frozenset[End], float] = {}
     for flow in flows:
@@ -229,12 +225,12 @@ def _relative_speed(flows: Sequence[Flow], hops: Ints) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What a ring gains without its slow hosts. An all-reduce over a ring is as fast as the ring's slowest flow.
+    """The gain of a ring without its slow hosts. An all-reduce over a ring is as fast as the ring's slowest flow.
 
     Attributes:
-        without: the slow hosts.
-        bandwidth: bytes a second of the slowest flow of the ring over all hosts.
-        bandwidth_without: the same of the ring over the others.
+        without: the names of the slow hosts.
+        bandwidth: bytes a second of the slowest flow in the ring over all hosts.
+        bandwidth_without: bytes a second of the slowest flow in the ring over the other hosts.
     """
 
     without: tuple[str, ...]
@@ -247,12 +243,11 @@ class Gain:
 
 
 def gain(flows: Sequence[Flow], faults: Sequence[Fault], ring: Sequence[str]) -> Gain | None:
-    """What the ring gains without the hosts of faulty bandwidth; None where that is nothing, or no ring is left.
+    """The gain of the ring without the hosts of faulty bandwidth; None where there is none, or no ring is left.
 
     Args:
-        flows: at least one.
-        faults: of these flows.
-        ring: the hosts in their order.
+        flows: at least one flow, with the ``faults`` of :func:`compare`.
+        ring: the host names in the order of the ring.
     """
     host_of = {str(end): end.host for flow in flows for end in (flow.source, flow.target)}
     host_of |= {host: host for host in ring}
@@ -271,7 +266,7 @@ def gain(flows: Sequence[Flow], faults: Sequence[Fault], ring: Sequence[str]) ->
 
 
 def _slowest(flows: Sequence[Flow], ring: Sequence[str]) -> float:
-    """Of the flows from each host to the next; one that was not measured does as well as its ends do with others."""
+    """The slowest flow from a host to the next; an unmeasured one is estimated from its ends' flows with others."""
     sends: dict[str, float] = defaultdict(float)
     receives: dict[str, float] = defaultdict(float)
     between: dict[tuple[str, str], float] = {}

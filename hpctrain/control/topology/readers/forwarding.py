@@ -20,15 +20,15 @@ _LID = re.compile(r"^Unicast lids .* of switch Lid ([0-9]{1,5}) ", re.MULTILINE)
 _ENTRY = re.compile(r"0x([0-9a-f]{4})\s+([0-9]{3})\s+: \(.*\)\s*")
 _COLUMNS = re.compile(r"\s*(?:Lid\s+Out\s+Destination|Port\s+Info)\s*")
 _END = re.compile(r"([0-9]{1,5}) (?:valid )?lids dumped\s*")
-# The port that a table holds for a LID to which there is no way.
+# The port of a table's entries for LIDs that cannot be reached.
 _DROP = 255
 
 
 def read(text: str, where: str) -> Iterator[Record]:
     """The entries of all tables, in their order.
 
-    Lines that the tools print about themselves or to their error output are passed over with one remark; a table
-    that ``ibroute`` ended with an error is taken as far as it goes.
+    Lines that the tools print about themselves or to their error output are skipped with one remark; of a table that
+    ``ibroute`` ended with an error, the entries before it are used.
 
     Raises:
         HpctrainError: the text holds no table, a line of it is damaged, or a table is cut off: it has fewer entries
@@ -38,7 +38,7 @@ def read(text: str, where: str) -> Iterator[Record]:
 
 
 def _listing(text: str, where: str) -> Listing:
-    """A text of ``ibroute``, which asks one switch, or of ``dump_lfts``, which asks all of them."""
+    """A text of ``ibroute``, which queries one switch, or of ``dump_lfts``, which queries all."""
     if len(list(islice(_HEADING.finditer(text), 2))) > 1:
         return Listing(text, where, "dump_lfts")
     lid = _LID.search(text)
@@ -71,8 +71,8 @@ def _entries(listing: Listing, first: int) -> Iterator[Record]:
     yield from listing.remarks()
 
 
-def read_whole(text: str, where: str) -> Iterator[Record]:
-    """The entries of the tables that are not damaged, and a remark on each that is."""
+def read_undamaged(text: str, where: str) -> Iterator[Record]:
+    """The entries of the undamaged tables, and a remark on each damaged one."""
     tool = _listing(text, where).tool
     starts = [match.start() for match in _HEADING.finditer(text)]
     line = 1

@@ -64,7 +64,7 @@ class _Device:
 
     @property
     def functions(self) -> list[Element]:
-        """The devices that the operating system makes of it: nvml0, mlx5_0, ib0."""
+        """Its devices in the operating system: nvml0, mlx5_0, ib0."""
         return [child for child in self.element.all("object") if child.attributes.get("type") == "OSDev"]
 
 
@@ -77,12 +77,12 @@ class _Found:
 
 
 def read(text: str, where: str) -> NodeMap:
-    """The node map of an export. A reader of one host, so it returns a NodeMap rather than fabric records.
+    """The node map of an export. It describes one host, so it is a NodeMap rather than fabric records.
 
     NVLinks are known where hwloc was built with NVML.
 
     Raises:
-        HpctrainError: not such a file, of hwloc 1, cut short, or without a NUMA node.
+        HpctrainError: the text is no such export, or of hwloc 1, cut short, or without a NUMA node.
     """
     topology = parse(text, where, root="topology", remedy=_REMEDY)
     version = topology.attributes.get("version", "1").partition(".")[0]
@@ -95,7 +95,7 @@ def read(text: str, where: str) -> NodeMap:
     with_cores = {node.index for node in numa_nodes if node.cores or not node.complete}
 
     def numa(device: _Device) -> int | None:
-        """The device's NUMA node, if it is near only one. GPUs' own memories are nodes too, without cores."""
+        """The device's NUMA node, if only one is near. GPU memories, which are nodes without cores, do not count."""
         near = with_cores.intersection(device.nodes)
         return near.pop() if len(near) == 1 else None
 
@@ -120,7 +120,7 @@ def read(text: str, where: str) -> NodeMap:
 
 
 def _restricted(topology: Element) -> Iterator[str]:
-    """A warning where hwloc ran inside a job that may use a part of the machine, and so saw that part."""
+    """A warning if hwloc ran inside a job that may use only a part of the machine, and so saw only that part."""
     for machine in topology.all("object"):
         masks = (machine.attributes.get(name, "") for name in ("cpuset", "complete_cpuset"))
         seen, whole = (len(cores_of_mask(mask, machine.where)) for mask in masks)
@@ -148,7 +148,7 @@ def _walk(topology: Element) -> _Found:
         elif kind == "Bridge":
             bridges = (*bridges, element.attributes.get("pci_busid") or element.attribute("bridge_pci"))
         elif kind == "PCIDev":
-            # An export without bridges does not tell which devices share one.
+            # Without bridges in the export, the devices that share one are unknown.
             above = bridges or (element.attribute("pci_busid"),)
             found.devices.append(_Device(element=element, nodes=nodes, bridges=above))
         below += [(child, nodes, bridges) for child in reversed(element.all("object"))]
@@ -156,10 +156,10 @@ def _walk(topology: Element) -> _Found:
 
 
 def _numa_nodes(found: _Found) -> list[NumaNode]:
-    """Every memory, with the cores beside it; of several beside the same cores (DDR and HBM) the first has them.
+    """Every memory with its cores; of several memories of the same cores (DDR and HBM) the first has them.
 
-    An export without cores does not tell which hardware threads share one, and one without threads either tells
-    only the CPUs of each memory.
+    An export without cores does not show which hardware threads share one; without threads too, it shows only the
+    CPUs of each memory.
     """
     memories = sorted(found.numa_nodes, key=lambda node: node.number("os_index"))
     beside = [cores_of_mask(node.attribute("cpuset"), node.where) for node in memories]
@@ -182,7 +182,7 @@ def _numa_nodes(found: _Found) -> list[NumaNode]:
 
 
 def _indices(gpus: list[_Device]) -> list[int]:
-    """NVML's numbers where every GPU has one, else the order by bus ID, which is the same."""
+    """NVML's numbers if every GPU has one, else numbers by bus ID, which is NVML's order."""
     nvml = [
         int(match[1])
         for gpu in gpus
@@ -194,7 +194,7 @@ def _indices(gpus: list[_Device]) -> list[int]:
 
 
 def _rdma(device: _Device, is_rdma: Callable[[int], bool]) -> list[Element]:
-    """Its RDMA devices. Versions that do not know Slingshot's list its network interface only: hsn0."""
+    """The RDMA devices of a PCI device. Versions without support for Slingshot list only its interface, hsn0."""
     found = [function for function in device.functions if is_rdma(function.number("osdev_type"))]
     if not found and link_layer_of_vendor(device.vendor, device.model) in LIBFABRIC:
         found = [each for each in device.functions if link_layer_of_name(each.attribute("name")) in LIBFABRIC]
@@ -202,7 +202,7 @@ def _rdma(device: _Device, is_rdma: Callable[[int], bool]) -> list[Element]:
 
 
 def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
-    """The RDMA devices of a PCI device; itself where hwloc saw no driver and it is of a kind that has RDMA."""
+    """The adapters of a PCI device: its RDMA devices, or the device itself if its kind has RDMA but no driver."""
     rdma = _rdma(device, is_rdma)
     of_vendor = link_layer_of_vendor(device.vendor, device.model)
     bare = of_vendor or link_layer(device.pci_class, ())
@@ -214,7 +214,7 @@ def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
         name = function.attribute("name")
         of_name = link_layer_of_name(name)
         layer = of_vendor or (of_name if of_name in LIBFABRIC else link_layer(device.pci_class, ports) or of_name)
-        # What an Ethernet port beside it does is of no use to InfiniBand.
+        # An active Ethernet port beside an InfiniBand port does not make the adapter active.
         own = [port for port in ports if port.lid] or ports
         states = [port.active for port in own if port.active is not None]
         adapters.append(
@@ -231,21 +231,21 @@ def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
 
 def _ports(function: Element) -> list[Port]:
     """The adapter's ports, as far as hwloc lists them: ``Port1State`` and ``Port1LID``."""
-    told: dict[str, dict[str, str]] = {}
+    values: dict[str, dict[str, str]] = {}
     for info in function.all("info"):
         if match := _PORT.fullmatch(info.attribute("name")):
-            told.setdefault(match[1], {})[match[2]] = info.attributes.get("value", "")
+            values.setdefault(match[1], {})[match[2]] = info.attributes.get("value", "")
     return [
         Port(
             lid=int(lid, 16) if _LID.fullmatch(lid := port.get("LID", "")) else 0,
             active=port["State"] == _PORT_ACTIVE if "State" in port else None,
         )
-        for port in told.values()
+        for port in values.values()
     ]
 
 
 def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, int]]:
-    """How many NVLinks join two devices, from the bandwidth matrix; its ends that are no PCI devices are CPUs."""
+    """The number of NVLinks between PCI devices, from the bandwidth matrix; other ends in the matrix are CPUs."""
     bus_ids = {
         element.attributes.get("gp_index"): device.bus_id
         for device in devices
@@ -264,7 +264,7 @@ def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, i
         for row, source in enumerate(ends):
             bandwidths = [int(value) for value in values[row * len(ends) : (row + 1) * len(ends)]]
             for target, bandwidth in zip(ends, bandwidths, strict=True):
-                # The diagonal is a made-up figure.
+                # The diagonal holds no measured value.
                 if source and target and source != target and bandwidth:
                     links.setdefault(source, {})[target] = _links(bandwidth)
     return links

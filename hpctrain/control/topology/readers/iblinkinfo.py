@@ -32,7 +32,7 @@ _SPEEDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """One row, its node named by the GUID that identifies it in the file."""
+    """One row, with the GUID that identifies its node in the file."""
 
     guid: str
     name: str
@@ -45,10 +45,10 @@ class _Port:
 def read(text: str, where: str) -> Iterator[Record]:
     """Nodes, then their cable ends.
 
-    An adapter is known by its port's GUID, so each of its ports comes as an adapter of its own. The default output
-    names the other end of a cable by its LID alone; it must belong to a node of the file, except in the output of
-    ``--switches-only``, whose adapters are known by their LID, written as a GUID. ``--line`` does not tell switches
-    from adapters: a node with several ports is a switch, since an adapter's GUID here is that of one port.
+    The format identifies an adapter by its port's GUID, so each port becomes a separate adapter. The default output
+    names the other end of a cable only by its LID, which must belong to a node of the file, except in the output of
+    ``--switches-only``, whose adapters get their LID, written as a GUID. ``--line`` does not distinguish switches from
+    adapters: a node with several ports is a switch, since an adapter's GUID here is that of one port.
 
     Raises:
         HpctrainError: the text is not such an output, or a line of it is damaged or cut off.
@@ -151,7 +151,7 @@ def _nodes(ports: list[_Port]) -> dict[str, FabricNode]:
 
 
 def _adapters_by_lid(ports: list[_Port], by_lid: dict[int, str], nodes: dict[str, FabricNode]) -> Iterator[Record]:
-    """The adapters in an output of switches alone: the ends of cables that are not switches."""
+    """The adapters in an output of ``--switches-only``: the ends of cables that are not switches."""
     found: dict[str, Record] = {}
     for port in ports:
         guid = _peer(port, by_lid)

@@ -28,8 +28,8 @@ _KINDS: dict[str, Kind] = {"Switch": "switch", "Ca": "adapter"}
 def read(text: str, where: str) -> Iterator[Record]:
     """Nodes and cable ends of a full listing, in its order.
 
-    Lines before the header and between the nodes (``umad`` errors, chassis headings) are passed over with one remark.
-    Routers and the cables to them are passed over as well.
+    Lines before the header and between the nodes (``umad`` errors, chassis headings) are skipped with one remark.
+    Routers and the cables to them are skipped as well.
 
     Raises:
         HpctrainError: the text is not such a listing, a node or cable in it is damaged, or it is cut off: a cable
@@ -74,7 +74,7 @@ class _Block:
     unnamed: bool = False
 
     def attribute(self, line: str) -> bool:
-        """Take up an attribute of the next node; False for any other line."""
+        """Read an attribute of the next node; False for any other line."""
         if not line.startswith(_ATTRIBUTES):
             return False
         if not self.unnamed:
@@ -84,7 +84,7 @@ class _Block:
         return True
 
     def begin(self, listing: Listing, number: int, line: str) -> tuple[re.Match[str], Kind | None]:
-        """The line that names the node, and its kind; None for a router."""
+        """Read the line that names the node; the kind is None for a router."""
         self.node = _NODE.fullmatch(line)
         if self.node is None or (self.node["kind"] == "Switch") != (self.node["lid"] is not None):
             raise listing.fault(number, "not a node as ibnetdiscover lists it", line)
@@ -106,7 +106,7 @@ def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> Fa
 
 
 def _link(listing: Listing, number: int, line: str, block: _Block) -> Link | None:
-    """A cable end; None for one of a router's cables. Most of a listing is these."""
+    """A cable end, as most lines of a listing are; None for one of a router's cables."""
     if block.node is None:
         raise listing.fault(number, "a cable before any node", line)
     found = _CABLE.fullmatch(line)

@@ -1,4 +1,4 @@
-"""The output of ``ibnetdiscover -p`` (infiniband-diags): one port a line, with what is at its other end."""
+"""The output of ``ibnetdiscover -p`` (infiniband-diags): one port a line, with the port at its other end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PORT = re.compile(
 def read(text: str, where: str) -> Iterator[Record]:
     """Cable ends in the order of the lines, then the nodes that they belong to.
 
-    GUIDs are those of ports here, so each port of an adapter comes as an adapter of its own. The number of ports is
-    the largest port that was seen. Lines of discovery's own talk (``DR path …``) are passed over with one remark.
+    GUIDs are those of ports here, so each port of an adapter becomes a separate adapter. The number of ports is the
+    largest port number. Progress lines of the discovery (``DR path …``) are skipped with one remark.
 
     Raises:
         HpctrainError: the text is not such a listing, or a line of it is damaged or cut off.
@@ -42,9 +42,9 @@ def read(text: str, where: str) -> Iterator[Record]:
         port = int(row["port"])
         name = row["name"] if row["peer"] else row["lone"]
         listed.add(row["guid"])
-        _see(nodes, row["kind"], row["guid"], name, int(row["lid"]), port, at)
+        _add_node(nodes, row["kind"], row["guid"], name, int(row["lid"]), port, at)
         if row["peer"]:
-            _see(
+            _add_node(
                 nodes, row["peer_kind"], row["peer"], row["peer_name"], int(row["peer_lid"]), int(row["peer_port"]), at
             )
         yield Link(
@@ -65,7 +65,7 @@ def read(text: str, where: str) -> Iterator[Record]:
     yield from listing.remarks()
 
 
-def _see(nodes: dict[str, FabricNode], kind: str, guid: str, name: str, lid: int, port: int, where: str) -> None:
+def _add_node(nodes: dict[str, FabricNode], kind: str, guid: str, name: str, lid: int, port: int, where: str) -> None:
     known = nodes.get(guid)
     if known is None or port > known.ports:
         nodes[guid] = FabricNode(

@@ -9,15 +9,13 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.link_speed import LANE_GBIT
 from hpctrain.control.topology.records import Remark
 
-# A node's description has 64 characters at most; nothing that the tools print comes near this.
+# Far longer than any line of the tools, whose descriptions of nodes have 64 characters at most.
 _LONGEST_LINE = 4096
-
-
-# What a shell prints before a command, with the command: "$ ", "user@host:~$ ibnetdiscover", "[root@n1 ~]# ".
+# A shell's prompt, with or without a command: "$ ", "user@host:~$ ibnetdiscover", "[root@n1 ~]# ".
 _PROMPT = re.compile(
     r"\s*(?:\([\w.-]{1,64}\)\s*)?(?:\[[^][]{1,200}\]|[\w.-]{1,64}[@:][\w.:~/ -]{1,200})?[#$%>](?:\s.*)?"
 )
-# A terminal's colours and window titles, which a log of PuTTY or script(1) keeps.
+# Escape sequences for colours and window titles, which logs of PuTTY and script(1) contain.
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 
 
@@ -27,7 +25,7 @@ def is_prompt(line: str) -> bool:
 
 
 def without_terminal(text: str) -> str:
-    """Remove from a text what only a terminal interprets."""
+    """The text without a terminal's escape sequences."""
     return _TERMINAL.sub("", text) if "\x1b" in text else text
 
 
@@ -35,11 +33,10 @@ class Listing:
     """A text by lines, with the common parts of its error messages.
 
     Args:
-        text: the whole of it.
         where: the file's name, for messages.
         tool: the command that prints such a text.
-        command: what to write the file with, where that is more than the tool's name.
-        first: the number of the text's first line, of a part of a file.
+        command: the command that writes the file, if it is more than the tool's name.
+        first: the line number of the text's first line, if the text is a part of a file.
 
     Raises:
         HpctrainError: it is empty or binary.
@@ -75,14 +72,14 @@ class Listing:
         return self._first - 1 + len(self._lines) - (self._lines[-1] == "")
 
     def fault(self, number: int, what: str, line: str = "") -> HpctrainError:
-        """The error for a line: what is wrong, and how to get the file again."""
+        """The error for a line: the fault, and how to write the file again."""
         shown = f": {line.strip()[:60]!r}" if line else ""
         return HpctrainError(
             f"{self.where}:{number}: {what}{shown}", f"write the file again: {self._command} > {self.where}"
         )
 
     def cut_off(self, missing: int, first: str) -> HpctrainError:
-        """The error for cables that lead to nodes which the text does not list; ``first`` is where one is named."""
+        """The error for cables to nodes that the text does not list; ``first`` is the place of such a cable."""
         return self.fault(
             self.last, f"the file is cut off: {missing} nodes at the end of cables are not in it (see {first})"
         )
@@ -91,7 +88,8 @@ class Listing:
         """Count a line that is not part of the tool's output.
 
         Raises:
-            HpctrainError: it is the last one and has no end, so the text is cut off within it; a prompt never has.
+            HpctrainError: the line is the last one and has no line break, so the text is cut off in it. A prompt never
+                has a line break.
         """
         if not line.strip():
             return

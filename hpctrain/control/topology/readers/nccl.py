@@ -1,8 +1,8 @@
 """NCCL topology files: what ``NCCL_TOPO_DUMP_FILE`` writes and ``NCCL_TOPO_FILE`` reads.
 
 Each ``<pci>`` with others inside is one PCIe switch; host bridges are not in the file, so that devices of one CPU
-without a common switch are PHB, which is NCCL's own meaning of PHB. A ``<nic>`` directly below a ``<cpu>`` is one that
-NCCL merged of adapters on several switches; it is PHB from the GPUs of that CPU.
+without a common switch are PHB, which is NCCL's own meaning of PHB. NCCL merges adapters on several switches to a
+``<nic>`` directly below a ``<cpu>``; it is PHB from the GPUs of that CPU.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _REMEDY = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.
 # PCI base classes.
 _DISPLAY, _NETWORK = "0x03", "0x02"
 _NVSWITCH = "0x0680"
-# What NCCL calls an adapter through its data-direct function; the adapter itself has the name without it.
+# NCCL adds this suffix to an adapter's name for its data-direct function.
 _DATA_DIRECT = "_dma"
-# More than any port has, by far.
+# Far above the speed of any port.
 _MOST_GBIT = 10_000
 
 # A device of the file, the NUMA node of its CPU and the bridges above it.
@@ -38,16 +38,16 @@ _Place = tuple[Element, int, Bridges]
 
 
 def read(text: str, where: str, host: str | None = None) -> NodeMap:
-    """The node map of a topology file. A reader of one host, so it returns a NodeMap rather than fabric records.
+    """The node map of a topology file. It describes hosts inside, so it is a NodeMap rather than fabric records.
 
-    Adapters are known by their bus ID where the file names none (those that clouds ship); Ethernet adapters are marked.
+    Adapters are named by their bus ID where the file has no names (clouds ship such files); Ethernet adapters are
+    marked.
 
     Args:
-        host: the ``host_hash`` of the host to take, of several that the file has. By default the first, where all are
-            alike.
+        host: the ``host_hash`` of one of the file's hosts. By default the first, if all are alike.
 
     Raises:
-        HpctrainError: not such a file, cut short, with neither GPU nor adapter, or of several hosts that differ.
+        HpctrainError: the text is no such file, cut short, has neither GPU nor adapter, or several hosts that differ.
     """
     system = parse(text, where, root="system", remedy=_REMEDY)
     hosts: dict[str, list[Element]] = {}
@@ -75,11 +75,7 @@ def read(text: str, where: str, host: str | None = None) -> NodeMap:
 
 
 def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
-    """The node map of one host.
-
-    Raises:
-        HpctrainError: as of :func:`read`.
-    """
+    """The node map of one host."""
     places = [place for cpu in cpus for place in _devices(cpu)]
     gpus = [place for place in places if _is_gpu(place[0])]
     nics = [place for place in places if not _is_gpu(place[0]) and _is_nic(place[0])]
@@ -108,7 +104,7 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
 
 
 def _numa(cpu: Element) -> int:
-    """The NUMA node of a CPU. A virtual machine may tell none: -1."""
+    """The NUMA node of a CPU; -1 where a virtual machine does not show it."""
     return cpu.number("numaid", least=-1)
 
 
@@ -128,7 +124,7 @@ def _is_nic(device: Element) -> bool:
 
 
 def _devices(cpu: Element) -> Iterator[_Place]:
-    """The PCI devices below a CPU, with the bridges above each, and the CPU itself where it has adapters."""
+    """The PCI devices below a CPU with the bridges above each, and the CPU itself if it has adapters."""
     numa = _numa(cpu)
     host_bridge = f"cpu {numa}"
     if cpu.all("nic"):
@@ -140,14 +136,14 @@ def _devices(cpu: Element) -> Iterator[_Place]:
         inner = pci.all("pci")
         if not inner:
             yield pci, numa, bridges
-        # A switch is two bridges: its own, and a port of its own towards each device.
+        # A switch is two bridges: its upstream bridge, and a downstream bridge for each device.
         below += [(child, (*bridges, name, f"{name} port {port}")) for port, child in reversed(list(enumerate(inner)))]
 
 
 def _indices(gpus: list[Element]) -> list[int]:
-    """NCCL's own device numbers where every GPU has one, else CUDA's order by bus ID.
+    """NCCL's own device numbers if every GPU has a different one, else CUDA's order by bus ID.
 
-    Processes that see only one GPU each number it 0.
+    Processes that each see only one GPU give it the number 0.
     """
     own = [each.attributes.get("dev", "") for gpu in gpus for each in gpu.all("gpu")[:1]]
     if len(own) == len(gpus) == len(set(own)) and all(own):
@@ -160,8 +156,8 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
     """The RDMA devices of a PCI device, or of a CPU: one where it is a network device and the file names none."""
     bus_id = device.attributes.get("busid")
     nets = [net for nic in device.all("nic") for net in nic.all("net")]
-    # A net a port: a two-port adapter comes twice, as devices of their own or as ports of one. Their port attribute is
-    # no device's port: NCCL adds the place of the device on its card.
+    # Each net is a port: a two-port adapter has two, as separate devices or as ports of one. Their port attribute is
+    # not the device's port: NCCL adds the place of the device on its card.
     names: dict[str, list[Element]] = {}
     for net in nets:
         names.setdefault(net.attribute("name"), []).append(net)
@@ -182,28 +178,28 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
 
 
 def _gbit(nets: Sequence[Element]) -> float | None:
-    """The speed of an adapter: NCCL tells Mbit/s of each port. Early plugins for Slingshot told kbit/s."""
+    """The speed of an adapter from NCCL's Mbit/s of each port; None for early plugins for Slingshot, with kbit/s."""
     speeds = [net.number("speed") / 1000 for net in nets if net.attributes.get("speed", "0") != "0"]
     return sum(speeds) if speeds and len(speeds) == len(nets) and max(speeds) <= _MOST_GBIT else None
 
 
 def _is_socket(net: Element, layer: LinkLayer | None) -> bool:
-    """Whether a net is a network interface that NCCL reaches by sockets: these have port 0."""
+    """Whether a net is a network interface that NCCL uses through sockets, which has port 0."""
     return layer not in LIBFABRIC and net.attributes.get("port") == "0"
 
 
 def _each_once(adapters: dict[Adapter, Bridges]) -> dict[Adapter, Bridges]:
-    """Without merged adapters whose parts are listed too, and without the usual function beside a data-direct one."""
+    """The adapters without merged ones whose parts are listed too, and without those with a data-direct function."""
     names = {adapter.name for adapter in adapters}
 
-    def again(name: str) -> bool:
+    def is_repeated(name: str) -> bool:
         return ("+" in name and names.issuperset(name.split("+"))) or name + _DATA_DIRECT in names
 
-    return {adapter: bridges for adapter, bridges in adapters.items() if not again(adapter.name)}
+    return {adapter: bridges for adapter, bridges in adapters.items() if not is_repeated(adapter.name)}
 
 
 def _link_layer(device: Element) -> LinkLayer | None:
-    """By vendor and PCI class; NCCL tells no LIDs, but that a net reduces in its switches: SHARP of InfiniBand."""
+    """The link layer by vendor and PCI class. A net whose switches reduce (SHARP) is InfiniBand; LIDs are not given."""
     if any(net.attributes.get("coll") == "1" for nic in device.all("nic") for net in nic.all("net")):
         return "InfiniBand"
     vendor, model, pci_class = _identity(device)
@@ -221,7 +217,7 @@ def _is_virtual(device: Element) -> bool:
 
 
 def _nvlinks(device: Element) -> dict[str, int]:
-    """The NVLinks of a GPU to other GPUs and to NVSwitches; not those to a POWER9 CPU."""
+    """The NVLinks of a GPU to other GPUs and to NVSwitches, without those to a POWER9 CPU."""
     links = [link for gpu in device.all("gpu") for link in gpu.all("nvlink")]
     return {
         link.attribute("target"): link.number("count")

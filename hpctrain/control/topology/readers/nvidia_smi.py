@@ -12,9 +12,9 @@ from hpctrain.common.cluster.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap,
 from hpctrain.common.errors import HpctrainError
 
 _REMEDY = "write it on the host with: nvidia-smi topo -m > node.txt"
-# The header is underlined even in a file; terminals add colours and erasures.
+# The header is underlined even in a file, and terminals add colours and erasures.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\([0-9A-B])")
-# Tools of other vendors, whose matrices have other classes, and what their outputs say of themselves.
+# Tools of other vendors, whose matrices have other classes, and patterns that identify their output.
 _OTHER_TOOLS = {
     "rocm-smi": r"rocm-smi|ROCm System Management Interface|between two GPUs",
     "amd-smi": r"amd-smi|^(?:ACCESS|WEIGHT|HOPS|LINK TYPE) TABLE",
@@ -23,10 +23,10 @@ _OTHER_TOOLS = {
     "hl-smi": r"hl-smi",
 }
 _LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")
-# Of a GPU whose memory is a NUMA node too, the first is the one with CPUs: 0,2-17.
+# Where a GPU's memory is a NUMA node too, the first node of the list has the CPUs: 0,2-17.
 _NUMA = re.compile(r"([0-9]{1,4})(?:,[0-9,-]*)?")
 _NUMBERED = re.compile(r"NIC\d+")
-# What early drivers say for SYS.
+# The classes of early drivers.
 _OLD_CLASSES = {"SOC": "SYS"}
 _UNKNOWN = "N/A"
 
@@ -42,13 +42,13 @@ class _Row:
 
 
 def read(text: str, where: str) -> NodeMap:
-    """The node map of one host's matrix. A reader of one host, so it returns a NodeMap rather than fabric records.
+    """The node map of a matrix. It describes one host, so it is a NodeMap rather than fabric records.
 
-    The format has no bus IDs and no link layers: an adapter is taken for Ethernet only where its name says so. NUMA
+    The format has no bus IDs and no link layers: an adapter counts as Ethernet only where its name says so. NUMA
     nodes are those near a GPU.
 
     Raises:
-        HpctrainError: no such matrix, or one whose rows do not fit its header.
+        HpctrainError: there is no such matrix, or its rows do not fit its header.
     """
     _refuse_other_tools(text, where)
     lines = [(f"{where}:{number}", _ESCAPES.sub("", line)) for number, line in enumerate(text.splitlines(), start=1)]
@@ -97,7 +97,7 @@ def _refuse_other_tools(text: str, where: str) -> None:
 
 
 def _nameless(names: dict[str, str], where: str) -> Iterator[str]:
-    """A warning where the legend is missing. Its first words are no device names, so nothing is restricted to them."""
+    """A warning if the legend is missing. The columns' names are no device names, so no rank is restricted to them."""
     if any(_is_nameless(name) for name in names.values()):
         yield f"{where}: no NIC Legend, so the adapters' device names are not known and no rank is restricted to any"
 
@@ -134,7 +134,7 @@ def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> 
 
 
 def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str) -> None:
-    """Refuse a row with a cell too few, X anywhere but on the diagonal, or NVLinks to an adapter."""
+    """Refuse a row with too few cells, with X anywhere but on the diagonal, or with NVLinks to an adapter."""
     if len(classes) < len(devices):
         raise HpctrainError(f"{where}: row {name} ends after {len(classes)} of {len(devices)} columns", _REMEDY)
     for column, cell in zip(devices, classes, strict=True):
@@ -151,21 +151,21 @@ def _columns(row: _Row, devices: Sequence[str], *, gpu: bool) -> tuple[str, ...]
 def _numa_nodes(
     gpus: Sequence[_Row], affinities: Sequence[str], unended: str
 ) -> tuple[tuple[NumaNode, ...], list[int | None]]:
-    """The NUMA nodes that GPUs are near to, and that of each GPU.
+    """The NUMA nodes near GPUs, and that of each GPU.
 
     GPUs of one affinity are on one node. Older drivers, and machines whose GPUs are near several nodes, give it no
-    number: it gets a negative one. A list of single CPUs, as of machines that number the cores of two sockets in turns,
-    is cut after six (0,2,4,6,8,10), and would not tell which CPUs share a core if it were not.
+    number: it gets a negative one. Machines that number the cores of two sockets alternately have a list of single
+    CPUs, which is cut after six (0,2,4,6,8,10), and would not show which CPUs share a core if it were not.
 
     Args:
-        unended: the line, as of ``_Row.where``, that ends without a line break, so that its last word may be cut.
+        unended: the place (see ``_Row.where``) of a line without a line break, whose last word may be cut.
     """
     found: dict[tuple[str, int | None], int] = {}
     cpus_of: dict[int, tuple[int, ...]] = {}
     numa_of_gpu: list[int | None] = []
     for row in gpus:
-        told = dict(zip(affinities, row.rest, strict=False))
-        cpus, numa = told.get("CPU Affinity", _UNKNOWN), _NUMA.fullmatch(told.get("NUMA Affinity", _UNKNOWN))
+        cells = dict(zip(affinities, row.rest, strict=False))
+        cpus, numa = cells.get("CPU Affinity", _UNKNOWN), _NUMA.fullmatch(cells.get("NUMA Affinity", _UNKNOWN))
         number = int(numa[1]) if numa else None
         if cpus == _UNKNOWN:
             numa_of_gpu.append(number)
@@ -183,13 +183,13 @@ def _numa_nodes(
 
 
 def _numa_near(column: int, gpus: Sequence[_Row], numa_of_gpu: Sequence[int | None]) -> int | None:
-    """The NUMA node of an adapter: that of the GPUs which share one with it."""
+    """The NUMA node of an adapter: that of the GPUs nearer than SYS, if they share one."""
     near = {numa for row, numa in zip(gpus, numa_of_gpu, strict=True) if row.classes[column] != "SYS"}
     return near.pop() if len(near) == 1 else None
 
 
 def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: str, *, ended: bool) -> dict[str, str]:
-    """The name of each adapter by its column: the legend's, or the column's own in drivers that print no legend."""
+    """The name of each adapter by its column: from the legend, or the column's own where drivers print no legend."""
     legend = {match[1]: match[2] for _, line in lines if (match := _LEGEND.fullmatch(line))}
     if not ended and _LEGEND.fullmatch(lines[-1][1]):
         raise HpctrainError(

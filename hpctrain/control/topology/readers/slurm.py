@@ -18,7 +18,7 @@ from hpctrain.control.topology.choice import Choice, Topology, choose
 from hpctrain.control.topology.readers.listing import is_prompt, without_terminal
 from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 
-# By its first key, what a line is about and which further keys it may have.
+# The further keys that a line may have, by its first key.
 _LINES = {
     "switchname": ("switches", "nodes", "linkspeed", "level"),
     "blockname": ("nodes", "blockindex", "blocksize"),
@@ -42,16 +42,16 @@ Line = tuple[dict[str, str], str]
 def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
     """The switches or blocks of a text, hosts at the leaves.
 
-    Slurm reads switches or blocks, as its TopologyPlugin says. Of a text with both the switches count as the default,
-    because they tell of the network between blocks too.
+    Slurm reads switches or blocks, depending on its TopologyPlugin. If a text has both, the switches are the default,
+    because they describe the network between blocks too.
 
     Args:
-        text: a topology.conf (tree or block), or what ``scontrol show topology`` printed.
-        where: its file name.
-        choice: between ``tree`` and ``block``.
+        text: a topology.conf (tree or block), or the output of ``scontrol show topology``.
+        where: the file's name, for messages.
+        choice: selects ``tree`` or ``block``.
 
     Raises:
-        HpctrainError: it is not such a text, or names what it does not define; with the line.
+        HpctrainError: the text has another format, or names something that it does not define; with the line.
     """
     lines = list(_lines(text, where))
     if any({"level", "blockindex"} & pairs.keys() for pairs, _ in lines) and not text.endswith("\n"):
@@ -163,7 +163,7 @@ def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
         name=pairs["switchname"],
         where=place,
         switches=switches,
-        # Of a switch above others, scontrol prints all hosts below it.
+        # For a switch above others, scontrol also prints all hosts below it.
         hosts=() if switches else hosts,
         speed=_number(pairs["linkspeed"], "LinkSpeed", place) if "linkspeed" in pairs else None,
     )
@@ -175,7 +175,7 @@ def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
     sizes: tuple[list[int], str] | None = None
     for pairs, place in lines:
         if "blocksize" in pairs:
-            # scontrol prints the size of each block beside it, where topology.conf has all in a line of their own.
+            # scontrol prints each block's size on its line, and topology.conf has a separate line with all sizes.
             listed.add(_number(pairs["blocksize"], "BlockSize", place))
         if "blocksizes" in pairs:
             sizes = [_number(size, "BlockSizes", place) for size in pairs["blocksizes"].split(",")], place
@@ -190,10 +190,10 @@ def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
 
 
 def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -> Iterator[SwitchGroup]:
-    """The larger blocks that BlockSizes asks for: as many neighbours together as the ratio to the first size says.
+    """The larger blocks of BlockSizes: each joins as many neighbours as the ratio of its size to the first.
 
     Raises:
-        HpctrainError: a size is not a power of two times the first one, or does not rise.
+        HpctrainError: a size is not a power of two times the first one, or is not larger than the one before.
     """
     names = [block.name for block in blocks]
     members = 1

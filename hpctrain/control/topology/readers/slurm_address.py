@@ -1,6 +1,6 @@
 """Collected values of ``SLURM_TOPOLOGY_ADDR`` and ``SLURM_TOPOLOGY_ADDR_PATTERN`` in a job's tasks.
 
-A line a task: ``core.s1.n1 switch.switch.node``; the pattern may be left out where no host's name has a dot. Lines of
+Each task has a line: ``core.s1.n1 switch.switch.node``; the pattern is optional if no host's name has a dot. Lines of
 tasks on one host are equal, so the number of tasks does not matter. Source: man srun, OUTPUT ENVIRONMENT VARIABLES.
 """
 
@@ -22,7 +22,7 @@ def read(text: str, where: str) -> Iterator[Record]:
 
     Args:
         text: the addresses, each with its pattern or without.
-        where: what to call them in messages.
+        where: the name of their source in messages.
 
     Raises:
         HpctrainError: a line is not an address, or no line names a switch; with the line.
@@ -57,7 +57,7 @@ def _address(words: list[str], place: str) -> tuple[list[tuple[str, ...]], str]:
         raise HpctrainError(f"{place}: {' '.join(words)[:60]!r} is not one address with its pattern", _HINT)
     address = words[0]
     kinds = words[1].split(".") if len(words) == 2 else [""] * (address.count(".") + 1)
-    # With a pattern, what is left after the switches is the host, dots included.
+    # With a pattern, the text after the switches is the host, dots included.
     parts = address.split(".", maxsplit=len(kinds) - 1)
     if len(parts) != len(kinds) or (len(words) == 2 and kinds[-1] != "node"):
         raise HpctrainError(f"{place}: {address[:60]!r} does not follow its pattern {words[-1][:60]!r}", _HINT)

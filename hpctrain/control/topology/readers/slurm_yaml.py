@@ -19,7 +19,7 @@ from hpctrain.control.topology.readers.slurm import aggregate, check_groups
 from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 
 _KINDS = ("tree", "block", "flat")
-# Other shapes that Slurm knows, which tell nothing of switches.
+# Other topologies of Slurm, which do not describe switches.
 _PASSED_OVER = ("ring", "torus3d")
 
 Keys = dict[str, yaml.Node]
@@ -28,7 +28,7 @@ Keys = dict[str, yaml.Node]
 class _SlurmLoader(BoundedLoader):
     """Composes a plain tree of nodes: no aliases, which can be circular."""
 
-    # A list of topologies, of switches, and their keys: deeper means another file.
+    # Topologies, their switches, and the keys of these need fewer levels: deeper nesting means another file.
     deepest = 10
 
     def refusal(self, event: Any) -> str | None:
@@ -39,13 +39,12 @@ def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
     """The switches or blocks of one of the topologies, see :func:`hpctrain.control.topology.choice.choose`.
 
     Args:
-        text: a topology.yaml.
-        where: its file name.
-        choice: between its topologies.
+        where: the file's name, for messages.
+        choice: selects one of the file's topologies.
 
     Raises:
-        HpctrainError: it is not such a file, holds nothing but flat topologies, or names what it does not define;
-            with the line.
+        HpctrainError: the text is no topology.yaml, has only flat topologies, or names something that it does not
+            define; with the line.
     """
     topologies: list[Topology] = []
     for node in _items(_compose(text, where), where, "topologies"):

@@ -11,12 +11,7 @@ from hpctrain.common.errors import HpctrainError
 
 @dataclass(slots=True, kw_only=True)
 class Element:
-    """One element.
-
-    Attributes:
-        where: file and line.
-        text: the characters directly in it.
-    """
+    """One element; ``text`` has the characters directly in it, and ``where`` is its file and line."""
 
     tag: str
     attributes: dict[str, str]
@@ -29,21 +24,13 @@ class Element:
         return [child for child in self.children if child.tag == tag]
 
     def attribute(self, name: str) -> str:
-        """An attribute that the format requires.
-
-        Raises:
-            HpctrainError: it is missing.
-        """
+        """An attribute that the format requires; a missing one is an error."""
         if name not in self.attributes:
             raise HpctrainError(f"{self.where}: <{self.tag}> lacks the attribute {name!r}")
         return self.attributes[name]
 
     def number(self, name: str, *, least: int = 0) -> int:
-        """An attribute that is a whole number.
-
-        Raises:
-            HpctrainError: it is missing, not a number, or below the least.
-        """
+        """An attribute that is a whole number; one that is missing, not a number, or below ``least`` is an error."""
         value = self.attribute(name)
         if not re.fullmatch("-?[0-9]{1,9}", value) or int(value) < least:
             raise HpctrainError(f"{self.where}: <{self.tag}> has {name}={value[:40]!r}, not a number from {least}")

@@ -225,11 +225,11 @@ def test_any_text_gives_records_or_an_error_for_the_user(tool: str) -> None:
 def test_one_damaged_table_can_be_left_out() -> None:
     whole = list(forwarding.read(DUMP_LFTS, "f"))
     damaged = DUMP_LFTS.replace("0x0002 ", "0x2 ", 1)
-    left = list(forwarding.read_whole(damaged, "f"))
+    left = list(forwarding.read_undamaged(damaged, "f"))
     assert _of(Forward, left) == [entry for entry in _of(Forward, whole) if entry.switch != "0000000000000001"]
     assert [remark.where for remark in _of(Remark, left)] == ["f:5", "f:14"], "the damage, and ibroute's error"
-    assert _of(Forward, list(forwarding.read_whole(DUMP_LFTS, "f"))) == _of(Forward, whole)
-    assert not _of(Forward, list(forwarding.read_whole(damaged[:200], "f")))
+    assert _of(Forward, list(forwarding.read_undamaged(DUMP_LFTS, "f"))) == _of(Forward, whole)
+    assert not _of(Forward, list(forwarding.read_undamaged(damaged[:200], "f")))
 
 
 def test_a_damaged_table_names_the_command_that_wrote_it() -> None:
