@@ -50,7 +50,7 @@ def arrange(
         HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit, also
             the mesh.
     """
-    named = _named_hosts(options, environment)
+    named = named_hosts(options, environment)
     given = given_fabric(options, tuple(named.hosts) if named else ())
     if given and not whole_fabric:
         _require_named(options, given, environment)
@@ -123,7 +123,7 @@ def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class _NamedHosts:
+class NamedHosts:
     """Hosts with their slots, the source that names them, and warnings about it."""
 
     hosts: HostSlots
@@ -131,22 +131,22 @@ class _NamedHosts:
     warnings: tuple[str, ...] = ()
 
 
-def _named_hosts(options: HostOptions, environment: Mapping[str, str]) -> _NamedHosts | None:
+def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> NamedHosts | None:
     """The hosts that the options or the allocation name; None where neither names any."""
     if options.hosts is not None and options.hostfile is not None:
         raise HpctrainError("--hosts and --hostfile both say which hosts", "give one of them")
     if options.hosts is not None:
-        return _NamedHosts(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
+        return NamedHosts(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
     if options.hostfile is not None:
         read = read_hostfile(options.hostfile)
-        return _NamedHosts(hosts=read.hosts, where=str(options.hostfile), warnings=read.warnings)
+        return NamedHosts(hosts=read.hosts, where=str(options.hostfile), warnings=read.warnings)
     if allocated := environment.get(_ALLOCATED):
-        return _NamedHosts(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
+        return NamedHosts(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
     return None
 
 
 def _hosts(
-    options: HostOptions, named: _NamedHosts | None, given: Fabric | None, this_host: str
+    options: HostOptions, named: NamedHosts | None, given: Fabric | None, this_host: str
 ) -> tuple[HostSlots, tuple[str, ...]]:
     """The run's hosts in the order in which they are named, with their slots, and warnings."""
     warnings: tuple[str, ...] = ()
@@ -175,13 +175,18 @@ def _slots(hosts: HostSlots, ranks: int | None, allocation: Mapping[str, str]) -
     Args:
         allocation: Slurm's variables where the hosts are those of its job, else empty.
     """
-    if any(hosts.values()):
-        return {name: slots or 1 for name, slots in hosts.items()}
+    if given := full_slots(hosts):
+        return given
     tasks = _tasks(allocation)[: len(hosts)]
     # Slurm counts the tasks of all hosts of the job, and the user may ask for another number of ranks.
     if len(tasks) < len(hosts) or ranks not in (None, sum(tasks)):
         return None
     return dict(zip(hosts, tasks, strict=True))
+
+
+def full_slots(hosts: HostSlots) -> dict[str, int]:
+    """The slots of each host, one for hosts without slots beside others; empty where no host has any."""
+    return {name: slots or 1 for name, slots in hosts.items()} if any(hosts.values()) else {}
 
 
 def _tasks(allocation: Mapping[str, str]) -> list[int]:

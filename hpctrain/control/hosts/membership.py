@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 
-from hpctrain.common.cluster.host_list import expand_hosts, expand_slots, fold_hosts
+from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.hosts.hostfile import read_hostfile
-
-_ALLOCATED = "SLURM_JOB_NODELIST"
+from hpctrain.control.hosts.arrange import full_slots, named_hosts
 
 
 def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict[str, int]:
@@ -21,20 +19,10 @@ def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict
     Raises:
         HpctrainError: the hostfile cannot be read.
     """
-    options = plan.host_options
-    if options.hosts is not None:
-        hosts = expand_slots(options.hosts, "--hosts")
-    elif options.hostfile is not None:
-        hosts = read_hostfile(options.hostfile).hosts
-    elif allocated := environment.get(_ALLOCATED):
-        hosts = dict.fromkeys(expand_hosts(allocated, _ALLOCATED))
-    else:
-        return plan.ranks_of_hosts
-    # As in hpctrain.control.hosts.arrange: where only some hosts have slots, the others have one.
-    if any(hosts.values()):
-        return {name: slots or 1 for name, slots in hosts.items()}
-    known = plan.ranks_of_hosts
-    return {name: known.get(name, max(known.values())) for name in hosts}
+    named, known = named_hosts(plan.host_options, environment), plan.ranks_of_hosts
+    if named is None:
+        return known
+    return full_slots(named.hosts) or {name: known.get(name, max(known.values())) for name in named.hosts}
 
 
 def chosen_hosts(
@@ -43,7 +31,7 @@ def chosen_hosts(
     """The hosts that the run should use, with the ranks of each, in the order given; present ranks keep their hosts.
 
     Args:
-        given: from :func:`given_hosts`.
+        given: the result of :func:`given_hosts`.
         usable: the hosts on which ranks can start, including present ones.
         now: the present hosts with their ranks.
     """

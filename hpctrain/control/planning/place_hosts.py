@@ -45,7 +45,6 @@ def place_hosts(
 
     Args:
         names: the hosts in the user's order.
-        ranks: the world size.
         fabric: contains all hosts; None for a single host.
         known_from: the source of the fabric, for the record.
         slots_of: the slots of each host; fewer ranks fill the hosts in their order, and hosts without ranks are left

@@ -66,7 +66,7 @@ def resumption(
     changes: Mapping[str, Mapping[str, Any]],
     look_only: bool,
 ) -> Resumption | None:
-    """The next attempt of a run; None if it is done.
+    """The next attempt of a run; None if it is done. For further arguments see :func:`resumed_plan`.
 
     Args:
         work: the recipe or script that is asked for, which must be the plan's; None takes the plan's.
@@ -74,7 +74,6 @@ def resumption(
         mesh: the value of ``--mesh``, where ``work`` is None.
         tracking: the trackers from now on; None keeps those of ``work`` or else of the plan.
         accept_changes: continue with ``work``, or with an edited ``plan.json``, where it differs from the plan.
-        ranks, backend, framework, changes: see :func:`resumed_plan`.
         look_only: nothing will be started, so ranks that still run are not refused.
 
     Raises:
@@ -135,7 +134,6 @@ def changed_work(
 
     Args:
         work: what is asked for; None takes the plan's.
-        accept: continue although it differs.
 
     Raises:
         HpctrainError: it differs and is not accepted; shows all differences.

@@ -94,7 +94,7 @@ def read_fabric(
         files: the output of ``ibnetdiscover``, ``iblinkinfo`` or ``scontrol show topology``, or a file of Slurm's.
             Hosts of the same name in several files are one host, with an adapter on each subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
-        leave_out: see :func:`build_fabric`.
+        leave_out: patterns of hosts to leave out, see :func:`build_fabric`.
         skip_damaged: leave damaged forwarding tables out with a warning, instead of refusing them.
         choice: selects one of the topologies in a file of Slurm's.
 

@@ -12,7 +12,6 @@ def components(nodes: int, source: Ints, target: Ints) -> Ints:
     """The connected component of each node, numbered from 0 in the order of their lowest nodes.
 
     Args:
-        nodes: the number of nodes.
         source, target: the ends of each edge, in either direction.
     """
     label = np.arange(nodes)

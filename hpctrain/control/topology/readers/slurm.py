@@ -48,7 +48,7 @@ def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
     Args:
         text: a topology.conf (tree or block), or the output of ``scontrol show topology``.
         where: the file's name, for messages.
-        choice: selects ``tree`` or ``block``.
+        choice: selects the ``tree`` or the ``block`` of the text.
 
     Raises:
         HpctrainError: the text has another format, or names something that it does not define; with the line.
