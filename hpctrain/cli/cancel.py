@@ -33,7 +33,7 @@ def cancel(
     from hpctrain.common.run.plan import Plan, Stop
     from hpctrain.control.schedulers.cancel import cancel_jobs, stop_launcher
     from hpctrain.control.schedulers.find_run import find_run
-    from hpctrain.report.progress import Progress
+    from hpctrain.report.record import Progress
     from hpctrain.report.status import RunStatus, read_status
 
     found = find_run(target)

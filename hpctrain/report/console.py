@@ -27,8 +27,7 @@ from hpctrain.common.run.events.kinds import (
     StoppedEvent,
 )
 from hpctrain.report.faults import event_line, spike_line
-from hpctrain.report.progress import iterations
-from hpctrain.report.record import StepTotals
+from hpctrain.report.record import StepTotals, iterations
 from hpctrain.report.say import Patient, say
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.

@@ -106,7 +106,7 @@ def render(directory: RunDirectory) -> str:
         prediction_fault=fault,
         settings=settings(plan),
         faults=_faults(record, ranks),
-        survived=[*map(fault_line, record.survived), *trouble_lines(record.events)],
+        survived=[*(fault_line(fault) for _, fault in record.survived), *trouble_lines(record.events)],
         attempts=[_attempt_row(attempt) for attempt in record.attempts],
         ranks=[_rank_row(rank) for rank in ranks],
     )

@@ -1,4 +1,4 @@
-"""A run's events, sorted by kind, and the figures that follow from them."""
+"""A run's events, sorted by kind, and the figures that follow from them: all of them, or quickly the newest."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, EventsFile, attempts, kept
 from hpctrain.common.run.events.kinds import (
-    CheckpointEvent,
+    DamagedEvent,
     EndEvent,
     EnergyEvent,
     EpochEvent,
@@ -29,6 +30,19 @@ from hpctrain.common.run.events.kinds import (
 from hpctrain.common.run.events.reader import Events
 
 Kind = TypeVar("Kind", bound=Event)
+
+# What a status shows; other kinds are not parsed for it.
+_OF_PROGRESS = (
+    StartEvent,
+    RunEvent,
+    EpochEvent,
+    FaultEvent,
+    StoppedEvent,
+    DamagedEvent,
+    StallEvent,
+    EnergyEvent,
+    EndEvent,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +65,10 @@ class PastAttempt:
 
 
 class StepTotals:
-    """What some steps took altogether.
+    """The totals of some steps.
 
     Attributes:
-        count: how many.
-        seconds: of all.
-        samples: of all ranks; None for a script, whose samples are not known.
+        samples: the samples of all ranks; None for a script, whose samples are not known.
         communication_bytes: what the writing rank gave to reductions, before compression; None if not counted.
     """
 
@@ -65,14 +77,14 @@ class StepTotals:
         self.seconds = 0.0
         self.samples: int | None = 0
         self.communication_bytes: int | None = 0
-        # Of those that were measured: the part, and the steps' whole time.
+        # Seconds in communication, waiting for data, and in the whole of the steps for which these were measured.
         self._communication = self._communication_of = 0.0
         self._data = self._data_of = 0.0
         for step in steps:
             self.add(step)
 
     def add(self, step: StepEvent) -> None:
-        """Take in one more."""
+        """Add a step."""
         self.count += 1
         self.seconds += step.seconds
         self.samples = None if self.samples is None or step.samples is None else self.samples + step.samples
@@ -102,36 +114,88 @@ class StepTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
-    """What one run recorded, each step and epoch once, however often the run was resumed.
+class Outline:
+    """A run's events in order, without steps and logs, and without what was lost and done again."""
 
-    Steps and what a script logs are not in it, as a long run has too many: their totals are, and :meth:`steps` and
-    :meth:`logs` read them again.
+    events: Sequence[Event]
+
+    @cached_property
+    def attempts(self) -> list[PastAttempt]:
+        """The starts of the run with their outcomes, in order."""
+        return [
+            PastAttempt(
+                start=last_of(part, StartEvent),
+                faults=tuple(of_kind(part, FaultEvent)),
+                stalls=tuple(of_kind(part, StallEvent)),
+                stopped=last_of(part, StoppedEvent),
+                end=last_of(part, EndEvent),
+            )
+            for part in attempts(self.events)
+        ]
+
+    @property
+    def last_attempt(self) -> PastAttempt | None:
+        """The newest attempt; None before the first."""
+        return self.attempts[-1] if self.attempts else None
+
+    @cached_property
+    def run(self) -> RunEvent | None:
+        """The newest event of its kind, None until it happened."""
+        return last_of(self.events, RunEvent)
+
+    @cached_property
+    def epochs(self) -> list[EpochEvent]:
+        """The events of the epochs, in order."""
+        return of_kind(self.events, EpochEvent)
+
+    @property
+    def faults(self) -> tuple[FaultEvent, ...]:
+        """The faults that ended the last attempt."""
+        return self.last_attempt.fatal if self.last_attempt else ()
+
+    @property
+    def survived(self) -> list[tuple[int, FaultEvent]]:
+        """The faults that the run recovered from by itself, each with its attempt's number, from 1.
+
+        Those are lost ranks without which the others went on, and faults that ended an attempt but not the run, because
+        the launcher began the next one.
+        """
+        return [
+            (number, fault)
+            for number, (attempt, further) in enumerate(
+                itertools.zip_longest(self.attempts, self.attempts[1:]), start=1
+            )
+            for fault in attempt.faults
+            if isinstance(fault, RecoveredFaultEvent) or (further and not attempt.end)
+        ]
+
+    @property
+    def end(self) -> EndEvent | None:
+        """The end of the last attempt; None until then."""
+        return self.last_attempt.end if self.last_attempt else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Outline):
+    """Everything that one run recorded, each step and epoch once, however often the run was resumed.
+
+    A long run has too many steps and logs to keep them: their totals are here, and :meth:`steps` and :meth:`logs` read
+    them again.
 
     Attributes:
-        run: the newest event of its kind, None until it happened.
-        events: without steps and logs, and without what was lost and done again, in order.
-        epochs, checkpoints, overlaps: the events of these kinds, in order.
-        attempts: the starts of the run, in order.
-        last_time: when the last event happened, in seconds since the epoch.
-        totals: of all steps.
-        timed: of those that show the speed, without the first of each attempt, which also compiles and allocates.
-        durations: of the timed steps, in seconds.
+        last_time: the time of the last event, in seconds since the epoch.
+        timed: the totals of the steps that show the speed, without the first of each attempt, which also compiles and
+            allocates.
+        durations: the seconds of each timed step.
         metered: the totals of the steps up to the last reading of energy.
         epoch_ends: the last step of each epoch.
         by_epoch: whether each step's epoch is known: true for a recipe, false for a script.
-        first_steps: the steps that are not timed, by their numbers.
+        first_steps: the numbers of the steps that are not timed.
         logged: the last value of each name that a script logged.
         logged_counts: how often each name was logged.
         source: the run's events, to be read again.
     """
 
-    run: RunEvent | None
-    events: Sequence[Event]
-    epochs: list[EpochEvent]
-    checkpoints: list[CheckpointEvent]
-    overlaps: list[OverlapEvent]
-    attempts: list[PastAttempt]
     last_time: float | None
     totals: StepTotals
     timed: StepTotals
@@ -157,10 +221,9 @@ class Record:
     def of(cls, given: EventsFile | Iterable[Event], where: str = "events") -> Record:
         """The record of these events."""
         source = given if isinstance(given, EventsFile) else [*given]
-        few = kept(source.outline() if isinstance(source, EventsFile) else source)
-        events = [event for event in few if not isinstance(event, StepEvent | LogEvent)]
-        past, run, last_energy = past_attempts(events), last_of(events, RunEvent), last_of(events, EnergyEvent)
-        first = _first_steps(past)
+        outline = _outline(source.outline() if isinstance(source, EventsFile) else source)
+        run, last_energy = outline.run, last_of(outline.events, EnergyEvent)
+        first = _first_steps(outline.attempts)
         sums = _Sums(first, last_energy.iteration if last_energy else 0)
         for event in kept(source):
             sums.add(event)
@@ -168,12 +231,7 @@ class Record:
             raise HpctrainError(f"{where}: there are steps, but no event 'run' that says of what")
         counts = (run.epochs, run.iterations_per_epoch) if run else (None,)
         return cls(
-            run=run,
-            events=events,
-            epochs=of_kind(events, EpochEvent),
-            checkpoints=of_kind(events, CheckpointEvent),
-            overlaps=of_kind(events, OverlapEvent),
-            attempts=past,
+            events=outline.events,
             last_time=sums.last_time,
             totals=sums.totals,
             timed=sums.timed if sums.timed.count else sums.totals,
@@ -196,37 +254,99 @@ class Record:
         return (event for event in kept(self.source) if isinstance(event, LogEvent))
 
     @property
-    def faults(self) -> tuple[FaultEvent, ...]:
-        """The faults that ended the last attempt."""
-        return self.attempts[-1].fatal if self.attempts else ()
+    def overlaps(self) -> list[OverlapEvent]:
+        """The events of this kind, in order."""
+        return of_kind(self.events, OverlapEvent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress(Outline):
+    """The progress of a run, read quickly from a file that may be long: of steps and logs only the last are parsed.
+
+    Attributes:
+        steps, logs: the last hundred of the last attempt, at most.
+        last_time: the time of the last event, in seconds since the epoch.
+    """
+
+    steps: Sequence[StepEvent]
+    logs: Sequence[LogEvent]
+    last_time: float | None
+
+    @classmethod
+    def read(cls, directory: RunDirectory) -> Progress:
+        """Read the progress of a run that may still be going on.
+
+        Raises:
+            HpctrainError: the file cannot be read, or a line that is parsed is no event.
+        """
+        source = EventsFile(directory.events)
+        last = source.last()
+        return cls(
+            events=_outline(source.outline(*_OF_PROGRESS)).events,
+            steps=source.newest(StepEvent),
+            logs=source.newest(LogEvent),
+            last_time=last.time if last else None,
+        )
 
     @property
-    def survived(self) -> list[FaultEvent]:
-        """The faults of all attempts that the run recovered from by itself."""
-        return survived(self.attempts)
+    def start(self) -> StartEvent | None:
+        """The newest start of the launcher; None for ranks that were started by hand."""
+        return last_of(self.events, StartEvent)
 
     @property
-    def survived_in(self) -> list[tuple[int, FaultEvent]]:
-        """The faults of :attr:`survived`, each with its attempt's number, from 1."""
-        return survived_in(self.attempts)
+    def jobs(self) -> tuple[str, ...]:
+        """Slurm's numbers of the jobs of all attempts."""
+        return tuple(dict.fromkeys(start.job for start in of_kind(self.events, StartEvent) if start.job))
 
     @property
-    def end(self) -> EndEvent | None:
-        """The end of the last attempt; None until then."""
-        return self.attempts[-1].end if self.attempts else None
+    def iteration(self) -> int | None:
+        """The number of steps done, including earlier attempts."""
+        begun = self.start.iteration if self.start else None
+        iteration = self.steps[-1].iteration if self.steps else begun
+        # A script can count by itself, and says nothing of its steps until it does.
+        own = self.logs[-1].iteration if self.logs else None
+        return own or iteration or (iteration if self.run else None)
+
+    @property
+    def logged(self) -> dict[str, float | None]:
+        """The newest values that a script logged, by name."""
+        return {name: value for event in self.logs for name, value in event.values.items()}
+
+    @property
+    def iterations(self) -> int | None:
+        """The least number of steps in all: when ranks die, batches can become smaller and steps more."""
+        if self.run is None:
+            return None
+        epoch = self.steps[-1].epoch if self.steps else self.run.epochs
+        return None if epoch is None else iterations(self.run, self.iteration or 0, epoch)
+
+    @property
+    def timed_steps(self) -> Sequence[StepEvent]:
+        """The steps that show the speed, without the first, which also compiles, traces and allocates."""
+        return self.steps[1:] or self.steps
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The mean time from one step to the next, with everything between them; None before two steps."""
+        times = [step.time for step in self.timed_steps]
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+
+def _outline(events: Iterable[Event]) -> Outline:
+    return Outline(events=[event for event in kept(events) if not isinstance(event, StepEvent | LogEvent)])
 
 
 class _Sums:
-    """What a record has of the steps and logs of a run, in one pass.
+    """The figures of a record that follow from steps and logs, summed in one pass.
 
     Args:
-        first: the steps that are not timed.
-        energy: the last step whose energy was read.
+        first: the numbers of the steps that are not timed.
+        energy: the number of the last step whose energy was read.
     """
 
     def __init__(self, first: set[int], energy: int) -> None:
         self.totals, self.timed, self.metered = StepTotals(), StepTotals(), StepTotals()
-        # Of all that a record has, these alone grow with the steps, by 8 bytes each: the median needs them.
+        # The median needs every duration. Nothing else in a record grows with the steps; these take 8 bytes each.
         self.durations, self.first_durations = array("d"), array("d")
         self.epoch_ends: dict[int, int] = {}
         self.epochs_known = True
@@ -261,42 +381,20 @@ class _Sums:
 
 
 def _first_steps(attempts: Iterable[PastAttempt]) -> set[int]:
-    """The first steps of the attempts, by their numbers."""
+    """The numbers of the attempts' first steps."""
     begun = (after.iteration for attempt in attempts for after in (attempt.start, attempt.stopped) if after)
     return {1, *(iteration + 1 for iteration in begun)}
 
 
-def past_attempts(events: Iterable[Event]) -> list[PastAttempt]:
-    """Divide the events of a run into its attempts."""
-    return [
-        PastAttempt(
-            start=last_of(part, StartEvent),
-            faults=tuple(of_kind(part, FaultEvent)),
-            stalls=tuple(of_kind(part, StallEvent)),
-            stopped=last_of(part, StoppedEvent),
-            end=last_of(part, EndEvent),
-        )
-        for part in attempts(events)
-    ]
+def iterations(run: RunEvent, iteration: int, epoch: int) -> int | None:
+    """The least number of steps of a run for a known step and its epoch; usually the exact number.
 
-
-def survived(attempts: Sequence[PastAttempt]) -> list[FaultEvent]:
-    """The faults that a run recovered from by itself.
-
-    Those are ranks without which the others went on, and what ended an attempt that was no end of the run: its launcher
-    began the next one.
+    None for a script's, of which nobody knows.
     """
-    return [fault for _, fault in survived_in(attempts)]
-
-
-def survived_in(attempts: Sequence[PastAttempt]) -> list[tuple[int, FaultEvent]]:
-    """The faults of :func:`survived`, each with its attempt's number, from 1."""
-    return [
-        (number, fault)
-        for number, (attempt, further) in enumerate(itertools.zip_longest(attempts, attempts[1:]), start=1)
-        for fault in attempt.faults
-        if isinstance(fault, RecoveredFaultEvent) or (further and not attempt.end)
-    ]
+    per_epoch, epochs = run.iterations_per_epoch, run.epochs
+    if per_epoch is None or epochs is None:
+        return None
+    return max(epochs * per_epoch, iteration + (epochs - epoch) * per_epoch)
 
 
 def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:

@@ -14,7 +14,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.resuming import array_task
 from hpctrain.control.schedulers.find_run import FoundRun, own_jobs
 from hpctrain.control.schedulers.slurm.queue import JobState, jobs_of_user
-from hpctrain.report.progress import Progress
+from hpctrain.report.record import Progress
 from hpctrain.report.status import run_status
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.events.kinds import DamagedEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.records import read_records
@@ -26,8 +26,7 @@ from hpctrain.control.schedulers.slurm.energy import consumed_joules
 from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.energy import energy_of, kwh
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
-from hpctrain.report.progress import Progress
-from hpctrain.report.record import StepTotals
+from hpctrain.report.record import Progress, StepTotals, of_kind
 
 # The status appears without Slurm's answer if that takes longer.
 _SLURM_SECONDS = 10.0
@@ -197,8 +196,10 @@ class KnownRun:
     def status(self, now: float) -> RunStatus:
         """The status at a time, in seconds since the epoch."""
         state, progress = self._state(), self.progress
-        start, run, epoch = progress.start, progress.run, progress.epoch
-        energy = energy_of(progress.others, self.plan)
+        start, run, attempt = progress.start, progress.run, progress.last_attempt
+        epoch = progress.epochs[-1] if progress.epochs else None
+        survived = [fault for _, fault in progress.survived]
+        energy = energy_of(progress.events, self.plan)
         return RunStatus(
             run_dir=str(self.directory.path),
             title=self.plan.title,
@@ -223,8 +224,8 @@ class KnownRun:
             step_seconds=progress.step_seconds,
             energy_kwh=kwh(energy.total) if energy else None,
             energy_covers=energy.covers if energy else None,
-            survived=(*map(fault_line, progress.survived), *map(damaged_line, progress.damaged)),
-            stalls=tuple(map(stall_line, progress.stalls)),
+            survived=(*map(fault_line, survived), *map(damaged_line, of_kind(progress.events, DamagedEvent))),
+            stalls=tuple(map(stall_line, attempt.stalls if attempt else ())),
             **self._times(state, now),
         )
 
@@ -258,10 +259,10 @@ class KnownRun:
                 return f"job {last.id} ended as {last.state}{why}, exit code {last.exit_code}, and the run said nothing"
             case "stopped":
                 return "its processes are gone, and none of them said why"
-            case "resumable" if stopped := self.progress.stopped:
-                return stopped.text
+            case "resumable" if (attempt := self.progress.last_attempt) and attempt.stopped:
+                return attempt.stopped.text
             case "failed" | "resumable":
-                return self.progress.fault.message if self.progress.fault else ""
+                return self.progress.faults[-1].message if self.progress.faults else ""
         return ""
 
     def _times(self, state: str, now: float) -> dict[str, Any]:

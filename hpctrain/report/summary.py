@@ -82,7 +82,7 @@ def summarise_record(record: Record, plan: Plan, status: str, predicted: Predict
         "seconds": record.end.seconds if record.end else None,
         "survived": [
             {"attempt": attempt} | {key: value for key, value in fault.record().items() if key not in ("time", "event")}
-            for attempt, fault in record.survived_in
+            for attempt, fault in record.survived
         ],
         **energy_keys(energy_of(record.events, plan), record.metered.samples),
         **comparison_keys(compare(record, plan, predicted) if predicted else None),

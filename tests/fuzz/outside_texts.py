@@ -161,7 +161,7 @@ def _events(content: bytes, folder: Path) -> None:
     from hpctrain.common.run.events import EventWriter, read_events
     from hpctrain.common.run.events.kinds import FaultEvent
     from hpctrain.report.faults import fault_line, trouble_lines
-    from hpctrain.report.progress import Progress
+    from hpctrain.report.record import Progress
     from hpctrain.report.status import KnownRun
     from hpctrain.report.summary import summarise
 

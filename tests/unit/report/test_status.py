@@ -20,8 +20,7 @@ from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.schedulers.slurm.queue import JobState
-from hpctrain.report.progress import Progress
-from hpctrain.report.record import Record
+from hpctrain.report.record import Progress, Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
 
 # Of run_events: the time of the last event of its second epoch.
@@ -155,8 +154,7 @@ def test_what_earlier_attempts_said_is_over(tmp_path: Path) -> None:
 def test_what_is_kept_is_what_the_report_keeps(iteration: int, tmp_path: Path) -> None:
     events = [start(), *run_events(2), start(attempt=2, iteration=iteration)]
     directory = write_run(tmp_path / "run", recipe_plan(), events)
-    epochs = Record.read(directory).epochs
-    assert Progress.read(directory).epoch == (epochs[-1] if epochs else None)
+    assert Progress.read(directory).epochs == Record.read(directory).epochs
 
 
 def test_a_silent_run(tmp_path: Path) -> None:
@@ -194,7 +192,7 @@ def test_status_and_report_leave_out_the_same_end(tmp_path: Path, damage: bytes)
         file.write(damage)
     progress, record = Progress.read(directory), Record.read(directory)
     assert progress.last_time == record.last_time == run_events(2)[-1]["time"]
-    assert progress.steps[-1] == [*record.steps()][-1] and progress.epoch == record.epochs[-1]
+    assert progress.steps[-1] == [*record.steps()][-1] and progress.epochs == record.epochs
 
 
 def local_run(tmp_path: Path, *, held: bool = True, **changes: Any) -> RunStatus:

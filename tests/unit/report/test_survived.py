@@ -17,8 +17,7 @@ from hpctrain.report.console import Console
 from hpctrain.report.curves import EpochsDone
 from hpctrain.report.faults import fault_line
 from hpctrain.report.page import render
-from hpctrain.report.progress import Progress
-from hpctrain.report.record import Record
+from hpctrain.report.record import Progress, Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise
 
@@ -66,7 +65,7 @@ def test_what_the_run_got_over_is_told_from_what_ended_it() -> None:
     """The checkpoint of step 4 was before the loss of step 7: it happened all the same."""
     whole = [start(1, 0), *run_events(2), RANK, HOST, start(2, 4), KILLED]
     record = record_of(whole)
-    assert (record.survived, record.faults) == ([typed(RANK), typed(HOST)], (typed(KILLED),))
+    assert ([fault for _, fault in record.survived], record.faults) == ([typed(RANK), typed(HOST)], (typed(KILLED),))
     # Its launcher did not go on: somebody else did.
     resumed = [start(1, 0), HOST, event("end", status="resumable"), start(2, 0)]
     assert (record_of(resumed).survived, record_of(resumed[:-1]).faults) == ([], (typed(HOST),))
@@ -104,8 +103,8 @@ def test_epochs_that_a_start_keeps_where_they_have_more_steps(iteration: int, tm
         {**run_events(1)[-1], "epoch": 3},
         start(3, iteration),
     ]
-    epochs = record_of(twice).epochs
-    assert Progress.read(write_run(tmp_path / "run", recipe_plan(), twice)).epoch == (epochs[-1] if epochs else None)
+    progress = Progress.read(write_run(tmp_path / "run", recipe_plan(), twice))
+    assert progress.epochs == record_of(twice).epochs
 
 
 def test_the_bar_is_not_full_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
