@@ -1,4 +1,4 @@
-"""The commit that this hpctrain is. Imports the standard library alone, so that the build can load it by itself."""
+"""The commit of this hpctrain. Imports the standard library alone, so that the build can load this file by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 _SECONDS = 10
-# What the build of a wheel or source package leaves beside this file.
+# The build of a wheel or source package writes this file beside the module.
 FILE = "COMMIT"
 
 
@@ -15,7 +15,7 @@ def of_checkout(root: Path) -> str | None:
     """The commit of a checkout, with ``-dirty`` where tracked files differ from it.
 
     Args:
-        root: the checkout's own folder; one that lies within somebody else's has no commit.
+        root: the checkout's own folder; a folder within another repository's checkout has no commit.
 
     Returns:
         The commit's first 12 digits, or None where there is no checkout or git cannot tell.
@@ -23,7 +23,7 @@ def of_checkout(root: Path) -> str | None:
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
-    # In a hook git's own variables name another repository.
+    # In a git hook, variables such as GIT_DIR name the hook's repository.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SECONDS, env=variables)
@@ -33,7 +33,7 @@ def of_checkout(root: Path) -> str | None:
 
 
 def of_this_package() -> str | None:
-    """The commit that the build wrote down, or that of the checkout which this package lies in; None without both."""
+    """The commit that the build recorded, or that of the checkout that this package lies in; None without both."""
     package = Path(__file__).parent
     written = package / FILE
     return written.read_text().strip() if written.is_file() else of_checkout(package.parent)

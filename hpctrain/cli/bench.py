@@ -230,7 +230,7 @@ def _sweep(
     *,
     as_json: bool,
 ) -> None:
-    """Steps without communication over batches, which a prediction is calibrated with."""
+    """Time steps without communication at several batch sizes, which calibrate a prediction."""
     from hpctrain.control.predict.sweep import make_sweep
     from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import sweep_table

@@ -58,7 +58,7 @@ def memory(
         answer(json.dumps({"model": model, "batch": batch, "rows": rows, **about}))
         return
     title = f"MB of {model} on each of {measured['ranks']} ranks, {batch} rows of 64 tokens for each"
-    # Others that were running take no memory of these.
+    # A load of 0, because other processes do not change the ranks' memory.
     print_tables(memory_table(rows, title), left_out={}, load=0.0)
 
 
@@ -73,10 +73,10 @@ def mesh_step(
     *,
     as_json: bool,
 ) -> None:
-    """Steps under meshes.
+    """Time a step under each mesh.
 
     Raises:
-        HpctrainError: a mesh that is none, does not fit the ranks, or divides what the network does not.
+        HpctrainError: a mesh is invalid, does not fit the ranks, or divides what cannot be divided in this network.
     """
     from hpctrain.common.recipes.mesh import parse_mesh
     from hpctrain.control.planning.mesh import SHARDING

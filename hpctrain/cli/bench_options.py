@@ -1,4 +1,4 @@
-"""What several commands of ``hpctrain bench`` share."""
+"""Options and output that several commands of ``hpctrain bench`` share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ModelOption(StrEnum):
     digits = "digits"
 
 
-# Samples a rank that a core has done in well under a second.
+# Samples a rank that one core computes in well under a second.
 BATCHES = {
     ModelOption.convnet: 16,
     ModelOption.resnet50: 8,
@@ -33,12 +33,12 @@ BATCHES = {
 Ranks = Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="Number of ranks (2, or the hosts' slots).")]
 
 
-# Processes that want a core, below which what is measured is taken to have been alone.
+# Below this load average, a measurement counts as undisturbed.
 _QUIET = 0.5
 
 
 def print_tables(*tables: object, left_out: Mapping[str, str], load: float) -> None:
-    """Print tables, and what was not measured or not alone."""
+    """Print tables, with warnings about what was not measured and about other processes."""
     for table in tables:
         terminal().print(table)
     if load > _QUIET:

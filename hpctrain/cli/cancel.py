@@ -9,7 +9,7 @@ import typer
 from hpctrain.cli.status import Target
 from hpctrain.report.say import answer
 
-# The launcher waits for the ranks, and then ends what is left of them.
+# The launcher first waits for the ranks to stop, and then kills those that are left.
 _GRACE_SECONDS = 30.0
 
 
@@ -37,19 +37,19 @@ def cancel(
     from hpctrain.report.status import RunStatus, read_status
 
     found = find_run(target)
-    said = False
+    cancelled = False
     for line in cancel_jobs(found, save_seconds=save_seconds):
         answer(line)
-        said = True
-    if not said and not found.directory.summary.exists():
+        cancelled = True
+    if not cancelled and not found.directory.summary.exists():
         plan = found.directory.plan
         stop = read_model(plan, Plan).stop if plan.exists() else Stop()
         start = Progress.read(found.directory).start
         for line in stop_launcher(found.directory, start, stop.seconds + _GRACE_SECONDS, save_seconds=save_seconds):
             answer(line)
-            said = True
+            cancelled = True
     run, _ = read_status(found)
-    if not said:
+    if not cancelled:
         answer("nothing to cancel: no process or job of the run is alive")
     for each in [run] if isinstance(run, RunStatus) else run.tasks:
         name = "the run" if each.task is None else f"task {each.task}"

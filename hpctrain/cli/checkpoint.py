@@ -67,7 +67,7 @@ def _hint(found: Mapping[Path, Sequence[str]]) -> str:
     if all(path.name.startswith("damaged-") for path in found):
         return "it was set aside, and nothing reads it: remove it when you no longer need it"
     folder = next(iter(found)).parent
-    # Another checkpoint of the run may be whole, where one is asked for.
+    # Where a single checkpoint was named, another one of the run may be intact.
     if all(found.get(path) or verify(path) for path in (checkpoint_path(folder, each) for each in iterations(folder))):
         return "none is intact, so hpctrain run --resume refuses: restore one, or start anew with another --run-dir"
     return "hpctrain run --resume skips damaged ones"
@@ -97,7 +97,7 @@ def _paths(target: Path, gone: Sequence[Path]) -> list[Path]:
     """The checkpoint itself, or those of a run.
 
     Raises:
-        HpctrainError: there is none, and none is ``gone``.
+        HpctrainError: the run has none, and none is ``gone``.
     """
     if _is_checkpoint(target):
         return [target]

@@ -1,4 +1,4 @@
-"""Prints what a run took beside what was predicted of it."""
+"""Prints a run's measured figures beside its prediction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpctrain.report.say import say
 
 
 def print_comparison(directory: RunDirectory) -> None:
-    """Print it on stderr; nothing where there is no prediction.
+    """Print the comparison on stderr; nothing without a prediction.
 
     Raises:
         HpctrainError: the directory holds no run.

@@ -68,7 +68,7 @@ def _print(checks: list[Check]) -> None:
     console = terminal(highlight=False)
     for check in checks:
         if check.status == "failed":
-            # Wrapped by the terminal alone, so that a command can be copied.
+            # Rich breaks no line here, so that a command can be copied.
             console.print(_failure(check), soft_wrap=True)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for check in checks:

@@ -63,7 +63,7 @@ def _line(check: Check) -> str:
 
 @contextlib.contextmanager
 def _shown_progress() -> Iterator[Progress]:
-    """Progress on stderr: a bar on a terminal, a line for each step and each tenth elsewhere."""
+    """Show progress on stderr: a bar on a terminal, else a line for each step and each tenth of it."""
     from rich.progress import Progress as Bar
 
     console = terminal(stderr=True)
@@ -78,13 +78,13 @@ def _shown_progress() -> Iterator[Progress]:
 
 
 def _print_tenths() -> Progress:
-    said = ""
+    printed = ""
 
     def show(step: str, percent: int | None) -> None:
-        nonlocal said
+        nonlocal printed
         line = step if percent is None else f"{step}: {percent // 10 * 10} %"
-        if line != said:
+        if line != printed:
             tell(f"horovod: {line}")
-            said = line
+            printed = line
 
     return show

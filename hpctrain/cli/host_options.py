@@ -38,7 +38,7 @@ Interface = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class HostNames:
-    """Hosts and their network."""
+    """The hosts of a run and their network."""
 
     hosts: Annotated[
         str | None,
@@ -57,7 +57,7 @@ class HostNames:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedHosts(HostNames):
-    """The hosts of a run and their network, with the switches between them."""
+    """Hosts and their network, with the switches between them."""
 
     fabric: FabricFile = None
     routes: Annotated[
@@ -69,14 +69,14 @@ class NamedHosts(HostNames):
 
 @dataclass(frozen=True, kw_only=True)
 class HostsWithSlots(NamedHosts):
-    """The same, with the GPUs, adapters and cores of each host."""
+    """Hosts, network and switches, with the GPUs, adapters and cores of each host."""
 
     node: NodeFile = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobHosts:
-    """The hosts of a job, as far as they are known before it starts."""
+    """What is known of a job's hosts before it starts."""
 
     fabric: FabricFile = None
     topology: TopologyName = None

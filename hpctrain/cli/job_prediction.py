@@ -14,11 +14,7 @@ from hpctrain.report.say import answer
 
 
 def print_prediction(job: Job, work: Recipe | Script, gpu: str | None) -> None:
-    """Print what a job, or the first task of an array, is predicted to take; or why nothing can be said.
-
-    Args:
-        gpu: of ``--gpu``.
-    """
+    """Print the prediction for a job, or for the first task of an array; or why there is none."""
     named = named_gpu(job, gpu)
     if isinstance(work, Script) and gpu is None:
         return
@@ -44,7 +40,7 @@ def print_prediction(job: Job, work: Recipe | Script, gpu: str | None) -> None:
 
 
 def _network_keys(job: Job) -> list[str]:
-    """What of the profile would say more of the network; ``submit`` has no options for it, as ``plan`` has."""
+    """The profile's keys that would describe the network; ``submit`` has no options for it, unlike ``plan``."""
     node = job.profile.node
     if job.request.nodes == 1 or None not in (node.adapters, node.link_gbit):
         return []
@@ -54,7 +50,7 @@ def _network_keys(job: Job) -> list[str]:
 def prediction_records(
     job: Job, works: Mapping[int | None, Recipe | Script], gpu: str | None
 ) -> dict[int | None, dict[str, Any]]:
-    """What is written to the prediction.json of each run of a job for which there is a prediction, by its task."""
+    """The content of prediction.json for each run of a job, by task; runs without a prediction are left out."""
     found = predict_jobs(job, works, gpu)
     if not found:
         return {}

@@ -1,4 +1,4 @@
-"""Jobs that commands submit to Slurm: shown, sent, and followed to their end."""
+"""Shows, submits and follows jobs of Slurm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.control.schedulers.slurm.submission import Job, check
 from hpctrain.control.schedulers.slurm.submission import submit as submit_job
 from hpctrain.report.say import answer, tell
 
-# As shells have it for Ctrl-C.
+# The exit status that shells give to a command that Ctrl-C ended.
 _INTERRUPTED = 130
 
 
@@ -21,26 +21,21 @@ def show_job(job: Job, path: Path) -> None:
     """Print what would be submitted for the run directory ``path``.
 
     Raises:
-        HpctrainError: as of :meth:`hpctrain.control.schedulers.slurm.submission.Job.script`, or Slurm refuses it.
+        HpctrainError: the script cannot be made, or Slurm refuses it.
     """
-    # Rendering placements takes time that a submission does not need.
+    # Imported here, because it renders placements, which a submission does not need.
     from hpctrain.control.schedulers.preview import preview
 
     script = job.script(path)
     answer(preview(job, script), end="")
-    if said := check(script):
-        tell(said)
+    if message := check(script):
+        tell(message)
 
 
 def send_job(job: Job, path: Path, *, numbered: bool, wait: bool) -> None:
-    """Submit, and print the run directory and the jobs' numbers.
+    """Submit the job, see :func:`hpctrain.control.schedulers.slurm.submission.submit`; print its directory and numbers.
 
-    Args:
-        job, path, numbered: as of :func:`hpctrain.control.schedulers.slurm.submission.submit`.
-        wait: follow the run to its end, and exit as it does.
-
-    Raises:
-        HpctrainError: as of :func:`hpctrain.control.schedulers.slurm.submission.submit`.
+    With ``wait``, follow the run to its end, and exit as it does.
     """
     directory, jobs = submit_job(job, path, numbered=numbered)
     answer(directory.path)

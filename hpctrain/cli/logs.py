@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpctrain.report.logs import JobLogs, RankLogs
 
 _POLL_SECONDS = 0.5
-# Slurm is asked whether the run goes on.
+# How often Slurm is asked whether the run goes on.
 _STATE_SECONDS = 10.0
 
 
@@ -74,12 +74,12 @@ def _ranks(text: str | None) -> frozenset[int] | None:
 
 
 def _until_end(found: FoundRun, reader: RankLogs | JobLogs, follow: bool) -> Iterator[list[str]]:
-    """The new lines again and again, as long as the run may print more."""
-    looked, goes_on = float("-inf"), follow
+    """The new lines, again and again while the run may print more."""
+    checked, goes_on = float("-inf"), follow
     while True:
-        if goes_on and time.monotonic() - looked > _STATE_SECONDS:
-            looked, goes_on = time.monotonic(), _goes_on(found)
-        # After the look: what was printed between the last read and the end is read now.
+        if goes_on and time.monotonic() - checked > _STATE_SECONDS:
+            checked, goes_on = time.monotonic(), _goes_on(found)
+        # Read after the check, so that nothing printed between the last read and the run's end is missed.
         if lines := list(reader.lines(last=not goes_on)):
             yield lines
         elif not goes_on:
@@ -92,5 +92,5 @@ def _goes_on(found: FoundRun) -> bool:
     from hpctrain.report.status import RunStatus, read_status
 
     run, problem = read_status(found)
-    # Where Slurm does not answer, nobody says that the run has ended.
+    # Without Slurm's answer, the run is not known to have ended.
     return problem is not None or (isinstance(run, RunStatus) and run.state in ("running", "waiting"))

@@ -35,7 +35,7 @@ _COMMANDS = {
 }
 
 
-# Their first word is a recipe, whose name a shell may complete before it knows anything else of them.
+# Their first word is a recipe, whose name is completed without importing the command.
 _OF_RECIPES = frozenset(("run", "submit", "plan"))
 
 
@@ -63,7 +63,7 @@ def _load(name: str, *, helps: bool) -> Any:
 
 
 class _OfRecipe(TyperCommand):
-    """A command as far as its first word. Options are those of the command itself, which takes long to import."""
+    """Completes a command's first word. For options it imports the command itself, which takes long."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         assert self.name
@@ -77,7 +77,7 @@ def _of_recipe(name: str) -> Any:
 
     @command.command(name, cls=_OfRecipe)
     def first_word(recipe: Annotated[str, typer.Argument(autocompletion=completion.recipes)] = "") -> None:
-        """Only ever completed."""
+        """Never called: only its argument is completed."""
 
     return typer.main.get_command(command)
 
@@ -108,23 +108,23 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. A user's mistake is one message on stderr and an exit code."""
+    """Run the command line. A user's mistake is one message on stderr and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # The name of a file need not be UTF-8. Its own bytes are printed: a printed command has to run.
+        # The name of a file need not be UTF-8. Its bytes are printed unchanged, so that a printed command runs.
         sys.stdout.reconfigure(errors="surrogateescape")
     try:
         app(args=arguments, prog_name="hpctrain")
     except HpctrainError as error:
-        return _tell(error)
+        return _print_error(error)
     except ModuleNotFoundError as error:
-        if (told := missing_extra(error)) is None:
+        if (missing := missing_extra(error)) is None:
             raise
-        return _tell(told)
+        return _print_error(missing)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 
 
-def _tell(error: HpctrainError) -> int:
+def _print_error(error: HpctrainError) -> int:
     tell(f"hpctrain: {error}")
     return error.exit_code

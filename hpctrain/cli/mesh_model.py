@@ -34,9 +34,9 @@ ModelOption = Annotated[
 
 _EXAMPLE = "for example --model parameters=7e9,layers=32,width=4096,sequence=4096,samples=16"
 
-# The one of Narayanan et al. 2021, arXiv 2104.04473, table 1, that is trained with tp 8 and pp 4: 60 layers of width
-# 10240, batches of 1792 samples of 2048 tokens; settings in NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. Element
-# types as torchtitan has them: gradients are reduced in float32, all else travels in bf16.
+# The model of Narayanan et al. 2021, arXiv 2104.04473, table 1, that is trained with tp 8 and pp 4: 60 layers of width
+# 10240, batches of 1792 samples of 2048 tokens; settings in NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. The
+# element types are torchtitan's: gradients are reduced in float32, all else travels in bf16.
 _PUBLISHED = MeshModel(
     parameters=76.1e9, layers=60, width=10240, sequence=2048, parameter_bytes=2, gradient_bytes=4, activation_bytes=2
 )
@@ -46,14 +46,7 @@ _PUBLISHED_BATCH = 1792
 def laid_mesh(
     fabric: Fabric, found: PlacementReport, mesh: str | None, model: str | None, ranks_per_host: int
 ) -> Laid | None:
-    """The mesh over placed hosts; None without one.
-
-    Args:
-        mesh, model: as the options have them.
-
-    Raises:
-        HpctrainError: as of :func:`asked_work`.
-    """
+    """The mesh over placed hosts; None without one. For ``mesh`` and ``model`` see :func:`asked_work`."""
     from hpctrain.control.topology.mesh_layout import lay
 
     given = found.given.order
@@ -65,11 +58,11 @@ def asked_work(mesh: str | None, model: str | None, ranks: int) -> MeshWork | No
     """The mesh with what is trained on it; None without one.
 
     Args:
-        mesh, model: as the options have them.
-        ranks: of all hosts.
+        mesh, model: the texts of ``--mesh`` and ``--model``.
+        ranks: the number of ranks on all hosts.
 
     Raises:
-        HpctrainError: no such mesh or model, or ranks that the mesh does not fit.
+        HpctrainError: a text is invalid, or the mesh does not fit the ranks.
     """
     if mesh is None:
         if model is not None:

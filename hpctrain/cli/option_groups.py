@@ -1,4 +1,4 @@
-"""Groups of options that several commands share: a dataclass each, which a command takes as one parameter."""
+"""Groups of options that several commands share: dataclasses, each of which a command takes as one parameter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given."""
+    """The options that were given on the command line, which are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 

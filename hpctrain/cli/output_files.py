@@ -15,10 +15,10 @@ _ELSEWHERE = "choose another place for it"
 
 
 def require_places(files: Iterable[Path]) -> None:
-    """Refuse, before anything is written, paths where these files cannot be written.
+    """Check, before anything is written, that these files can be written.
 
     Raises:
-        HpctrainError: two are the same file, one is a folder, or its folder is not there or not writable.
+        HpctrainError: two are the same file, one is a folder, or a file's folder is missing or not writable.
     """
     seen: set[Path] = set()
     for file in files:

@@ -15,7 +15,7 @@ _HOSTFILES = {
     "hydra": launch_files.hydra_hostfile,
     "slurm": launch_files.slurm_hostfile,
 }
-# What a host's node map is needed for.
+# The kinds of files that need a node map, and why.
 _NAMES = {
     "rankfile": "a rankfile names cores",
     "cpu-bind": "masks of CPUs name cores",
@@ -42,11 +42,10 @@ def placement_file(kind: str, order: Sequence[str], ranks: int, node_map: NodeMa
     """The text of a file of one of :data:`KINDS`.
 
     Args:
-        kind: which.
         order: the hosts, in the order of their ranks.
-        ranks: how many a host.
-        node_map: of each host.
-        rails: each adapter of a host is on a leaf switch of its own.
+        ranks: the number of ranks on each host.
+        node_map: the GPUs, adapters and cores of each host, which are identical.
+        rails: whether each adapter of a host is on a leaf switch of its own.
 
     Raises:
         HpctrainError: the kind needs a node map and there is none, or it lacks what the file names.
@@ -77,5 +76,5 @@ def _require_first_cores(node_map: NodeMap) -> None:
 
 
 def _assignments(variables: Mapping[str, str]) -> str:
-    """Lines that a shell reads."""
+    """Assignments that a shell can read, a line each."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())

@@ -13,7 +13,7 @@ from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.prediction_options import PredictionOptions, node_counts
 from hpctrain.cli.run_options import TrainingOptions
-from hpctrain.cli.work import told
+from hpctrain.cli.work import print_notes
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.machine import as_if_installed, this_machine
 from hpctrain.common.errors import HpctrainError
@@ -86,7 +86,7 @@ def plan(
     for warning in (*warnings, *missing):
         tell(f"hpctrain: warning: {warning}")
     made = make_plan(
-        told(work),
+        print_notes(work),
         machine,
         backend=training.backend or "auto",
         framework=training.framework,

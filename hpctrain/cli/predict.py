@@ -11,7 +11,7 @@ from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.prediction_options import PredictionOptions, background_shares, link_rate, node_counts
 from hpctrain.cli.run_options import TrainingOptions
 from hpctrain.cli.tables import print_table
-from hpctrain.cli.work import told
+from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import require
 from hpctrain.common.recipes.load import load_recipe
@@ -50,10 +50,10 @@ def predict(
 
     Args:
         work: a recipe's name or file, a script, or a workload's file.
-        arguments: of a script.
+        arguments: the arguments of a script.
 
     Raises:
-        HpctrainError: options that contradict each other, or as of :func:`hpctrain.control.predict.request.predicted`.
+        HpctrainError: options contradict each other, or something named is not known.
     """
     if ranks is not None or hosts.hosts or hosts.hostfile:
         raise HpctrainError(
@@ -93,14 +93,14 @@ def predict(
 
 
 def _training(work: str, training: TrainingOptions, options: PredictionOptions, arguments: Sequence[str]) -> Training:
-    """What is trained."""
+    """The training that is predicted."""
     of_script = {"batch": options.batch, "optimizer": options.optimizer, "precision": options.precision}
     if not work.endswith((".py", ".json")):
         wrong = next((name for name, value in of_script.items() if value is not None), None)
         if wrong or arguments:
             what = f"--{wrong} is" if wrong else "arguments after -- are"
             raise HpctrainError(f"{what} for scripts, and {work} is a recipe", "change a recipe by --set KEY=VALUE")
-        return recipe_training(told(load_recipe(work, training.of_recipe)))
+        return recipe_training(print_notes(load_recipe(work, training.of_recipe)))
     if training.overrides:
         raise HpctrainError(f"--set is for recipes, and {work} is not one", "--batch, --optimizer, --precision")
     if training.mesh is not None:

@@ -13,7 +13,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.link_speed import LANE_GBIT
 
 _PREDICTION = "Prediction"
-# 200Gb, 200G, 25Gbit/s; 25GB/s has eight times as many bits.
+# Matches 200Gb, 200G, 25Gbit/s, and 25GB/s, in which B stands for bytes.
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*[gG](b|bit|B)?(?:ps|/s)?", re.ASCII)
 _MOST_NODES = 1_000_000
 _DOUBLING = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
@@ -21,7 +21,7 @@ _DOUBLING = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionOptions:
-    """What is predicted for: the hardware, and what is known of it."""
+    """The hardware of a prediction, and what is known of it."""
 
     gpu: Annotated[
         str | None,
@@ -104,7 +104,7 @@ def node_counts(text: str) -> list[int]:
     """The numbers of ``--nodes``: 8, or 1,8,64, or 1..512, which doubles from 1 and ends with 512.
 
     Raises:
-        HpctrainError: no such numbers, or one below 1.
+        HpctrainError: the text has another form, or a number is below 1 or too large.
     """
     found: set[int] = set()
     for part in text.split(","):
@@ -125,10 +125,10 @@ def node_counts(text: str) -> list[int]:
 
 
 def link_rate(text: str) -> float:
-    """Bytes a second of ``--link``.
+    """The rate of ``--link`` in bytes a second.
 
     Raises:
-        HpctrainError: no rate.
+        HpctrainError: the text is no rate.
     """
     lanes = LANE_GBIT.get(text.strip().upper())
     if lanes is not None:
@@ -143,7 +143,7 @@ def background_shares(text: str) -> tuple[float, float]:
     """The two shares of ``--background``.
 
     Raises:
-        HpctrainError: no two numbers.
+        HpctrainError: the text is not two numbers.
     """
     try:
         low, high = (float(part) for part in text.split(","))

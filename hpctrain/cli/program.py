@@ -10,14 +10,14 @@ from typing import NoReturn
 
 from hpctrain.cli.streams import close_streams, open_streams
 
-# A command is mostly imports, whose objects live to its end: to look for garbage among them is in vain.
+# A command is mostly imports, whose objects live to its end, so that collecting garbage among them only takes time.
 _COLLECT_AFTER = 50_000
 
 
 def program() -> NoReturn:
-    """Run the command line, and end without freeing each object, which the system does at once.
+    """Run the command line, and end without freeing each object, because the system frees them all at once.
 
-    What is registered with :mod:`atexit` is called as ever.
+    Functions that are registered with :mod:`atexit` are called.
     """
     gc.set_threshold(_COLLECT_AFTER)
     open_streams()
@@ -26,7 +26,7 @@ def program() -> NoReturn:
     def leave() -> None:
         os._exit(close_streams(status))
 
-    # The first that is registered is called last.
+    # Registered first, so that it is called last.
     atexit.register(leave)
     from hpctrain.cli.main import main
 

@@ -12,7 +12,7 @@ import yaml
 from hpctrain.cli import completion
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.tables import AsJson, print_table
-from hpctrain.cli.work import told
+from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
@@ -71,7 +71,7 @@ def show(
     elif name is None:
         raise HpctrainError("which recipe?", "hpctrain recipes show digits; `hpctrain recipes list` lists them")
     elif overrides or world or plot:
-        _show_run(told(load_recipe(name, overrides or [])), world, plot, as_json=as_json)
+        _show_run(print_notes(load_recipe(name, overrides or [])), world, plot, as_json=as_json)
     else:
         _show_values(load_entry(name), as_json=as_json)
         if variants := variant_names(name):
@@ -103,9 +103,9 @@ def check(
         for name, what in missing.items():
             answer(f"{name}: ok" + (f", cannot be run: {'; '.join(what)}" if what else ""))
     if faults:
-        # What is wrong with what all variants have is said once.
-        told = dict.fromkeys(line for error in faults for line in error.message.splitlines())
-        raise HpctrainError("\n".join(told), faults[0].hint)
+        # A fault that all variants share is printed once.
+        lines = dict.fromkeys(line for error in faults for line in error.message.splitlines())
+        raise HpctrainError("\n".join(lines), faults[0].hint)
 
 
 def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
@@ -118,7 +118,7 @@ def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
 def _show_run(recipe: Recipe, world: int | None, file: Path | None, *, as_json: bool) -> None:
     from hpctrain.report.course import at_world, course, picture_format, plot, table
 
-    # All that can be wrong is found before anything is written or printed.
+    # Everything is checked before anything is written or printed.
     found = course(at_world(recipe, world)) if world or file else {}
     if file is not None:
         kind = picture_format(file)
@@ -144,7 +144,7 @@ def _show_differences(names: tuple[str, str], *, as_json: bool) -> None:
 
 
 def _print(what: Any) -> None:
-    """Values as JSON, or a table."""
+    """Print a table, or other values as JSON."""
     if isinstance(what, dict | list):
         answer(json.dumps(what, indent=2))
         return

@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Write RUN_DIR/report.html, one page that needs no other file, and print its path.
 
-    Where the run was predicted, what it took is set beside that.
+    If the run was predicted, its measured figures are set beside the prediction.
     """
     import json
 

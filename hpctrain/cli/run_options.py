@@ -42,7 +42,7 @@ Restarts = Annotated[
     ),
 ]
 
-# Not an option, which has dashes before it.
+# Matches NAME= for a variable, but not for an option, whose name follows dashes.
 _SETTING = re.compile(r"(?:^|[\s=,;:])([A-Za-z_][A-Za-z0-9_]*)=", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
@@ -80,17 +80,13 @@ class TrainingOptions:
 
     @property
     def of_recipe(self) -> list[str]:
-        """The changes to a recipe, those of ``--mesh`` among them.
-
-        Raises:
-            HpctrainError: as of :func:`hpctrain.common.recipes.mesh.parse_mesh`.
-        """
+        """The changes to a recipe, with those of ``--mesh``."""
         return [*(self.overrides or ()), *mesh_overrides(self.mesh)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions(TrainingOptions):
-    """The same, with a choice to make the recipe small first."""
+    """:class:`TrainingOptions`, with the choices of a smoke run and of trackers."""
 
     small: Annotated[
         bool,
@@ -107,21 +103,17 @@ class WorkOptions(TrainingOptions):
 
     @property
     def trackers(self) -> tuple[Tracker, ...] | None:
-        """Those of ``--tracking``; None where it was not given.
-
-        Raises:
-            HpctrainError: as of :func:`hpctrain.common.recipes.tracking.parse_trackers`.
-        """
+        """The trackers of ``--tracking``; None if it was not given."""
         return None if self.tracking is None else parse_trackers(self.tracking)
 
     def tracked(self, work: Work) -> Work:
-        """The same recipe or script, whose curves go where ``--tracking`` says."""
+        """The recipe or script with the trackers of ``--tracking``."""
         return work if self.trackers is None else work.model_copy(update={"tracking": self.trackers})
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobStart:
-    """How ranks are started, in a job as well."""
+    """How ranks are started, for a job as well as from this machine."""
 
     launcher: Annotated[
         str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.", rich_help_panel=_HOW)
@@ -157,7 +149,7 @@ class JobStart:
         """The fields of :class:`hpctrain.common.run.plan.Start` that were given.
 
         Raises:
-            HpctrainError: an unknown name, a variable that is none or has no value, text that no shell could split.
+            HpctrainError: a name is unknown, a variable is invalid or has no value, or a text has unclosed quotes.
         """
         if self.launcher is not None and self.launcher not in LAUNCHERS:
             raise HpctrainError(f"unknown launcher {self.launcher!r}", nearest(self.launcher, LAUNCHERS))
@@ -212,7 +204,7 @@ class StopOptions:
         """The fields of :class:`hpctrain.common.run.plan.Stop` that were given.
 
         Raises:
-            HpctrainError: a signal that cannot ask for a stop, or no time.
+            HpctrainError: the signal cannot request a stop, or the time limit is not above 0.
         """
         name = None if self.stop_signal is None else self.stop_signal.upper().removeprefix("SIG")
         if name is not None and name not in STOP_SIGNALS:
@@ -249,18 +241,18 @@ def _words(text: str | None) -> tuple[str, ...] | None:
 
 def _require_no_secret(words: Sequence[str]) -> None:
     names = [name for word in words for name in _SETTING.findall(word)]
-    # Hydra's own way.
+    # Hydra takes "-env NAME VALUE".
     names += [name for option, name in pairwise(words) if option in ("-env", "-genv")]
     for name in filter(is_secret, names):
-        raise _seen_by_all(f"--launcher-arguments with {name}", name)
+        raise _visible_secret(f"--launcher-arguments with {name}", name)
 
 
 def _hidden(name: str, value: str) -> bool:
-    """Whether a value is written nowhere."""
+    """Whether a variable's value must not be written into any file."""
     return is_secret(name) or has_credentials(value)
 
 
-def _seen_by_all(where: str, name: str) -> HpctrainError:
+def _visible_secret(where: str, name: str) -> HpctrainError:
     return HpctrainError(
         f"{where}: a secret on a command line is visible to everyone",
         f"export {name} and give --env {name}, which passes it on to the ranks and writes it nowhere",
@@ -272,10 +264,10 @@ def _variable(text: str) -> tuple[str, str]:
     if not _VARIABLE.fullmatch(name):
         raise HpctrainError(f"--env {name}: {name!r} is not the name of a variable", "for example --env NAME=VALUE")
     if has_value and is_secret(name):
-        raise _seen_by_all(f"--env {name}=…", name)
+        raise _visible_secret(f"--env {name}=…", name)
     if has_value:
         if has_credentials(value):
-            raise _seen_by_all(f"--env {name}=…, an address with a password or token", name)
+            raise _visible_secret(f"--env {name}=…, an address with a password or token", name)
         return name, value
     if name not in os.environ:
         hint = f"export {name}=…" if is_secret(name) else f"give it a value: --env {name}=VALUE"

@@ -38,8 +38,8 @@ class Terminal:
     Console and TensorBoard are imported where they are used: they take 200 ms, and a dry run does not need them.
 
     Args:
-        work: what is run, as a prediction needs it: not for a number of ranks.
-        gpu: that the run is predicted for; None for no prediction.
+        work: the recipe or script before it is fitted to a number of ranks, as a prediction needs it.
+        gpu: the GPU that the run is predicted for; None for no prediction.
     """
 
     def __init__(self, work: Recipe | Script | None = None, gpu: str | None = None) -> None:
@@ -59,7 +59,7 @@ class Terminal:
             self.notice(f"{launcher.name} is the first choice and was not tried; a run uses the first one that works")
 
     def begun(self, plan: Plan, directory: RunDirectory) -> None:
-        """Write what the run is predicted to take, where that can be said."""
+        """Write the run's prediction, if a GPU was named and there can be one."""
         if self._gpu is None:
             return
         from hpctrain.control.predict.run_prediction import plan_hardware, predict_run
@@ -97,7 +97,7 @@ class Terminal:
                 console.close()
                 self.notice(failure.without_log_of(shown=0))
                 if failure.status == "resumable":
-                    # Whoever asked for a stop may end this process soon: a job's time is up, or a pod is to go.
+                    # After a requested stop this process may be killed soon: a job's time is up, or a pod is deleted.
                     trackers.end_seconds = min(trackers.end_seconds, plan.stop.seconds / 10)
                     tell(f"  to resume: {resume_command(place)}")
 
@@ -127,7 +127,6 @@ class Terminal:
         tell(f"report: hpctrain report {shell_word(directory.path)}")
 
     def series_ended(self, series: Series) -> None:
-
         from hpctrain.report.repeats import record_repeats, table
 
         terminal().print(table(record_repeats(series)))

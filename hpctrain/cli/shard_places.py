@@ -22,7 +22,7 @@ _JOB = "As a job of Slurm"
 
 
 class Engine(StrEnum):
-    """What shares the work."""
+    """The programs that divide the work."""
 
     ranks = "ranks"
     spark = "spark"
@@ -39,10 +39,10 @@ class EngineOptions:
     ] = None
 
     def is_spark(self, others: Mapping[str, object]) -> bool:
-        """Whether Spark makes the shards, and none of the other options is given.
+        """Whether Spark makes the shards.
 
         Raises:
-            HpctrainError: options that do not go together.
+            HpctrainError: an option does not go with the engine; ``others`` are the values of options for ranks.
         """
         if self.engine is not Engine.spark:
             if self.master is not None:
@@ -58,7 +58,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardJob:
-    """A job of Slurm that makes shards, where a cluster is named."""
+    """A job of Slurm that makes shards; there is one if a cluster is named."""
 
     cluster: Annotated[
         str | None,
@@ -101,7 +101,7 @@ def submits(job: ShardJob, hosts: HostNames, ranks: int | None, as_json: bool) -
     """Whether the shards are to be made in a job.
 
     Raises:
-        HpctrainError: options that do not go together.
+        HpctrainError: an option is for the other way of making shards.
     """
     if job.cluster is None:
         if given := job.given():
@@ -123,12 +123,11 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
     """Submit a job that makes the shards, or print it.
 
     Args:
-        work: what to make.
-        name: of the job, by default.
-        job: what was asked for; has a cluster.
+        name: the default name of the job.
+        job: has a cluster.
 
     Raises:
-        HpctrainError: a cluster or options that cannot be had, a package that is missing, or sbatch refuses.
+        HpctrainError: the cluster or an option is not available, a package is missing, or sbatch refuses the job.
     """
     from hpctrain.cli.jobs import send_job, show_job
     from hpctrain.common.run.directory import default_directory
@@ -144,7 +143,7 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
         require_extras(work)
     asked = {
         "nodes": job.nodes,
-        # Decoding is for processors.
+        # Images are decoded on CPUs.
         "gpus_per_node": 0,
         "tasks_per_node": job.tasks_per_node or found.profile.node.cores,
         "time": job.time,

@@ -15,7 +15,7 @@ from hpctrain.report.say import answer, tell
 if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus
 
-# Where `run` and `submit` make directories that nobody has named a place for.
+# Where `run` and `submit` make their directories by default.
 _RUNS = Path("runs")
 
 Target = Annotated[str, typer.Argument(metavar="RUN_DIR|JOBID", help="A run's directory, or a job: 12, or 12_3.")]
@@ -75,7 +75,7 @@ def _table(run: RunStatus) -> str:
         "step": _of(run.step, run.steps),
         "epoch": _of(run.epoch, run.epochs),
         "step loss": _figure(run.step_loss, "{:.4g}"),
-        # Of the last epoch, under the names of the summary.
+        # The last epoch's figures have the names of the summary.
         "train loss": _figure(run.train_loss),
         "test accuracy": _figure(run.test_accuracy),
         **{name: _figure(value, "{:.6g}") or "not finite" for name, value in run.logged.items()},
@@ -103,7 +103,7 @@ def _lines(value: str | tuple[str, ...]) -> Iterator[tuple[bool, str]]:
 
 
 def _array(array: ArrayStatus) -> str:
-    """A line a task."""
+    """A table with a line for each task."""
     rows = [["task", "state", "step", "step loss", "samples/s", "remaining", ""]]
     for run in array.tasks:
         loss = _figure(run.step_loss, "{:.4g}") or ""
@@ -146,7 +146,7 @@ def _last_event(run: RunStatus) -> str | None:
 
 
 def _duration(seconds: float | None) -> str | None:
-    """The two largest units; None for None."""
+    """A duration in its two largest units; None for None."""
     if seconds is None:
         return None
     if seconds < 60:

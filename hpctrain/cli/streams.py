@@ -1,7 +1,7 @@
-"""The standard streams of the ``hpctrain`` program, whatever it was started with.
+"""The standard streams of the ``hpctrain`` program, which may be closed, or on a full disk.
 
-A stream that was closed is ``None`` in Python, and the next file that is opened gets its number: what a library prints
-then goes into that file. And a disk behind a stream may be full.
+A stream that was closed is ``None`` in Python, and the next file that is opened gets its number, so that a library's
+messages would go into that file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STDOUT, STDERR = 1, 2
 
 
 class OutputError(HpctrainError, OSError):
-    """Stdout takes no more. As an OSError it is passed over by what goes on without, as a run does."""
+    """Stdout cannot be written. It is an OSError too, because a run ignores these and goes on without its output."""
 
     def __init__(self, error: OSError) -> None:
         why = "it is closed" if error.errno == errno.EBADF else error.strerror
@@ -34,13 +34,13 @@ class _Results(io.FileIO):
             return super().write(text)
         except OSError as error:
             if error.errno == errno.EPIPE:
-                # Its reader wanted no more: nothing is wrong.
+                # The reader has stopped reading, which is no fault.
                 raise
             raise OutputError(error) from error
 
 
 class _Messages(io.FileIO):
-    """Stderr. What nobody can be told is dropped: it is no reason to fail."""
+    """Stderr. Messages that cannot be written are dropped, because that is no reason to fail."""
 
     def write(self, text: Any, /) -> int:
         try:
@@ -51,12 +51,12 @@ class _Messages(io.FileIO):
 
 
 def open_streams() -> None:
-    """Give this process all three streams, of which stdout says what went wrong and stderr never fails."""
+    """Give this process all three streams. Stdout raises :class:`OutputError`, and stderr never fails."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest number that is free is this one. What is written to the first two is still an error.
+            # The null device gets this number, the lowest free one. Writing to the first two still fails.
             os.open(os.devnull, os.O_WRONLY if number == STDERR else os.O_RDONLY)
             os.set_inheritable(number, True)
     sys.stdout = _text(_Results(STDOUT, "w", closefd=False), sys.stdout, "strict")
@@ -64,9 +64,9 @@ def open_streams() -> None:
 
 
 def close_streams(status: int) -> int:
-    """Write what is still in the buffers, and return the exit status: 1 where all was well but for that.
+    """Flush the buffers, and return the exit status: 1 if nothing but this failed.
 
-    It says what went wrong, unless the reader has gone, or something else had gone wrong before.
+    The failure is printed, unless the reader has gone, or the command had failed before.
     """
     try:
         sys.stdout.flush()
@@ -81,7 +81,7 @@ def close_streams(status: int) -> int:
 def _text(raw: io.FileIO, before: Any, errors: str) -> io.TextIOWrapper:
     unbuffered = bool(before and before.write_through)
     return io.TextIOWrapper(
-        # As Python does with PYTHONUNBUFFERED: what is written through a text ends in a buffer below it.
+        # Python does the same with PYTHONUNBUFFERED, because write_through only reaches the buffer below the text.
         raw if unbuffered else io.BufferedWriter(raw),
         encoding=before.encoding if before else None,
         errors=before.errors if before else errors,

@@ -58,7 +58,7 @@ def submit(
     """
     require_gpu(gpu)
     if run_dir:
-        # Without a directory of one's own there is no need for all that runs a series.
+        # Imported only for a directory that was named, because it loads all that runs a series.
         from hpctrain.control.supervision.repeats import require_no_series
 
         require_no_series(run_dir)
@@ -81,7 +81,7 @@ def submit(
         )
         submit_pods(submission, start, hosts, script, dry_run=dry_run, wait=wait)
         return
-    # The command line goes before the profile.
+    # The command line takes precedence over the profile.
     in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
     start = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
     changes = start.changes()

@@ -26,7 +26,7 @@ from hpctrain.report.say import answer, tell
 
 @dataclass(frozen=True, kw_only=True)
 class PodSubmission:
-    """What ``submit`` was given, as far as it means the same to Slurm; ``asked`` are the options about the job."""
+    """The options of ``submit`` that mean the same to Slurm and to Kubernetes; ``asked`` are those about the job."""
 
     profile: ClusterProfile
     request: JobRequest
@@ -45,9 +45,7 @@ def submit_pods(
     """Print the manifests, or give them to kubectl.
 
     Raises:
-        HpctrainError: an option of Slurm's, or as of
-            :func:`hpctrain.control.schedulers.kubernetes.submission.prepare_pods` and
-            :func:`hpctrain.control.schedulers.kubernetes.submission.create`.
+        HpctrainError: an option is for Slurm alone, the manifests cannot be made, or kubectl refuses them.
     """
     refuse_slurm(
         given.asked,
@@ -86,7 +84,7 @@ def submit_pods(
         tell(line)
     if dry_run:
         answer(manifest_text(run), end="")
-        # What is printed are manifests alone, for another program to read.
+        # Stdout has the manifests alone, so that another program can read them.
         with contextlib.redirect_stdout(sys.stderr):
             print_prediction(job, work, given.gpu)
         return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-# No line is longer.
+# Columns; no line of a table is longer.
 _UNBOUNDED = 1000
 
 

@@ -21,10 +21,10 @@ from hpctrain.report.say import say
 
 
 def require_work(work: str) -> None:
-    """Refuse what is no recipe's name and no script, before a command asks a cluster about anything.
+    """Check that an argument names a recipe or a script, before a command asks a cluster about anything.
 
     Raises:
-        HpctrainError: there is none.
+        HpctrainError: it names neither.
     """
     if work.endswith(".py"):
         _require_script(work)
@@ -53,19 +53,18 @@ def read_work(
 
     Args:
         work: a recipe's name or file, or a script's file.
-        overrides: ``key=value`` each; of a script only ``fault_tolerance`` can be set.
-        arguments: for a script.
-        mesh: as ``--mesh`` has it.
-        small: the recipe as :func:`hpctrain.common.recipes.smoke.smoke` makes it, which overrides then change.
+        overrides: texts of the form ``key=value``; for a script only ``fault_tolerance`` can be set.
+        mesh: the text of ``--mesh``.
+        small: whether :func:`hpctrain.common.recipes.smoke.smoke` shrinks the recipe before overrides change it.
 
     Raises:
-        HpctrainError: it cannot be read, or gets what is for the other kind.
+        HpctrainError: it cannot be read, or an option is for the other kind.
     """
     if not work.endswith(".py"):
         if arguments:
             raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
         overrides = [*overrides, *mesh_overrides(mesh)]
-        return told(*(_recipes(work, [overrides], small=True) if small else [load_recipe(work, overrides)]))
+        return print_notes(*(_recipes(work, [overrides], small=True) if small else [load_recipe(work, overrides)]))
     if small:
         raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go after --")
     faults = script_fault_tolerance(work, overrides, FaultTolerance())
@@ -81,8 +80,8 @@ def read_work(
 def _recipes(work: str, chosen: Sequence[Sequence[str]], *, small: bool) -> list[Recipe]:
     """The recipe with each list of overrides.
 
-    What it cannot be run without is said of the whole run, and shrinks with a small one. The file, which takes long to
-    check, is read once where that is the same in every list.
+    Overrides of keys that the recipe lacks describe the whole run, and are shrunk with it in a smoke run. The file,
+    which takes long to check, is read once for all lists that have these overrides in common.
     """
     needs = needs_of(work)
     read: dict[tuple[str, ...], Recipe] = {}
@@ -98,12 +97,12 @@ def _recipes(work: str, chosen: Sequence[Sequence[str]], *, small: bool) -> list
 
 
 def _covers(override: str, needs: Sequence[str]) -> bool:
-    """Whether an override is of a key that is needed, or of a section that holds one."""
+    """Whether an override sets a needed key, or a section that holds one."""
     return any(f"{need}.".startswith(f"{override.partition('=')[0]}.") for need in needs)
 
 
-def told(*recipes: Recipe) -> Recipe:
-    """The first of the recipes, after printing once what ``--set`` changed besides the keys that it was given."""
+def print_notes(*recipes: Recipe) -> Recipe:
+    """Print once what ``--set`` changed besides the keys that it was given; returns the first of the recipes."""
     for note in dict.fromkeys(note for recipe in recipes for note in recipe.notes):
         say(f"hpctrain: {note}", sys.stderr)
     return recipes[0]
@@ -121,7 +120,7 @@ def read_tasks(
     """The work of each task of an array, with ``%a`` replaced by its number; the work of any other run under None.
 
     Raises:
-        HpctrainError: as of :func:`read_work`, or every task would do the same training.
+        HpctrainError: the work cannot be read, or every task would do the same training.
     """
     if not tasks:
         return {None: read_work(work, overrides, arguments, mesh=mesh, small=small)}
@@ -141,5 +140,5 @@ def read_tasks(
     overrides = [*overrides, *mesh_overrides(mesh)]
     chosen_by_task = [[each.replace("%a", str(task)) for each in overrides] for task in tasks]
     recipes = _recipes(work, chosen_by_task, small=small)
-    told(*recipes)
+    print_notes(*recipes)
     return dict(zip(tasks, recipes, strict=True))
