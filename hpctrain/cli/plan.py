@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,12 +19,24 @@ from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.machine import as_if_installed, this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.mesh_traffic import aligned, bytes_text
 from hpctrain.common.run.plan import HostOptions, Plan
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import rank_environment
-from hpctrain.control.planning.mesh import mesh_lines
+from hpctrain.control.planning.mesh import mesh_lines, parameters
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.report.say import answer, tell
+
+if TYPE_CHECKING:
+    from hpctrain.control.predict.zero import Stage, StateBytes
+
+# What a ZeRO stage divides among the ranks.
+_DIVIDES: Mapping[Stage, str] = {
+    0: "nothing divided",
+    1: "ZeRO 1: the optimizer's state",
+    2: "ZeRO 2: gradients too",
+    3: "ZeRO 3: parameters too",
+}
 
 
 @with_groups
@@ -93,9 +106,7 @@ def plan(
         hosts=arranged,
     )
     if as_json:
-        from hpctrain.report.mesh import state_bytes
-
-        kept = {stage: vars(each) for stage, each in state_bytes(made).items()}
+        kept = {stage: vars(each) for stage, each in _state_bytes(made).items()}
         further = {"state_bytes": kept} if kept else {}
         answer(json.dumps({**made.model_dump(mode="json"), **further}, indent=2))
     else:
@@ -140,9 +151,7 @@ def _text(plan: Plan) -> str:
         lines += ["", f"crossings of leaves by a ring over the hosts: {saved}; no order has fewer than {order.bound}"]
         lines += [f"fabric: {order.fabric}"]
     if plan.mesh_traffic:
-        from hpctrain.report.mesh import state_lines
-
-        kept = state_lines(plan)
+        kept = _state_lines(plan)
         lines += ["", *mesh_lines(plan), *(["", "state of a rank (* as planned):", *kept] if kept else [])]
     lines += ["", "environment of every rank:"]
     lines += [f"  {name}={value}" for name, value in rank_environment(plan).items()]
@@ -153,3 +162,30 @@ def _text(plan: Plan) -> str:
         for local, slot in enumerate(host.places):
             lines += [f"  rank {local}: {name}={value}" for name, value in slot_variables(slot).items()]
     return "\n".join(lines)
+
+
+def _state_bytes(plan: Plan) -> Mapping[Stage, StateBytes]:
+    """The state of a rank by stage; empty where no state is divided, and for scripts, whose network is not known."""
+    from hpctrain.control.predict.zero import all_stages, bytes_of_parameter
+
+    sizes = plan.mesh.sizes
+    if plan.recipe is None or sizes["dp_shard"] == 1:
+        return {}
+    own = parameters(plan.recipe) / (sizes["pp"] * sizes["tp"])
+    return all_stages(own, bytes_of_parameter(plan.recipe.optimizer), sizes["dp_shard"] * sizes["cp"])
+
+
+def _state_lines(plan: Plan) -> list[str]:
+    """The bytes of :func:`_state_bytes` as the lines of a table; a star marks the plan's stage."""
+    found = _state_bytes(plan)
+    if not found:
+        return []
+    assert plan.recipe is not None
+    rows = [
+        (
+            f"{'*' if stage == plan.recipe.sharding.zero else ' '} {_DIVIDES[stage]}",
+            *map(bytes_text, (each.parameters, each.gradients, each.optimizer, each.total)),
+        )
+        for stage, each in found.items()
+    ]
+    return [*aligned([("", "parameters", "gradients", "optimizer", "together"), *rows])]

@@ -116,10 +116,10 @@ def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
 
 
 def _show_run(recipe: Recipe, world: int | None, file: Path | None, *, as_json: bool) -> None:
-    from hpctrain.report.course import at_world, course, picture_format, plot, table
+    from hpctrain.report.schedule import at_world, picture_format, plot, schedule, table
 
     # Everything is checked before anything is written or printed.
-    found = course(at_world(recipe, world)) if world or file else {}
+    found = schedule(at_world(recipe, world)) if world or file else {}
     if file is not None:
         kind = picture_format(file)
         require_places([file])

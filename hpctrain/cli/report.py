@@ -49,7 +49,7 @@ def report(
             raise HpctrainError(
                 f"--tracking sends a run, and {other} is about its report", "give them in separate commands"
             )
-        from hpctrain.report.tracking.later import send_later
+        from hpctrain.report.tracking.processes import send_later
 
         raise typer.Exit(send_later(run_dir, tracking, lambda text: tell(f"hpctrain: {text}")))
     directory = RunDirectory(run_dir)

@@ -10,8 +10,7 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.predicted_gpu import PredictedGpu, require_gpu
-from hpctrain.cli.run_options import StartOptions, StopOptions, WorkOptions
+from hpctrain.cli.run_options import PredictedGpu, StartOptions, StopOptions, WorkOptions, require_gpu
 from hpctrain.cli.work import read_work
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe

@@ -1,4 +1,4 @@
-"""Options about the recipe, and about how ranks are started and stopped."""
+"""Options about the recipe, its prediction, and how ranks are started and stopped."""
 
 from __future__ import annotations
 
@@ -39,6 +39,15 @@ Restarts = Annotated[
         help="Restarts in a row without progress after a run fails; 3 by default, 0 for scripts that are not "
         "elastic: a script with some counts as resumable whenever it is interrupted.",
         rich_help_panel=_STOP,
+    ),
+]
+
+PredictedGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="Predict the run on these GPUs, or on `cpu`, to compare with what it takes: RUN_DIR/prediction.json.",
     ),
 ]
 
@@ -214,6 +223,20 @@ class StopOptions:
         if seconds is not None and not 0 < seconds < float("inf"):
             raise HpctrainError(f"--stop-seconds {seconds:g} leaves no time to stop", "for example --stop-seconds 60")
         return given(signal=name, seconds=seconds, restarts=self.restarts, idle_restarts=self.idle_restarts)
+
+
+def require_gpu(name: str | None) -> None:
+    """Refuse a GPU that predictions do not know.
+
+    Raises:
+        HpctrainError: there is none of that name.
+    """
+    # The constants take longer to read than a command without a prediction should.
+    if name is None or name == "cpu":
+        return
+    from hpctrain.common.cluster.gpu_models import gpu
+
+    gpu(name)
 
 
 def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | None) -> Container | None:

@@ -78,8 +78,8 @@ class Terminal:
     def follow(self, plan: Plan, directory: RunDirectory) -> Iterator[Audience]:
         from hpctrain.control.supervision.execution import Audience
         from hpctrain.report.console import Console
-        from hpctrain.report.tensorboard import TensorBoardWriter
         from hpctrain.report.tracking.processes import tracked
+        from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter
 
         names = plan.trackers
         with contextlib.ExitStack() as stack:

@@ -13,8 +13,7 @@ from hpctrain.cli.host_options import JobHosts
 from hpctrain.cli.job_prediction import prediction_records, print_prediction
 from hpctrain.cli.jobs import send_job, show_job
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.predicted_gpu import PredictedGpu, require_gpu
-from hpctrain.cli.run_options import JobStart, Restarts, WorkOptions
+from hpctrain.cli.run_options import JobStart, PredictedGpu, Restarts, WorkOptions, require_gpu
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks, require_work
 from hpctrain.common.run.directory import default_directory

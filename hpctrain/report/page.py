@@ -21,9 +21,9 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.slurm.energy import consumed_joules
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
-from hpctrain.report.curves import curves, overlap
 from hpctrain.report.energy import energy_text, kwh
 from hpctrain.report.faults import fault_line, trouble_lines
+from hpctrain.report.plots import curves, overlap
 from hpctrain.report.predicted import PredictedRow, own_prediction, read_prediction
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title

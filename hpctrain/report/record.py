@@ -303,9 +303,9 @@ class Progress(Outline):
         """The number of steps done, including earlier attempts."""
         begun = self.start.iteration if self.start else None
         iteration = self.steps[-1].iteration if self.steps else begun
-        # A script can count by itself, and says nothing of its steps until it does.
-        own = self.logs[-1].iteration if self.logs else None
-        return own or iteration or (iteration if self.run else None)
+        # A script may count its own steps, which are then in what it logs.
+        logged = self.logs[-1].iteration if self.logs else None
+        return logged or iteration or (iteration if self.run else None)
 
     @property
     def logged(self) -> dict[str, float | None]:
@@ -389,7 +389,7 @@ def _first_steps(attempts: Iterable[PastAttempt]) -> set[int]:
 def iterations(run: RunEvent, iteration: int, epoch: int) -> int | None:
     """The least number of steps of a run for a known step and its epoch; usually the exact number.
 
-    None for a script's, of which nobody knows.
+    None for a script, whose number of steps is not known.
     """
     per_epoch, epochs = run.iterations_per_epoch, run.epochs
     if per_epoch is None or epochs is None:

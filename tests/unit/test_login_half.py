@@ -249,5 +249,10 @@ def forget(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("report.curves", "report.allreduce_plot", "report.tensorboard", "control.topology.drawing"):
+    for name in (
+        "report.plots",
+        "report.allreduce_plot",
+        "report.tracking.tensorboard_files",
+        "control.topology.drawing",
+    ):
         monkeypatch.delitem(sys.modules, f"hpctrain.{name}", raising=False)

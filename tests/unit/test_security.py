@@ -45,7 +45,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
     },
     "text for a shell": {
         "tests/faults/kinds_of_edges.py": "a shell redirects the streams and makes mounts",
-        "tests/unit/cli/test_streams.py": "a shell closes and redirects the streams",
+        "tests/unit/cli/test_program.py": "a shell closes and redirects the streams",
         "tests/unit/common/files/test_shell_words.py": "a shell reads printed words",
         "tests/small_disks.py": "a shell makes mounts",
         "hpctrain/control/hosts/fabric_sources.py": "a constant; it prints variables of the task's node alone",

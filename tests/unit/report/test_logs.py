@@ -1,4 +1,4 @@
-"""The logs of a run are read in parts, and each in place of which something else lies is refused by name."""
+"""The logs of a run are read in parts and merged, and each in place of which something else lies is refused by name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.report import logs
-from hpctrain.report.logs import RankLogs
+from hpctrain.report.logs import RankLogs, merge, plain, prefixes
+
+# Few different lines, so that they repeat and the orders of the ranks contradict each other.
+LINES = st.lists(st.sampled_from(["", "a", "b", "c", "d"]), max_size=12)
 
 
 def test_long_logs_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +53,49 @@ def test_what_is_written_while_it_is_read_does_not_count(tmp_path: Path) -> None
         with directory.log(0).open("a") as log:
             log.write("more\n")
     assert printed == ["one"]
+
+
+@given(st.dictionaries(st.integers(0, 20), LINES, max_size=6))
+def test_every_line_of_every_rank_once_in_its_order(lines: dict[int, list[str]]) -> None:
+    merged = list(merge(lines))
+    for rank, own in lines.items():
+        assert [line for ranks, line in merged if rank in ranks] == own
+    assert all(list(ranks) == sorted(set(ranks)) for ranks, _ in merged)
+    assert sum(len(ranks) for ranks, _ in merged) == sum(map(len, lines.values()))
+
+
+@given(LINES, st.integers(1, 8))
+def test_identical_logs_give_one_line_each(own: list[str], ranks: int) -> None:
+    assert list(merge(dict.fromkeys(range(ranks), own))) == [(tuple(range(ranks)), line) for line in own]
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 3), min_size=1), st.uuids()), max_size=12))
+def test_logs_that_do_not_contradict_each_other_are_merged_as_far_as_can_be(
+    said: list[tuple[set[int], object]],
+) -> None:
+    lines = {rank: [str(line) for ranks, line in said if rank in ranks] for rank in range(4)}
+    assert sorted(merge(lines)) == sorted((tuple(sorted(ranks)), str(line)) for ranks, line in said)
+
+
+def test_a_rank_with_a_line_of_its_own() -> None:
+    lines = {0: ["begin", "I lead", "end"], 1: ["begin", "end"], 2: ["begin", "end"]}
+    assert list(merge(lines)) == [((0, 1, 2), "begin"), ((0,), "I lead"), ((0, 1, 2), "end")]
+
+
+def test_prefixes_fold_the_ranks() -> None:
+    prefix = prefixes(range(8))
+    assert prefix((0, 1, 2, 5)) == "[0-2,5] "
+    assert prefix((7,)) == "[7] "
+    assert prefixes({3})((3,)) == ""
+
+
+def test_a_line_cannot_play_with_the_terminal() -> None:
+    assert plain(b"\x1b[1;31mred\x1b[0m\tplain") == "red\tplain"
+    assert plain(b"\x1b[2J\x1b]0;title\x07\rgone\x9b") == "\\u001b[2J\\u001b]0;title\\u0007\\u000dgone\ufffd"
+    assert plain("\x9b2J Größe ✓".encode()) == "\\u009b2J Größe ✓"
+
+
+def test_a_contradiction_costs_no_more_than_itself() -> None:
+    lines = {0: ["x", "y", "p", "q"], 1: ["y", "x"], 2: ["y", "x"], 3: ["q", "p"]}
+    first = [((0,), "x"), ((0, 1, 2), "y"), ((1, 2), "x")]
+    assert list(merge(lines)) == [*first, ((0,), "p"), ((0, 3), "q"), ((3,), "p")]

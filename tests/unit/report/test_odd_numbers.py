@@ -17,13 +17,13 @@ from hpctrain.common.run.events import EventWriter, kept, read_events
 from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, SpikeEvent, StepEvent
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
-from hpctrain.report.curves import Means
 from hpctrain.report.faults import consecutive, event_line, spike_line
 from hpctrain.report.page import render
+from hpctrain.report.plots import Means
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise_record
-from hpctrain.report.tensorboard import TensorBoardWriter
+from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter
 
 
 def non_finite(iteration: int, **values: Any) -> Line:

@@ -15,8 +15,8 @@ from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import FaultEvent
 from hpctrain.common.run.records import RankError, RankRecord, write_record
-from hpctrain.report.curves import curves, overlap
 from hpctrain.report.page import read_summary, render, settings, write_report
+from hpctrain.report.plots import curves, overlap
 from hpctrain.report.record import Record
 
 _VOID = {"meta", "br", "hr", "img", "link"}

@@ -14,9 +14,9 @@ from written_runs import Line, recipe_plan, run_events, typed, write_run
 from hpctrain.cli.main import main
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
-from hpctrain.report.curves import EpochsDone
 from hpctrain.report.faults import fault_line
 from hpctrain.report.page import render
+from hpctrain.report.plots import EpochsDone
 from hpctrain.report.record import Progress, Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise

@@ -58,14 +58,14 @@ _ALLOWED = {
         "common.checkpoints.manifest",
         "common.checkpoints.publish",
         "common.checkpoints.share",
-        "report.tensorboard",
+        "report.tracking.tensorboard_files",
         "common.run.directory",
         "common.run.events.writer",
         "common.run.stopping",
     },
     "a folder, to hold it": {"control.launchers.open_mpi_folder", "common.run.held"},
     "images that the benchmark was given": {"worker.bench.other_loaders"},
-    "the null device": {"cli.streams", "report.say", "report.tracking.__main__"},
+    "the null device": {"cli.program", "report.say", "report.tracking.__main__"},
 }
 
 
@@ -86,9 +86,7 @@ def test_nobody_else_opens_files() -> None:
     found = set()
     for path in _PACKAGE.rglob("*.py"):
         module = ".".join(path.relative_to(_PACKAGE).with_suffix("").parts)
-        if not module.startswith(("common.files.", "common.shards.")) and any(
-            _openings(ast.parse(path.read_text()))
-        ):
+        if not module.startswith(("common.files.", "common.shards.")) and any(_openings(ast.parse(path.read_text()))):
             found.add(module)
     allowed = set().union(*_ALLOWED.values())
     assert found - allowed == set(), "use hpctrain.common.files.regular, or say here why not"

@@ -11,7 +11,7 @@ from hpctrain.common.optim.schedule import learning_rate
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.smoke import smoke
-from hpctrain.report.course import training_samples
+from hpctrain.report.schedule import training_samples
 
 
 def get_lr(it: int) -> float:

@@ -13,8 +13,8 @@ from unit.report.written_runs import recipe_plan, run_events, typed_run, write_r
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import LogEvent, StartEvent, StepEvent
-from hpctrain.report.tensorboard import write_tensorboard
 from hpctrain.report.tracking.curves import Curves, curve_name
+from hpctrain.report.tracking.tensorboard_files import write_tensorboard
 
 
 @pytest.mark.long

@@ -23,9 +23,9 @@ from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.page import read_summary, render
 from hpctrain.report.status import read_status
-from hpctrain.report.tensorboard import TensorBoardWriter
 from hpctrain.report.tracking.following import Backlog
 from hpctrain.report.tracking.progress import Progress
+from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.comm.single import SingleCommunicator
 

@@ -54,17 +54,17 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "legend.frameon": False,
 }
-# More points than this a curve cannot show: each is then the mean of as many steps in a row.
+# A curve cannot show more points than this. With more steps, a point is the mean of consecutive steps.
 _POINTS = 600
-# So few are marked each.
+# Fewer points than this get a marker each.
 _MARKED = 30
 
 
 class Means:
-    """The points of a curve, at most 600: of more values each is the mean of an equal number, those of a few one more.
+    """The points of a curve, at most 600: of more values, each point is the mean of an equal number, or one more.
 
     Args:
-        count: how many values there will be.
+        count: the number of values that will be added.
     """
 
     def __init__(self, count: int) -> None:
@@ -82,7 +82,7 @@ class Means:
         return self._parts
 
     def add(self, x: float, y: float | None) -> None:
-        """Take in the next value; None, or what is not finite, leaves the point to the others, or a gap."""
+        """Add the next value. A point leaves out None and what is not finite, and is a gap without other values."""
         if not self._left:
             self._left = self._length + (len(self._x) < self._longer)
         self._x_sum += x
@@ -98,7 +98,7 @@ class Means:
 
     @property
     def known(self) -> bool:
-        """Whether there is a point."""
+        """Whether any point is not a gap."""
         return any(map(math.isfinite, self._y))
 
     @property
@@ -110,9 +110,7 @@ class Means:
 def curves(record: Record, reported: Reported | None) -> dict[str, str]:
     """The curves that the run's events allow, each as an SVG element under its caption.
 
-    Args:
-        record: the run's events.
-        reported: the result that the recipe's source states, drawn beside the same metric's curve.
+    The ``reported`` result, which the recipe's source states, is drawn beside the same metric's curve.
     """
     if not record.by_epoch:
         return _by_step_alone(record)
@@ -135,7 +133,7 @@ def _by_step_alone(record: Record) -> dict[str, str]:
     for event in record.logs():
         for name, value in event.values.items():
             series[name].add(event.iteration, value)
-    # A script may log such a name, too.
+    # Added last, because a script may log these names, too.
     rate, seconds = Means(record.totals.count), Means(record.timed.count)
     for step in record.steps():
         rate.add(step.iteration, step.learning_rate)
@@ -151,7 +149,7 @@ def overlap(timeline: Sequence[Moment]) -> str:
     """
     buckets = sorted({bucket for _, _, bucket in timeline})
     height = 0.9 + 0.3 * min(len(buckets), 20)
-    # Not wider: its text is to be readable on a telephone too.
+    # Not wider, so that its text can be read on a telephone.
     return _picture("overlap", lambda axes: _overlap(axes, timeline), width=6.2, height=height)
 
 
@@ -166,7 +164,7 @@ def _picture(name: str, draw: Callable[[Axes], None], *, width: float = 4.5, hei
     svg = svg[svg.index("<svg") :]
     for literal, colour in _COLOURS.items():
         svg = svg.replace(literal, colour)
-    # Nothing refers to the groups' names, and several pictures share one page, where a name must be unique.
+    # Names must be unique on a page with several pictures, and nothing refers to those of groups.
     return re.sub(r'<g id="[\w.]+_\d+">', "<g>", svg)
 
 
@@ -248,10 +246,9 @@ def _by_step(record: Record) -> _Steps:
 
 
 class EpochsDone:
-    """The number of epochs done after each step. Where ranks died and batches became smaller, an epoch has more steps.
+    """The number of epochs done after each step of a recipe's run, see :attr:`Record.by_epoch`.
 
-    Args:
-        record: of a recipe's run: see :attr:`Record.by_epoch`.
+    Where ranks died and batches became smaller, an epoch has more steps.
     """
 
     def __init__(self, record: Record) -> None:
@@ -260,11 +257,11 @@ class EpochsDone:
         self._begins = {epoch: ends.get(epoch - 1, (epoch - 1) * per_epoch) for epoch in ends}
         self._lengths = {epoch: max(1, ends[epoch] - self._begins[epoch]) for epoch in ends}
         if ends:
-            # It may still go on.
+            # The last epoch may still go on.
             self._lengths[max(ends)] = max(self._lengths[max(ends)], per_epoch)
 
     def after(self, step: StepEvent) -> float:
-        """Whole epochs and the part of the one that is going on."""
+        """The whole epochs, and the part of the current one."""
         assert step.epoch is not None
         return step.epoch - 1 + (step.iteration - self._begins[step.epoch]) / self._lengths[step.epoch]
 

@@ -13,7 +13,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import read_events
 from hpctrain.report import tensorboard
-from hpctrain.report.tensorboard import TensorBoardWriter
+from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter
 
 
 def _write(directory: RunDirectory) -> None:
@@ -81,7 +81,7 @@ def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> Non
     program = (
         "import sys; from pathlib import Path; from hpctrain.common.run.directory import RunDirectory\n"
         "from hpctrain.common.run.events import read_events\n"
-        "from hpctrain.report.tensorboard import TensorBoardWriter\n"
+        "from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter\n"
         "from hpctrain.report.page import write_report\n"
         "directory = RunDirectory(Path(sys.argv[1]))\n"
         "writer = TensorBoardWriter(directory)\n"

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 _IMAGENET = 1_281_167
 # The UCI test set that scikit-learn ships (Alpaydin and Kaynak 1998).
 _DIGITS = 1_797
-# Tokens of OpenWebText (nanoGPT at 3adf61e1, data/openwebtext/prepare.py, line 77), and of a window of its recipe.
+# The tokens of OpenWebText (nanoGPT at 3adf61e1, data/openwebtext/prepare.py, line 77), and of a window of its recipe.
 _OPENWEBTEXT, _CONTEXT = 9_035_582_198, 1024
-# More a picture cannot show.
+# A picture cannot show more.
 _POINTS = 2000
-# Rates further apart than the first are drawn on a logarithmic axis, and those so far below the highest are not.
+# Values whose ratio exceeds _WIDE get a logarithmic axis, which ends at _LOWEST of the highest.
 _WIDE, _LOWEST = 100, 1e-4
 _FORMATS = ("png", "svg", "pdf")
 _ENDINGS = ", ".join(f".{kind}" for kind in _FORMATS)
 
 
 def training_samples(data: Data) -> int:
-    """The number of training samples: on ImageNet those of the whole set, whatever ``path`` holds, or ``limit``; of
-    text those of OpenWebText.
+    """The number of training samples. For ImageNet it is that of the whole set, whatever ``path`` holds, or ``limit``;
+    for text that of OpenWebText.
     """
     if data.name == "text":
         return _OPENWEBTEXT // _CONTEXT - 1
@@ -45,8 +45,8 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
     """The recipe for ``world`` ranks.
 
     Raises:
-        HpctrainError: the batch depends on their number, and it is None; they are so many that an epoch has no step; or
-            as of :meth:`hpctrain.common.recipes.schema.Recipe.at`.
+        HpctrainError: the batch depends on the number of ranks, and it is None; or there are too many for the mesh, or
+            for an epoch to have a step.
     """
     each, samples = recipe.batch.per_rank, recipe.data.per_epoch(training_samples(recipe.data))
     if world is None and recipe.batch.fixed_size is None:
@@ -54,7 +54,7 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
             f"{recipe.name} has {recipe.batch.per_rank} samples a rank: the rate depends on the number of ranks",
             "name it: --world 8",
         )
-    # Without their number the batch depends on none, and the mesh does not matter.
+    # Without a number of ranks, the batch is fixed, and the mesh does not matter.
     found = recipe.at(world) if world else recipe.at_data_ranks(1)
     if each and not found.batch.iterations(samples):
         emulated = recipe.batch.emulated_ranks
@@ -68,11 +68,10 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
     return found
 
 
-def course(recipe: Recipe) -> dict[str, Any]:
-    """The figures of the run; the lists have a value for the start of each epoch and one for the end of the last.
+def schedule(recipe: Recipe) -> dict[str, Any]:
+    """The figures of the run by a recipe of :func:`at_world`.
 
-    Args:
-        recipe: of :func:`at_world`.
+    The lists have a value for the start of each epoch and one for the end of the last.
 
     Raises:
         HpctrainError: an epoch would have no step.
@@ -100,7 +99,7 @@ def momentum(optimizer: Optimizer) -> float:
 
 
 def table(found: dict[str, Any]) -> Table:
-    """The table of :func:`course`."""
+    """The table of :func:`schedule`."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -124,7 +123,7 @@ def picture_format(file: Path) -> str:
     """The format of a picture with that name.
 
     Raises:
-        HpctrainError: no picture that can be drawn.
+        HpctrainError: there is no such format.
     """
     kind = file.suffix.lower().removeprefix(".")
     if kind not in _FORMATS:
@@ -133,12 +132,7 @@ def picture_format(file: Path) -> str:
 
 
 def plot(recipe: Recipe, kind: str = "png") -> bytes:
-    """Plot batch, rate and momentum over the run into a picture.
-
-    Args:
-        recipe: of :func:`at_world`.
-        kind: of :func:`picture_format`.
-    """
+    """Plot batch, rate and momentum over the run by a recipe of :func:`at_world`, as a file of :func:`picture_format`."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -163,7 +157,7 @@ def plot(recipe: Recipe, kind: str = "png") -> bytes:
 
 
 def _iterations(rate: LearningRate) -> list[int]:
-    """Evenly spread, and both sides of each epoch's begin, where rates jump."""
+    """The iterations to plot: evenly spread, and on both sides of each epoch's begin, where rates jump."""
     each, last = rate.iterations_per_epoch, rate.epochs * rate.iterations_per_epoch
     spread = range(0, last + 1, max(1, last // _POINTS))
     edges = (edge for begin in range(each, last + 1, each) for edge in (begin - 1, begin))

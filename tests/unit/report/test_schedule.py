@@ -18,7 +18,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.report.course import at_world, course, momentum, plot, training_samples
+from hpctrain.report.schedule import at_world, momentum, plot, schedule, training_samples
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -71,7 +71,7 @@ def test_overrides_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
         at_world(load_recipe("goyal2017"), None)
     assert caught.value.hint == "name it: --world 8"
     with pytest.raises(HpctrainError, match="leaves no step: there are 1437"):
-        course(at_world(load_recipe("digits", ["batch.size=2000", "batch.drop_last=true"]), 1))
+        schedule(at_world(load_recipe("digits", ["batch.size=2000", "batch.drop_last=true"]), 1))
 
 
 def test_samples_are_those_of_data_parallel_ranks() -> None:
@@ -155,11 +155,11 @@ def test_pictures_of_other_kinds(tmp_path, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.slow
 def test_picture_of_the_command(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "course.png"
+    file = tmp_path / "schedule.png"
     assert main(["recipes", "show", "digits", "--world", "2", "--plot", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["global_batch"] == 64
     assert file.read_bytes().startswith(b"\x89PNG")
-    assert main(["recipes", "show", "digits", "--plot", str(tmp_path / "no" / "course.png")]) == 2
+    assert main(["recipes", "show", "digits", "--plot", str(tmp_path / "no" / "schedule.png")]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert main(["recipes", "show", "goyal2017", "--plot", str(tmp_path / "goyal.png")]) == 2
     assert not (tmp_path / "goyal.png").exists()

@@ -22,11 +22,11 @@ _FILE_NAME = "events.out.tfevents.0000000000.hpctrain"
 
 
 class TensorBoardWriter:
-    """Writes events as TensorBoard scalars over the number of the step: :mod:`hpctrain.report.tracking.curves`.
+    """Writes events as TensorBoard scalars over the number of the step; see :mod:`hpctrain.report.tracking.curves`.
 
-    The file is made at the first of them, so a script that takes no step and logs nothing leaves none.
+    The file is made at the first scalar, so a script that takes no step and logs nothing leaves none.
 
-    A ``RecordWriter`` over a plain file: TensorBoard's own ``EventFileWriter`` imports TensorFlow where it finds it.
+    It uses a ``RecordWriter`` because TensorBoard's own ``EventFileWriter`` imports TensorFlow if that is installed.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -44,7 +44,7 @@ class TensorBoardWriter:
             self._records.close()
 
     def show(self, event: Event) -> None:
-        """Write one event; kinds without a curve are passed over.
+        """Write one event; kinds without a curve are skipped.
 
         Raises:
             HpctrainError: the disk is full.
@@ -84,7 +84,7 @@ class TensorBoardWriter:
 
 
 def write_tensorboard(directory: RunDirectory) -> None:
-    """Write the curves of a run, finished or not, that has been recorded.
+    """Write the curves of a recorded run, finished or not.
 
     Raises:
         HpctrainError: its events cannot be read, or the disk is full.
