@@ -132,7 +132,7 @@ def picture_format(file: Path) -> str:
 
 
 def plot(recipe: Recipe, kind: str = "png") -> bytes:
-    """Plot batch, rate and momentum over the run by a recipe of :func:`at_world`, as a file of :func:`picture_format`."""
+    """Plot batch, rate and momentum by a recipe of :func:`at_world`, in a format of :func:`picture_format`."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
