@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from written_runs import recipe_plan, run_events, typed_run, write_run
+from unit.report.written_runs import recipe_plan, run_events, typed_run, write_run
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import read_events
-from hpctrain.report import tensorboard
+from hpctrain.report.tracking import tensorboard_files
 from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter
 
 
@@ -113,7 +113,7 @@ def test_script_without_events_leaves_no_file(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), None)
-    monkeypatch.setattr(tensorboard, "private", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
+    monkeypatch.setattr(tensorboard_files, "private", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
     with pytest.raises(HpctrainError, match="no space left"), TensorBoardWriter(directory) as writer:
         for event in typed_run():
             writer.show(event)
