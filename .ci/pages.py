@@ -57,14 +57,14 @@ def commands() -> str:
 def environment_variables() -> str:
     """The environment variables that are meant for users, in two Markdown tables."""
     found = [each for each in vars(settings).values() if isinstance(each, settings.Setting)]
-    read = [
-        (f"`{each.name}`", each.valid, "" if each.default is None else f"`{each.default}`", each.purpose)
-        for each in found
-        if each.set_by == "user"
-    ]
+    read = [(f"`{each.name}`", each.valid, _default(each), each.purpose) for each in found if each.set_by == "user"]
     given = [(f"`{each.name}`", each.valid, each.purpose) for each in found if each.set_by == "hpctrain"]
     users = _table(("variable", "value", "default", "what it sets"), read, right=0)
     return f"{users}\n\nScripts can read:\n\n{_table(('variable', 'value', 'what it says'), given, right=0)}"
+
+
+def _default(setting: settings.Setting) -> str:
+    return "" if setting.default is None else f"`{str(setting.default).removesuffix('.0')}`"
 
 
 def prediction_constants() -> str:

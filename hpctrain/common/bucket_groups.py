@@ -34,7 +34,6 @@ class BucketMember:
     """What the rule has to know of a parameter.
 
     Attributes:
-        nbytes: of its gradient.
         kind: gradients of one kind (type and device) share buckets.
         dense: its elements fill their memory without gaps.
     """

@@ -36,8 +36,7 @@ def newest_whole(folder: Path, *, hashes: bool = True) -> Newest:
     It may be looked for while a run writes new ones and deletes old ones.
 
     Args:
-        folder: of a run's checkpoints.
-        hashes: as of :func:`verify`.
+        hashes: whether content is compared with its hashes, see :func:`verify`.
 
     Raises:
         OtherVersionError: the newest that is not damaged cannot be read by this hpctrain.
@@ -64,7 +63,6 @@ def verify(path: Path, *, hashes: bool = True) -> list[str]:
     """The faults of a checkpoint; empty if every file matches its manifest.
 
     Args:
-        path: of the checkpoint.
         hashes: compare the contents of the shares too, not only their lengths, and look whether the pieces of each
             array make all of it.
 

@@ -36,10 +36,7 @@ class Stored:
     """An array in a file: a piece of one, or a rank's own.
 
     Attributes:
-        file: its path.
-        key: its name there.
         dtype: the name of its type there.
-        place: which elements it has.
     """
 
     file: Path
@@ -54,7 +51,7 @@ class Index:
 
     Attributes:
         common: by name, the pieces that make the whole array.
-        own: by name and rank.
+        own: arrays that belong to one rank alone, by name and rank.
     """
 
     common: dict[str, list[Stored]] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class Policy:
 
         Args:
             known: all that there are, by iteration.
-            scores: test accuracy by iteration.
+            scores: the test accuracy (0 to 1) by iteration.
         """
         found = set(sorted(known)[-self.last :])
         if self.best and (scored := known.keys() & scores.keys()):

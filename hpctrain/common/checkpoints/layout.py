@@ -65,7 +65,6 @@ def shares(sizes: Iterable[tuple[str, int]], ranks: int, loads: Sequence[int] = 
 
     Args:
         sizes: names and bytes, the same on all ranks.
-        ranks: how many.
         loads: bytes that the ranks write besides; by default none.
 
     Returns:

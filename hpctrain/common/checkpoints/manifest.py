@@ -42,15 +42,13 @@ class SavedProgress(BaseModel):
     """The progress of a training.
 
     Attributes:
-        iteration: steps that were done.
         epoch: the one in work, from 1. Its evaluation comes after the checkpoint of its last step.
         ends_epoch: it is of the last step of its epoch.
         losses, sizes: of the steps of that epoch: the mean loss, and how many samples it is of. The sum of the sizes is
             where the epoch is, although ranks that died may have made later batches smaller.
         epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
-        ranks: how many there were.
         samples: which ones are trained on (see hpctrain.worker.data.source.Source.fingerprint).
-        recent: the last finite losses.
+        recent: the last finite losses, with which the next ones are compared.
         skipped: how many steps in a row were left out (see hpctrain.worker.train.non_finite).
     """
 
@@ -86,7 +84,6 @@ class CheckpointManifest(BaseModel):
     """The content of ``state.json``.
 
     Attributes:
-        format: of the checkpoint.
         progress: how far the training was.
         plan: of the run as it was then, the recipe in it.
         files: the ranks' shares, by their names.

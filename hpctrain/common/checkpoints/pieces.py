@@ -100,9 +100,7 @@ class Piece:
     """What a rank holds of an array that is divided over ranks, or that only some of them hold.
 
     Attributes:
-        shape: of the whole array.
-        box: which elements it has.
-        nbytes: how many bytes.
+        shape: the shape of the whole array, not of the piece.
         array: makes an array of them, of the box's lengths; it may be the one that training goes on in.
     """
 

@@ -45,7 +45,6 @@ def write_share(
 
     Args:
         fresh: where the checkpoint is made.
-        share: of the rank.
         rank, ranks: which one, of how many.
         proof: tells what has to be the same on ranks, lest each writes a part of another state: a value for each group
             of ranks that hold the same, under a name that the group alone has.
@@ -82,8 +81,7 @@ def publish(
 
     Args:
         fresh: where the shares are written.
-        progress, plan: for the manifest.
-        abandoned: ends the waiting.
+        abandoned: an event that ends the waiting early.
         seconds: how long to wait from one share to the next: disks of clusters have been seen to stand still for
             minutes.
 

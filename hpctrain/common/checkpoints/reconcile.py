@@ -18,7 +18,6 @@ def missing(folder: Path, events: Iterable[Event]) -> list[int]:
     What a run deletes by its own rules is not missing, and neither is what an attempt has passed over already.
 
     Args:
-        folder: of the run's checkpoints.
         events: the starts and checkpoints at least, in order.
     """
     expected: set[int] = set()

@@ -162,7 +162,6 @@ def write_through(descriptor: int, content: memoryview, wait_for: Callable[[int]
     """Write to an empty file, and return when everything is on disk.
 
     Args:
-        descriptor: of the file.
         wait_for: called ahead of the writing of each piece, with where that ends.
         content: of :func:`blocks_of_memory`. Whole blocks go to the disk without a copy in the system's memory, where
             the file system can do that: the copy would take six times as much of the cores, which the training needs.

@@ -14,7 +14,6 @@ class Capabilities:
         frameworks: those whose gradients it reduces.
         joins_ranks: it connects several ranks that a launcher starts; otherwise it is for a single process.
         replicates: its ranks are replicas within a single process.
-        min_ranks: that it needs.
         distributes_scripts: its library distributes what a script trains, which meets the other ranks before it
             begins. No recipe is trained with it.
         extra: of hpctrain's installation, that brings it.

@@ -70,7 +70,6 @@ def matmul_flops(reported: str | None, precision: Literal["float32", "bf16", "fp
 
     Args:
         reported: what its driver calls the GPU; None for a processor.
-        precision: of a recipe.
     """
     name = reported and gpu_reported_as(reported)
     if not name:

@@ -52,14 +52,7 @@ def expand_hosts(text: str, where: str) -> tuple[str, ...]:
 
 
 def expand_names(text: str, where: str) -> tuple[str, ...]:
-    """The names in a list of switches, which may be any: Slurm's own say nothing to it but which is which.
-
-    Args:
-        text, where: as of :func:`expand_hosts`.
-
-    Raises:
-        HpctrainError: as of :func:`expand_hosts`.
-    """
+    """The names in a list of switches, which may be any: Slurm's own say nothing to it but which is which."""
     if not _ANY_LIST.fullmatch(text):
         raise _not_a_list(text, where, _INCOMPLETE)
     return _expanded(re.findall(_ANY_NAME, text), text, where)
@@ -79,12 +72,8 @@ def expand_slots(text: str, where: str) -> HostSlots:
     """The hosts of a list whose parts may have slots: ``gpu[001-004]:8,login1``.
 
     Args:
-        text: as of :func:`expand_hosts`, each part with ``:SLOTS`` after it or none. The slots of a host in several
-            parts are added up.
-        where: as of :func:`expand_hosts`.
-
-    Raises:
-        HpctrainError: as of :func:`expand_hosts`.
+        text: a host list, see :func:`expand_hosts`, in which ``:SLOTS`` may follow each part. The slots of a host in
+            several parts are added up.
     """
     if not _PARTS.fullmatch(text):
         expand_hosts(text.replace(":", ""), where)

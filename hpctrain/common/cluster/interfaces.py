@@ -40,7 +40,7 @@ def read_interfaces(root: Path = Path("/")) -> Iterator[Interface]:
     """All interfaces in the order of their names.
 
     Args:
-        root: where /sys is.
+        root: the directory that holds ``sys``, which tests replace.
     """
     known = psutil.net_if_addrs() if root == Path("/") else {}
     for entry in sorted((root / "sys/class/net").glob("*")):

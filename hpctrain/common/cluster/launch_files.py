@@ -21,7 +21,6 @@ def open_mpi_rankfile(hosts: Placed, logical: Mapping[int, int]) -> str:
     """Open MPI's rankfile, versions 4 and 5: host and cores of each rank.
 
     Args:
-        hosts: the placement.
         logical: hwloc's number of each core, by the operating system's: Open MPI 5 counts cores by hwloc's order only.
             See :func:`logical_cores`.
 

@@ -39,7 +39,6 @@ class Machine:
     """One host and its Python environment.
 
     Attributes:
-        host: the host's name.
         cores: physical cores that this process may use.
         processors: hardware threads that it may use, of which a core can have several; 0 where they were not counted.
         frameworks: those that can be imported.
@@ -101,8 +100,8 @@ def usable_cores(environment: Mapping[str, str] = os.environ) -> int:
 def usable_processors(environment: Mapping[str, str] = os.environ) -> int:
     """The hardware threads that this process may use.
 
-    Slurm does not narrow it everywhere: what the job has of each of its nodes counts too, of the smallest one. A pod's
-    limit narrows the time of processors, and not which they are.
+    Not every Slurm narrows the affinity, so the job's CPUs on its smallest node are a limit too. A pod's limit is one
+    on the processors' time, which affinity does not show.
     """
     # 4(x2),2 for two nodes with 4 CPUs, that is hardware threads, and one with 2
     job = [int(cpus) for cpus in re.findall(r"(?:^|,)(\d+)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))]

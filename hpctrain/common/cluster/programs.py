@@ -24,10 +24,8 @@ def run_program(
     """Run a program to its end; the caller judges its exit status.
 
     Args:
-        program, arguments: the command.
         seconds: how long it may take.
         environment: its own; this process's by default. What a user set for Slurm's programs is left out.
-        given: what it reads.
 
     Raises:
         HpctrainError: it is not installed or cannot be run (exit code 2), or it did not answer in time (exit code 1).

@@ -14,9 +14,8 @@ class RdmaPort:
     """A port of an adapter.
 
     Attributes:
-        path: its folder.
-        link_layer: ``InfiniBand`` or ``Ethernet``.
-        state: such as ``ACTIVE``.
+        link_layer: ``InfiniBand`` or ``Ethernet``, as sysfs says.
+        state: the port's state in sysfs, such as ``ACTIVE``.
     """
 
     path: Path

@@ -99,9 +99,7 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
     """Load a file into its model.
 
     Args:
-        text: what the file holds.
         path: where it lies, for messages.
-        model: of its top level.
         kind: what such a file is called, without its article.
         hint: how to see a right one.
 
@@ -118,7 +116,6 @@ class Document:
     """The values of a file before a model has checked them.
 
     Attributes:
-        values: by their keys.
         where: the file and line of the value at a location, or of the deepest part of it that the file holds.
     """
 
@@ -182,7 +179,6 @@ def validate(values: Any, model: type[M], where: Callable[[Location], str], kind
 
     Args:
         values: as YAML or JSON have them.
-        model: of them.
         where: to look for the value at a location.
         kind: what the whole is called, without its article.
         hint: how to see a right one.

@@ -54,8 +54,6 @@ def lock(descriptor: int, path: Path, seconds: float, elsewhere: str) -> bool:
     """Lock an open file until it is closed or this process ends.
 
     Args:
-        descriptor: the open file.
-        path: its path, for messages.
         seconds: how long to wait for another process that has the lock.
         elsewhere: what the user can do where the file system refuses.
 

@@ -99,7 +99,7 @@ class Objects:
         """An object of at most ``limit`` bytes that nothing else is known of.
 
         Raises:
-            HpctrainError: as of :meth:`fetch`, or it is longer.
+            HpctrainError: it cannot be fetched, or it is longer than ``limit``.
         """
         with temporary_folder("hpctrain-object-", None, "TMPDIR=DIR chooses another folder") as folder:
             self.fetch(name, Path(folder) / "object", limit=limit)

@@ -75,7 +75,7 @@ def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "st
         kind: what such a file is called, without its article.
         hint: how to name or make a right one.
         limit: bytes that it may have.
-        errors: as of :meth:`bytes.decode`.
+        errors: how undecodable bytes are treated, see :meth:`bytes.decode`.
 
     Raises:
         HpctrainError: it cannot be read, is no regular file, is longer, or is not text.

@@ -35,7 +35,6 @@ class Operations:
 
     Attributes:
         norm: the Euclidean one of all elements.
-        sqrt, expm1: of each element.
         where: condition, array, array or number.
     """
 
@@ -50,7 +49,6 @@ class UpdateStep:
     """The values of one step that are the same for all parameters.
 
     Attributes:
-        rate: the learning rate.
         sgd_share: of rmsprop_to_sgd, SGD's part in the update.
     """
 
@@ -60,13 +58,7 @@ class UpdateStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A recipe's update for the parameters of one kind, of every optimizer but adam and adamw.
-
-    Attributes:
-        settings: the recipe's.
-        kind: of the parameters.
-        ops: of the framework.
-    """
+    """A recipe's update for the parameters of one kind, of every optimizer but adam and adamw."""
 
     settings: Optimizer
     kind: ParameterKind

@@ -16,11 +16,8 @@ class LearningRate:
     """Linear scaling, warm-up, then the schedule's decay (Goyal et al. 2017, arXiv 1706.02677, section 2).
 
     Attributes:
-        schedule: the recipe's.
         learning_rate: the base rate, for ``schedule.base_batch`` samples a step.
         batch_size: samples of one step over all ranks.
-        iterations_per_epoch: steps of one epoch.
-        epochs: epochs of the run.
     """
 
     schedule: Schedule

@@ -108,7 +108,6 @@ class Averaging(Section):
         Args:
             epoch, step: of the run, and of the epoch, both from 0.
             batch: samples of one step over all ranks.
-            epochs: of the run.
         """
         if step % self.every:
             return None

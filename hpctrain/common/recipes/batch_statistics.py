@@ -14,7 +14,6 @@ def ranks_together(span: int | Literal["world"] | None, at_once: int, ranks: int
     Args:
         span: images that share their statistics, of a recipe.
         at_once: images that each rank computes at once.
-        ranks: how many there are.
 
     Raises:
         HpctrainError: they cannot be whole ranks, or groups of so many are not all ranks.

@@ -88,11 +88,7 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
 
 
 def known_values(name_or_path: str) -> dict[str, Any]:
-    """What the file says about a :class:`Listed` entry's training, without what it says is missing.
-
-    Raises:
-        HpctrainError: as of :func:`load_entry`.
-    """
+    """What the file says about a :class:`Listed` entry's training, without what it says is missing."""
     path, variant = find(name_or_path)
     document = _document(path)
     values, _ = _chosen(document, variant or next(iter(_variants(document)), ""))

@@ -29,7 +29,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """Load a recipe that can be run, with ``key=value`` overrides.
 
     Args:
-        name_or_path: as :func:`~hpctrain.common.recipes.entries.load_entry` takes it.
+        name_or_path: a recipe's name or file, see :func:`~hpctrain.common.recipes.entries.load_entry`.
         overrides: ``optimizer.learning_rate=0.2`` each; the value is YAML.
 
     Raises:
@@ -49,11 +49,7 @@ def needs_of(name_or_path: str) -> tuple[str, ...]:
 
 
 def mesh_overrides(mesh: str | None) -> list[str]:
-    """The overrides of a recipe that ``--mesh`` stands for.
-
-    Raises:
-        HpctrainError: as of :func:`hpctrain.common.recipes.mesh.parse_mesh`.
-    """
+    """The overrides of a recipe that ``--mesh`` stands for."""
     return [f"mesh.{size}" for size in parse_mesh(mesh).option.split(",")] if mesh is not None else []
 
 
@@ -70,12 +66,10 @@ def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 
 
 def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultTolerance) -> FaultTolerance:
-    """The fault tolerance of a script, with ``key=value`` overrides as of a recipe: what else it does it says itself.
+    """The fault tolerance of a script, with ``key=value`` overrides: the one part of a recipe that a script has.
 
     Args:
-        script: its name, for messages.
-        overrides: ``fault_tolerance=elastic`` each.
-        before: what they override.
+        overrides: texts of the form ``fault_tolerance=elastic``.
 
     Raises:
         HpctrainError: another key, or a value that a script cannot have.

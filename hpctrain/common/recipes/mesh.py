@@ -133,7 +133,7 @@ def parse_mesh(text: str, where: str = "--mesh") -> Mesh:
     """The mesh of a text such as ``dp_shard=2,tp=2``.
 
     Args:
-        text: sizes by axis.
+        text: sizes by axis, separated by commas.
         where: it comes from, for messages.
 
     Raises:

@@ -30,11 +30,10 @@ class MeshModel:
     """A model and its samples, as far as what a mesh sends depends on them.
 
     Attributes:
-        parameters: of the whole model.
         layers: blocks of attention and feed-forward layers; 0 for a network that has none, which is divided along
             dp_replicate and dp_shard alone.
         width: numbers of a token between two layers.
-        sequence: tokens of a sample.
+        sequence: the number of tokens in a sample.
         samples: of each data-parallel rank in a step.
         parts: that it cuts them into, whose gradients are added up before they are reduced.
         parameter_bytes: of an element of the parameters where they are gathered.
@@ -58,8 +57,8 @@ class MeshWork:
     """A mesh, and what is trained on it.
 
     Attributes:
-        mesh: that :meth:`~hpctrain.common.recipes.mesh.Mesh.at` made.
-        model: None where nobody knows it, as of a script: neighbours along the axes are then counted, not bytes.
+        mesh: a mesh without -1, from :meth:`~hpctrain.common.recipes.mesh.Mesh.at`.
+        model: None for a script, whose model is not known: neighbours along the axes are then counted, not bytes.
     """
 
     mesh: Mesh

@@ -23,7 +23,7 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
 
     Raises:
         HpctrainError: a mesh that is not of so many ranks, or that divides a model's heads unevenly or into more stages
-            than it has blocks, micro-batches that its stages cannot have, no ``data.path``, or as of
+            than it has blocks, micro-batches that its stages cannot have, no ``data.path``; see also
             :func:`require_between` and :func:`~hpctrain.common.recipes.batch_statistics.require_span`.
     """
     mesh = recipe.mesh.at(ranks)

@@ -390,11 +390,7 @@ class Recipe(Section):
         return self.batch.size
 
     def at(self, ranks: int) -> Recipe:
-        """The recipe with everything resolved that depends on the number of ranks. Its mesh stays as it is.
-
-        Raises:
-            HpctrainError: as of :meth:`hpctrain.common.recipes.mesh.Mesh.at` and :meth:`at_data_ranks`.
-        """
+        """The recipe with everything resolved that depends on the number of ranks. Its mesh stays as it is."""
         return self.at_data_ranks(self.mesh.at(ranks).data_ranks)
 
     def at_data_ranks(self, ranks: int) -> Recipe:

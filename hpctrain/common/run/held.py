@@ -24,9 +24,6 @@ class HeldDirectory:
 
     That it is open also shows that the process belongs to the run (see :mod:`hpctrain.common.run.processes`).
 
-    Args:
-        directory: which is there.
-
     Raises:
         HpctrainError: it cannot be opened.
     """

@@ -72,8 +72,7 @@ class HostOptions(BaseModel):
         hosts: a list in bracket form, each part with ``:SLOTS`` after it or none.
         hostfile: a file that lists them.
         nodes: how many hosts of the allocation or the fabric.
-        fabric: a file.
-        routes: its forwarding tables.
+        routes: the file of the fabric's forwarding tables.
         topology: the name of one, where the file has several.
         node: a file with a host's node map, or ``live`` for this machine's own; every host is taken to be like it.
         interface: for connections that are not InfiniBand.
@@ -95,7 +94,7 @@ class Start(BaseModel):
     """How ranks are started.
 
     Attributes:
-        launcher: one of :data:`hpctrain.common.cluster.launcher.LAUNCHERS`.
+        launcher: what starts the ranks, one of :data:`hpctrain.common.cluster.launcher.LAUNCHERS`.
         python: the interpreter of the ranks; None for that of this environment, or ``python3`` of the container.
         container: what the ranks run in.
         environment: what the user wants every rank to have.
@@ -207,11 +206,7 @@ class Plan(BaseModel):
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of this number of ranks.
-
-        Raises:
-            HpctrainError: as of :meth:`hpctrain.common.recipes.mesh.Mesh.at`.
-        """
+        """The mesh of this number of ranks."""
         return self.asked_mesh.at(self.ranks)
 
     @property

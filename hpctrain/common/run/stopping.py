@@ -89,8 +89,6 @@ def ask(file: Path, reason: str, *, replace: bool = False) -> bool:
     """Make the file that asks the ranks of a run to stop; whether ``reason`` is what it says now.
 
     Args:
-        file: ``RUN_DIR/stop``.
-        reason: in words.
         replace: an earlier request's reason too; otherwise that one stays.
 
     Raises:

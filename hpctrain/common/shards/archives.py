@@ -55,9 +55,6 @@ class ImageSource:
 def find_source(folder: Path, columns: Columns = Columns()) -> ImageSource:
     """The source in a folder.
 
-    Args:
-        columns: of Parquet files.
-
     Raises:
         HpctrainError: none of the three or several, an archive or a file is missing or wrong, or classes differ between
             its parts.

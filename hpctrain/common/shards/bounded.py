@@ -27,7 +27,6 @@ class BeyondLimitsError(HpctrainError):
 
     Args:
         what: the file, or the part of it.
-        words: what happened.
     """
 
     def __init__(self, what: str, words: str) -> None:

@@ -47,11 +47,7 @@ class _Origin(BaseModel):
 
 
 class ShardFiles:
-    """The files of a folder of shards by name. In a cache, those that are missing are fetched when they are asked for.
-
-    Args:
-        folder: of shards.
-    """
+    """The files of a folder of shards, by name; a cache fetches missing files when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,14 +71,11 @@ class ShardFiles:
         """The path of a file; in a cache it is there then, and was as the manifest has it when it came.
 
         Args:
-            name: of the file.
-            sha256: of it.
             limit: bytes that it may have.
             size: in bytes, where the manifest has it.
 
         Raises:
-            HpctrainError: as of :meth:`hpctrain.common.files.objects.Objects.fetch`, or another process of the node has
-                been fetching it for too long.
+            HpctrainError: it cannot be fetched, or another process of the node has been fetching it for too long.
         """
         path = self.folder / name
         if self.objects is None or path.exists():
@@ -111,11 +104,7 @@ class ShardFiles:
 
 
 def fetch_manifest(url: str) -> bytes:
-    """The manifest below a URL, as it is there now.
-
-    Raises:
-        HpctrainError: as of :meth:`hpctrain.common.files.objects.Objects.fetch`.
-    """
+    """The manifest below a URL, as it is there now."""
     return Objects(url).read(MANIFEST, MOST_MANIFEST_BYTES)
 
 

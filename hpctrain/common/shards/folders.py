@@ -19,7 +19,6 @@ class VerifiedFolder:
     Attributes:
         shards: how many there are to be.
         holds: what is in them, in words.
-        faults: the differences.
         remedy: the command that makes the faulty files again.
     """
 

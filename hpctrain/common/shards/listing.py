@@ -56,9 +56,6 @@ class ClassTar:
     """A class's tar inside the training archive.
 
     Attributes:
-        archive: the outer file.
-        info: of the inner one.
-        label: of all its images.
         samples: how many the devkit says.
     """
 
@@ -175,7 +172,7 @@ def list_part(part: ArchivePart) -> list[ImageFile]:
     """:meth:`ArchivePart.members` as a function for other processes.
 
     Raises:
-        HpctrainError: as of the part, or a file of it cannot be read.
+        HpctrainError: the part cannot be listed, or a file of it cannot be read.
     """
     try:
         return part.members()

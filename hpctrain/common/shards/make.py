@@ -54,7 +54,7 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
 
     Args:
         run: does the work, its results in order.
-        say: gets progress in words.
+        say: is called with lines of progress.
 
     Raises:
         HpctrainError: the source is not whole, the folder is of another source or other settings, another process

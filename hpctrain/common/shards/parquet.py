@@ -58,12 +58,9 @@ class RowGroup:
     """The rows of a file that are stored together, the least that can be read of it.
 
     Attributes:
-        file: the Parquet file.
         number: of the row group in it.
         first: number in the file of its first row.
-        labels: of its rows.
         name: what the keys of the file's images begin with.
-        image: the column.
     """
 
     file: Path

@@ -33,7 +33,7 @@ class Shards:
 
     Args:
         folder: what ``hpctrain data shard`` wrote, or a cache of it.
-        split: ``train`` or ``val``.
+        split: which set, ``train`` or ``val``.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
@@ -157,11 +157,7 @@ class Shards:
 
 
 def open_shards(folder: Path, split: str) -> Shards:
-    """Open a split after checking that all files are there with their sizes.
-
-    Raises:
-        HpctrainError: as of :meth:`Shards.check`.
-    """
+    """Open a split after checking that all files are there with their sizes."""
     shards = Shards(folder, split)
     shards.check()
     return shards

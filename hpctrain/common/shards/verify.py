@@ -49,7 +49,7 @@ def verify(folder: Path, objects: Objects | None = None) -> tuple[ShardManifest,
 
 
 def file_faults(folder: Path, shards: Sequence[WrittenFile], objects: Objects | None = None) -> list[FileFault]:
-    """The files whose size or hash is another than when they were written; arguments as of :func:`verify`."""
+    """The files whose size or hash differs from what the manifest recorded; see :func:`verify`."""
 
     def fault(shard: WrittenFile) -> FileFault | None:
         path = folder / shard.name

@@ -29,7 +29,7 @@ def make(work: Work, run: Map, say: Callable[[str], None]) -> Manifest:
     """Make the folder, or what of it is missing or damaged.
 
     Raises:
-        HpctrainError: as of :func:`hpctrain.common.shards.make.make_shards`, or of
+        HpctrainError: see :func:`hpctrain.common.shards.make.make_shards` and
             :func:`hpctrain.common.shards.text.prepare.prepare_text`.
     """
     return make_shards(work, run, say) if isinstance(work, Sharding) else prepare_text(work, run, say)
@@ -39,7 +39,7 @@ def naming_host(function: Callable[[Any], Any], task: Any) -> Any:
     """What the function makes of a task, on whatever host this is.
 
     Raises:
-        HpctrainError: as of the function, after the name of the host, which may be the only one that is wrong.
+        HpctrainError: the function's, after the name of the host, because the fault may be of this host alone.
     """
     try:
         return function(task)

@@ -55,14 +55,13 @@ class Layer(_Frozen):
         fixed_elements: moved forward whatever the batch: weights, statistics.
         fixed_backward_elements: the same of the backward pass: weights, and their gradients.
         operators: of the forward pass, each at least one kernel.
-        backward_operators: of the backward pass.
         parameters: elements of each parameter whose gradient is complete after this layer's backward pass.
         places: of these parameters, their numbers in the order of registration.
         saved_elements: floating point, kept for the backward pass from here on until after that of this layer; a tensor
             that several layers save is counted with the first.
         saved_bytes: of other types (max pooling's indices), likewise.
         mixed_saved_bytes: what ``saved_elements`` take under bf16 autocast.
-        output_elements: of its first operator.
+        output_elements: how many elements its first operator puts out.
         narrow: under bf16 autocast its output has 2 bytes an element.
         transient_elements: floating point, in memory while the forward pass is here, without what is saved here or
             before, and without weights and inputs of the network.
@@ -128,8 +127,7 @@ class Workload(_Frozen):
     """One training step of a network.
 
     Attributes:
-        name: of the network.
-        sample: of what goes in.
+        sample: shape and type of one input, without the batch.
         layers: in forward order; gradients become ready in the reverse order.
         buffers: elements of running statistics and the like.
         outputs: elements per sample of what comes out.
@@ -227,7 +225,7 @@ class ImageNetwork(_Frozen):
     that is per sample is a sum of multiples of such areas, and of a constant.
 
     Attributes:
-        layers: as of a workload, without :data:`SCALED`.
+        layers: a workload's layers without the quantities of :data:`SCALED`.
         areas: for each layer, by quantity of :data:`SCALED`, (level, multiple); level -1 is the constant.
         traced: the image size that the workload has where none is asked for.
     """
@@ -360,7 +358,7 @@ def buckets(
         bucket_bytes: a recipe's ``communication.bucket_mb`` times 10^6.
         in_place: of the engine: true for NCCL, Gloo, Horovod and one process, false for hpctrain's own over MPI.
         compressed: gradients travel in a narrower type, or few of them.
-        item_bytes: of one gradient's element.
+        item_bytes: the bytes of one element of a gradient.
     """
     members = [BucketMember(nbytes=elements * item_bytes) for elements, _ in workload.registered]
     found: list[GradientBucket] = []

@@ -52,7 +52,6 @@ class Index(BaseModel):
     Attributes:
         length, lines: of the file that is covered.
         few: each line that is neither a step nor a log, and the last step before it.
-        steps, logs: the last ones.
         check: CRC-32 of the lines of ``few``, in order.
         end: CRC-32 of the last bytes that are covered.
         modified: when the file was written last, in nanoseconds, if that is all of it; otherwise 0.

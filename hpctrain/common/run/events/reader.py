@@ -64,11 +64,8 @@ class EventsFile:
     Each loop reads the file anew, so that no more than one event is in memory. Most lines of a long file are steps, or
     what a script logs. The others are found without parsing those, and once an index is there without reading them.
 
-    Args:
-        path: of the file.
-
     Raises:
-        HpctrainError: as of :func:`read_events`, from here and all methods.
+        HpctrainError: the file cannot be read or is damaged, see :func:`read_events`; from here and all methods.
     """
 
     def __init__(self, path: Path) -> None:

@@ -23,9 +23,8 @@ class TextFile:
     """A file of text.
 
     Attributes:
-        path: where it is.
         name: below its source, which identifies it wherever that lies.
-        size: in bytes.
+        size: the document's size in bytes.
     """
 
     path: Path

@@ -46,11 +46,10 @@ class Preparation(BaseModel):
 
     Attributes:
         sources: files and folders of text.
-        folder: where the tokens go.
-        tokenizer: ``bytes``, or a file.
+        tokenizer: ``bytes``, or the path of a ``tokenizer.json``.
         separator: of the documents; of ``bytes`` without a meaning.
-        validation_share: of the documents.
-        seed: decides which these are.
+        validation_share: the share of the documents that are set apart, between 0 and 1.
+        seed: decides which documents are set apart.
         part_bytes: text that one process turns into a shard at once.
     """
 
@@ -97,7 +96,7 @@ def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None])
 
     Args:
         run: does the work, its results in order.
-        say: gets progress in words.
+        say: is called with lines of progress.
 
     Raises:
         HpctrainError: a source or the tokeniser cannot be read, the folder is of another source or other settings,

@@ -20,7 +20,7 @@ class TokenShards:
     Args:
         folder: what ``hpctrain data prepare-text`` wrote, or a cache of it, whose missing files are fetched when they
             are first read.
-        split: ``train`` or ``val``.
+        split: which set, ``train`` or ``val``.
 
     Raises:
         HpctrainError: the folder is not whole, or a shard has not its size.

@@ -77,7 +77,6 @@ class FileTokenizer:
     """A tokeniser of the tokenizers library, which special tokens written out in a text do not reach.
 
     Args:
-        path: of its ``tokenizer.json``.
         separator: the token that stands between documents.
 
     Raises:
@@ -159,11 +158,7 @@ def _batches(documents: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def open_tokenizer(name: str, separator: str) -> Tokenizer:
-    """The tokeniser that a command names: ``bytes``, or a file; its library is best used in a confined process.
-
-    Raises:
-        HpctrainError: as of :class:`FileTokenizer`.
-    """
+    """The tokeniser that a command names: ``bytes``, or a file; its library is best used in a confined process."""
     return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name), separator)
 
 
