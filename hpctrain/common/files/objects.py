@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.disk import disk_error, temporary_folder
-from hpctrain.common.files.hashes import sha256 as hash_of
 from hpctrain.common.files.regular import read_regular
+from hpctrain.common.files.regular import sha256 as hash_of
 from hpctrain.common.files.whole import put_in_place, temporary
 from hpctrain.common.secrets import has_credentials
 from hpctrain.common.settings import CACHE, OBJECT_TIMEOUT, TIMEOUT

@@ -7,6 +7,7 @@ A pipe or a device in place of a file would be waited for without end. What a sh
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -86,3 +87,9 @@ def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "st
         raise HpctrainError(f"cannot read the {kind} {path}: {error.strerror}", hint) from error
     except UnicodeDecodeError as error:
         raise HpctrainError(f"{path} is not a text file, so it is not a {kind}", hint) from error
+
+
+def sha256(path: Path) -> tuple[str, int]:
+    """The SHA-256 and the size in bytes of a regular file. Raises OSError, see :func:`open_regular`."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()

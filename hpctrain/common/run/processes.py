@@ -14,6 +14,12 @@ from pathlib import Path
 import psutil
 
 
+def processes_with(*words: str) -> list[int]:
+    """The numbers of this host's processes, of all users, whose command lines have all of these words."""
+    named = (process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"])
+    return [process.pid for process in named if set(words) <= set(process.info["cmdline"])]
+
+
 def works_in(process: psutil.Process, path: Path) -> bool:
     """Whether a process is this user's and holds the run directory ``path`` open; False where that cannot be seen."""
     try:

@@ -1,15 +1,43 @@
-"""Folders of shards of either kind: photographs, or tokens of text."""
+"""Compares folders of shards, of photographs or of tokens, with their manifests; a folder may be object storage."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import temporary_folder
-from hpctrain.common.files.objects import Objects
-from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, SETTINGS, read_manifest, remake
+from hpctrain.common.files.objects import DamagedObjectError, Objects
+from hpctrain.common.files.regular import sha256
+from hpctrain.common.shards.manifest import (
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    SETTINGS,
+    ShardManifest,
+    Split,
+    WrittenFile,
+    read_manifest,
+    remake,
+)
+from hpctrain.common.shards.read import index_fault, index_path, index_size_fault, most_index_bytes, read_index
 from hpctrain.common.shards.text import manifest as text
-from hpctrain.common.shards.verify import FileFault, file_faults, verify
+
+# Hashing runs beside other threads; more of them than this help no disk.
+_MOST_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFault:
+    """A fault of one file in the folder."""
+
+    file: str
+    fault: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +122,91 @@ def _verified_images(folder: Path, objects: Objects | None = None) -> VerifiedFo
         faults=faults,
         remedy=command(manifest.settings, folder) if (folder / SETTINGS).exists() else remake(folder),
     )
+
+
+def verify(folder: Path, objects: Objects | None = None) -> tuple[ShardManifest, tuple[FileFault, ...]]:
+    """The manifest, and all differences from it: sizes and hashes of shards, and indices with their counts.
+
+    Args:
+        folder: of shards, or of their manifest alone if they are in object storage.
+        objects: where the other files are; none of them stays in the folder.
+
+    Raises:
+        HpctrainError: there is no manifest, it is damaged, or an object cannot be fetched.
+    """
+    manifest = read_manifest(folder)
+    faults = file_faults(folder, [shard for split in manifest.splits.values() for shard in split.shards], objects)
+    for name, split in manifest.splits.items():
+        path = index_path(folder, name)
+        missing = _fetch_fault(objects, path, split.index_sha256, most_index_bytes(split)) if objects else None
+        faults += [missing] if missing else _index_faults(folder, name, split, len(manifest.classes))
+    return manifest, tuple(faults)
+
+
+def file_faults(folder: Path, shards: Sequence[WrittenFile], objects: Objects | None = None) -> list[FileFault]:
+    """The files whose size or hash differs from what the manifest recorded; see :func:`verify`."""
+
+    def fault(shard: WrittenFile) -> FileFault | None:
+        path = folder / shard.name
+        if objects is None:
+            return _shard_fault(folder, shard)
+        try:
+            return _fetch_fault(objects, path, shard.sha256, shard.bytes, shard.bytes)
+        finally:
+            path.unlink(missing_ok=True)
+
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads) as pool:
+        return list(filter(None, pool.map(fault, shards)))
+
+
+def _fetch_fault(objects: Objects, path: Path, sha256: str, limit: int, size: int | None = None) -> FileFault | None:
+    """What is wrong with an object, which is as it was written if it can be fetched.
+
+    Raises:
+        HpctrainError: it cannot be fetched, which says nothing of the object, or there is no room for it.
+    """
+    try:
+        objects.fetch(path.name, path, limit=limit, sha256=sha256, size=size)
+    except DamagedObjectError as error:
+        return FileFault(file=path.name, fault=error.message.removeprefix(f"{objects.at(path.name)}: "))
+    return None
+
+
+def _shard_fault(folder: Path, shard: WrittenFile) -> FileFault | None:
+    try:
+        size = (folder / shard.name).stat().st_size
+        if size != shard.bytes:
+            how = "cut short" if size < shard.bytes else "too long"
+            return FileFault(file=shard.name, fault=f"{how}: {size} bytes of {shard.bytes}")
+        digest, _ = sha256(folder / shard.name)
+    except OSError as error:
+        return FileFault(file=shard.name, fault=error.strerror or str(error))
+    if digest != shard.sha256:
+        return FileFault(file=shard.name, fault="changed: its SHA-256 is not the one it was written with")
+    return None
+
+
+def _index_faults(folder: Path, name: str, split: Split, classes: int) -> Iterator[FileFault]:
+    path = index_path(folder, name)
+    try:
+        if wrong := index_size_fault(path, split):
+            yield FileFault(file=path.name, fault=wrong)
+            return
+        digest, _ = sha256(path)
+        index = read_index(folder, name)
+    except OSError as error:
+        yield FileFault(file=path.name, fault=error.strerror or str(error))
+        return
+    except HpctrainError as error:
+        yield FileFault(file=path.name, fault=error.message)
+        return
+    if digest != split.index_sha256:
+        yield FileFault(file=path.name, fault="changed: its SHA-256 is not the one it was written with")
+    fault = index_fault(index, split, classes)
+    if fault:
+        yield FileFault(file=path.name, fault=fault)
+    counts = Counter(np.asarray(index["shard"]).tolist())
+    for number, shard in enumerate(split.shards):
+        if counts[number] != shard.samples:
+            yield FileFault(file=path.name, fault=f"{counts[number]} rows of {shard.name}, which has {shard.samples}")

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.hashes import sha256
-from hpctrain.common.files.regular import open_descriptor, read_regular
+from hpctrain.common.files.regular import open_descriptor, read_regular, sha256
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.shards.bounded import BeyondLimitsError, bounded
 from hpctrain.common.shards.confined import confined

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.hashes import sha256
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.objects import Objects
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.files.regular import open_regular, read_regular
+from hpctrain.common.files.regular import open_regular, read_regular, sha256
 from hpctrain.common.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
 from hpctrain.common.shards.manifest import (
     MANIFEST,

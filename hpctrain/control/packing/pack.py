@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.cache import cache_folder
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.hashes import sha256
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.private import make_folder
+from hpctrain.common.files.regular import sha256
 from hpctrain.common.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
 from hpctrain.control.packing.entries import Entry
 from hpctrain.control.packing.environment import compiled, environment_entries

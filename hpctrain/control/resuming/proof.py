@@ -11,7 +11,7 @@ from typing import Any
 from hpctrain.common.checkpoints.layout import checkpoint_path, iterations
 from hpctrain.common.checkpoints.manifest import read_manifest
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.hashes import sha256
+from hpctrain.common.files.regular import sha256
 from hpctrain.common.recipes.difference import flat
 from hpctrain.common.run.directory import RunDirectory, plan_sha256
 from hpctrain.common.run.events import Event, EventWriter

@@ -54,7 +54,7 @@ if hpctrain.__version__ == {hpctrain.__version__!r}:
     from hpctrain.common.cluster.interfaces import read_interfaces
     from hpctrain.control.supervision.reachability import reaches
     from hpctrain.common.cluster.machine import versions
-    from hpctrain.common.cluster.processes import processes_with
+    from hpctrain.common.run.processes import processes_with
     answer.update(interfaces=[asdict(one) for one in read_interfaces()], versions=versions())
     end = time.monotonic() + {_BUSY_SECONDS}
     while (busy := processes_with({TRAIN!r}, sys.argv[1]) if sys.argv[1] else []) and time.monotonic() < end:

@@ -15,9 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.hashes import sha256
 from hpctrain.common.files.locks import locked
-from hpctrain.common.files.regular import read_regular
+from hpctrain.common.files.regular import read_regular, sha256
 from hpctrain.common.files.whole import remove_leftovers, write_whole
 from hpctrain.common.run.directory import read_model
 from hpctrain.common.shards.confined import confined
