@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-# So many of the things that a warning counts are named in it.
+# How many of the counted things a warning names.
 _NAMED = 3
 
 

@@ -25,7 +25,7 @@ MODULES = {
     "huggingface": ("accelerate", "transformers"),
 }
 
-# These bring train along.
+# These extras include the extra `train`.
 _BRING_TRAIN = {"torch", "keras", "imagenet", "deepspeed", "lightning", "huggingface"}
 
 
@@ -52,6 +52,6 @@ def _error(modules: Sequence[str], extras: Sequence[str]) -> HpctrainError:
     named = [extra for extra in extras if extra != "train" or not _BRING_TRAIN & {*extras}]
     install = f"pip install 'hpctrain[{','.join(named)}]'"
     if "deepspeed" in extras:
-        # Its setup asks the PyTorch that is there, and would compile.
+        # DeepSpeed's setup imports the installed PyTorch, and would otherwise compile.
         install = f"DS_BUILD_OPS=0 {install} --no-build-isolation"
     return HpctrainError(f"{', '.join(modules)} {verb} not installed in this Python", install)

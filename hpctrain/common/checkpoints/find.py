@@ -53,7 +53,7 @@ def newest_whole(folder: Path, *, hashes: bool = True) -> Newest:
                 damaged.append((path, "; ".join(faults)))
             else:
                 overtaken = True
-        # Where some of those that were there are gone, newer ones have come.
+        # If some listed checkpoints are gone, newer ones have replaced them, so the search starts again.
         if not overtaken or there == before:
             return Newest(damaged=tuple(damaged))
         before = there

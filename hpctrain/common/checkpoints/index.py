@@ -97,5 +97,5 @@ def _stored(file: Path) -> Iterator[Stored]:
 def _header(file: Path) -> dict[str, _Entry]:
     with open_regular(file) as opened:
         length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
-        # No more than there is, whatever it says.
+        # A damaged length must not ask for more than the file holds.
         return _HEADER.validate_json(opened.read(min(length, file.stat().st_size)))

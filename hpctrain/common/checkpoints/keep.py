@@ -31,7 +31,7 @@ class Policy:
         """
         found = set(sorted(known)[-self.last :])
         if self.best and (scored := known.keys() & scores.keys()):
-            # The earlier of equals: it has been kept up to now.
+            # Of equal scores the earlier wins, because it is the one that was kept so far.
             found.add(max(scored, key=lambda iteration: (scores[iteration], -iteration)))
         if every := self.every_epochs:
             found |= {number for number, each in known.items() if each.ends_epoch and each.epoch % every == 0}
@@ -47,7 +47,7 @@ def apply(policy: Policy, folder: Path, newest: int, scores: Mapping[int, float]
     known = {iteration: each for iteration, each in there.items() if each and iteration <= newest}
     kept = policy.kept(known, scores)
     if newest not in kept:
-        # The disk does not give it back: no time to delete anything.
+        # The newest checkpoint cannot be read at the moment, so the older ones are still needed.
         return
     for iteration, progress in there.items():
         unreadable = progress is None and min(kept) < iteration < newest
@@ -92,7 +92,7 @@ def delete(path: Path) -> None:
 def hide(path: Path) -> Path | None:
     """Rename a checkpoint that is to be deleted; None if it is not there or cannot be renamed."""
     gone = hidden_path(path, "deleted")
-    # Of a crash in the middle.
+    # A crash during an earlier deletion left this folder.
     shutil.rmtree(gone, ignore_errors=True)
     try:
         return path.replace(gone)

@@ -10,8 +10,8 @@ from pathlib import Path
 from hpctrain.common.checkpoints.pieces import Place
 
 MANIFEST, SUM = "state.json", "state.sha256"
-# Names of tensors that are a rank's own: what it draws from, what its layers computed from its samples, and what its
-# optimizer keeps where it makes steps by itself. Of everything else there is one, which is equal on all ranks.
+# Tensors that differ by rank: random states, statistics that its layers computed from its samples, and what its
+# optimizer keeps between synchronisations. Everything else is equal on all ranks, and is saved once.
 RANDOM, STATISTICS, MOMENTS = "random.", "statistics.", "moments."
 OWN = (RANDOM, STATISTICS, MOMENTS)
 

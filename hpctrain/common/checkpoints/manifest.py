@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
-# It names every piece of every tensor on thousands of ranks.
+# The limit leaves room for every piece of every tensor on thousands of ranks.
 _MOST_BYTES = 2**30
 
 

@@ -55,10 +55,10 @@ def write_share(
     path = fresh / share_name(rank, ranks)
     part = path.with_suffix(".part")
     try:
-        # By whoever comes first.
+        # The first rank to arrive creates the folder.
         make_folder(fresh, within=fresh.parent.parent)
         receipt = _Receipt(file=share.write(path), proof=dict(proof())).model_dump_json()
-        # It is not waited for until it is on disk, unlike the share: nobody needs it after a crash of the machine.
+        # The receipt is not synced to disk, unlike the share: nothing needs it after the machine crashes.
         with open(part, "w", opener=private) as file:
             file.write(receipt)
         part.replace(path.with_suffix(_RECEIPT))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# What is a rank's own, and has a mean over the ranks that others go on from.
+# State that differs by rank, and whose mean over the ranks another number of ranks starts from.
 _HAS_MEAN = (STATISTICS, MOMENTS)
 
 
@@ -103,7 +103,7 @@ class SavedState(Mapping[str, "NDArray[Any]"]):
         import numpy as np
 
         ordered = [self._read(values[rank]) for rank in sorted(values)]
-        # The kind of bfloat16 is "V".
+        # NumPy gives bfloat16 the kind "V".
         if ordered[0].dtype.kind in "biu":
             return ordered[0]
         try:
@@ -125,7 +125,7 @@ def piece_of(state: Mapping[str, NDArray[Any]], name: str, box: Box) -> NDArray[
         return state.piece(name, box)
     import numpy as np
 
-    # One without dimensions is a number otherwise.
+    # Indexing an array without dimensions would give a number.
     return np.asarray(state[name][box.within(Box.whole(state[name].shape))])
 
 

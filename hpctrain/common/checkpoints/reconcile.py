@@ -25,11 +25,11 @@ def missing(folder: Path, events: Iterable[Event]) -> list[int]:
         if isinstance(event, StartEvent):
             expected = {iteration for iteration in expected if iteration <= event.iteration}
         elif isinstance(event, CheckpointEvent):
-            # Where the writer did not say which there were, only that one is known of.
+            # An event without a list of the kept ones proves only its own checkpoint.
             expected = {*(event.kept or ()), event.iteration}
     there = set(iterations(folder))
     if there and max(there) > max(expected, default=0):
-        # Written after the last word, and others deleted for it.
+        # A checkpoint newer than all events: others were deleted for it, which no event says.
         return []
     return sorted(expected - there)
 

@@ -39,7 +39,7 @@ TYPES = {
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
 _LENGTH_BYTES = 8
-# A multiple of what disks have.
+# Direct I/O needs a multiple of the disk's block size.
 _BLOCK_BYTES = 4096
 _PIECE_BYTES = 1 << 24
 
@@ -52,12 +52,12 @@ class CheckpointShare:
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
-        # As the file is, with windows of it in its order: for a tensor, and for the bytes that it has there.
+        # The content of the file, and for each tensor, in the file's order, a view of its bytes.
         self._content: NDArray[np.uint8]
         self._header: memoryview
         self._places: dict[str, tuple[NDArray[Any], memoryview]] = {}
         self._hash = xxhash.xxh3_128()
-        # How many bytes of the content are those of now; more than there are where there will be none.
+        # How many bytes of the content are copied; more than it has after a failure.
         self._there = 0.0
         self._further = threading.Condition()
 
@@ -78,11 +78,11 @@ class CheckpointShare:
 
         end = math.inf
         try:
-            # Neither copies nor hashes hold the interpreter's lock: the training goes on beside them.
+            # Copying and hashing release the GIL, so training continues meanwhile.
             self._hash = xxhash.xxh3_128(self._header)
             for name, (place, content) in self._places.items():
                 np.copyto(place, tensors[name])
-                # While most tensors are still in a cache.
+                # Hashed right after the copy, while most of it is still in a CPU cache.
                 self._hash.update(content)
                 self._advance(self._there + len(content))
             end = len(self._content)
@@ -150,10 +150,10 @@ def blocks_of_memory(nbytes: int) -> NDArray[np.uint8]:
     """Zeroed memory that begins at a block boundary of the disk."""
     import numpy as np
 
-    # Pages, and shared: from private ones nothing may be written past the page cache while a process forks (open(2)).
+    # Shared pages, because direct I/O from private ones is not safe while the process forks (open(2)).
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     content: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)[:nbytes]
-    # They are written to, so that the first copy does not wait for the system to find memory.
+    # Touched here, so that the first copy does not wait for page faults.
     content[:] = 0
     return content
 
@@ -174,7 +174,7 @@ def write_through(descriptor: int, content: memoryview, wait_for: Callable[[int]
         fcntl.fcntl(descriptor, fcntl.F_SETFL, usual | os.O_DIRECT)
         _write_all(descriptor, content[: len(content) // _BLOCK_BYTES * _BLOCK_BYTES], wait_for)
     except OSError as error:
-        # Of a file system that cannot, or wants larger blocks, or after a part of one, where the disk is full.
+        # The file system has no direct I/O or wants larger blocks, or a full disk took part of a block.
         if error.errno != errno.EINVAL:
             raise
     fcntl.fcntl(descriptor, fcntl.F_SETFL, usual)

@@ -51,11 +51,11 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "deepspeed": Capabilities(
         frameworks=frozenset(("torch",)), has_meshes=False, distributes_scripts=True, extra="deepspeed"
     ),
-    # Strategies of tf.distribute, by their names there.
+    # These are strategies of tf.distribute, under its names.
     "mirrored": replace(_TENSORFLOW, joins_ranks=False, replicates=True),
     "multi_worker": _TENSORFLOW,
     "parameter_server": replace(_TENSORFLOW, min_ranks=3),
-    # There are no remaining ranks, and no other nodes.
+    # With one process there are no other ranks to lose.
     "single": Capabilities(joins_ranks=False, outlives_ranks=True, sends_largest=True),
 }
 BACKENDS = ("auto", *CAPABILITIES)

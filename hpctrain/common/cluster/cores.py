@@ -63,7 +63,7 @@ def cores_of_nodes(nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...] | N
     runs = [_runs(cpus) for cpus in nodes]
     nodes_of_cpu = Counter(cpu for cpus in nodes for cpu in set(cpus))
     halves = [each for each in runs if len(each) == 2 and len(each[0]) == len(each[1])]
-    # Where some first run comes after some second one, the runs are not threads.
+    # If a first run lies after a second one, the runs are not the threads of the same cores.
     threads = halves and max(first[-1] for first, _ in halves) < min(second[0] for _, second in halves)
 
     def cores(of_node: list[tuple[int, ...]]) -> tuple[int, ...] | None:

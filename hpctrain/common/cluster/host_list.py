@@ -11,7 +11,7 @@ from hpctrain.common.errors import HpctrainError
 
 # Slurm itself knows at most 65,533 nodes.
 MOST_HOSTS = 65536
-# Of a host's name in the DNS.
+# The DNS allows no longer host name.
 _LONGEST_NAME = 253
 
 # ClusterShell gives '@', '!', '&', '^', '*', '/' and blanks meanings that Slurm's lists do not have.
@@ -59,7 +59,7 @@ def expand_names(text: str, where: str) -> tuple[str, ...]:
 
 
 def _expanded(parts: Sequence[str], text: str, where: str) -> tuple[str, ...]:
-    # Counted beforehand: every name of a range is made.
+    # Counted first, because expanding a range makes every name.
     if sum(map(_count, parts)) > MOST_HOSTS:
         raise _not_a_list(text, where, f"these are more than {MOST_HOSTS} names")
     names = tuple(dict.fromkeys(name for part in parts for name in _expand(part, text, where)))
@@ -118,7 +118,7 @@ def _expand(part: str, text: str, where: str) -> Iterator[str]:
     Bracket by bracket: ClusterShell's sets of nodes take digits before a bracket into its numbers, and make 94 names
     of ``gpu1[8-11]``.
     """
-    # A twentieth of a second that `hpctrain --help` does not need.
+    # Imported here because it takes 50 ms, which `hpctrain --help` should not pay.
     from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
     try:

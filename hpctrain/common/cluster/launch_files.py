@@ -13,7 +13,7 @@ from hpctrain.common.cluster.node_map import Slot
 from hpctrain.common.errors import HpctrainError
 
 Placed = Sequence[tuple[str, Sequence[Slot]]]
-# The same for what only counts the slots.
+# The same, for callers that only count the slots.
 HostRanks = Iterable[tuple[str, Sized]]
 
 

@@ -27,7 +27,7 @@ class LauncherClaim:
     size: int
 
 
-# Set by it alone; RANK and WORLD_SIZE are also set by scripts that start no ranks.
+# Only torchrun sets this; RANK and WORLD_SIZE are also set by scripts that start no ranks.
 TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"
 # The mark's value where hpctrain sets torchrun's variables, for libraries that look for them.
 AS_TORCHRUN = "hpctrain"
@@ -36,11 +36,11 @@ AS_TORCHRUN = "hpctrain"
 _KNOWN = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("Hydra (MPICH, Intel MPI) or srun --mpi=pmi2", "PMI_SIZE", "PMI_RANK"),
-    # SLURM_NTASKS is a batch script's too, which is no rank.
+    # Not SLURM_NTASKS, which a batch script has too, and that is no rank.
     (SRUN, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 
-# A process without these is nobody's rank.
+# A process without these variables is not a rank.
 SIZE_VARIABLES = (*(size for _, size, _ in _KNOWN), TORCHRUN_MARK)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     # everything else that the host does then.
     from hpctrain.common.recipes.schema import Framework
 
-# What each framework needs to be importable; Keras runs on TensorFlow here.
+# The modules that each framework needs; Keras runs on TensorFlow here.
 _MODULES: dict[Framework, tuple[str, ...]] = {"torch": ("torch",), "keras": ("tensorflow", "keras")}
 # One package can come from several distributions; the first that is installed counts.
 _DISTRIBUTIONS = {
@@ -106,7 +106,7 @@ def usable_processors(environment: Mapping[str, str] = os.environ) -> int:
     # 4(x2),2 for two nodes with 4 CPUs, that is hardware threads, and one with 2
     job = [int(cpus) for cpus in re.findall(r"(?:^|,)(\d+)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))]
     pod = POD_CPUS.read(environment)
-    # What starts the ranks of other pods may have fewer than they have.
+    # The launcher's pod may itself have fewer processors than the pods of the ranks.
     return pod if pod is not None else min([len(os.sched_getaffinity(0)), *job])
 
 

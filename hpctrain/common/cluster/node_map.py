@@ -292,7 +292,7 @@ def _balanced(choices: Sequence[Sequence[Adapter]]) -> list[str | None]:
     """The adapter of each rank: of its choices, that with the fewest ranks so far."""
     used: Counter[str] = Counter()
     chosen: list[str | None] = [None] * len(choices)
-    # Those with few choices first, so that the others can step aside.
+    # Ranks with few choices come first, because the others can give way.
     for rank in sorted(range(len(choices)), key=lambda rank: len(choices[rank])):
         if choices[rank]:
             name = min(choices[rank], key=lambda adapter: used[adapter.name]).name

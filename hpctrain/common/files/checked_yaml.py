@@ -37,7 +37,7 @@ M = TypeVar("M", bound=BaseModel)
 LONGEST_FILE = 2**18
 """Bytes of such a file. The longest that is published has some thousands."""
 
-# To say what each is takes a search through the file. Nobody mends more at once.
+# Describing a fault searches the whole file, and nobody corrects more of them at once.
 _MOST_FAULTS = 50
 
 
@@ -187,7 +187,7 @@ def validate(values: Any, model: type[M], where: Callable[[Location], str], kind
         HpctrainError: with the faults that the model found.
     """
     try:
-        # As JSON, because only there does pydantic's strict mode take a list for a tuple.
+        # Validated as JSON, because only then does pydantic's strict mode accept a list for a tuple.
         return model.model_validate_json(json.dumps(values, default=repr))
     except ValidationError as error:
         found = error.errors()

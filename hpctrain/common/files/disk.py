@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 
-# What the operating system says to a place that cannot hold files: the user's to change, not the run's fault.
+# Errors of a place that cannot hold files: the user has to choose another, so the run did not fail.
 _WRONG_PLACE = frozenset(
     (errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 )

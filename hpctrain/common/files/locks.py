@@ -37,7 +37,7 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
     except OSError as error:
         raise disk_error(error, path, "choose another folder") from error
     try:
-        # Without locks nothing is mixed either: each file is written under a name of its own.
+        # Even without locks no file mixes two writers, because each writes under its own temporary name.
         if not lock(descriptor, path, seconds, "choose another folder"):
             waited = f", waited {seconds:g} s for it" if seconds else ""
             raise HpctrainError(

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 _S3 = ("s3", "s3a")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _ATTEMPTS = 8
-# Random, below a bound that doubles up to the second one, so that the ranks of many nodes do not come back together.
+# Pauses are random, below a bound that doubles up to a maximum, so that many nodes do not retry at the same time.
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
-# Of HPCTRAIN_TIMEOUT, for all attempts. Another third goes by while a process of the node waits for one that fetches.
+# The share of the timeout for all attempts: a process that waits for another one's attempts needs its own third.
 _SHARE_OF_TIMEOUT = 1 / 3
 # An object that arrives more slowly is tried again: a server that sends a byte now and then never falls silent.
 _LEAST_BYTES_PER_SECOND = 1 << 20
 _BLOCK_BYTES = 1 << 20
-# Says of a place that it is not there, or not for us: another attempt would get the same answer.
+# These say that an object is missing or forbidden, so another attempt would get the same answer.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
@@ -175,7 +175,7 @@ class Objects:
 
         protocol = self.url.partition("://")[0].lower()
         try:
-            # An instance of its own, whose settings no other user of fsspec in this process meets.
+            # A separate instance, so that its settings do not reach other users of fsspec in this process.
             filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, **_options(protocol))
         except (ValueError, ImportError) as error:
             raise HpctrainError(
@@ -208,13 +208,13 @@ def _get(filesystem: AbstractFileSystem, url: str, to: Path, limit: int, seconds
             raise _TooLongError(f"too long: it has more than {limit} bytes, which are the most")
 
     path = filesystem._strip_protocol(url)
-    # Told of the size in the answer's header, and of what has come.
+    # Called with the size in the response's header, and with the bytes received so far.
     callback = Callback(hooks={"limit": stop_at_limit})
     if isinstance(filesystem, AsyncFileSystem):
-        # As its get_file does, which has no limit of time.
+        # What get_file does, which takes no timeout.
         sync(filesystem.loop, filesystem._get_file, path, str(to), callback=callback, timeout=seconds)
         return
-    # Some file systems, that of this machine too, tell their get_file's callback nothing.
+    # Some file systems, the local one too, never call the callback of get_file.
     found = filesystem.info(path)
     if found["type"] != "file":
         raise IsADirectoryError(errno.EINVAL, "it is not a file")

@@ -15,7 +15,7 @@ from hpctrain.common.files.disk import ANOTHER_RUN, disk_error, synchronise_fold
 from hpctrain.common.files.private import private as open_private
 
 _ELSEWHERE = "choose another folder"
-# Of the random part of a temporary name.
+# The number of random digits in a temporary name.
 _DIGITS = 12
 
 

@@ -18,10 +18,10 @@ ParameterKind = Literal["weight", "bias", "norm", "shortcut_norm"]
 Array = Any
 State = dict[str, Array]
 
-# Numbers, where other states are arrays of the parameter's shape.
+# These states are numbers; all others are arrays of the parameter's shape.
 SCALARS = frozenset({"previous_rate", "updates"})
 _EPSILONS: dict[OptimizerName, float] = {"lars": 0.0, "lamb": 1e-6}
-# Of what a recipe names.
+# The kinds of parameters that each name in a recipe covers.
 _MEMBERS: dict[Kind, frozenset[ParameterKind]] = {
     "norm": frozenset({"norm", "shortcut_norm"}),
     "main_path_norm": frozenset({"norm"}),

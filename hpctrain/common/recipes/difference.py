@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from hpctrain.common.recipes.schema import Recipe
 
-# What a recipe says of itself and of who follows it, and not of the training.
+# Keys that describe a recipe or report on a run, and do not change the training.
 _ABOUT = {"name", "source", "cost", "reported", "notes", "tracking"}
 
 
@@ -59,10 +59,10 @@ def deciding_differences(one: Recipe, other: Recipe) -> list[str]:
     """The keys whose difference means that a result of one recipe is not a result of the other."""
     indifferent = list(_INDIFFERENT)
     if one.model.name in ("digits_cnn", "gpt") or one.model.batch_norm.span is not None:
-        # Else what a rank computes at once shares its batch statistics.
+        # With batch normalisation over a rank's samples, their number changes the statistics.
         indifferent += ["batch.per_rank", "batch.micro_batch"]
     if "top_k" in (one.communication.compression, other.communication.compression):
-        # The largest elements of each bucket travel.
+        # top_k sends the largest elements of each bucket, so the bucket size changes the result.
         indifferent.remove("communication.bucket_mb")
     keys = differences(one, other)
     return [key for key in keys if not any(f"{key}.".startswith(f"{prefix}.") for prefix in indifferent)]

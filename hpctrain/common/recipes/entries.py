@@ -56,7 +56,7 @@ def find(name_or_path: str) -> tuple[Path, str]:
     """
     name, _, variant = name_or_path.rpartition("@") if "@" in name_or_path else (name_or_path, "", "")
     if "/" in name_or_path or name.endswith((".yaml", ".yml")):
-        # A path may hold an @ of its own.
+        # A path may itself contain an @.
         whole = not variant or os.path.exists(name_or_path)  # noqa: PTH110 - Path.exists raises for over-long names
         return (Path(name_or_path), "") if whole else (Path(name), variant)
     names = recipe_names()

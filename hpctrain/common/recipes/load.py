@@ -17,7 +17,7 @@ from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
 
-# What a section's word says in one of its keys.
+# Short forms of a section: a single word sets one of its keys.
 _WORDS: dict[tuple[str, Any], tuple[str, Any]] = {
     ("fault_tolerance", "shrink"): ("fault_tolerance.lost_rank", "shrink"),
     ("fault_tolerance", "elastic"): ("fault_tolerance.grow", True),
@@ -138,7 +138,7 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
             if not isinstance(target, dict):
                 raise HpctrainError(f"--set {override}: {name} was set to {target!r} before, which has no keys")
         target[last] = value
-        # Messages show it.
+        # Messages show the value, so one with a URL's password is left out of them.
         hidden = isinstance(value, str) and is_url(value) and url_fault(value)
         given[key] = f"{key}=…" if hidden else override
     return given

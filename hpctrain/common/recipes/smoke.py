@@ -10,7 +10,7 @@ from hpctrain.common.recipes.schedule import Schedule
 from hpctrain.common.recipes.schema import Batch, Images, Optimizer, OptimizerName, Recipe, Transition
 
 EPOCHS = 3
-# Of each split of imagenet.
+# Images in each split of imagenet.
 _IMAGES = 256
 _PIXELS = 64
 _SMALLEST_PIXELS = 32
@@ -19,14 +19,14 @@ _BATCH = 16
 _MICRO_BATCH = 4
 _GHOST = 2
 _SMALLEST_GROUP = 2
-# Of the parameters' average.
+# The decay of the parameters' average.
 _DECAY = 0.5
 _ADAPTIVE: tuple[OptimizerName, ...] = ("adam", "adamw", "lamb", "lars")
-# Of a GPT. Four blocks are two for each of two stages of a pipeline, and all divide by two.
+# The sizes of a GPT: two blocks for each of two pipeline stages, and every size divides by two.
 _GPT = {"layers": 4, "heads": 4, "width": 64, "context": 64}
 # The bytes and a separator, padded as GPT-2's vocabulary is to a multiple of 64.
 _BYTES = 320
-# Of text.
+# Steps of a recipe that trains on text.
 _STEPS = 100
 # An epoch of the recipe in the small run.
 _Shrunk = Callable[[float], float]

@@ -42,7 +42,7 @@ from hpctrain.common.files.whole import remove_leftovers, write_whole
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Of a plan, a record, a summary: a plan of ten thousand ranks has about one megabyte.
+# The limit for a plan, a record or a summary: the plan of ten thousand ranks has about one megabyte.
 _MOST_BYTES = 2**24
 
 
@@ -127,7 +127,7 @@ class RunDirectory:
         text = plan_text(plan)
         try:
             make_folder(self.path)
-            # Of several runs that are started in one place, one makes this file.
+            # If several runs start in one directory, only one of them can create this file.
             with open(self.plan, "xb", opener=private) as file:
                 file.write(text)
                 file.flush()
@@ -155,7 +155,7 @@ class RunDirectory:
         try:
             for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
                 stale.unlink(missing_ok=True)
-            # Of processes that were killed while they wrote: nobody else writes between two attempts.
+            # Left by processes that were killed while they wrote; nothing else writes between two attempts.
             remove_leftovers(self.path)
             remove_leftovers(self.ranks)
         except OSError as error:

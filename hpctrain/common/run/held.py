@@ -15,7 +15,7 @@ from hpctrain.common.run.directory import RunDirectory
 E = TypeVar("E", bound=BaseException)
 
 _BY_NUMBER = re.compile(r"/proc/self/fd/\d+/")
-# One look in vain can be a file server's.
+# A single failed look can be the file server's fault.
 _LOOKS = 2
 
 
@@ -73,7 +73,7 @@ class HeldDirectory:
     def in_words(self, error: E) -> E:
         """An error with the directory's name in place of what :attr:`work` calls it."""
         if isinstance(error, HpctrainError):
-            # Of another rank's directory too, whose descriptor has another number.
+            # A path may name another rank's descriptor of the directory, which has another number.
             error.message, error.hint = (
                 _BY_NUMBER.sub(f"{self._named.path}/", text) for text in (error.message, error.hint)
             )
@@ -90,7 +90,7 @@ class HeldDirectory:
             return self._named
         if self._is_at(self._path, otherwise=True):
             return self._named
-        # Where another host renamed it, this one may not know its name.
+        # After a rename on another host, the kernel here may not know the new name.
         place = self.work.path.readlink()
         return RunDirectory(place) if self._is_at(place, otherwise=False) else self.work
 

@@ -48,7 +48,7 @@ def send_signal(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
         return
     try:
-        # By its start time. From here on the descriptor stands for this process alone.
+        # Compares the start time: from here on the descriptor stands for this very process.
         if not process.is_running():
             raise psutil.NoSuchProcess(process.pid)
         signal.pidfd_send_signal(descriptor, number)
@@ -64,6 +64,6 @@ def _is(descriptor: Path, wanted: os.stat_result) -> bool:
     try:
         found = descriptor.stat()
     except OSError:
-        # Closed meanwhile.
+        # The descriptor was closed meanwhile.
         return False
     return (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)

@@ -152,7 +152,7 @@ def agreed() -> bool:
 def _receive(number: int, frame: FrameType | None) -> None:
     global _reason
     if number in (signal.SIGTERM, signal.SIGINT):
-        # By the operating system itself, so that it also ends a process that waits inside a collective.
+        # The default action, so that the system also ends a process that waits inside a collective.
         signal.signal(number, _repeated if number == signal.SIGTERM else signal.SIG_DFL)
     if _reason is None:
         _reason = signal.Signals(number).name

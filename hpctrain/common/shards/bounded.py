@@ -13,11 +13,11 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 
-# For what takes a few seconds at most within the limits of its size.
+# Work within the size limits takes a few seconds at most.
 _SECONDS = 60
 _SIZES = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Of a path, a name, and what JSON makes of their odd characters.
+# Room for a path and a name, with odd characters escaped as JSON does.
 _NOTE_BYTES = 1 << 16
 _NOTE_CHARACTERS = 4500
 
@@ -54,13 +54,13 @@ class Notes:
         """The number of the note, and the arguments of :meth:`write`."""
         while True:
             line = os.pread(self.file, _NOTE_BYTES, 0).partition(b"\n")[0]
-            # It may be written just now.
+            # The note may be half written at this moment.
             with contextlib.suppress(ValueError):
                 count, seconds, what = json.loads(line or b'[0, 0, ""]')
                 return count, seconds, what
 
 
-# Of a process that :mod:`hpctrain.common.shards.confined` started.
+# Set in a process that :mod:`hpctrain.common.shards.confined` started.
 notes: Notes | None = None
 
 

@@ -33,10 +33,10 @@ from hpctrain.common.settings import CACHE
 from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, ORIGIN, WrittenFile
 
 _ELSEWHERE = f"{CACHE.name}=DIR chooses another folder"
-# Of a hash, in a folder's name.
+# How many digits of a hash a folder's name has.
 _DIGITS = 16
 _MOST_ORIGIN_BYTES = 1 << 16
-# Besides the attempts of whoever is waited for: the comparison of hashes and the disk.
+# Added to the time of all attempts of the process that is waited for: it also compares hashes and writes.
 _SPARE_SECONDS = 10.0
 
 
@@ -81,7 +81,7 @@ class ShardFiles:
         if self.objects is None or path.exists():
             return path
         with _alone(path, self.objects.at(name)):
-            # By whoever had the lock.
+            # The process that held the lock may have fetched it.
             if not path.exists():
                 self.objects.fetch(name, path, limit=limit, sha256=sha256, size=size)
         return path
@@ -128,7 +128,7 @@ def cache_folder(url: str, manifest: bytes) -> Path:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise disk_error(error, folder, _ELSEWHERE) from error
-    # Of earlier runs that were killed: what is written now is younger than an object may take.
+    # Left by killed runs: whatever is being written now is younger than the longest fetch.
     remove_leftovers(folder, older_s=all_attempts_seconds() + _SPARE_SECONDS)
     # The manifest goes last: what has one is complete. Several ranks may write the same.
     for path, content in (
@@ -143,7 +143,7 @@ def cache_folder(url: str, manifest: bytes) -> Path:
 def _root() -> Path:
     """The folder of all sets: that of ``HPCTRAIN_CACHE``, or one of the user's own in the node's temporary storage."""
     chosen = CACHE.read()
-    # Some sites set it in jobs without TMPDIR.
+    # Some sites set SLURM_TMPDIR in jobs, and not TMPDIR.
     temporary = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
     root = Path(chosen).expanduser() if chosen else Path(temporary) / f"hpctrain-cache-{os.getuid()}"
     try:
@@ -151,7 +151,7 @@ def _root() -> Path:
             root.mkdir(parents=True, exist_ok=True)
         else:
             make_folder(root)
-        # What is in the cache is not compared with its hashes again, and anybody can make a folder in /tmp.
+        # Cached files are not hashed again, and anybody can make a folder in /tmp.
         foreign = not chosen and (root.is_symlink() or root.stat().st_uid != os.getuid())
     except OSError as error:
         raise disk_error(error, root, _ELSEWHERE) from error

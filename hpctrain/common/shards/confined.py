@@ -28,9 +28,9 @@ from hpctrain.common.shards.bounded import BeyondLimitsError, Notes
 
 _Result = TypeVar("_Result")
 _LOOK_SECONDS = 1.0
-# What is read may wait, for a disk or a core, so many times its processor time.
+# The wall-clock limit as a multiple of the processor time, since reading also waits for disks and cores.
 _WAITING_TIMES = 10
-# With these a process ends by its own fault; others are sent by the system or by a user.
+# Signals that a process's own fault raises; the system or a user sends others.
 _FAULTS = frozenset(
     (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS)
 )
@@ -84,9 +84,9 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=files,
-                # The functions are found where they are here.
+                # The process must find the functions where this one does.
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                # What a shell or Slurm sends to the ranks is none of its business.
+                # A session of its own, so that signals to the ranks do not reach it.
                 start_new_session=True,
             )
         except OSError as error:
@@ -138,7 +138,7 @@ class _Process:
             return BeyondLimitsError(what, f"reading it takes more than {seconds:.0f} s of processor time")
         if what and status in _FAULTS:
             how = f"its library crashed on it ({signal.Signals(status).name})"
-            # Rust's way to say that there is no memory, which is not told from others.
+            # A Rust library without memory aborts, which looks like any other abort.
             return BeyondLimitsError(what, how + ", or had too little memory" * (status == signal.SIGABRT))
         how = signal.Signals(status).name if status > 0 else f"status {-status}"
         return HpctrainError(
@@ -149,7 +149,7 @@ class _Process:
         )
 
 
-# Of this process, and not of those that it forks.
+# Idle processes of this process; its forks have none of them.
 _idle: list[_Process] = []
 _busy: list[_Process] = []
 os.register_at_fork(after_in_child=_idle.clear)
@@ -176,14 +176,14 @@ def _receive(connection: Connection, calls: queue.SimpleQueue[Any]) -> None:
         while True:
             calls.put(connection.recv())
     finally:
-        # The process that called is gone: nobody waits for what is being made.
+        # The calling process is gone, so nobody waits for the result.
         os._exit(1)
 
 
 def main(connection: str, notes: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     bounded.notes = Notes(int(notes))
-    # Libraries print what they find wrong; the answer says it too.
+    # Libraries print the faults they find, which the answer reports anyway.
     os.dup2(1, 2)
     _serve(Connection(int(connection)))
 

@@ -14,24 +14,24 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-# Of shape (height, width, 3): red, green, blue.
+# Shape (height, width, 3): red, green, blue.
 Pixels = NDArray[np.uint8]
 
-# Of a photograph's file.
+# The largest file of a photograph, in bytes.
 MOST_BYTES = 1 << 26
-# Of an ordinary JPEG file in one scan, which libjpeg-turbo decodes row by row: 3 bytes of memory a pixel.
+# The limit for a JPEG in one scan, which libjpeg-turbo decodes row by row: 3 bytes of memory a pixel.
 _MOST_PIXELS = 1 << 27
-# Of photographs that are in memory as a whole while they are decoded, by format: 7 to 15 bytes a pixel, of WebP 22.
+# By format, for photographs that decoders hold in memory as a whole: 7 to 15 bytes a pixel, WebP 22.
 # Pillow tries these formats alone: of others, some start programs (Ghostscript for EPS).
 _MOST_HELD = {"JPEG": 1 << 26, "PNG": 1 << 26, "WEBP": 1 << 25}
-# Of a JPEG file: encoders write about ten, and each is a pass over all pixels.
+# Encoders write about ten scans into a JPEG, and each is a pass over all pixels.
 _MOST_SCANS = 100
-# Pixels times scans.
+# The limit on pixels times scans.
 _MOST_PASSED = 1 << 30
-# Segments of a JPEG file. A photograph has some tens; an ICC profile or a preview may take a few hundred.
+# A JPEG of a photograph has some tens of segments; an ICC profile or a preview may take a few hundred.
 _MOST_SEGMENTS = 1 << 14
 _MARKER = re.compile(rb"\xff+[^\x00\x01\xd0-\xd7\xff]")
-# Of a strip that is converted at once.
+# How many pixels are converted at a time.
 _STRIP_PIXELS = 1 << 22
 
 
@@ -140,7 +140,7 @@ def decode_by_pillow(content: bytes) -> Pixels:
     except (MemoryError, BrokenImageError):
         raise
     except UnidentifiedImageError as error:
-        # Its own words have the address of an object.
+        # Pillow's own message contains the address of an object.
         raise BrokenImageError("neither JPEG nor PNG nor WebP") from error
     except Exception as error:
         # Pillow's plug-ins raise whatever their parsing stumbles over

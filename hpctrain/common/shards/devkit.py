@@ -21,13 +21,13 @@ META = "ILSVRC2012_devkit_t12/data/meta.mat"
 GROUND_TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
 
 
-# Of the kit (that of 2012 has 2.6 MB), of what is in it, and of its table, packed or not.
+# Limits in bytes for the kit (2012's has 2.6 MB), for its content, and for its table, packed or not.
 _MOST_PACKED = 1 << 24
 _MOST_UNPACKED = 1 << 26
 _MOST_TABLE = 1 << 23
-# Of memory to read the table.
+# The memory for reading the table, in bytes.
 _MOST_READING = 1 << 30
-# An element of a table that is packed by zlib.
+# The type of a table's element that zlib has packed.
 _PACKED_ELEMENT = 15
 _LONGEST_LABEL = 9
 
@@ -53,7 +53,7 @@ def read_devkit(path: Path) -> Devkit:
         HpctrainError: it is not there, is damaged, or holds no such files.
     """
     try:
-        # The whole of it first, for the sum at its end: readers of damaged tables read anywhere in memory.
+        # All of it is unpacked first, which checks its checksum: readers of damaged tables read out of bounds.
         unpacked = _unpacked(path)
         with naming(str(path)), tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
             meta, truth = (_content(tar, name, path) for name in (META, GROUND_TRUTH))

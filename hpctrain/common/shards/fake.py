@@ -24,7 +24,7 @@ from hpctrain.common.shards.fake_images import FakeImage, Kind, encode, photogra
 
 _VALIDATION_SHARE = 10
 _GREY_SHARE = 50
-# Of training; the real set has one PNG and 22 CMYK images among 1.28 million.
+# In the training split; the real set has one PNG and 22 CMYK images among 1.28 million.
 _CMYK, _PNG = 3, 1
 _CHUNK = 32
 

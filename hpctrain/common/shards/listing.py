@@ -22,11 +22,11 @@ DOWNLOAD_AGAIN = "download it again, and compare it with --checksums"
 # What tarfile raises: for numbers in headers, and for a thousand extended headers in a row, other errors than its own.
 _DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 _KEY_BYTES = INDEX_ROW["key"].itemsize
-# Of a member's header in a tar, with its extensions.
+# The longest header of a tar's member with its extensions, in bytes.
 _LONGEST_HEADER = 1 << 20
-# Of all headers of a tar together: those of 260,000 plain members.
+# The limit for all headers of a tar together: 260,000 plain members have as many bytes.
 _MOST_HEADERS = 1 << 27
-# Of memory and processor time for the members of a tar, of which those within the limits take a third.
+# The memory for listing a tar; tars within the other limits take a third of it.
 _MOST_LISTING = 1 << 31
 _LISTING_SECONDS = 300
 _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")

@@ -31,7 +31,7 @@ from hpctrain.common.shards.processes import Map
 from hpctrain.common.shards.read import index_path
 
 _Item = TypeVar("_Item")
-# Over how many shards images of Parquet files are mixed; each shard has as much to be read for it.
+# Images of Parquet files are mixed over this many shards; each shard reads that much for it.
 _MIXED_SHARDS = 8
 
 
@@ -75,12 +75,12 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
         label_column=sharding.label_column,
     )
     tasks = plan_shards(sharding, source.columns, parts)
-    # By the process that hands out the work: it may outlive whoever started it.
+    # The process that hands out the work holds the lock, since it may outlive the one that started it.
     with locked(sharding.folder, seconds=0):
         _begin(sharding.folder, settings)
         _require_room(sharding.folder, tasks)
         _work(tasks, run, say)
-        # Of executors that were killed while the others went on.
+        # Left by executors that were killed while the others went on.
         for place in (sharding.folder, sharding.folder / RECORDS):
             remove_leftovers(place)
         return _finish(sharding.folder, source.classes, settings, tasks)
@@ -236,7 +236,7 @@ def _require_room(folder: Path, tasks: Iterable[ShardTask]) -> None:
 
 def _work(tasks: Sequence[ShardTask], run: Map, say: Callable[[str], None]) -> None:
     made = 0
-    # A line every tenth.
+    # Progress is said after each tenth of the shards.
     lines = {len(tasks) * tenth // 10 for tenth in range(1, 11)}
     for number, fresh in enumerate(run(make_confined, tasks), 1):
         made += fresh

@@ -23,13 +23,13 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_regular
 
 MANIFEST = "manifest.json"
-# What the folder is made of, from the beginning on; a copy that was staged has none.
+# The settings of the folder, written when its making begins; a staged copy has none.
 SETTINGS = "sharding.json"
-# Of a manifest, in which a shard has 150: those of 100,000 shards.
+# The limit for a manifest: a shard takes about 150 bytes, so 100,000 shards fit.
 MOST_MANIFEST_BYTES = 1 << 24
-# That are listed.
+# How many faults a message lists.
 _MOST_FAULTS = 20
-# Of a cache.
+# In a cache, the file that names the URL.
 ORIGIN = "origin.json"
 # offset: of the image's first byte in the shard. key: in UTF-8, as in the shard, for messages.
 INDEX_ROW = np.dtype([("shard", "<u4"), ("offset", "<i8"), ("size", "<u4"), ("label", "<i4"), ("key", "S48")])

@@ -27,11 +27,11 @@ from hpctrain.common.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, S
 from hpctrain.common.shards.parquet import read_rows
 
 RECORDS = "records"
-# Of a record, in which an image has some 80.
+# The limit for a record, in which an image takes about 80 bytes.
 _MOST_RECORD_BYTES = 1 << 28
-# Of memory to decode a photograph, of which those within the limits take half.
+# The memory for decoding a photograph, in bytes; photographs within the limits take half.
 _MOST_DECODING = 1 << 31
-# Images of a shard that may end the process: it is begun anew for each.
+# How many images of a shard may crash the decoding process, which is started again after each.
 _MOST_FATAL = 16
 
 

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".parquet"
 _AGAIN = "write it again"
-# What the names of files, or of the folders that they lie in, begin with. A test split mostly has no labels.
+# Splits by the first letters of a file's or folder's name. Test splits seldom have labels.
 _SPLITS: Mapping[str, SplitName | None] = {"train": "train", "val": "val", "test": None}
-# Rows that are in memory at a time, of up to 67 MB and twice.
+# How many rows are in memory at a time; each has up to 67 MB, and is there twice.
 _BATCH = 8
-# Of memory for what describes a file, a batch of images or the labels of a row group, whatever the file says of them.
+# The memory for a file's metadata, for a batch of images and for a row group's labels, whatever the file claims.
 _MOST_METADATA = 1 << 30
 _MOST_BATCH = 1 << 31
 _MOST_LABELS = 1 << 29
-# Bytes of a column that may be unpacked, and how many times its packed ones beyond. Images hardly pack.
+# A column may unpack to this many bytes plus a multiple of its packed size; images hardly shrink.
 _UNPACKED = 1 << 28
 _UNPACKED_TIMES = 64
-# Rows that a set may have, and as many more as it has times so many bytes: each has an image.
+# A set may have this many rows, and one more for every _LEAST_ROW_BYTES bytes, since each row has an image.
 _ROWS = 1 << 20
 _LEAST_ROW_BYTES = 16
-# Labels beyond are no numbers of classes but of something else, and each class has a name in the manifest.
+# Larger labels do not number classes, and each class needs a name in the manifest.
 _MOST_CLASSES = 1 << 20
-# Of a file's name in keys, which a row's number of 8 digits follows; longer ones end in as many digits of their hash.
+# How much of a file's name a key has, before a row's 8 digits; a longer name ends in digits of its hash.
 _NAME_BYTES = 39
 _HASH_DIGITS = 12
 
@@ -104,9 +104,9 @@ def parquet_files(folder: Path) -> dict[SplitName, list[Path]]:
         HpctrainError: the name of one does not say of which split it is.
     """
     found: dict[SplitName, list[Path]] = {}
-    # No deeper: class folders have a million files there.
+    # Not searched deeper, because class folders hold a million files.
     for path in sorted([*folder.glob(f"*{_SUFFIX}"), *folder.glob(f"*/*{_SUFFIX}")]):
-        # Spark gives a folder of files the ending of a file.
+        # Spark writes folders whose names end in .parquet.
         if path.name.startswith(".") or path.is_dir():
             continue
         split = _split(path.relative_to(folder))
@@ -203,10 +203,10 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    # Other allocators take a gigabyte in advance, which a limit would count.
+    # Other allocators reserve a gigabyte in advance, which the memory limit would count.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     try:
-        # Refuses a pipe, which the library would wait for.
+        # Opening it here refuses a pipe, for which the library would wait.
         with contextlib.ExitStack() as stack:
             stack.enter_context(open_regular(path))
             with bounded(str(path), _MOST_METADATA):
@@ -238,7 +238,7 @@ def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
         )
     kind = schema.field(columns.label).type
     if kinds.is_dictionary(kind):
-        # Of pandas, a column of categories.
+        # pandas writes a column of categories so.
         kind = kind.value_type
     if not (kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_large_string(kind)):
         raise HpctrainError(f"{path}: the column {columns.label!r} holds {kind}", "labels are whole numbers or text")

@@ -10,9 +10,9 @@ from typing import Any
 
 from hpctrain.common.shards.confined import end_all
 
-# map, or what does it on other processes.
+# The built-in map, or a function like it that uses other processes.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-# Of a process among others that share the cores.
+# Variables for each of several processes that share the cores.
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -28,7 +28,7 @@ def worker_processes(workers: int) -> Iterator[Map]:
     try:
         yield threads.map
     except BaseException:
-        # What they make would be waited for.
+        # Otherwise leaving the executor waits for the work in progress.
         threads.shutdown(wait=False, cancel_futures=True)
         end_all()
         raise

@@ -18,9 +18,9 @@ from hpctrain.common.shards.cache import ShardFiles
 from hpctrain.common.shards.decoding import MOST_BYTES
 from hpctrain.common.shards.manifest import INDEX_ROW, ShardManifest, Split, read_manifest, remake
 
-# Of a process, whose limit is often 1,024 and whose other files count too.
+# How many shards a process holds open: its limit is often 1,024, and its other files count too.
 _OPEN_FILES = 256
-# Of an index, before its rows.
+# The limit for an index's header, before its rows.
 _MOST_HEADER_BYTES = 1 << 16
 
 

@@ -31,7 +31,7 @@ from hpctrain.common.shards.read import index_path, index_size_fault, most_index
 # The manifest of what is being staged, until it is whole.
 _BEGUN = "staging.json"
 _BLOCK_BYTES = 4 << 20
-# One connection alone seldom fills a line to object storage.
+# A single connection to object storage seldom uses the whole bandwidth.
 _FETCHED_AT_ONCE = 8
 _ELSEWHERE = "stage to another folder"
 
@@ -110,7 +110,7 @@ def _stage(source: Path | Objects, to: Path, manifest: ShardManifest, share: Nod
     missing = [shard for shard in own if not _is_copied(to / shard.name, shard, check)]
     _require_room(to, missing)
     with ThreadPoolExecutor(_FETCHED_AT_ONCE if isinstance(source, Objects) else 1) as pool:
-        # After a fault the others are not begun.
+        # After a fault no other copy is begun.
         for _ in pool.map(lambda shard: _copy(source, to, shard), missing):
             pass
     linked = _link(source, to, set(shards) - set(own), check) if isinstance(source, Path) else 0

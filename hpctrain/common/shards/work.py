@@ -20,7 +20,7 @@ from hpctrain.common.shards.text.tokenizer import BYTES
 Work = Sharding | Preparation
 Manifest = ShardManifest | TextManifest
 
-# Neither has all keys of the other.
+# A union, since neither kind has all keys of the other.
 _WORK: TypeAdapter[Work] = TypeAdapter(Work)
 _MANIFEST: TypeAdapter[Manifest] = TypeAdapter(Manifest)
 

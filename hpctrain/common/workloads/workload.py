@@ -26,7 +26,7 @@ Kind = Literal["conv", "matmul", "other"]
 _FLOAT_BYTES = 4
 _SUFFIX = ".json"
 _SHIPPED = resources.files("hpctrain.common.workloads")
-# A repeated part of a network: what its modules are called up to the first number.
+# A repeated block of a network: the names of its modules up to the first number.
 _BLOCK = re.compile(r"(.+?\.\d+)\.")
 
 
@@ -301,7 +301,7 @@ def load_workload(name: str, *, image_size: int | None = None) -> Workload:
     return found if image_size is None else found.at(image_size)
 
 
-# A thousand layers have some hundred thousand.
+# A thousand layers take some hundred thousand bytes.
 _MOST_BYTES = 2**26
 
 

@@ -15,7 +15,7 @@ from hpctrain.common.run.events.kinds import CLASSES, Event, FaultEvent, StallEv
 LONGEST_LINE = 2**24
 """Bytes of an event; the longest that was seen, a stall with the stacks of many threads, has some thousands."""
 
-# But for faults, which are of two classes.
+# Without faults, for which there are two classes.
 _KNOWN = {name.encode(): kind for name, kind in CLASSES.items() if not issubclass(kind, FaultEvent)}
 
 
@@ -71,7 +71,7 @@ def parse_event(line: bytes, where: str) -> Event:
     if known := parse_known(line):
         return known
     try:
-        # Not the bytes: zeros in a damaged line would be taken for another encoding.
+        # Decoded first, because json.loads takes zero bytes of a damaged line for UTF-16 or UTF-32.
         value = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise HpctrainError(f"{where}: not an event: {error}") from error

@@ -27,7 +27,7 @@ from hpctrain.common.run.events.kinds import (
 from hpctrain.common.run.events.lines import LONGEST_LINE, kind_of, parse_event, parse_known
 
 _BLOCK_BYTES = 2**18
-# What is read anew in some hundredths of a second.
+# This many bytes are read again within some hundredths of a second.
 _INDEX_BYTES = 2**22
 Kind = TypeVar("Kind", bound=Event)
 Frequent = TypeVar("Frequent", StepEvent, LogEvent)
@@ -220,7 +220,7 @@ class Kept:
 
     def __init__(self, events: Events) -> None:
         few = events.few(StartEvent, RunEvent, StoppedEvent) if isinstance(events, EventsFile) else events
-        # What undoes events before it, down to an iteration, and what makes sure that those before it stay (None).
+        # A number undoes earlier events down to that iteration; None makes sure that earlier events stay.
         marks: list[int | None] = []
         saves = ScriptSaves()
         for event in few:

@@ -18,7 +18,7 @@ from hpctrain.common.run.events.kinds import CheckpointEvent, Event, OtherEvent,
 from hpctrain.common.run.events.lines import LONGEST_LINE, line_of, mark, parse_event
 from hpctrain.common.run.events.reader import EventsFile, whole
 
-# Written by whoever sees it, at the same time as others, so that they say nothing of how far the writer was.
+# Any rank that sees a stall writes it, so these events do not say how far the writing rank was.
 _ASIDE = mark(StallEvent)
 # How far ranks can be ahead of the one that writes, and more: it takes part in each step.
 _RECENT = 16
@@ -65,7 +65,7 @@ class EventWriter:
         if self._file:
             return
         self._open(path, alone=True)
-        # Of a kind that is not known nothing can be told, and nobody emits it here.
+        # Events of unknown kinds cannot be compared, and this version emits none of them.
         self._there = {_identity(event) for event in _newest(path) if not isinstance(event, OtherEvent)}
         while self._recent:
             self._write(self._recent.popleft())
@@ -130,7 +130,7 @@ class EventWriter:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            # Unless somebody else has written behind it.
+            # Truncate only if no other writer has appended meanwhile.
             if os.fstat(self._file.fileno()).st_size == end:
                 self._file.truncate(end - written)
             raise

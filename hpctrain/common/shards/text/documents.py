@@ -13,7 +13,7 @@ from hpctrain.common.files.regular import open_regular, read_regular
 
 _KINDS = (".txt", ".md", ".rst", ".jsonl")
 _KEY = "text"
-# Of a file that is one document, and of a line that is one: each is in memory as a whole, several times.
+# The limit for one document, a file or a line: each is in memory as a whole, several times.
 _MOST_DOCUMENT_BYTES = 1 << 31
 _MOST_LINE_BYTES = 1 << 26
 
@@ -115,7 +115,7 @@ def documents(span: Span) -> Iterator[str]:
 def _lines(span: Span) -> Iterator[str]:
     with open_regular(span.path) as file:
         if span.begin:
-            # A line that begins before is the span's before; one that ends just ahead leaves nothing to pass over.
+            # A line that begins earlier belongs to the span before; if one ends just here, none is skipped.
             file.seek(span.begin - 1)
             while not (part := file.readline(_MOST_LINE_BYTES)).endswith(b"\n") and part:
                 pass
@@ -139,7 +139,7 @@ def _text(line: bytes, path: Path, place: int) -> str:
     try:
         found = json.loads(line)[_KEY]
         if isinstance(found, str):
-            # Refuses half a character.
+            # Refuses a lone surrogate, which is half a character.
             found.encode()
             return found
     except (ValueError, KeyError, TypeError, RecursionError):

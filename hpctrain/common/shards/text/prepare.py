@@ -35,7 +35,7 @@ from hpctrain.common.shards.text.manifest import (
 from hpctrain.common.shards.text.tokenizer import BYTES, Tokenizer, open_tokenizer, tokenizer_settings
 
 RECORDS = "records"
-# Of a record, which has a line for each of two files.
+# The limit for a record, which has a line for each of two files.
 _MOST_RECORD_BYTES = 1 << 16
 _SPLITS: tuple[SplitName, ...] = ("train", "val")
 
@@ -119,7 +119,7 @@ def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None])
     with locked(folder, seconds=0):
         _begin(folder, settings)
         _work(tasks, run, say)
-        # Of executors that were killed while the others went on.
+        # Left by executors that were killed while the others went on.
         for place in (folder, folder / RECORDS):
             remove_leftovers(place)
         return _finish(folder, settings, tasks)

@@ -56,7 +56,7 @@ class TokenShards:
         rows = []
         while count > 0:
             file = self._files[number]
-            # Not kept: each would hold a file open, and a large text has more than a process may.
+            # The map is not kept: each holds a file open, and a large text has more files than a process may open.
             path = self._stored.path(file.name, file.sha256, file.bytes, file.bytes)
             with open_regular(path) as opened:
                 row = np.memmap(opened, TOKEN, "r", shape=(file.tokens,))[start : start + count]

@@ -18,18 +18,18 @@ from hpctrain.common.files.regular import read_regular
 from hpctrain.common.shards.bounded import bounded
 
 BYTES = "bytes"
-# What 16 bits can tell apart.
+# The most tokens that 16 bits can number.
 _MOST = 1 << 16
-# Texts that are encoded at a time, unless one has more characters.
+# How many texts, and how many characters, are encoded at a time; a longer text is encoded by itself.
 _BATCH = 1000
 _BATCH_CHARACTERS = 1 << 20
-# Of a tokenizer.json; those of 65,536 tokens have less than 10 MB.
+# The limit for a tokenizer.json; with 65,536 tokens it has less than 10 MB.
 _MOST_BYTES = 1 << 26
 _MOST_CHARACTERS = 300
-# Of memory to read such a file, and to encode some texts, beside so many times their own size.
+# The memory for reading such a file, and for encoding texts, besides a multiple of their size.
 _MOST_READING = _MOST_ENCODING = 1 << 31
 _TIMES = 512
-# Bytes that are encoded in a second of processor time at least; ordinary tokenisers encode a million.
+# The slowest encoding that is accepted, per second of processor time; ordinary tokenisers encode a million.
 _BYTES_PER_SECOND = 1 << 14
 _SECONDS = 60
 
