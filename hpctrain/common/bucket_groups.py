@@ -31,11 +31,11 @@ def mpi_bucket_bytes(*, hosts: int, local: int, rdma: bool) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketMember:
-    """What the rule has to know of a parameter.
+    """A parameter, as far as the rule needs to know it.
 
     Attributes:
         kind: gradients of one kind (type and device) share buckets.
-        dense: its elements fill their memory without gaps.
+        dense: whether its elements fill their memory without gaps.
     """
 
     nbytes: int
@@ -49,7 +49,7 @@ class BucketGroup:
 
     Attributes:
         members: their numbers in the order of registration, in the order in which they lie in the bucket.
-        in_place: it is one gradient, reduced where autograd put it.
+        in_place: whether it is one gradient, reduced where autograd put it.
         flags: how many elements travel behind the gradients: one a parameter and one for all, with the
             last bucket.
     """

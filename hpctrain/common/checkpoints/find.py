@@ -67,7 +67,7 @@ def verify(path: Path, *, hashes: bool = True) -> list[str]:
             array make all of it.
 
     Raises:
-        OtherVersionError: of which this hpctrain cannot tell.
+        OtherVersionError: another version wrote it, so this one cannot judge it.
     """
     try:
         manifest = read_manifest(path)

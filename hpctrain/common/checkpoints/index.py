@@ -22,7 +22,7 @@ _LENGTH_BYTES = 8
 
 
 class _Entry(BaseModel):
-    """Of a safetensors header (https://github.com/huggingface/safetensors#format)."""
+    """One entry of a safetensors header (https://github.com/huggingface/safetensors#format)."""
 
     dtype: str
     shape: tuple[Annotated[int, Field(ge=0)], ...]

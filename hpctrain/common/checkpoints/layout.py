@@ -86,7 +86,7 @@ def writers(held: Sequence[Mapping[Place, int]]) -> list[list[Place]]:
     Those that few hold go first, since the others can make up for them; of these the largest.
 
     Args:
-        held: by rank, what it holds, with the bytes.
+        held: for each rank the pieces that it holds, with their bytes.
 
     Returns:
         The pieces that each rank writes; each piece is one rank's.

@@ -30,7 +30,7 @@ class Box(NamedTuple):
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:
-        """All of an array."""
+        """The box of all elements of an array."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
@@ -40,21 +40,21 @@ class Box(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where it ends along each dimension."""
+        """The index behind its last element, along each dimension."""
         return tuple(offset + length for offset, length in zip(self.offsets, self.lengths, strict=True))
 
     def lies_in(self, shape: Sequence[int]) -> bool:
-        """Whether an array of this shape has all of it."""
+        """Whether an array of this shape contains the box."""
         return len(shape) == len(self.offsets) and all(end <= size for end, size in zip(self.ends, shape, strict=True))
 
     def common(self, other: Box) -> Box | None:
-        """What it has in common with another one of the same array; None for nothing."""
+        """The intersection with another box of the same array; None if it is empty."""
         offsets = tuple(map(max, self.offsets, other.offsets))
         lengths = tuple(end - offset for end, offset in zip(map(min, self.ends, other.ends), offsets, strict=True))
         return Box(offsets, lengths) if all(length > 0 for length in lengths) else None
 
     def within(self, other: Box) -> tuple[slice, ...]:
-        """Where it is in an array that holds the elements of ``other``, of which it is a part."""
+        """The box relative to ``other``, which contains it."""
         begins = [own - begin for own, begin in zip(self.offsets, other.offsets, strict=True)]
         return tuple(slice(begin, begin + length) for begin, length in zip(begins, self.lengths, strict=True))
 
@@ -71,7 +71,7 @@ class Place(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Of the piece in a file."""
+        """The key of the piece in a file."""
         if self.box == Box.whole(self.shape) and not _KEY.fullmatch(self.name):
             return self.name
         ranges = (f"{begin}:{end}" for begin, end in zip(self.box.offsets, self.box.ends, strict=True))
@@ -79,7 +79,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, key: str, lengths: tuple[int, ...]) -> Place:
-        """What is under a key of a file, with so many elements along each dimension.
+        """The place of what a file has under a key, with so many elements along each dimension.
 
         Raises:
             ValueError: the key is of a piece with others.
@@ -114,7 +114,7 @@ def check_cover(places: Iterable[tuple[Place, str]]) -> None:
     """Refuse pieces that do not make whole arrays, each of whose elements is there once.
 
     Args:
-        places: of all pieces, each with where it was found.
+        places: each piece's place, with the name of the file that holds it.
 
     Raises:
         HpctrainError: names the array, and what has the pieces that are at fault.

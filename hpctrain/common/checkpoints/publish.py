@@ -45,7 +45,7 @@ def write_share(
 
     Args:
         fresh: where the checkpoint is made.
-        rank, ranks: which one, of how many.
+        rank, ranks: the number of the rank, and how many ranks there are.
         proof: tells what has to be the same on ranks, lest each writes a part of another state: a value for each group
             of ranks that hold the same, under a name that the group alone has.
 
@@ -116,13 +116,13 @@ def publish(
 
 
 def _agree(proofs: Iterable[Mapping[str, str]]) -> bool:
-    """Whether the ranks of each group have the same."""
+    """Whether the ranks of each group have equal proofs."""
     known: dict[str, str] = {}
     return all(known.setdefault(group, value) == value for proof in proofs for group, value in proof.items())
 
 
 def _rename(fresh: Path, path: Path) -> None:
-    """Let what is whole have its name, in the place of what is left over from steps that were lost."""
+    """Give a complete checkpoint its name, and replace one that lost steps left behind."""
     gone = hide(path)
     fresh.replace(path)
     synchronise_folder(path.parent)

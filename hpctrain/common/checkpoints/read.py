@@ -115,7 +115,7 @@ class SavedState(Mapping[str, "NDArray[Any]"]):
 
 
 def shape_of(state: Mapping[str, NDArray[Any]], name: str) -> tuple[int, ...]:
-    """Of an array of a state, saved or in memory, without reading it."""
+    """The shape of an array of a state, saved or in memory, without reading it."""
     return state.shapes[name] if isinstance(state, SavedState) else state[name].shape
 
 
@@ -137,8 +137,8 @@ def read_state(path: Path, rank: int, ranks: int) -> tuple[CheckpointManifest, S
     has their mean, too.
 
     Args:
-        path: of a checkpoint that is whole (see :func:`hpctrain.common.checkpoints.find.verify`).
-        rank, ranks: which one, of how many there are now.
+        path: a complete checkpoint (see :func:`hpctrain.common.checkpoints.find.verify`).
+        rank, ranks: the number of the rank, and how many ranks there are now.
 
     Raises:
         HpctrainError: it is not there, or damaged.

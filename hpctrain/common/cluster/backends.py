@@ -16,7 +16,7 @@ class Capabilities:
         replicates: its ranks are replicas within a single process.
         distributes_scripts: its library distributes what a script trains, which meets the other ranks before it
             begins. No recipe is trained with it.
-        extra: of hpctrain's installation, that brings it.
+        extra: the extra of hpctrain's installation that brings it.
         outlives_ranks: the remaining ranks can go on when one dies.
         sends_largest: it can send the largest gradients alone to other nodes, and keep the others for the next step.
         has_meshes: torch.distributed works over it, of whose groups a mesh is made.

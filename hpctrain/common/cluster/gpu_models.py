@@ -1,4 +1,4 @@
-"""What the makers' data sheets state of GPUs (``gpus.yaml``)."""
+"""GPUs as their makers' data sheets describe them (``gpus.yaml``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Gpu(Section):
 
     @property
     def memory_bytes(self) -> int:
-        """Its memory."""
+        """Its memory in bytes."""
         return self.memory_mib << 20
 
 
@@ -49,7 +49,7 @@ def gpus() -> dict[str, Gpu]:
 
 
 def gpu(name: str) -> Gpu:
-    """One of them.
+    """The data sheet of one GPU.
 
     Raises:
         HpctrainError: there is none of this name.

@@ -38,7 +38,7 @@ def fitting_backend(framework: str | None, gpus: int, local_ranks: int, host: st
 
     Args:
         framework: ``torch`` or ``keras``; None where it is not known, which Horovod alone serves either way on GPUs.
-        gpus: of the host that has fewest for its ranks.
+        gpus: how many the host has that has fewest for its ranks.
     """
     if gpus < local_ranks:
         have = f"{gpus} GPU{'s' * (gpus > 1)} for {local_ranks} ranks" if gpus else "no GPU"

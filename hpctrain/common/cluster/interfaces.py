@@ -26,7 +26,7 @@ class Interface:
     Attributes:
         host_only: a bridge or port of containers or virtual machines, or the loopback: no other host reaches it.
         addresses: IPv4 and IPv6, without prefix lengths; empty under a root that is not this machine's.
-        networks: of its IPv4 addresses, such as ``10.77.0.0/24``; without those of the loopback, 127.0.0.0/8.
+        networks: those of its IPv4 addresses, such as ``10.77.0.0/24``; without those of the loopback, 127.0.0.0/8.
     """
 
     name: str

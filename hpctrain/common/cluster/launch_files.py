@@ -42,7 +42,7 @@ def logical_cores(numa_nodes: Sequence[Sequence[int]]) -> dict[int, int]:
     """hwloc's number of each core. It counts NUMA node by NUMA node, beginning with the one with the lowest core.
 
     Args:
-        numa_nodes: of each NUMA node, the operating system's number of each core's first hardware thread.
+        numa_nodes: for each NUMA node, the operating system's number of each core's first hardware thread.
     """
     # Memory without cores, such as a GPU's own, is a NUMA node too.
     nodes = sorted(sorted(node) for node in numa_nodes if node)

@@ -42,7 +42,7 @@ class Machine:
         cores: physical cores that this process may use.
         processors: hardware threads that it may use, of which a core can have several; 0 where they were not counted.
         frameworks: those that can be imported.
-        versions: of the packages that decide a run's numbers, Python's included.
+        versions: by name, those of Python and of the packages that decide a run's numbers.
         gpus: how many this process may use.
     """
 
@@ -74,7 +74,7 @@ def this_machine() -> Machine:
 
 
 def installed_frameworks() -> frozenset[Framework]:
-    """Those that this Python can import; none is imported."""
+    """The frameworks that this Python can import; none is imported."""
     return frozenset(name for name, modules in _MODULES.items() if all(find_spec(m) for m in modules))
 
 
@@ -111,7 +111,7 @@ def usable_processors(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that decide a run's numbers, and of Python, as far as they are installed."""
+    """The versions of Python and of the installed packages that decide a run's numbers."""
     found = {package: installed_version(package) for package in _DISTRIBUTIONS}
     return {"python": platform.python_version(), **{package: version for package, version in found.items() if version}}
 

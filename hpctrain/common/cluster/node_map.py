@@ -129,7 +129,7 @@ class NodeMap:
         numa_nodes: in the order of their index.
         gpu_gpu: distance class of each pair of GPUs, by position; "X" of a GPU and itself.
         gpu_adapter: distance class of each GPU and adapter, by position.
-        warnings: what is odd, in sentences.
+        warnings: sentences about what is odd in the node map.
         whole: whether the format lists all cores of a host, not only those of NUMA nodes near its devices.
     """
 
@@ -166,7 +166,7 @@ class NodeMap:
 
     @property
     def training_adapters(self) -> tuple[Adapter, ...]:
-        """Those of ``fabric_adapters`` that are nearest to some GPU, where GPUs differ in that; else all."""
+        """The ``fabric_adapters`` that are nearest to some GPU if GPUs differ in that, else all of them."""
         nearest = [set(self.nearest(gpu)) for gpu in self.gpus]
         usable = self.fabric_adapters
         return tuple(a for a in usable if any(a in each for each in nearest)) if _differ(nearest) else usable
@@ -284,7 +284,7 @@ def _beside(node_map: NodeMap, numa: int | None) -> tuple[Adapter, ...]:
 
 
 def _differ(nearest: Sequence[Collection[Adapter]]) -> bool:
-    """Whether some GPUs have other nearest adapters than others: else distances are no reason to choose any."""
+    """Whether some GPUs have other nearest adapters than others: else distances give no reason to choose."""
     return len({frozenset(each) for each in nearest}) > 1
 
 

@@ -1,4 +1,4 @@
-"""What a pod of Kubernetes tells its processes."""
+"""What processes in a pod of Kubernetes learn from its environment."""
 
 from __future__ import annotations
 

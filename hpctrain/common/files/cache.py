@@ -1,4 +1,4 @@
-"""Where hpctrain keeps what it can make again."""
+"""The user's cache folder, for files that hpctrain can make again."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 class _DamagedError(Exception):
-    """What came is not what the manifest has."""
+    """The received bytes differ from what the manifest says."""
 
 
 class _TooLongError(_DamagedError):
@@ -109,11 +109,11 @@ class Objects:
         """Fetch a whole object to a file, which appears when it is complete and as it was written.
 
         Args:
-            name: of the object below the URL.
+            name: the object's name below the URL.
             to: the file, in a folder that is there.
             limit: bytes that it may have; no more are fetched, and none where the server says that it has more.
-            sha256: of the object, where it is known.
-            size: in bytes, where it is known.
+            sha256: the object's hash, if it is known.
+            size: the object's size in bytes, if it is known.
 
         Raises:
             DamagedObjectError: it is not there, or not as it was written; named as below.
@@ -187,7 +187,7 @@ class Objects:
 
 
 def _options(protocol: str) -> dict[str, Any]:
-    """What is set for a protocol, besides what the user has configured for fsspec."""
+    """The options for a protocol, besides what the user has configured for fsspec."""
     if protocol not in _S3:
         return {}
     import fsspec.config
@@ -241,7 +241,7 @@ def _make_durable(fresh: Path, to: Path) -> None:
 
 
 def _is_local(error: BaseException, path: Path) -> TypeGuard[OSError]:
-    """Whether it is this machine that cannot write the file."""
+    """Whether the fault is this machine's, which cannot write the file."""
     return isinstance(error, OSError) and (error.errno in _DISK_FULL or error.filename == str(path))
 
 

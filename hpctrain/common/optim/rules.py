@@ -49,7 +49,7 @@ class UpdateStep:
     """The values of one step that are the same for all parameters.
 
     Attributes:
-        sgd_share: of rmsprop_to_sgd, SGD's part in the update.
+        sgd_share: for rmsprop_to_sgd, SGD's part in the update.
     """
 
     rate: Any

@@ -50,7 +50,7 @@ class LearningRate:
 
     @property
     def _climb(self) -> float:
-        """Steps of the warm-up."""
+        """The number of steps of the warm-up."""
         return self.schedule.climb_steps(self.iterations_per_epoch)
 
     def _warmup(self, iteration: float) -> float:

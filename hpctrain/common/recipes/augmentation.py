@@ -106,7 +106,7 @@ class Averaging(Section):
         """The weight of the parameters in the update of their average after a step; None if it is not updated.
 
         Args:
-            epoch, step: of the run, and of the epoch, both from 0.
+            epoch, step: the epoch of the run and the step of the epoch, both from 0.
             batch: samples of one step over all ranks.
         """
         if step % self.every:

@@ -38,8 +38,8 @@ def require_span(recipe: Recipe, ranks: int) -> None:
     """Refuse a span that does not fit the ranks' shares of a batch, before anything is started.
 
     Args:
-        recipe: that :meth:`~hpctrain.common.recipes.schema.Recipe.at` made for the ranks.
-        ranks: how many data-parallel ones there are.
+        recipe: the result of :meth:`~hpctrain.common.recipes.schema.Recipe.at` for the ranks.
+        ranks: the number of data-parallel ranks.
 
     Raises:
         HpctrainError: statistics would be over other numbers of images than ``model.batch_norm.span``, or over ranks of

@@ -27,14 +27,14 @@ class GptSettings(Section):
 
     @property
     def parameters(self) -> int:
-        """All of them, each once."""
+        """The number of parameters; shared ones count once."""
         embedded = (self.vocabulary * (1 if self.tied else 2) + self.context) * self.width
         biases = 11 * self.width * self.layers + self.width if self.bias else 0
         return embedded + self.layers * (12 * self.width**2 + 2 * self.width) + self.width + biases
 
     @property
     def flops_per_token(self) -> int:
-        """Of forward and backward pass, without what activation checkpointing computes again.
+        """FLOPs of the forward and backward pass, without what activation checkpointing computes again.
 
         6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B), where H Q is the width and N
         leaves out what is only looked up: the positions, as in nanoGPT's estimate_mfu (model.py, lines 150 to 160 and

@@ -98,7 +98,7 @@ def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultT
 
 
 class _OfScript(Section):
-    """What can be set of a script."""
+    """The keys that can be set for a script."""
 
     fault_tolerance: FaultTolerance
 

@@ -134,7 +134,7 @@ def parse_mesh(text: str, where: str = "--mesh") -> Mesh:
 
     Args:
         text: sizes by axis, separated by commas.
-        where: it comes from, for messages.
+        where: the option or file that it comes from, for messages.
 
     Raises:
         HpctrainError: it is no such text, or no mesh; begins with ``where``.

@@ -1,4 +1,4 @@
-"""What a mesh does not go together with, whatever the number of ranks."""
+"""Settings that cannot be combined with a mesh, whatever the number of ranks."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ class MeshModel:
             dp_replicate and dp_shard alone.
         width: numbers of a token between two layers.
         sequence: the number of tokens in a sample.
-        samples: of each data-parallel rank in a step.
-        parts: that it cuts them into, whose gradients are added up before they are reduced.
-        parameter_bytes: of an element of the parameters where they are gathered.
-        gradient_bytes: of an element of the gradients where they are reduced.
-        activation_bytes: of an element between layers.
+        samples: how many each data-parallel rank computes in a step.
+        parts: the micro-batches of a rank, whose gradients are added up before they are reduced.
+        parameter_bytes: the bytes of one element of the parameters when they are gathered.
+        gradient_bytes: the bytes of one element of the gradients when they are reduced.
+        activation_bytes: the bytes of one element between layers.
     """
 
     parameters: float
@@ -84,7 +84,7 @@ class AxisTraffic(_Record):
 
     @property
     def between_nodes(self) -> float:
-        """What leaves its node."""
+        """The traffic between nodes."""
         return sum(self.levels[1:])
 
 
@@ -97,7 +97,7 @@ class LaidMesh(_Record):
 
     @property
     def over_leaves(self) -> float:
-        """What goes from one leaf to another."""
+        """The traffic from one leaf to another."""
         return sum(sum(axis.levels[2:]) for axis in self.axes)
 
 

@@ -18,8 +18,8 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
     """Refuse values that do not fit this number of ranks, or whose data is missing.
 
     Args:
-        recipe: that :meth:`~hpctrain.common.recipes.schema.Recipe.at` made for the ranks the run was begun with.
-        ranks: how many there are now.
+        recipe: from :meth:`~hpctrain.common.recipes.schema.Recipe.at`, for the ranks that the run began with.
+        ranks: the current number of ranks.
 
     Raises:
         HpctrainError: a mesh that is not of so many ranks, or that divides a model's heads unevenly or into more stages

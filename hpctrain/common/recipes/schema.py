@@ -249,7 +249,7 @@ _OWN_KEYS: dict[str, tuple[OptimizerName, ...]] = {
 
 
 class Transition(Section):
-    """From RMSprop to SGD (Akiba et al. 2017, arXiv 1711.04325, section 3)."""
+    """The transition from RMSprop to SGD (Akiba et al. 2017, arXiv 1711.04325, section 3)."""
 
     center: Positive = Field(description="epoch at which SGD's part is one half")
     period: Positive = Field(description="half of it after the center, SGD's part is 1")

@@ -94,7 +94,7 @@ def is_local(sync: Sync | None) -> TypeGuard[Sync]:
 
 
 def clash(recipe: Recipe) -> str | None:
-    """What of a recipe cannot be had with its ``sync``, and why; None if all can."""
+    """The setting of a recipe that its ``sync`` rules out, and why; None if there is none."""
     sync = recipe.sync
     if sync is None:
         return None

@@ -31,7 +31,7 @@ def parse_trackers(text: str, *, where: str = "--tracking") -> tuple[Tracker, ..
 
     Args:
         text: names, with commas between them.
-        where: it comes from, for messages.
+        where: the option or file that it comes from, for messages.
 
     Raises:
         HpctrainError: an unknown name.

@@ -75,7 +75,7 @@ class HostOptions(BaseModel):
         routes: the file of the fabric's forwarding tables.
         topology: the name of one, where the file has several.
         node: a file with a host's node map, or ``live`` for this machine's own; every host is taken to be like it.
-        interface: for connections that are not InfiniBand.
+        interface: the network interface for connections without InfiniBand.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -99,7 +99,7 @@ class Start(BaseModel):
         container: what the ranks run in.
         environment: what the user wants every rank to have.
         passed: variables that every rank gets from whoever starts it; secrets, whose values no plan holds.
-        ssh_port: of the hosts, for an mpirun that reaches them by ssh.
+        ssh_port: the port of the hosts' ssh daemons, for an mpirun that uses ssh.
         arguments: further ones for mpirun or srun, after those of hpctrain.
     """
 
@@ -211,7 +211,7 @@ class Plan(BaseModel):
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """Those of the backend; None while it is not chosen."""
+        """The backend's capabilities; None while it is not chosen."""
         return CAPABILITIES.get(self.backend)
 
     @property

@@ -34,7 +34,7 @@ class RankRecord(BaseModel):
     Attributes:
         status: ``lost`` is what the others write of a rank that died when they go on without it.
         listens: the rank ends in good order when it is asked to stop.
-        joined: it has met all others.
+        joined: whether it has met all other ranks.
         log_begin: where in its log this attempt begins, in bytes: there is one log for all.
     """
 

@@ -16,8 +16,8 @@ def resume_command(directory: RunDirectory, *options: str) -> str:
     """The command that resumes a run: for one that was submitted, the command that submits it again.
 
     Args:
-        directory: of the run, of an array, of one task of an array, or of repeated runs.
-        options: of ``hpctrain run``; with any, the run goes on where the command is typed.
+        directory: a run's, an array's, that of one task of an array, or of repeated runs.
+        options: for ``hpctrain run``; with any, the run goes on where the command is typed.
     """
     job, task = directory, array_task(directory)
     if task is not None:

@@ -39,7 +39,7 @@ SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """What is to be sharded.
+    """The images that are to be sharded.
 
     Attributes:
         classes: their indices are the labels.

@@ -23,7 +23,7 @@ _NOTE_CHARACTERS = 4500
 
 
 class BeyondLimitsError(HpctrainError):
-    """What somebody else made took more memory or time than it may, or its library crashed on it.
+    """Reading a file took more memory or time than it may, or the library crashed on it.
 
     Args:
         what: the file, or the part of it.

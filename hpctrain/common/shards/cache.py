@@ -54,7 +54,7 @@ class ShardFiles:
 
     @cached_property
     def objects(self) -> Objects | None:
-        """What a cache is of; None for other folders."""
+        """The objects that a cache holds copies of; None for other folders."""
         path = self.folder / ORIGIN
         try:
             return Objects(_Origin.model_validate_json(read_regular(path, _MOST_ORIGIN_BYTES)).url)
@@ -72,7 +72,7 @@ class ShardFiles:
 
         Args:
             limit: bytes that it may have.
-            size: in bytes, where the manifest has it.
+            size: the file's size in bytes, if the manifest has it.
 
         Raises:
             HpctrainError: it cannot be fetched, or another process of the node has been fetching it for too long.
@@ -114,8 +114,8 @@ def cache_folder(url: str, manifest: bytes) -> Path:
     Sets that were written anew have another folder, so that nothing of an earlier one is ever read.
 
     Args:
-        url: of the set, without credentials.
-        manifest: of the set, as :func:`fetch_manifest` returned it on some node.
+        url: the set's URL, without credentials.
+        manifest: the set's manifest, as :func:`fetch_manifest` returned it on some node.
 
     Raises:
         HpctrainError: the folder cannot be made, or is another user's.

@@ -37,8 +37,8 @@ class Devkit:
     """Classes and labels.
 
     Attributes:
-        samples: of each class, by WordNet identifier in sorted order: how many training images it has.
-        labels: of each validation image: the index of its class in that order. The kit itself numbers classes from 1 in
+        samples: the number of training images of each class, by WordNet identifier in sorted order.
+        labels: for each validation image, the index of its class in that order. The kit numbers classes from 1 in
             an order of its own.
     """
 

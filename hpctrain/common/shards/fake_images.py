@@ -24,7 +24,7 @@ _MIDDLE = 115
 
 @dataclass(frozen=True, kw_only=True)
 class FakeImage:
-    """What decides one image: ``entropy`` its own part, ``label`` of ``classes`` its hue and the direction of its
+    """What makes one image: ``entropy`` is its own part, ``label`` of ``classes`` its hue and the direction of its
     stripes, ``size`` the longer side in pixels that most images of the set have.
     """
 

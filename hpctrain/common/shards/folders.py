@@ -45,8 +45,8 @@ class VerifiedFolder:
     """A folder compared with its manifest.
 
     Attributes:
-        shards: how many there are to be.
-        holds: what is in them, in words.
+        shards: how many the manifest lists.
+        holds: a sentence part that says what is in them.
         remedy: the command that makes the faulty files again.
     """
 
@@ -61,7 +61,7 @@ def training_fingerprint(folder: Path, data: str) -> str:
 
     Args:
         folder: what ``hpctrain data shard`` or ``hpctrain data prepare-text`` wrote.
-        data: of a recipe, ``imagenet`` or ``text``.
+        data: the recipe's data, ``imagenet`` or ``text``.
 
     Raises:
         HpctrainError: the folder is no whole one of that kind.
@@ -128,7 +128,7 @@ def verify(folder: Path, objects: Objects | None = None) -> tuple[ShardManifest,
     """The manifest, and all differences from it: sizes and hashes of shards, and indices with their counts.
 
     Args:
-        folder: of shards, or of their manifest alone if they are in object storage.
+        folder: holds the shards, or their manifest alone if they are in object storage.
         objects: where the other files are; none of them stays in the folder.
 
     Raises:
@@ -161,7 +161,7 @@ def file_faults(folder: Path, shards: Sequence[WrittenFile], objects: Objects | 
 
 
 def _fetch_fault(objects: Objects, path: Path, sha256: str, limit: int, size: int | None = None) -> FileFault | None:
-    """What is wrong with an object, which is as it was written if it can be fetched.
+    """The fault of an object; None if it can be fetched, because fetching compares its hash.
 
     Raises:
         HpctrainError: it cannot be fetched, which says nothing of the object, or there is no room for it.

@@ -56,7 +56,7 @@ class ClassTar:
     """A class's tar inside the training archive.
 
     Attributes:
-        samples: how many the devkit says.
+        samples: the number of images according to the devkit.
     """
 
     archive: Path
@@ -234,7 +234,7 @@ def open_tar(path: Path, member: tarfile.TarInfo | None = None) -> Iterator[tarf
 
 
 class _Headers:
-    """What tarfile reads a tar through: headers only, of which each and all together have limits.
+    """A file through which tarfile reads the headers of a tar, with limits for each and for all together.
 
     Without a buffer, which would count as headers and, with some Pythons, be as large as an image.
     """

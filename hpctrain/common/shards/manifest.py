@@ -158,7 +158,7 @@ def parse_manifest(content: bytes, where: str, hint: str) -> ShardManifest:
 
 
 def faults_in(error: ValidationError, where: str) -> str:
-    """What is wrong with a manifest, a line each unless these are too many."""
+    """The faults of a manifest, one a line; a long list is cut off."""
     if error.error_count() > _MOST_FAULTS:
         return f"{where}: {error.error_count()} keys and values are wrong"
     faults = error.errors(include_input=False, include_context=False, include_url=False)

@@ -51,7 +51,7 @@ class ShardRecord(BaseModel):
         )
 
     def is_of(self, task: ShardTask) -> bool:
-        """Whether the record is of a task's shard and images, and not of others with the same name."""
+        """Whether the record describes a task's shard and images, and not others with the same name."""
         return self.shard.name == task.name and [row[1:] for row in self.rows] == [
             (member.size, member.label, member.key) for member in task.members
         ]

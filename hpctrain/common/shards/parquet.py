@@ -58,7 +58,7 @@ class RowGroup:
     """The rows of a file that are stored together, the least that can be read of it.
 
     Attributes:
-        number: of the row group in it.
+        number: the number of the row group in the file.
         first: number in the file of its first row.
         name: what the keys of the file's images begin with.
     """

@@ -1,4 +1,4 @@
-"""What there is to make, of images or of text, as it is sent to the processes that make it."""
+"""The work of making a folder of images or text, as it is sent to the processes that do it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def naming_host(function: Callable[[Any], Any], task: Any) -> Any:
 
 
 def elsewhere(work: Work) -> Work:
-    """The same for processes with another current directory."""
+    """The same work with absolute paths, for processes with another current directory."""
     folder = work.folder.absolute()
     if isinstance(work, Sharding):
         return work.model_copy(update={"source": work.source.absolute(), "folder": folder})

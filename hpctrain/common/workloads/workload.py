@@ -45,8 +45,8 @@ class Layer(_Frozen):
     Attributes:
         name: module and operator, as ``layer1.0.conv1:convolution``.
         kind: what multiplies matrices on a GPU's matrix units: convolutions, and matrix products with attention.
-        flops: of the forward pass, of convolutions and matrix products alone.
-        backward_flops: of the backward pass, likewise.
+        flops: those of the forward pass, of convolutions and matrix products alone.
+        backward_flops: those of the backward pass, likewise.
         elements: read and written by all operators of the layer, each operator's inputs and outputs once.
         backward_elements: the same of the backward pass.
         fused_elements: the same where chains of elementwise operators are one with the operator before them: a tensor
@@ -54,12 +54,12 @@ class Layer(_Frozen):
         fused_backward_elements: the same of the backward pass.
         fixed_elements: moved forward whatever the batch: weights, statistics.
         fixed_backward_elements: the same of the backward pass: weights, and their gradients.
-        operators: of the forward pass, each at least one kernel.
+        operators: the number of operators of the forward pass, each at least one kernel.
         parameters: elements of each parameter whose gradient is complete after this layer's backward pass.
-        places: of these parameters, their numbers in the order of registration.
+        places: the numbers of these parameters in the order of registration.
         saved_elements: floating point, kept for the backward pass from here on until after that of this layer; a tensor
             that several layers save is counted with the first.
-        saved_bytes: of other types (max pooling's indices), likewise.
+        saved_bytes: bytes of other types (max pooling's indices), likewise.
         mixed_saved_bytes: what ``saved_elements`` take under bf16 autocast.
         output_elements: how many elements its first operator puts out.
         narrow: under bf16 autocast its output has 2 bytes an element.
@@ -132,7 +132,7 @@ class Workload(_Frozen):
         buffers: elements of running statistics and the like.
         outputs: elements per sample of what comes out.
         source: what traced it, with its version.
-        any_size: of a shipped network that takes images of other sizes, its name.
+        any_size: the name of a shipped network that takes images of other sizes.
     """
 
     name: str
@@ -152,27 +152,27 @@ class Workload(_Frozen):
 
     @cached_property
     def parameters(self) -> int:
-        """Elements of all parameters."""
+        """The number of elements of all parameters."""
         return sum(sum(layer.parameters) for layer in self.layers)
 
     @cached_property
     def flops(self) -> int:
-        """Of a sample's forward pass."""
+        """FLOPs of a sample's forward pass."""
         return sum(layer.flops for layer in self.layers)
 
     @cached_property
     def backward_flops(self) -> int:
-        """Of a sample's backward pass."""
+        """FLOPs of a sample's backward pass."""
         return sum(layer.backward_flops for layer in self.layers)
 
     @cached_property
     def saved_elements(self) -> int:
-        """Of a sample, floating point, that the backward pass needs."""
+        """Floating-point elements of a sample that the backward pass needs."""
         return sum(layer.saved_elements for layer in self.layers)
 
     @cached_property
     def block_flops(self) -> int:
-        """Of a sample's forward pass through the repeated blocks: what activation checkpointing computes again."""
+        """FLOPs of a sample's forward pass through the repeated blocks, which activation checkpointing repeats."""
         return sum(layer.flops for layer in self.layers if layer.block)
 
     @cached_property
@@ -285,7 +285,7 @@ def load_workload(name: str, *, image_size: int | None = None) -> Workload:
     """A shipped workload.
 
     Args:
-        name: of the recipes' networks, and of those of ``hpctrain bench step``: ``transformer``, ``convnet``.
+        name: a network of a recipe or of ``hpctrain bench step``, such as ``transformer`` or ``convnet``.
         image_size: pixels a side, of residual networks; 224 by default.
 
     Raises:
@@ -330,7 +330,7 @@ class GradientBucket:
     """Gradients that are reduced together.
 
     Attributes:
-        nbytes: of the buffer, with the flags that travel with the last one.
+        nbytes: the bytes of the buffer, with the flags that travel with the last one.
         layer: index of the layer after whose backward pass all of its gradients are there.
         launched: index of the layer after whose backward pass its reduction begins; buckets go strictly in order.
         in_place: one large gradient that lies where autograd put it, without a buffer.
@@ -356,7 +356,7 @@ def buckets(
 
     Args:
         bucket_bytes: a recipe's ``communication.bucket_mb`` times 10^6.
-        in_place: of the engine: true for NCCL, Gloo, Horovod and one process, false for hpctrain's own over MPI.
+        in_place: the engine reduces in place, as NCCL, Gloo, Horovod and one process do, and `mpi` does not.
         compressed: gradients travel in a narrower type, or few of them.
         item_bytes: the bytes of one element of a gradient.
     """

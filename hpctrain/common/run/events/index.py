@@ -50,7 +50,7 @@ class Index(BaseModel):
     """The places in a file up to a length.
 
     Attributes:
-        length, lines: of the file that is covered.
+        length, lines: how many bytes and lines of the file it covers.
         few: each line that is neither a step nor a log, and the last step before it.
         check: CRC-32 of the lines of ``few``, in order.
         end: CRC-32 of the last bytes that are covered.
@@ -96,7 +96,7 @@ class Index(BaseModel):
         return max((*self.steps, *self.logs, *(place for place, _ in self.few[-1:])), default=None)
 
     def fits(self, file: BufferedReader) -> bool:
-        """Whether it is of this file."""
+        """Whether the index describes this file."""
         now = os.fstat(file.fileno())
         written_since = now.st_size == self.length and now.st_mtime_ns != self.modified
         if now.st_size < self.length or written_since or _end(file, self.length) != self.end:

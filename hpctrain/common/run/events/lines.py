@@ -62,7 +62,7 @@ def parse_event(line: bytes, where: str) -> Event:
     """Parse one line of an events file.
 
     Args:
-        line: with or without its end.
+        line: one line of the file, with or without its newline.
         where: the file, and the line's number where it is known.
 
     Raises:

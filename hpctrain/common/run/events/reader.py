@@ -81,12 +81,12 @@ class EventsFile:
 
     @property
     def lines(self) -> int:
-        """How many there are."""
+        """The number of lines."""
         return self._index.lines
 
     @property
     def length(self) -> int:
-        """Bytes that they have."""
+        """Their length in bytes."""
         return self._index.length
 
     def __iter__(self) -> Iterator[Event]:

@@ -23,7 +23,7 @@ class TextFile:
     """A file of text.
 
     Attributes:
-        name: below its source, which identifies it wherever that lies.
+        name: its path below its source, which identifies it wherever the source lies.
         size: the document's size in bytes.
     """
 

@@ -45,12 +45,12 @@ class TokenFile(_Part):
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Its size in bytes."""
         return self.tokens * TOKEN.itemsize
 
 
 class TokenSplit(_Part):
-    """Training or validation."""
+    """The files of the training or the validation split."""
 
     shards: Annotated[tuple[TokenFile, ...], FailFast()]
 
@@ -92,7 +92,7 @@ class TextManifest(_Part):
     settings: TextSettings
 
     def split(self, name: SplitName) -> TokenSplit:
-        """One of the two."""
+        """The split with this name."""
         return self.train if name == "train" else self.val
 
 

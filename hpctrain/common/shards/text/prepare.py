@@ -41,12 +41,12 @@ _SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 
 class Preparation(BaseModel):
-    """What to make.
+    """Which folder of tokens to make, and from what.
 
     Attributes:
         sources: files and folders of text.
         tokenizer: ``bytes``, or the path of a ``tokenizer.json``.
-        separator: of the documents; of ``bytes`` without a meaning.
+        separator: the token between documents; ``bytes`` ignores it.
         validation_share: the share of the documents that are set apart, between 0 and 1.
         seed: decides which documents are set apart.
         part_bytes: text that one process turns into a shard at once.
@@ -86,7 +86,7 @@ class PartTask:
         return self.folder / RECORDS / f"{self.number:06}.json"
 
     def path(self, split: SplitName) -> Path:
-        """Of its tokens."""
+        """The path of a part's tokens."""
         return self.folder / f"{split}-{self.number:06}.bin"
 
 
@@ -188,7 +188,7 @@ def make_part(task: PartTask) -> bool:
 
 
 def split_of(text: str, settings: TextSettings) -> SplitName:
-    """By a hash of the text: the same text is on one side alone, however often it comes and wherever."""
+    """The split of a text, by its hash: equal texts are in one split, wherever they appear."""
     digest = hashlib.sha256(f"{settings.seed} ".encode() + text.encode()).digest()
     return "val" if int.from_bytes(digest[:8], "big") < settings.validation_share * 2**64 else "train"
 

@@ -35,12 +35,12 @@ _SECONDS = 60
 
 
 class TokenizerSettings(BaseModel):
-    """What turned a text into tokens.
+    """Which tokeniser turned a text into tokens.
 
     Attributes:
         name: ``bytes``, or the file's name.
-        sha256: of the file; of ``bytes`` nothing.
-        vocabulary: how many tokens there are.
+        sha256: the hash of the file; empty for ``bytes``.
+        vocabulary: the number of different tokens.
         separator: the one after each document.
     """
 
