@@ -171,11 +171,6 @@ class Workload(_Frozen):
         return sum(layer.saved_elements for layer in self.layers)
 
     @cached_property
-    def block_flops(self) -> int:
-        """FLOPs of a sample's forward pass through the repeated blocks, which activation checkpointing repeats."""
-        return sum(layer.flops for layer in self.layers if layer.block)
-
-    @cached_property
     def registered(self) -> tuple[tuple[int, int], ...]:
         """Each parameter in the order of registration: its elements, and the index of its layer."""
         found = {
