@@ -221,13 +221,13 @@ def test_a_hostfile_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_a_host_that_is_taken_back_while_the_ranks_leave_is_not_started_on(monkeypatch: pytest.MonkeyPatch) -> None:
     todo("save", "save")
     hosts_change(monkeypatch, listed("n1", "n2", "n3", "n4"), listed("n1", "n2", "n3", "n5"))
-    go_on = supervisor.Supervisor._on_other_hosts
+    go_on = supervisor.Supervisor._restart_on_other_hosts
 
     def taken_back(self: Any, *arguments: Any) -> Any:
         listed(*(("n1", "n2", "n3") if len(starts()) == 1 else ("n1", "n2", "n3", "n5")))()
         return go_on(self, *arguments)
 
-    monkeypatch.setattr(supervisor.Supervisor, "_on_other_hosts", taken_back)
+    monkeypatch.setattr(supervisor.Supervisor, "_restart_on_other_hosts", taken_back)
     assert run("--hostfile", "hosts.txt") == 0
     # And it was not refused: the next that comes may join.
     assert [len(hosts) for hosts in starts()] == [3, 3, 4] and "n5" in starts()[-1]
