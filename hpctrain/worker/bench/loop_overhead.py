@@ -21,7 +21,7 @@ from hpctrain.worker.bench.in_turn import Call
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.comm.shared.kernels import BLOCK_BYTES, all_finite
 from hpctrain.worker.train.checkpoint import Checkpoints
-from hpctrain.worker.train.non_finite import Done, NonFiniteWatch
+from hpctrain.worker.train.non_finite import FinishedStep, NonFiniteWatch
 from hpctrain.worker.train.trainer import Trainer
 
 # Of an epoch's order, whose checksum is in the event of each step.
@@ -70,7 +70,7 @@ def loop_overhead(
                 data_seconds=0.1,
             )
         )
-        watch.look(Done(iteration=1, epoch=1, loss=loss, learning_rate=0.1, samples=batch))
+        watch.check(FinishedStep(iteration=1, epoch=1, loss=loss, learning_rate=0.1, samples=batch))
         watch.apply_rule()
         checkpoints.record_written()
 

@@ -16,7 +16,7 @@ def _listen(directory: Path) -> None:
     """Survive a signal that comes during the imports; a plan that cannot be read is reported after them."""
     try:
         plan = json.loads(read_regular(directory / "plan.json", 2**24, links=False))
-        # A script is asked by SIGTERM only once it has shown, by ht.should_stop, that it can stop.
+        # A script gets SIGTERM as a request to stop only once it has called ht.should_stop.
         stopping.listen(plan["stop"]["signal"], *(["TERM", "INT", "USR1", "USR2"] if plan["recipe"] else []))
     except (OSError, ValueError, KeyError, TypeError):
         return
@@ -32,9 +32,9 @@ if __name__ == "__main__":
     try:
         code = run_rank(Path(sys.argv[1]))
     except HpctrainError as error:
-        # Of a rank that could not begin: its log and its record say nothing yet.
+        # This rank could not begin, so neither its log nor its record names the error.
         print(f"hpctrain: {error}", file=sys.stderr)
         code = error.exit_code
-    # The interpreter's last collections go through all that a framework has made: more than a second.
+    # The interpreter's final collections would visit every object of the framework, for more than a second.
     gc.freeze()
     sys.exit(code)

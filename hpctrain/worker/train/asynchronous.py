@@ -1,4 +1,4 @@
-"""Training whose ranks wait for nobody: each takes the next step that nobody has, and exchanges with a server."""
+"""Asynchronous training: each rank takes the next step that no other has taken, and exchanges with a server."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import Indices, sample_of
 from hpctrain.worker.train.exchange import Rule, rule_of
 from hpctrain.worker.train.loop import Loop
-from hpctrain.worker.train.non_finite import Done
+from hpctrain.worker.train.non_finite import FinishedStep
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
-    """What one rank computes in one step: a part of a global batch.
+class _BatchPart:
+    """One rank's part of a global batch, which it computes in one step.
 
     Attributes:
-        number: of the step in the epoch.
-        batch, place: which of the epoch's remaining batches, and which of its parts.
-        indices: of the whole batch.
-        first: samples of the epoch in front of the batch.
+        number: counts the steps of the epoch, from 0.
+        batch, place: which of the epoch's remaining batches it belongs to, and which part of that it is.
+        indices: the samples of the whole batch.
+        first: how many samples of the epoch come before the batch.
     """
 
     number: int
@@ -38,13 +38,13 @@ class _Part:
 
 
 @dataclass(kw_only=True)
-class _Told:
-    """What rank 0 has recorded of an epoch, and what it has done since.
+class _Recorded:
+    """How far rank 0 has recorded an epoch, and what it has done since its last event.
 
     Attributes:
-        samples: of all ranks' steps, up to where the last event was.
-        time: of it, as of ``time.perf_counter``.
-        data_seconds, communication_seconds, bytes: of this rank since then.
+        samples: all ranks' samples up to the last event.
+        time: when that was emitted, by ``time.perf_counter``.
+        data_seconds, communication_seconds, bytes: what this rank has spent and moved since then.
     """
 
     samples: int
@@ -55,12 +55,12 @@ class _Told:
 
 
 class AsynchronousLoop(Loop):
-    """A run with ``sync: async``. The ranks are together before the first step of an epoch and after its last.
+    """A run with ``sync: async``. The ranks meet before the first step of an epoch and after its last.
 
-    An epoch has the samples and batches that it has in a synchronous run, and each batch as many parts as there are
-    ranks. Who computes a part, and with which parameters, depends on who is free: the numbers of two runs differ, but
-    on a single rank. A rank's learning rate is that of the batch that its part is of. At the end of an epoch all ranks
-    take the server's parameters, with which the model is evaluated and saved.
+    An epoch has the same samples and batches as in a synchronous run, and each batch as many parts as there are ranks.
+    Which rank computes a part, and with which parameters, depends on which is free: two runs give different numbers,
+    except on a single rank. A part is trained with its batch's learning rate. At the end of an epoch all ranks take the
+    server's parameters, with which the model is evaluated and saved.
     """
 
     @cached_property
@@ -69,7 +69,7 @@ class AsynchronousLoop(Loop):
 
     def _train_epoch(self) -> str | None:
         stopped = None
-        # More than once where a rank closed it after a step that was not finite.
+        # Several times where a rank closed the epoch early, because a step was not finite.
         while self._steps_left and stopped is None:
             stopped = self._train_apart()
         return stopped
@@ -78,7 +78,7 @@ class AsynchronousLoop(Loop):
         """Take the steps that the epoch still lacks, until a rank closes it; returns why the run is to stop."""
         assert self._recipe.sync is not None
         begun, ranks = self._trainer.vector(), self._comm.size
-        # By all ranks: some may have no step in this epoch.
+        # Every rank calls it, also one that gets no step in this epoch.
         self._trainer.before_update()
         self._server.begin(begun, staleness=self._recipe.sync.staleness * ranks)
         self._trainer.alone = self._trainer.guard.apart = True
@@ -86,9 +86,9 @@ class AsynchronousLoop(Loop):
         parts = self._parts()
         losses, asked = self._take_steps(parts, rule)
         self._server.end()
-        return self._meet(parts, losses, asked)
+        return self._gather_epoch(parts, losses, asked)
 
-    def _parts(self) -> list[_Part]:
+    def _parts(self) -> list[_BatchPart]:
         """The parts of the epoch's remaining batches, without those that have no sample."""
         batches = self._feed.batches(self._epoch, self._seen, self._batch_size)
         firsts = itertools.accumulate(map(len, batches), initial=self._seen)
@@ -98,20 +98,20 @@ class AsynchronousLoop(Loop):
             for place in range(min(self._comm.size, len(batch)))
         ]
         return [
-            _Part(number=number, batch=batch, place=place, indices=indices, first=first)
+            _BatchPart(number=number, batch=batch, place=place, indices=indices, first=first)
             for number, (batch, place, indices, first) in enumerate(places)
         ]
 
-    def _take_steps(self, parts: Sequence[_Part], rule: Rule) -> tuple[dict[int, float], str | None]:
-        """Compute steps until there are no more.
+    def _take_steps(self, parts: Sequence[_BatchPart], rule: Rule) -> tuple[dict[int, float], str | None]:
+        """Compute steps until none is left.
 
         Returns:
-            The loss of each by its number, and why this rank was asked to stop.
+            The losses by step number, and why this rank was asked to stop.
         """
         assert self._recipe.sync is not None
         losses: dict[int, float] = {}
-        taken: deque[_Part] = deque()
-        told = _Told(samples=self._seen, time=time.perf_counter())
+        taken: deque[_BatchPart] = deque()
+        recorded = _Recorded(samples=self._seen, time=time.perf_counter())
         before, asked, closed = self._iteration, None, False
         with contextlib.closing(self._train.stream(self._pieces(parts, taken), self._epoch)) as stream:
             for samples in stream:
@@ -119,11 +119,11 @@ class AsynchronousLoop(Loop):
                 self._server.begin_step(part.number)
                 self._seen, self._iteration = part.first, before + part.batch
                 losses[part.number] = self._compute(part, itertools.chain([samples], stream))
-                told.data_seconds += self._data_seconds
+                recorded.data_seconds += self._data_seconds
                 if len(losses) % self._recipe.sync.every == 0:
-                    self._exchange(rule, told)
+                    self._exchange(rule, recorded)
                 self._iteration += 1
-                told = self._tell(part, losses[part.number], told)
+                recorded = self._record_progress(part, losses[part.number], recorded)
                 self._checkpoints.record_written()
                 asked = asked or self._asked()
                 if (asked or self._watch.found) and not closed:
@@ -131,26 +131,26 @@ class AsynchronousLoop(Loop):
                     self._server.close()
         self._iteration = before
         if len(losses) % self._recipe.sync.every:
-            self._exchange(rule, told)
+            self._exchange(rule, recorded)
         return losses, asked
 
-    def _pieces(self, parts: Sequence[_Part], taken: deque[_Part]) -> Iterator[Indices]:
-        """What to load for the steps that this rank takes, whenever the loading gets to it."""
+    def _pieces(self, parts: Sequence[_BatchPart], taken: deque[_BatchPart]) -> Iterator[Indices]:
+        """The samples to load; takes the next step whenever the loader asks for more."""
         while (number := self._server.take_step()) is not None and number < len(parts):
             taken.append(parts[number])
             for piece in self._feed.parts(parts[number].indices, parts[number].place):
                 yield parts[number].indices[piece.positions]
 
-    def _compute(self, part: _Part, stream: Iterator[Samples]) -> float:
+    def _compute(self, part: _BatchPart, stream: Iterator[Samples]) -> float:
         own = self._feed.share(part.indices, part.place)
         self._own = sample_of(own.indices[: own.count])
         pieces = self._feed.parts(part.indices, part.place)
         scale = self._comm.size / len(part.indices)
         rate = self._learning_rate
-        samples = self._waited_for(stream, pieces, own.count)
+        samples = self._timed_parts(stream, pieces, own.count)
         loss = self._trainer.step(samples, self._feed.count(part.indices), scale, rate, self._sgd_share, None)
-        self._watch.look(
-            Done(
+        self._watch.check(
+            FinishedStep(
                 iteration=self._iteration + 1,
                 epoch=self._epoch + 1,
                 loss=loss,
@@ -160,35 +160,35 @@ class AsynchronousLoop(Loop):
         )
         return loss
 
-    def _exchange(self, rule: Rule, told: _Told) -> None:
+    def _exchange(self, rule: Rule, recorded: _Recorded) -> None:
         begin = time.perf_counter()
         self._trainer.set_vector(rule.exchange(self._trainer.vector()))
-        told.communication_seconds += time.perf_counter() - begin
-        told.bytes += rule.bytes
+        recorded.communication_seconds += time.perf_counter() - begin
+        recorded.bytes += rule.bytes
 
-    def _tell(self, part: _Part, loss: float, told: _Told) -> _Told:
-        """Record how far the ranks are, with this rank's own loss; once for each batch that it has a part of."""
+    def _record_progress(self, part: _BatchPart, loss: float, recorded: _Recorded) -> _Recorded:
+        """Record how far the ranks are, with this rank's own loss; once for each batch of which it computes a part."""
         now, reached = time.perf_counter(), part.first + len(part.indices)
-        if reached <= told.samples:
-            return told
+        if reached <= recorded.samples:
+            return recorded
         self._events.emit(
             StepEvent(
                 iteration=self._iteration,
                 epoch=self._epoch + 1,
                 loss=loss,
                 learning_rate=self._learning_rate,
-                samples=reached - told.samples,
-                first=told.samples,
-                seconds=now - told.time,
-                communication_seconds=told.communication_seconds,
-                data_seconds=told.data_seconds,
-                communication_bytes=told.bytes,
+                samples=reached - recorded.samples,
+                first=recorded.samples,
+                seconds=now - recorded.time,
+                communication_seconds=recorded.communication_seconds,
+                data_seconds=recorded.data_seconds,
+                communication_bytes=recorded.bytes,
             )
         )
-        return _Told(samples=reached, time=now)
+        return _Recorded(samples=reached, time=now)
 
-    def _meet(self, parts: Sequence[_Part], losses: dict[int, float], asked: str | None) -> str | None:
-        """Wait until all ranks are through, and take the server's parameters; returns why any was asked to stop."""
+    def _gather_epoch(self, parts: Sequence[_BatchPart], losses: dict[int, float], asked: str | None) -> str | None:
+        """Wait for all ranks and take the server's parameters; returns why any of them was asked to stop."""
         everyone = self._comm.allgather_object((losses, asked, self._watch.found))
         self._trainer.set_vector(self._server.read())
         self._count(parts, {number: loss for done, *_ in everyone for number, loss in done.items()})
@@ -197,13 +197,13 @@ class AsynchronousLoop(Loop):
         self._watch.apply_rule(elsewhere=any(found for *_, found in everyone))
         return next((reason for _, reason, _ in everyone if reason), None)
 
-    def _count(self, parts: Sequence[_Part], losses: dict[int, float]) -> None:
-        """Count what all ranks have done: the first so many parts, for steps are given out in order."""
+    def _count(self, parts: Sequence[_BatchPart], losses: dict[int, float]) -> None:
+        """Count what all ranks have done. Steps are given out in order, so it is the first ``len(losses)`` parts."""
         sums: dict[int, list[float]] = {}
         for part in parts[: len(losses)]:
             count = self._feed.share(part.indices, part.place).count
             total = sums.setdefault(part.batch, [0.0, 0])
-            # The trainer's loss is a mean over the ranks' parts.
+            # The trainer scales its loss so that the mean over the ranks is the batch's.
             total[0] += losses[part.number] * len(part.indices) / self._comm.size
             total[1] += count
         self._losses += [total / count for total, count in sums.values()]

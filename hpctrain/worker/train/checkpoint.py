@@ -1,11 +1,11 @@
 """Saves and restores a training on all ranks of a run.
 
-A thread of each rank copies its share in memory, for which the next update waits, and another writes what is copied.
-Each rank writes a part of what is equal on all, if it is: the first thread also takes the guard's checksums of all
-parameters. Of what is divided over ranks, one of those that hold the same elements writes them, and the checksums of
-these are compared. No checkpoint becomes visible where they differ, and ahead of the next update the ranks compare
-them, and name what differs. The ranks find each other's shares on the disk, so no message of a thread can get between
-those of the training.
+On each rank one thread copies its share in memory, for which the next update waits, and another writes the copy. Each
+rank writes a part of what should be equal on all ranks; the first thread also takes the guard's checksums of all
+parameters to prove that it is. Arrays that are divided over ranks are written by one of the ranks that hold the same
+elements, and these ranks' checksums are compared. No checkpoint becomes visible where checksums differ, and before the
+next update the ranks compare them and name what differs. The ranks find each other's shares on disk, so no thread sends
+a message that could interfere with those of the training.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from hpctrain.worker.train.state import State, Stateful
 
 T = TypeVar("T")
 
-# How much of the limit of collectives a rank waits for a disk: the others wait for it meanwhile.
-_OWN_PART = 0.9
-# The same for one rank's share: whoever waits for it in vain can still name it.
+# The part of the collectives' time limit that a rank may wait for a disk, since the other ranks wait for it meanwhile.
+_DISK_PART = 0.9
+# The same for one rank's share: rank 0 can then still name the rank whose share is missing.
 _SHARE_PART = 0.5
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 @dataclass(kw_only=True)
@@ -56,12 +56,10 @@ class _Save:
     """A checkpoint that is being written.
 
     Attributes:
-        progress: how far the training was.
-        begin: ``time.perf_counter`` of its begin.
-        blocked_seconds: how long training waited.
-        guard, guard_steps: what compares the checksums, and after how many steps they were taken.
-        copied: when training may go on to change what is saved; the guard's checksums.
-        written: when it was on disk, and on rank 0 its manifest.
+        begin: when it was begun, by ``time.perf_counter``.
+        guard_steps: after how many steps the guard's checksums were taken.
+        copied: the guard's checksums; once they are there, training may change what is saved.
+        written: when the share was on disk, and on rank 0 the manifest.
     """
 
     progress: SavedProgress
@@ -77,16 +75,14 @@ class Checkpoints:
     """The checkpoints of one run, written one at a time. Deletes what a crash left of one; collective.
 
     Args:
-        folder: for all of them; a file system that every rank sees.
-        comm: the ranks.
-        events: where rank 0 records them.
-        plan: of the run, for the manifests.
-        policy: which are kept.
-        scores: test accuracies that are known already, by iteration; rank 0's are every rank's.
+        folder: on a file system that every rank sees.
+        events: where rank 0 records the checkpoints.
+        plan: the run's plan, for the manifests.
+        scores: the test accuracies known already, by iteration; all ranks use rank 0's.
 
     Attributes:
-        newest: the iteration of the one to go back to, 0 for none. After :meth:`wait` and :meth:`abandon` it is the
-            same on all ranks.
+        newest: the iteration of the checkpoint to go back to, 0 for none. After :meth:`wait` and :meth:`abandon` it is
+            the same on all ranks.
     """
 
     def __init__(
@@ -110,14 +106,14 @@ class Checkpoints:
         self._limit = TIMEOUT.read()
         self._abandoned = threading.Event()
         self._save: _Save | None = None
-        # The one whose checksums are still to be compared.
-        self._unproved: _Save | None = None
-        # The last one whose share is on disk.
+        # The checkpoint whose checksums are still to be compared.
+        self._uncompared: _Save | None = None
+        # The last checkpoint whose share is on disk.
         self._done: _Save | None = None
-        # Of the last one that was begun.
+        # The iteration of the last checkpoint that was begun.
         self._begun = 0
         self.newest = 0
-        self._begin_anew()
+        self._clean_up()
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +121,7 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What is written then is of no use without the other ranks' shares, which may never come.
+        # A share is of no use without those of the other ranks, which may never come.
         self._abandoned.set()
         if self._comm.size == 1:
             with contextlib.suppress(HpctrainError):
@@ -135,24 +131,23 @@ class Checkpoints:
         """Start copying and writing the state; waits for the previous checkpoint. Collective.
 
         Args:
-            progress: how far the training is.
-            training: may go on. Ahead of its next update it waits until the copy is done, and proves then that it was
-                equal on all ranks, or raises.
+            training: may go on. Before its next update it waits until the copy is done, and then proves that the copy
+                was equal on all ranks, or raises.
 
         Raises:
-            TransientError: the ranks' parameters differed at the one before.
+            TransientError: the ranks' parameters differed in the previous checkpoint.
         """
-        self._prove()
+        self._compare()
         begin = time.perf_counter()
         self._finish()
         part = self._division.own_part(training.state())
         guard = training.guard
         save = _Save(progress=progress, begin=begin, guard=guard, guard_steps=guard.steps)
-        self._save = self._unproved = save
+        self._save = self._uncompared = save
         self._begun = progress.iteration
-        training.before_update = self._prove
+        training.before_update = self._compare
         work = partial(self._copy_and_write, save, part, self._comm.rank, dict(self._scores), self._abandoned)
-        # Not one that the end of the process waits for: a disk may never answer.
+        # A daemon, so that the process can end although the disk never answers.
         threading.Thread(target=work, name="checkpoint", daemon=True).start()
         save.blocked_seconds = time.perf_counter() - begin
 
@@ -171,33 +166,33 @@ class Checkpoints:
         Raises:
             TransientError: the ranks' parameters differed.
         """
-        self._prove()
+        self._compare()
         self._finish()
         self._comm.agree()
 
     def abandon(self) -> bool:
         """After ranks died: give up the checkpoint that is being written, whose shares may be missing. Collective.
 
-        What is on disk decides, as whoever made a checkpoint visible may be dead. After another death on the way it is
-        to be called again.
+        What is on disk decides, as the rank that made a checkpoint visible may be dead. Call it again if another rank
+        dies meanwhile.
 
         Returns:
-            Whether the last that was begun is not there, and is to be saved again.
+            Whether the last checkpoint that was begun is missing and has to be saved again.
         """
         self._abandoned.set()
-        self._unproved = None
+        self._uncompared = None
         save = self._save
         if save:
             self._await(save, save.written)
         begun = max(self._comm.allgather_object(self._begun))
-        # Nobody writes any more.
-        self._begin_anew()
+        # No rank writes any more.
+        self._clean_up()
         found = newest_whole(self._folder, hashes=False) if self._comm.rank == 0 else Newest()
         self.newest = self._comm.broadcast_object(found.iteration)
         self._save, self._abandoned = None, threading.Event()
         self._division = Division(self._comm)
         if self._comm.rank == 0 and (last := save or self._done):
-            self._tell_for_the_dead(last)
+            self._record_for_dead_ranks(last)
         return self.newest < begun
 
     def scored(self, iteration: int, accuracy: float) -> None:
@@ -219,9 +214,9 @@ class Checkpoints:
         self.newest = iteration
         return manifest.progress
 
-    def _prove(self) -> None:
+    def _compare(self) -> None:
         """Compare what the ranks hold of what was saved, as long as they still hold it."""
-        save, self._unproved = self._unproved, None
+        save, self._uncompared = self._uncompared, None
         if save:
             begin = time.perf_counter()
             self._await(save, save.copied)
@@ -231,12 +226,12 @@ class Checkpoints:
     def _copy_and_write(
         self, save: _Save, part: State, rank: int, scores: Mapping[int, float], abandoned: threading.Event
     ) -> None:
-        """In a thread of its own."""
+        """Copy the part and then write it; runs in its own thread."""
         fresh = self._fresh(save)
 
         def copy() -> Checksums:
             self._share.fill(part)
-            # It may be a copy itself.
+            # Frees arrays that were themselves made for this checkpoint.
             part.clear()
             return save.guard.checksums()
 
@@ -247,7 +242,7 @@ class Checkpoints:
             try:
                 return self._write(fresh, save.progress, rank, scores, abandoned, proof)
             finally:
-                # Nobody copies any more when this is said to be over.
+                # Wait for the copying thread, so that nothing runs once this is reported as done.
                 save.copied.exception()
 
         try:
@@ -268,11 +263,11 @@ class Checkpoints:
         abandoned: threading.Event,
         proof: Callable[[], Mapping[str, str]],
     ) -> tuple[float, CheckpointManifest | None]:
-        """This rank's share; on rank 0 also the rest, when all have come."""
+        """Write this rank's share; rank 0 also publishes the checkpoint once all shares have come."""
         write_share(fresh, self._share, rank, progress.ranks, proof=proof)
         if rank:
             return time.perf_counter(), None
-        # No checkpoint is newer than the events of its steps.
+        # The events on disk must reach at least as far as the checkpoint.
         self._events.synchronise()
         manifest = publish(fresh, progress, self._plan, abandoned, seconds=_SHARE_PART * self._limit)
         end = time.perf_counter()
@@ -289,16 +284,16 @@ class Checkpoints:
         end, manifest = save.written.result()
         self.newest = save.progress.iteration
         if manifest:
-            self._tell(save, end, manifest)
+            self._record(save, end, manifest)
 
-    def _tell_for_the_dead(self, last: _Save) -> None:
-        """The rank that made it visible may have died before it recorded that."""
+    def _record_for_dead_ranks(self, last: _Save) -> None:
+        """Record a checkpoint whose rank 0 may have died after it published the checkpoint and before its event."""
         there = self.newest == last.progress.iteration
         if there and not self._events.tells_of_checkpoint(self.newest):
             end, _ = last.written.result()
-            self._tell(last, end, read_manifest(checkpoint_path(self._folder, self.newest)))
+            self._record(last, end, read_manifest(checkpoint_path(self._folder, self.newest)))
 
-    def _tell(self, save: _Save, end: float, manifest: CheckpointManifest) -> None:
+    def _record(self, save: _Save, end: float, manifest: CheckpointManifest) -> None:
         self._events.emit(
             CheckpointEvent(
                 iteration=save.progress.iteration,
@@ -312,19 +307,19 @@ class Checkpoints:
         )
 
     def _await(self, save: _Save, future: Future[Any]) -> None:
-        """Wait for the writing thread, and look meanwhile whether the other ranks live.
+        """Wait for a thread, and check meanwhile whether the other ranks live.
 
         Raises:
-            RanksLostError: one died, whose share may never come.
-            HpctrainError: it takes too long.
+            RanksLostError: a rank died, whose share may never come.
+            HpctrainError: the disk takes too long.
         """
-        limit = _OWN_PART * self._limit
+        limit = _DISK_PART * self._limit
         deadline = time.monotonic() + limit
-        while not wait([future], timeout=_LOOK_SECONDS).done:
+        while not wait([future], timeout=_POLL_SECONDS).done:
             if self._comm.lost:
                 raise RanksLostError(f"a rank died while {self._fresh(save)} was written")
             if time.monotonic() > deadline:
-                # Nor at the end.
+                # Do not wait for it at the end either.
                 self._save = None
                 raise HpctrainError(
                     f"rank {self._comm.rank} on {self._comm.host} waited {limit:g} s until "
@@ -337,12 +332,11 @@ class Checkpoints:
     def _fresh(self, save: _Save) -> Path:
         return hidden_path(checkpoint_path(self._folder, save.progress.iteration), self._token)
 
-    def _begin_anew(self) -> None:
-        """Have rank 0 clear up, as long as nobody writes, and agree on what it knows."""
+    def _clean_up(self) -> None:
+        """Have rank 0 delete leftovers while no rank writes, and agree on its token and scores."""
         if self._comm.rank == 0:
             keep.clear(self._folder)
-        # The token is part of the names of what is being written: no share of an attempt that died is taken for one of
-        # this.
+        # The token is in the names of unfinished shares, so that none of an earlier attempt is taken for one of this.
         self._token, self._scores = self._comm.broadcast_object((secrets.token_hex(4), self._scores))
 
 

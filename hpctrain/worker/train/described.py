@@ -1,4 +1,4 @@
-"""What is trained, as the run's record says it."""
+"""The event that says what a run trains."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def described(
     """The event of a run. Collective.
 
     Args:
-        recipe: for these ranks.
-        peak_flops: of a rank's GPU, FLOP/s; None where not known.
+        peak_flops: the peak of a rank's GPU in FLOP/s; None where it is not known.
     """
     event = RunEvent(
         recipe=recipe.name,

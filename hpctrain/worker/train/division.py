@@ -21,7 +21,7 @@ class Division:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        # What this rank held when they agreed, which pieces it writes of that, and how many bytes each rank does.
+        # What this rank held when the ranks agreed, which pieces it writes, and how many bytes each rank writes.
         self._held: Mapping[Place, int] = {}
         self._places: list[Place] = []
         self._loads: list[int] = []
@@ -33,10 +33,10 @@ class Division:
         ranks exchange what they hold.
 
         Raises:
-            HpctrainError: the ranks' pieces of an array do not make all of it.
+            HpctrainError: the ranks' pieces do not cover an array.
         """
         rank = self._comm.rank
-        # What is a rank's own is small, and the next forward pass changes it.
+        # Copied, since the next forward pass changes it; it is small.
         part = {f"{name}.{rank}": state[name].copy() for name in state if name.startswith(OWN)}
         if state.pieces is not None:
             pieces = {Place(name, each.shape, each.box): each for name, held in state.pieces.items() for each in held}
@@ -50,7 +50,7 @@ class Division:
 
     def _agree(self, pieces: Mapping[Place, Piece]) -> None:
         held = {place: piece.nbytes for place, piece in pieces.items()}
-        # A rank whose own pieces are the same takes part in the exchange of the others.
+        # All ranks take part in the exchange if any rank's pieces have changed.
         changed = np.array([not self._loads or held != self._held], np.int64)
         if not self._comm.allreduce(changed, "max")[0]:
             return

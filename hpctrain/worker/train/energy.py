@@ -10,16 +10,14 @@ from hpctrain.common.run.events.kinds import EnergyEvent
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.energy import HostMeter
 
-# What a run that is killed may lose at most.
-_SECONDS = 300.0
+# Between two readings: a run that is killed loses at most as much.
+_INTERVAL_SECONDS = 300.0
 
 
 class RunEnergy:
     """The meters of a run's hosts.
 
     Args:
-        comm: the ranks.
-        events: where the readings are recorded.
         meter: makes a meter of this host.
     """
 
@@ -29,17 +27,17 @@ class RunEnergy:
         self._make = meter
         self._meter: HostMeter | None = None
         self._next = 0.0
-        # That no host has a counter is told once.
-        self._told = False
+        # Without counters on any host, one empty event says so.
+        self._recorded = False
 
     def begin(self) -> None:
-        """Count from now on. Also where the first rank of a host died and this one is the first now."""
+        """Start counting, also where this rank has become its host's first because the former one died."""
         if self._comm.local_rank == 0 and self._meter is None:
             self._meter = self._make()
-        self._next = time.monotonic() + _SECONDS
+        self._next = time.monotonic() + _INTERVAL_SECONDS
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         if self._meter:
             self._meter.close()
 
@@ -53,6 +51,6 @@ class RunEnergy:
         self.begin()
         own = (self._comm.host, self._meter.reading()) if self._meter else None
         hosts = dict(pair for pair in self._comm.allgather_object(own) if pair)
-        if any(host.joules for host in hosts.values()) or not self._told:
+        if any(host.joules for host in hosts.values()) or not self._recorded:
             self._events.emit(EnergyEvent(iteration=iteration, hosts=hosts))
-            self._told = True
+            self._recorded = True

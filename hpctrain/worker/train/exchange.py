@@ -1,4 +1,4 @@
-"""How a rank's parameters and those of the parameter server become each other."""
+"""How a rank's parameters and the parameter server's are brought together."""
 
 from __future__ import annotations
 
@@ -29,26 +29,24 @@ class Rule(Protocol):
     """One rank's side of an asynchronous training.
 
     Attributes:
-        bytes: that an exchange sends and gets.
+        bytes: how many an exchange sends and receives.
     """
 
     bytes: int
 
     def exchange(self, own: Vector) -> Vector:
-        """What a rank goes on with that has trained until ``own``."""
+        """Exchange a rank's parameters ``own`` with the server; returns those with which it continues."""
 
 
 class Downpour:
     """The server adds what a rank's steps changed (Dean et al. 2012, Large Scale Distributed Deep Networks, 4.1).
 
-    The paper sends gradients, of which the server makes plain updates; with SGD that is the same. A rank's batch is one
-    part in ``ranks`` of the recipe's, for which the learning rate is, so its change counts ``1 / ranks``: exchanges of
-    all ranks at the same time come to the mean of their parameters.
+    The paper sends gradients, with which the server makes plain updates; with SGD that is the same. The learning rate
+    is meant for the recipe's batch, of which a rank's is one part in ``ranks``, so its change counts ``1 / ranks``: if
+    all ranks exchange at the same time, the result is the mean of their parameters.
 
     Args:
-        server: at ``begun``, which the rank has too.
-        begun: the parameters.
-        ranks: how many train.
+        begun: the parameters that both the server and the rank have.
     """
 
     def __init__(self, server: Server, begun: Vector, ranks: int) -> None:
@@ -67,9 +65,8 @@ class Elastic:
     """Rank and server move towards each other (Zhang, Choromanska and LeCun 2015, arXiv 1412.6651, algorithm 1).
 
     Args:
-        server: at what the rank began with.
-        begun: the parameters.
-        rate: alpha, the part of the way that each moves: the paper's beta / ranks.
+        begun: the parameters that both the server and the rank have.
+        rate: alpha, the part of the distance that each moves: the paper's beta / ranks.
     """
 
     def __init__(self, server: Server, begun: Vector, rate: float) -> None:
@@ -84,7 +81,7 @@ class Elastic:
 
 
 def rule_of(sync: Sync, server: Server, begun: Vector, ranks: int) -> Rule:
-    """The rule of a recipe."""
+    """The recipe's rule."""
     if sync.rule == "easgd":
         return Elastic(server, begun, sync.moving_rate / ranks)
     return Downpour(server, begun, ranks)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def export(checkpoint: Path, out: Path) -> int:
-    """Write the file, whole or not at all; returns how many parameters the model has.
+    """Write the complete file or none; returns how many parameters the model has.
 
     Raises:
         HpctrainError: the checkpoint cannot be read, or the file cannot be written.
@@ -63,7 +63,7 @@ def _trainer(plan: Plan) -> Trainer:
 
 
 def _alone(recipe: Recipe) -> Recipe:
-    """Without other ranks to normalise with, or to hold parts: no difference to a model that is not trained."""
+    """The recipe for a single rank. Without training, neither the span of batch normalisation nor the mesh matters."""
     norm = recipe.model.batch_norm.model_copy(update={"span": None})
     return recipe.model_copy(
         update={"model": recipe.model.model_copy(update={"batch_norm": norm}), "mesh": Mesh()},
@@ -73,7 +73,7 @@ def _alone(recipe: Recipe) -> Recipe:
 def _save_torch(model: torch.nn.Module, out: Path) -> None:
     import torch
 
-    # Clones: a tensor is written with all of the memory that it is a view of.
+    # Cloned, because torch.save writes all of the memory of which a tensor is a view.
     torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, out)
 
 
@@ -83,7 +83,7 @@ def _save_keras(model: keras.Model, out: Path) -> None:
     from hpctrain.worker.models.keras_batch_norm import KerasBatchNorm
 
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
-        """Keras' own layer, which does the same outside training, and is loaded without hpctrain."""
+        """Keras' own layer, which does the same outside training and can be loaded without hpctrain."""
         if isinstance(layer, KerasBatchNorm):
             return keras.layers.BatchNormalization.from_config(keras.layers.BatchNormalization.get_config(layer))
         return layer.__class__.from_config(layer.get_config())

@@ -1,4 +1,4 @@
-"""A rank's share of each global batch, in parts, with the samples that are mixed into it."""
+"""Divides global batches into each rank's parts, with the samples that are mixed into them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hpctrain.worker.data.mixing import Mixer, Piece, piece
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import Indices, RankShare, endless_order, epoch_order, global_batches, parts, share
 
-# The last word of a batch's counter. Samples have their repetition there, groups that are mixed another one.
-_OF_DEPTHS = 2**64 - 2
+# The last word of a batch's counter: no sample's repetition, nor that of a mixed group.
+_DEPTH_STREAM = 2**64 - 2
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -25,9 +25,8 @@ class Feed:
     """Divides the epochs of a recipe for one rank; the rank and the number of ranks are looked up each time.
 
     Args:
-        recipe: worked out for a number of ranks.
-        comm: the ranks.
-        images: how many there are to train on.
+        recipe: with the batch worked out for a number of ranks.
+        images: how many samples there are to train on.
     """
 
     def __init__(self, recipe: Recipe, comm: Communicator, images: int) -> None:
@@ -45,9 +44,7 @@ class Feed:
         """The remaining global batches of an epoch.
 
         Args:
-            epoch: from 0.
-            seen: its samples that are done.
-            size: of a batch.
+            seen: how many of the epoch's samples are done.
         """
         return list(global_batches(self._order(epoch)[seen:], size, drop_last=self._recipe.batch.drop_last))
 
@@ -58,7 +55,7 @@ class Feed:
         return epoch_order(self._images, seed=seed, epoch=epoch, repeats=data.repeats, length=length)
 
     def share(self, batch: Indices, rank: int | None = None) -> RankShare:
-        """The part of a batch that is this rank's, or another's."""
+        """The part of a batch that belongs to this rank, or to ``rank``."""
         place = data_place(self._comm)
         return share(batch, place.rank if rank is None else rank, place.ranks)
 
@@ -67,11 +64,11 @@ class Feed:
         return self._recipe.batch.parts(len(batch), data_place(self._comm).ranks)
 
     def pieces(self, batches: Sequence[Indices]) -> Iterator[Indices]:
-        """The pieces to load: all parts of all batches."""
+        """The samples to load: all of this rank's parts of all batches."""
         return (batch[part.positions] for batch in batches for part in self.parts(batch))
 
     def parts(self, batch: Indices, rank: int | None = None) -> list[Piece]:
-        """The parts of a batch that this rank computes, or another, with the samples that they are mixed with."""
+        """The parts of a batch that this rank, or ``rank``, computes, with the samples that they are mixed with."""
         own = parts(self.share(np.arange(len(batch)), rank), self.count(batch))
         mixing = self._recipe.mixing
         if mixing is None:
@@ -82,10 +79,8 @@ class Feed:
         """The samples of a part with their random choices: how they are mixed, and which blocks are dropped.
 
         Args:
-            samples: that were loaded for it.
-            part: of a batch.
-            epoch: from 0.
-            first: samples of the epoch in front of the batch.
+            samples: those that were loaded for the part.
+            first: how many samples of the epoch come before the batch.
         """
         if self._recipe.stochastic_depth:
             samples = replace(samples, depths=self._depths(part, epoch, first))
@@ -95,9 +90,9 @@ class Feed:
         return replace(samples, mixture=self._mixer.mixture(part, epoch, first, height, width))
 
     def _depths(self, part: Piece, epoch: int, first: int) -> NDArray[np.float32]:
-        """By the seed, the epoch and the places in it alone: the same on any ranks."""
+        """Depend only on the seed, the epoch and the samples' places in it, so that they are the same on any ranks."""
         own = part.positions[: len(part.partners) or None]
         blocks = models.BLOCKS[self._recipe.model.name]
-        key, counter = ([self._recipe.seed, epoch], [0, 0, first, _OF_DEPTHS])
+        key, counter = ([self._recipe.seed, epoch], [0, 0, first, _DEPTH_STREAM])
         bits = np.random.Philox(key=np.array(key, np.uint64), counter=np.array(counter, np.uint64))
         return np.random.Generator(bits).random((int(own.max()) + 1, blocks), np.float32)[own]

@@ -14,7 +14,7 @@ class KerasAverage:
     """A copy of all values that a model computes with, which follows the model.
 
     Attributes:
-        trainable, others: in the model's order; the latter are this rank's own.
+        trainable, others: the averages in the model's order; ``others`` differ between ranks.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -54,7 +54,7 @@ class KerasAverage:
             now = tf.convert_to_tensor(variable.value)
             if _is_float(each):
                 before = tf.convert_to_tensor(each.value)
-                # Of a copy the bits are those of the model.
+                # A weight of 1 has to give exactly the model's bits.
                 moved = before + tf.cast(weight, before.dtype) * (now - before)
                 each.assign(tf.where(weight == 1, now, moved))
             else:
@@ -62,7 +62,7 @@ class KerasAverage:
 
 
 def _copy(variable: keras.Variable) -> keras.Variable:
-    # Made of a tf.Variable it would be the same one.
+    # Through NumPy: a keras.Variable made from a tf.Variable would share it.
     return keras.Variable(np.asarray(variable.value), trainable=False, dtype=variable.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Keras's training losses with mixed images and soft labels. hpctrain.worker.train.torch_losses is the same."""
+"""Keras's training losses with mixed images and soft labels, the same as in hpctrain.worker.train.torch_losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Mixed(NamedTuple):
     boxes: tf.Tensor
 
 
-# Of the tensors of any mixture.
+# The signature of every mixture's tensors.
 SIGNATURE = Mixed(
     partners=tf.TensorSpec((None,), tf.int64),
     own=tf.TensorSpec((None,), tf.float32),
@@ -32,7 +32,7 @@ SIGNATURE = Mixed(
 
 
 def tensors(mixture: Mixture) -> Mixed:
-    """For a graph."""
+    """A mixture's arrays as tensors, to be given to a graph."""
     return Mixed(*(tf.constant(getattr(mixture, name)) for name in Mixed._fields))
 
 
@@ -47,7 +47,7 @@ def mixed(images: tf.Tensor, mixture: Mixed) -> tf.Tensor:
 
 
 def _between(places: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
-    """Shape (N, places)."""
+    """Whether low <= place < high, shape (N, places)."""
     return (places >= low[:, None]) & (places < high[:, None])
 
 
@@ -58,9 +58,9 @@ class KerasLoss(RecipeLoss):
         """The sum over all samples in float32; labels :data:`~hpctrain.worker.data.samples.BROKEN` do not count.
 
         Args:
-            logits: shape (N, classes).
-            labels: int64, shape (M,), of the images that were mixed.
-            mixture: how; None where they were not.
+            logits: any float type, shape (N, classes).
+            labels: int64, shape (M,): those of the images before mixing.
+            mixture: how the images were mixed; None where they were not.
         """
         logits = tf.cast(logits, tf.float32)
         if mixture is None and self.name == "cross_entropy":
@@ -87,8 +87,8 @@ def cross_entropies(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0
 
 
 def _targets(labels: tf.Tensor, mixture: Mixed | None, classes: int) -> tf.Tensor:
-    """Shares of the classes in the labels, shape (N, classes): 1 in sum, less what is broken."""
-    # of -1 there is none
+    """Each class's share of a label, shape (N, classes); the shares add up to 1 less the share of broken samples."""
+    # one_hot makes a row of zeros for BROKEN.
     targets = tf.one_hot(labels, classes)
     if mixture is None:
         return targets

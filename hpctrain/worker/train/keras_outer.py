@@ -14,10 +14,10 @@ from hpctrain.worker.comm.graph_errors import unwrapped
 
 
 class KerasOuter:
-    """What :class:`hpctrain.worker.train.torch_outer.TorchOuter` is, for a Keras model.
+    """The counterpart of :class:`hpctrain.worker.train.torch_outer.TorchOuter` for a Keras model.
 
     Attributes:
-        state: the outer optimizer's momentum, one variable for each parameter, by its name in a checkpoint.
+        state: the outer optimizer's momentum by name in a checkpoint, one variable for each parameter.
         seconds: how long the last reduction took.
     """
 
@@ -42,7 +42,7 @@ class KerasOuter:
             parameter.assign(mean)
 
     def restore(self) -> None:
-        """Go on from a checkpoint, whose parameters and momentum are in their variables by now."""
+        """Continue from a checkpoint whose parameters and momentum were already assigned to their variables."""
         for before, parameter in zip(self._before, self._parameters, strict=bool(self._before)):
             before.assign(parameter.value)
 

@@ -75,8 +75,8 @@ class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     """A Keras optimizer with an update rule of :mod:`hpctrain.common.optim.rules`.
 
     Args:
-        settings: the recipe's, any but adam and adamw; as a mapping from a saved model.
-        kinds: one for each variable that is optimized.
+        settings: any optimizer but adam and adamw; from a saved model a mapping.
+        kinds: one for each optimized variable.
     """
 
     def __init__(

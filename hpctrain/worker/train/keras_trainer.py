@@ -35,7 +35,7 @@ from hpctrain.worker.train.state import GUARD_STEPS, LazyState
 from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 _POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
-# To be undone: the number of updates before, and what was changed since.
+# What there is to undo: the number of updates before a step, and the values that it has changed since.
 _NOTHING: tuple[int, list[tuple[keras.Variable, tf.Tensor]]] = (-1, [])
 
 
@@ -43,7 +43,7 @@ class KerasTrainer:
     """The Keras side of :class:`hpctrain.worker.train.trainer.Trainer`.
 
     Raises:
-        HpctrainError: fp16 is asked for both in computing and on the wire, or stochastic depth.
+        HpctrainError: the recipe has fp16 both in computing and on the wire, or stochastic depth.
     """
 
     framework = "keras"
@@ -74,14 +74,14 @@ class KerasTrainer:
         self.own_finite = True
         self.alone = False
         self._averaging_seconds = 0.0
-        # Of the last step whose update was left out.
+        # Both describe the last step whose update was left out.
         self._own_finite = tf.Variable(True)
         self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
         self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
         self._average = KerasAverage(self.model) if recipe.averaging else None
         self._outer = KerasOuter(self.model, comm, recipe.sync.outer) if is_local(recipe.sync) else None
-        # Equal on all ranks, but where each makes steps by itself.
+        # The optimizer's state is equal on all ranks unless each makes steps by itself.
         self._moments = MOMENTS if recipe.sync else "optimizer."
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         self._mean, self._deviation = (
@@ -89,7 +89,7 @@ class KerasTrainer:
         )
         self._loss = KerasLoss.of(recipe)
         self._has_transition = recipe.optimizer.transition is not None
-        # Of the micro-batches of one step; made with the first that has several.
+        # Sums of a step's micro-batch gradients, made at the first step with several micro-batches.
         self._sums: list[tf.Variable] = []
         self._graphs: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
@@ -106,9 +106,9 @@ class KerasTrainer:
         reduction = reduction_of(self._optimizer)
         assert reduction is not None
         self._reduction = reduction
-        # Inside the graph it could stop an update half-way.
+        # The guard must not raise inside the graph, where it could stop an update half-way.
         self._reduction.guarded = True
-        # What they are decides whether there is an update.
+        # Gradients are reduced before the update, because their means decide whether there is one.
         self._reduction.ahead = True
 
     @property
@@ -126,8 +126,8 @@ class KerasTrainer:
     ) -> float:
         self._averaging_seconds = 0.0
         if self._remembers:
-            self._before = (self.updates, self._of_forward())
-        # The graph of a step has its update in it.
+            self._before = (self.updates, self._forward_state())
+        # Called before the graph, which contains the update.
         self.before_update()
         self._rule.learning_rate.assign(learning_rate)
         if self._has_transition:
@@ -140,7 +140,7 @@ class KerasTrainer:
                 self.loss = float(loss)
             else:
                 self.loss, finite = self._accumulated(parts, count, scale)
-        self.faulty = not finite and not self._tried_too_large()
+        self.faulty = not finite and not self._scale_overflowed()
         self.own_finite = math.isfinite(self.loss) and (bool(finite) or bool(self._own_finite))
         if self._average and average is not None and finite:
             self._average.update(average)
@@ -218,10 +218,10 @@ class KerasTrainer:
         self.guard.steps = int(state[GUARD_STEPS])
         set_random_state(state)
 
-    def _of_forward(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+    def _forward_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """The state that a graph may change before its reduction fails: all but parameters and what depends on them.
 
-        Sums of micro-batches begin at zero anyway.
+        The sums of micro-batches are left out, since each step sets them to zero.
         """
         counters = [variable for variable in self._optimizer.variables if not variable.shape]
         variables = [*self.model.non_trainable_variables, *counters]
@@ -234,29 +234,29 @@ class KerasTrainer:
         variables = enumerate(self.model.variables)
         model = {f"model.{i}.{variable.path}": variable for i, variable in variables if id(variable) not in own}
         outer = self._outer.state if self._outer else {}
-        return model | outer | ({} if self._moments == MOMENTS else self._of_optimizer())
+        return model | outer | ({} if self._moments == MOMENTS else self._optimizer_variables())
 
     def _own(self) -> dict[str, keras.Variable]:
-        """The state that layers compute from this rank's samples, their random states, and what it optimizes alone."""
+        """This rank's own state: what layers compute from its samples, random states, and a local optimizer's state."""
         variables = enumerate(self.model.non_trainable_variables)
         layers = {
             f"{f'{RANDOM}keras.' if 'seed_generator' in each.path else STATISTICS}{i}.{each.path}": each
             for i, each in variables
         }
-        return layers | (self._of_optimizer() if self._moments == MOMENTS else {})
+        return layers | (self._optimizer_variables() if self._moments == MOMENTS else {})
 
-    def _of_optimizer(self) -> dict[str, keras.Variable]:
+    def _optimizer_variables(self) -> dict[str, keras.Variable]:
         return {f"{self._moments}{i}.{each.path}": each for i, each in enumerate(self._optimizer.variables)}
 
     def _averages(self) -> dict[str, keras.Variable]:
-        """By their names in a state."""
+        """The averages by their names in a state."""
         if self._average is None:
             return {}
         parameters = {f"average.{i}": each for i, each in enumerate(self._average.trainable)}
         return parameters | {f"{STATISTICS}average.{i}": each for i, each in enumerate(self._average.others)}
 
     def _run(self, traced: Callable[..., Any], samples: Samples, *further: tf.Tensor) -> Any:
-        """Call a graph, of which there is one for all batches of images of the same size."""
+        """Call a graph; all batches with images of one size and type share it."""
         images, labels, mixture = samples.images, samples.labels, samples.mixture
         key = (traced, images.shape[1:], images.dtype, mixture is None, self.alone)
         if key not in self._graphs:
@@ -266,20 +266,20 @@ class KerasTrainer:
                 *(tf.TensorSpec.from_tensor(each) for each in further),
                 *([SIGNATURE] if mixture else []),
             )
-            # What it calls decides by tf.cond alone, and converting its Python first would take up to half a second.
+            # Without autograph, which would take up to half a second: all branches are tf.cond already.
             self._graphs[key] = tf.function(traced, input_signature=signature, autograph=False)
         last = [tensors(mixture)] if mixture else []
         arguments = (tf.constant(images), tf.constant(labels), *further, *last)
         return self._call(self._graphs[key], arguments, updates=traced == self._traced_step)
 
     def _call(self, graph: Callable[..., Any], arguments: tuple[Any, ...], *, updates: bool) -> Any:
-        """Call a graph; ``updates``: it is a whole step, with its update."""
+        """Call a graph; ``updates`` says that it is a complete step with its update."""
         return graph(*arguments)
 
-    def _tried_too_large(self) -> bool:
-        """Whether gradients overflowed by the factor of the loss scaling, which is half of it now."""
+    def _scale_overflowed(self) -> bool:
+        """Whether gradients overflowed because of the loss scale, which has been halved since."""
         scaled = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
-        # A factor of 1 or less does not make them overflow.
+        # A scale of 1 or less makes no gradient overflow.
         return scaled and 2 * float(self._optimizer.dynamic_scale.value) > 1
 
     def _accumulated(self, parts: Iterable[Samples], count: int, scale: float) -> tuple[float, tf.Tensor]:
@@ -324,12 +324,12 @@ class KerasTrainer:
 
         def leave_out() -> None:
             self._counts.assign(counts(means))
-            # TensorFlow's layers lose NaNs on the way to a loss.
+            # The loss does not show it, because TensorFlow's layers can lose NaNs on the way there.
             self._own_finite.assign(all_finite(gradients))
 
         if isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer):
             tf.cond(finite, lambda: None, leave_out)
-            # It finds the same, leaves the update out too, and tries a smaller factor.
+            # Called either way: it finds the same, leaves the update out too, and lowers the scale.
             update()
         else:
             tf.cond(finite, update, leave_out)
@@ -338,7 +338,7 @@ class KerasTrainer:
     def _gradients(
         self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The loss, and the gradients of what the optimizer's loss scaling makes of it."""
+        """The loss, and the gradients of the loss as the optimizer scales it."""
         with tf.GradientTape() as tape:
             images = self._normalised(images)
             logits = self.model(mixed(images, mixture) if mixture else images, training=True)
@@ -365,12 +365,12 @@ def _nbytes(variable: keras.Variable) -> int:
 
 
 def _array(variable: keras.Variable) -> NDArray[Any]:
-    """A copy."""
+    """A copy of the variable's value."""
     return np.asarray(variable.value)
 
 
 def _check_precision(recipe: Recipe) -> None:
-    """Refuse what would let an infinite mean pass: Keras looks for infinities ahead of the reduction, and unscales."""
+    """Refuse fp16 twice: Keras looks for infinities before the reduction, so an infinite mean would pass."""
     if recipe.precision == "fp16" and recipe.communication.compression == "fp16":
         raise HpctrainError(
             "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows or vanishes "

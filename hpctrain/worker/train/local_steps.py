@@ -1,4 +1,4 @@
-"""Steps that each rank makes by itself, between those after which all ranks have the same parameters again."""
+"""Local steps: each rank trains by itself between the steps after which all ranks have the same parameters again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ class LocalSteps:
     """When the ranks of a run meet: after each step, or as a recipe's ``sync`` of the mode local says.
 
     Args:
-        recipe: without ``sync`` they meet after each step.
-        comm: the ranks.
-        trainer: of this rank.
+        recipe: without ``sync`` the ranks meet after each step.
 
     Attributes:
-        bytes: what this rank gave to reductions in the last step, before they are compressed; None where it did not
-            give gradients or parameters whole.
+        bytes: how many bytes this rank gave to reductions in the last step, before compression; None where it does not
+            reduce complete gradients or parameters.
     """
 
     def __init__(self, recipe: Recipe, comm: Communicator, trainer: Trainer) -> None:
@@ -32,17 +30,17 @@ class LocalSteps:
         self._comm = comm
         self._trainer = trainer
         self._losses: list[float] = []
-        # On a mesh that divides the parameters, and by a strategy of TensorFlow's, the framework moves what it needs.
-        self._whole = recipe.mesh.replicates_only and comm.strategy is None
-        self.bytes: int | None = 0 if self._whole else None
+        # On a mesh that divides the parameters, and under TensorFlow's strategies, the framework communicates.
+        self._reduces_all = recipe.mesh.replicates_only and comm.strategy is None
+        self.bytes: int | None = 0 if self._reduces_all else None
 
     @property
-    def met(self) -> bool:
+    def synchronised(self) -> bool:
         """Whether all ranks have the same parameters."""
         return not self._trainer.guard.apart
 
     def begin(self, epochs: float) -> None:
-        """Begin a step, after so many epochs of the run."""
+        """Begin a step after ``epochs`` epochs of the run."""
         alone = self._sync is not None and epochs >= self._sync.after_epochs
         self._trainer.alone = self._trainer.guard.apart = alone
 
@@ -54,16 +52,16 @@ class LocalSteps:
         if self._trainer.alone and together:
             self._trainer.average_parameters()
             self._trainer.guard.averaged()
-        if self._whole:
+        if self._reduces_all:
             self.bytes = _ITEM_BYTES * self._trainer.parameters if together and self._comm.size > 1 else 0
         return together
 
-    def tell(self, words: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Exchange, where the ranks meet, what happened since they last did. Collective.
+    def average(self, values: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Average over the ranks where they meet. Collective.
 
         Returns:
-            The mean over the ranks of each step's loss, and of each of the words.
+            The mean loss of each step since the ranks last synchronised, and the mean of each of ``values``.
         """
         losses, self._losses = self._losses, []
-        means = self._comm.allreduce(np.array([*losses, *words], np.float64), "mean").tolist()
+        means = self._comm.allreduce(np.array([*losses, *values], np.float64), "mean").tolist()
         return means[: len(losses)], means[len(losses) :]

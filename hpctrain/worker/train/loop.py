@@ -37,32 +37,30 @@ from hpctrain.worker.train.energy import RunEnergy
 from hpctrain.worker.train.evaluation import evaluate
 from hpctrain.worker.train.feed import Feed
 from hpctrain.worker.train.local_steps import LocalSteps
-from hpctrain.worker.train.non_finite import Done, NonFiniteWatch, mean_of_finite
+from hpctrain.worker.train.non_finite import FinishedStep, NonFiniteWatch, mean_of_finite
 from hpctrain.worker.train.recovery import Recovery
 from hpctrain.worker.train.trainer import Trainer, TrainingStep
 
 # The first step also allocates and compiles.
 _TRACED_STEP = 2
-# Of broken images, in the event that tells of them.
-_NAMES = 20
+# How many broken images an event names.
+_MOST_NAMES = 20
 
 
 class Loop:
     """One run of a recipe on the ranks of a communicator.
 
     Args:
-        recipe: what to train, worked out for a number of ranks.
-        comm: the ranks; every one runs its own loop over the same samples.
-        trainer: the model of this rank.
+        recipe: with the batch worked out for a number of ranks.
+        comm: the ranks, each of which runs its own loop over the same samples.
         train, test: all samples, the same on every rank.
-        events: where the run is recorded.
-        checkpoints: where its state is kept: after the last step of each epoch, at a stop, and as the recipe says.
-        dumps: the folder for what a step whose numbers end the run leaves behind.
-        asked: why this rank was asked to stop, or None.
-        recovery: goes on without ranks that died; None ends the run with the first of them.
-        begun_ranks: what the recipe's batch is for, where ranks were lost before; by default those that there are.
+        checkpoints: where the state is saved: after the last step of each epoch, at a stop, and as the recipe says.
+        dumps: the folder for the records of a step whose numbers end the run.
+        asked: gives the reason why this rank was asked to stop, or None.
+        recovery: continues without ranks that died; None ends the run when one dies.
+        begun_ranks: the number of ranks that the recipe's batch is for, if some were lost; by default all ranks.
         energy: the meters of the hosts; by default new ones.
-        peak_flops: of a rank's GPU, FLOP/s; None where not known.
+        peak_flops: the peak of a rank's GPU in FLOP/s; None where it is not known.
 
     Raises:
         HpctrainError: the batch is so large that an epoch has no step.
@@ -103,23 +101,23 @@ class Loop:
         self._local = LocalSteps(recipe, comm, trainer)
         self._iteration = 0
         self._saved = 0
-        # A checkpoint was lost, and is made up for after the next step.
+        # A checkpoint was lost with a rank, and is to be written after the next step.
         self._due = False
         self._last: SavedProgress | None = None
         self._epoch = 0
         self._losses: list[float] = []
         self._sizes: list[int] = []
-        # Samples of the epoch in work.
+        # How many samples of the current epoch are done.
         self._seen = 0
         self._epoch_seconds = 0.0
         self._seconds = 0.0
         self._run_begin = self._epoch_begin = time.perf_counter()
         self._begun: TrainingStep | None = None
-        # This rank's samples in it.
+        # This rank's samples in the step that was begun.
         self._own: Indices = np.empty(0, np.int64)
         self._data_seconds = 0.0
-        # Broken images that an event has reported, on whatever rank they are.
-        self._told: set[str] = set()
+        # Broken images of all ranks that an event has reported.
+        self._reported: set[str] = set()
 
     @property
     def iteration(self) -> int:
@@ -130,10 +128,10 @@ class Loop:
         """Train for the recipe's epochs, evaluating after each.
 
         Args:
-            resume_from: the iteration of the checkpoint to go on from; 0 to begin.
+            resume_from: the iteration of the checkpoint to continue from; 0 to begin.
 
         Returns:
-            Whether the run is done; else it was stopped, and its last step is in a checkpoint.
+            Whether the run is done; otherwise it was stopped, and a checkpoint contains its last step.
         """
         if resume_from:
             self._restore(resume_from)
@@ -156,36 +154,38 @@ class Loop:
         while True:
             try:
                 if recovered:
-                    self._look_for_checkpoints()
+                    self._find_checkpoints()
                     recovered = False
                 stopped = self._train_epochs()
                 self._energy.record(self._iteration)
                 self._trainer.guard.check_last()
-                # No rank leaves as long as another may need it.
+                # Collective, so that no rank leaves while another may still need it.
                 self._checkpoints.wait()
                 return stopped
             except Exception as error:
                 if not (self._recovery and self._recovery.concerns(error)):
                     raise
-                loss = self._recovery.go_on(self._iteration, self._losses[-1] if self._losses else 0.0, self._begun)
+                loss = self._recovery.continue_run(
+                    self._iteration, self._losses[-1] if self._losses else 0.0, self._begun
+                )
                 if loss is not None:
-                    self._note(loss)
-                # Another death may come upon it.
+                    self._record_step(loss)
+                # Handled inside the try block, because another rank may die meanwhile.
                 recovered = True
 
-    def _look_for_checkpoints(self) -> None:
-        """After ranks died: which of those that were begun are there."""
+    def _find_checkpoints(self) -> None:
+        """Find out, after ranks died, which of the checkpoints that were begun are complete."""
         self._due = self._checkpoints.abandon()
         self._saved = self._checkpoints.newest
 
     def _train_epochs(self) -> str | None:
-        """Train the remaining epochs, from wherever the run was left; returns why it was stopped."""
+        """Train the remaining epochs and steps; returns why the run was stopped."""
         self._watch.apply_rule()
         while self._epoch < self._recipe.epochs:
             stopped = self._train_epoch()
             if self._steps_left == 0:
-                # Ahead of the checkpoint: it is of the model whose accuracy is recorded. Again after a resume, which
-                # changes no bits of what is equal on all ranks.
+                # Before the checkpoint, which has to hold the model whose accuracy is recorded. A resume does it again,
+                # which changes no bit of statistics that are equal on all ranks.
                 self._trainer.average_statistics()
             if self._iteration > self._saved:
                 self._save()
@@ -193,12 +193,12 @@ class Loop:
                 return stopped
             self._end_epoch()
         if self._due and self._last:
-            # The run's result was lost, and no step has come since.
+            # The final checkpoint was lost, and no step has come since.
             self._write(self._last.model_copy(update={"ranks": self._comm.size}))
         return None
 
     def _train_epoch(self) -> str | None:
-        """The steps that the epoch still lacks; returns why it was stopped."""
+        """Train the remaining steps of the epoch; returns why the run was stopped."""
         batches = self._feed.batches(self._epoch, self._seen, self._batch_size)
         with contextlib.closing(self._train.stream(self._feed.pieces(batches), self._epoch)) as stream:
             for batch in batches:
@@ -210,20 +210,20 @@ class Loop:
                 if self._step(batch, stream):
                     return self._asked() or "asked on another rank"
                 self._checkpoints.record_written()
-                if self._steps_left and self._local.met and self._is_due():
+                if self._steps_left and self._local.synchronised and self._is_due():
                     self._save()
         return None
 
     def _is_due(self) -> bool:
-        """Whether a checkpoint is, within an epoch."""
+        """Whether a checkpoint is due within an epoch."""
         every = self._recipe.checkpoints.every_steps
         return self._due or bool(every and self._iteration // every > self._saved // every)
 
     def _end_epoch(self) -> None:
         size = self._recipe.batch.at_once(data_place(self._comm).ranks)
         test_loss, test_accuracy = evaluate(self._trainer, self._comm, self._test, size, self._epoch)
-        broken = set().union(*self._comm.allgather_object(self._train.broken | self._test.broken)) - self._told
-        # From here on the epoch is done for every rank, or for none.
+        broken = set().union(*self._comm.allgather_object(self._train.broken | self._test.broken)) - self._reported
+        # Agreed, so that the epoch is done for all ranks or for none.
         self._comm.agree()
         self._epoch += 1
         if math.isfinite(test_accuracy):
@@ -239,9 +239,9 @@ class Loop:
         )
         self._events.emit(event.model_copy(update=self._run_event.speeds(speed)))
         if broken:
-            names = tuple(sorted(broken)[:_NAMES])
+            names = tuple(sorted(broken)[:_MOST_NAMES])
             self._events.emit(BrokenImagesEvent(epoch=self._epoch, count=len(broken), names=names))
-            self._told |= broken
+            self._reported |= broken
         self._losses, self._sizes, self._seen = [], [], 0
         self._epoch_begin = time.perf_counter()
 
@@ -283,9 +283,9 @@ class Loop:
         self._epoch_seconds, self._seconds = progress.epoch_seconds, progress.seconds
 
     def _step(self, batch: Indices, stream: Iterator[Samples]) -> bool:
-        """Train on one global batch and note its mean loss; returns whether any rank was asked to stop.
+        """Train on one global batch and record its mean loss; returns whether any rank was asked to stop.
 
-        Between two meetings of the ranks it is noted with this rank's own loss, and nobody stops.
+        In a local step this rank's own loss is recorded, and no rank stops.
         """
         own = self._feed.share(batch)
         self._begun = TrainingStep(
@@ -298,24 +298,26 @@ class Loop:
         )
         self._own = sample_of(own.indices[: own.count])
         count, scale = self._feed.count(batch), data_place(self._comm).ranks / len(batch)
-        waited_for, rate = self._waited_for(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
+        waited_for, rate = self._timed_parts(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
         self._local.begin(self._steps / self._rate.iterations_per_epoch)
         own_loss = self._trainer.step(waited_for, count, scale, rate, self._sgd_share, self._average)
         if not self._local.end(own_loss, last=self._steps_left == 1):
-            self._note(own_loss)
+            self._record_step(own_loss)
             return False
-        losses, (stop, due, fault) = self._local.tell([self._asked() is not None, self._energy.due, self._watch.found])
-        self._note(losses[-1])
+        losses, (stop, due, fault) = self._local.average(
+            [self._asked() is not None, self._energy.due, self._watch.found]
+        )
+        self._record_step(losses[-1])
         self._losses[-len(losses) :] = losses
         self._watch.apply_rule(elsewhere=fault > 0)
         if due > 0:
             self._energy.record(self._iteration)
         return bool(stop > 0)
 
-    def _waited_for(self, stream: Iterator[Samples], parts: Sequence[Piece], own: int) -> Generator[Samples]:
-        """The next parts of a stream, whose waiting time becomes this step's.
+    def _timed_parts(self, stream: Iterator[Samples], parts: Sequence[Piece], own: int) -> Generator[Samples]:
+        """The next parts of a stream; the time spent waiting for them becomes this step's ``data_seconds``.
 
-        What is after this rank's ``own`` samples is there for layers that talk to other ranks, and trained on once.
+        Samples after this rank's ``own`` lose their labels: they are there only for layers that communicate.
         """
         self._data_seconds = 0.0
         for part in parts:
@@ -325,8 +327,8 @@ class Loop:
             yield samples if own > 0 else replace(samples, labels=np.full_like(samples.labels, BROKEN))
             own -= len(samples)
 
-    def _note(self, loss: float) -> None:
-        """Count and record the step that was begun."""
+    def _record_step(self, loss: float) -> None:
+        """Count and record the step that was begun, with its loss."""
         step, self._begun = self._begun, None
         assert step is not None
         now = time.perf_counter()
@@ -352,8 +354,8 @@ class Loop:
         )
         if self._iteration == _TRACED_STEP and self._trainer.timeline:
             self._events.emit(OverlapEvent(iteration=self._iteration, timeline=tuple(self._trainer.timeline)))
-        self._watch.look(
-            Done(
+        self._watch.check(
+            FinishedStep(
                 iteration=self._iteration,
                 epoch=self._epoch + 1,
                 loss=loss,
@@ -364,7 +366,7 @@ class Loop:
 
     @property
     def _batch_size(self) -> int:
-        """The size of the next global batch: the recipe's, or with ``batch: shrink`` that of the remaining ranks."""
+        """The size of the next global batch: the recipe's, or with ``batch: shrink`` the remaining ranks' part."""
         size, tolerance = self._recipe.global_batch, self._recipe.fault_tolerance
         if tolerance.fault_tolerant and tolerance.batch == "shrink":
             return max(1, round(size * self._comm.size / self._begun_ranks))
@@ -372,7 +374,7 @@ class Loop:
 
     @property
     def _learning_rate(self) -> float:
-        """The schedule's where the epoch is, scaled linearly with the batch where that was shrunk."""
+        """The schedule's learning rate at this step, scaled linearly with a batch that was shrunk."""
         return self._rate(self._steps) * (self._batch_size / self._recipe.global_batch)
 
     @property
@@ -392,11 +394,11 @@ class Loop:
 
     @property
     def _steps(self) -> float:
-        """How far the run is, in steps of the recipe's batch."""
+        """How far the run is, counted in steps of the recipe's batch."""
         return self._epoch * self._rate.iterations_per_epoch + self._seen / self._recipe.global_batch
 
     @property
     def _steps_left(self) -> int:
-        """The steps that the current epoch still lacks."""
+        """How many steps of the current epoch remain."""
         rest = self._feed.per_epoch - self._seen
         return batch_count(rest, self._batch_size, drop_last=self._recipe.batch.drop_last)

@@ -12,7 +12,7 @@ from hpctrain.common.recipes.schema import Recipe
 class RecipeLoss:
     """A recipe's loss in training.
 
-    Label smoothing is PyTorch's: the mean over all classes, the label's own included, has the part ``smoothing`` in it.
+    Labels are smoothed as PyTorch does it: ``smoothing`` of a label is spread over all classes, its own included.
     """
 
     name: str
@@ -21,5 +21,5 @@ class RecipeLoss:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        """The recipe's."""
+        """The loss that a recipe asks for."""
         return cls(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)

@@ -1,4 +1,4 @@
-"""Trains a recipe's network that is divided over a mesh, with PyTorch."""
+"""Trains a recipe's network that is divided over a mesh in PyTorch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpctrain.worker.train.trainer import Timeline
 
 
 class MeshTrainer(TorchTrainer):
-    """Of a model whose parameters are divided over the ranks: FSDP2, tensor parallelism, and both."""
+    """A trainer whose model's parameters are divided over the ranks by FSDP2, tensor parallelism or both."""
 
     def _distribute(self, recipe: Recipe) -> None:
         mesh = device_mesh(self._comm, recipe.mesh)
@@ -42,7 +42,7 @@ class MeshTrainer(TorchTrainer):
         return ()
 
     def _gradients(self) -> list[torch.Tensor]:
-        """What this rank has of the gradients."""
+        """This rank's parts of the gradients."""
         return [local_tensor(each.grad) for _, each in self._parameters() if each.grad is not None]
 
     def _finite(self) -> bool:
@@ -50,13 +50,13 @@ class MeshTrainer(TorchTrainer):
         own = self.own_finite and all_finite(gradients)
         finite = not self._comm.allreduce(np.array([float(not own)]), "max")[0]
         if not finite and gradients:
-            # A GradScaler looks at what its own rank has.
+            # A GradScaler looks only at its own rank's gradients, so that each rank needs one that is not finite.
             gradients[0].fill_(math.inf)
         return finite
 
     def evaluate(self, samples: Samples) -> tuple[float, float]:
         found = self._evaluate(samples)
-        # Without a backward pass the whole parameters would stay, in place of this rank's part.
+        # Without a backward pass FSDP2 would keep the gathered parameters in place of this rank's part.
         for stage in self._modules():
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
@@ -80,7 +80,7 @@ class MeshTrainer(TorchTrainer):
 
 
 class PipelineTrainer(MeshTrainer):
-    """Of a model whose blocks are divided into stages, each of which may be divided further."""
+    """A trainer whose model's blocks are divided into stages, each of which may be divided further."""
 
     def _distribute(self, recipe: Recipe) -> None:
         self._ranks = recipe.mesh.at(self._comm.size).pp
@@ -104,17 +104,17 @@ class PipelineTrainer(MeshTrainer):
         return self._pipeline.named_parameters()
 
     def average_statistics(self) -> None:
-        """Do nothing: what can be cut into stages has no batch normalisation."""
+        """Do nothing: networks that can be cut into stages have no batch normalisation."""
 
     def _backward(self, samples: Samples, scale: float, number: int, count: int) -> torch.Tensor:
         tokens, labels = self._tensors(samples)
         own = scale * len(tokens)
         with self._autocast():
-            # The mean over all samples of what is returned here is the mean loss, whatever each rank's factor is.
+            # Scaled so that the ranks' mean of what is returned is the mean loss over all samples.
             return torch.tensor(own * self._pipeline.step(tokens, labels, scale=own, scaler=self._scaler))
 
     def _mean_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Of a micro-batch on the last stage; notes what an evaluation asks for."""
+        """The mean loss of a micro-batch on the last stage, which also counts for an evaluation."""
         logits, labels = logits.flatten(0, -2).float(), labels.flatten()
         if not torch.is_grad_enabled():
             self._evaluated[0] += F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum").item()
@@ -123,7 +123,7 @@ class PipelineTrainer(MeshTrainer):
 
     @torch.no_grad()
     def _evaluate(self, samples: Samples) -> tuple[float, float]:
-        """Of this rank's samples for all ranks of its pipeline, on the last; on the others 0."""
+        """The sums over this rank's samples times the number of stages on the last stage; 0 on the others."""
         for module in self._modules():
             module.eval()
         tokens, labels = self._tensors(samples)

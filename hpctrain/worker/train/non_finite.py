@@ -1,8 +1,8 @@
 """Handles steps whose numbers are not finite, and reports spikes of the loss.
 
-The gradients of a step are looked at between their reduction and the update. They are equal on all ranks then, so all
-ranks leave the same updates out without a message; and a loss that is not finite on one rank makes them so. What the
-recipe has besides for such a step is done once the step is noted, when the ranks have the mean loss anyway.
+The gradients of a step are checked between their reduction and the update. They are equal on all ranks then, so all
+ranks leave out the same updates without a message; a loss that is not finite on one rank makes them not finite. The
+recipe's rule is applied once the step is recorded, when the ranks have the mean loss anyway.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hpctrain.worker.data.sampling import Indices
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.trainer import GradientNumbers, Trainer
 
-# Losses of which a spike is measured by the median.
+# How many losses the median is taken of that a spike is compared with.
 _WINDOW = 64
 _HINT = (
     "a lower learning_rate, a longer schedule.warmup_epochs or an optimizer.clip_norm may keep them finite; "
@@ -38,14 +38,13 @@ _HINT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class FinishedStep:
     """A step that is done.
 
     Attributes:
-        iteration, epoch: both from 1.
+        iteration, epoch: counted from 1.
         loss: the mean over all ranks.
-        learning_rate: of this step.
-        samples: this rank's own, by their numbers in the training set.
+        samples: this rank's own samples, as indices into the training set.
     """
 
     iteration: int
@@ -57,15 +56,15 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fault:
-    """A step with numbers that are not finite; the rest is what this rank's trainer has."""
+    """A step with numbers that are not finite, and what this rank's trainer knows about it."""
 
-    step: Done
+    step: FinishedStep
     own_loss: float
     own_finite: bool
     gradients: Sequence[GradientNumbers]
 
     @property
-    def odd(self) -> list[str]:
+    def parameters(self) -> list[str]:
         """The parameters whose gradients are not finite."""
         return [each.name for each in self.gradients if each.nan or each.inf]
 
@@ -74,12 +73,7 @@ class NonFiniteWatch:
     """Checks the numbers of each step of a run, and applies the recipe's rule.
 
     Args:
-        rules: the recipe's.
-        comm: the ranks.
-        trainer: of this rank.
-        checkpoints: to go back to.
-        events: where what was found is recorded.
-        dumps: the folder for what a step that ends the run leaves behind.
+        dumps: the folder for the records of a step that ends the run.
     """
 
     def __init__(
@@ -100,7 +94,7 @@ class NonFiniteWatch:
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._fault: _Fault | None = None
         self._skipped = 0
-        # The checkpoint that the run went back to last, and how often.
+        # The checkpoint that the run last went back to, and how many times in a row.
         self._returned = (0, 0)
 
     @property
@@ -110,21 +104,21 @@ class NonFiniteWatch:
 
     @property
     def skipped(self) -> int:
-        """The number of consecutive steps left out until now."""
+        """The number of consecutive steps left out so far."""
         return self._skipped
 
     @property
     def found(self) -> bool:
-        """Whether :meth:`look` found a faulty step to which no rule was applied yet."""
+        """Whether :meth:`check` found a faulty step to which the rule is still to be applied."""
         return self._fault is not None
 
     def resume(self, recent: Sequence[float], skipped: int) -> None:
-        """Continue from a checkpoint with its values of these two."""
+        """Continue with the values of these two that a checkpoint holds."""
         self._recent.extend(recent)
         self._skipped = skipped
 
-    def look(self, step: Done) -> None:
-        """Record a finished step. Sends no message."""
+    def check(self, step: FinishedStep) -> None:
+        """Check a finished step. Sends no message."""
         if self._trainer.faulty or not math.isfinite(step.loss):
             self._fault = self._fault or _Fault(
                 step=step,
@@ -140,56 +134,56 @@ class NonFiniteWatch:
         self._recent.append(step.loss)
 
     def apply_rule(self, *, elsewhere: bool = False) -> None:
-        """Apply the rule to a step that was found faulty; collective then. Does nothing without one.
+        """Apply the rule to a step that was found faulty, which is collective; do nothing without one.
 
-        Where a rank dies on the way, it is still to be done.
+        If a rank dies meanwhile, the rule is still to be applied.
 
         Args:
-            elsewhere: some ranks found a step faulty, which was theirs alone.
+            elsewhere: some rank found one of its own steps faulty.
 
         Raises:
-            HpctrainError: the run is to end. Exit code 1.
+            HpctrainError: the rule ends the run. Exit code 1.
         """
         fault = self._fault
         if not (fault or elsewhere):
             return
         own_finite = fault is None or fault.own_finite
-        # A fault of the rank's own is sent to those that have none.
+        # Ranks that found no fault describe that of another rank.
         everyone = self._comm.allgather_object((own_finite, self._comm.host, None if own_finite else fault))
         blamed = {rank: host for rank, (finite, host, _) in enumerate(everyone) if not finite}
         fault = fault or next(each for *_, each in everyone if each)
         if not (blamed or self._trainer.faulty):
-            # Only ranks without samples had done it when the others died: nobody knows its loss.
+            # When the other ranks died, only ranks without samples had done the step: its loss is unknown.
             self._fault = None
             return
         target, end = self._decide()
         dumped = ""
         if end is not None:
             dumped = self._dump(self._fault) if self._fault else "the named ranks dumped their gradients"
-            # The run is resumed from what is being written.
+            # The run will be resumed from the checkpoint that is being written.
             self._checkpoints.wait()
         elif target:
             self._checkpoints.restore(target, self._trainer)
         else:
             self._trainer.undo_forward()
-        # From here on it is done for every rank, or for none.
+        # Agreed, so that the rule is applied on all ranks or on none.
         self._comm.agree()
         self._fault = None
-        self._count(target)
-        odd = fault.odd
+        self._count_fault(target)
+        parameters = fault.parameters
         self._events.emit(
             NonFiniteEvent(
                 iteration=fault.step.iteration,
                 epoch=fault.step.epoch,
                 rule=self._rules.non_finite if end is None else "stop",
                 ranks=tuple(sorted(blamed)),
-                parameters=len(odd),
-                parameter=odd[0] if odd else None,
+                parameters=len(parameters),
+                parameter=parameters[0] if parameters else None,
                 to=target or None,
             )
         )
         if end is not None:
-            raise HpctrainError(f"{_described(fault, blamed)}{end}", f"{dumped}; {_HINT}", exit_code=1)
+            raise HpctrainError(f"{_describe(fault, blamed)}{end}", f"{dumped}; {_HINT}", exit_code=1)
 
     def _decide(self) -> tuple[int, str | None]:
         """The checkpoint to go back to, 0 for none; and why the run ends, None if it goes on."""
@@ -198,7 +192,7 @@ class NonFiniteWatch:
             return 0, ""
         if self._rules.non_finite == "skip":
             return 0, f"; so were the {limit} steps before it (numbers.limit)" if self._skipped >= limit else None
-        # Which checkpoint is the newest is the same on all ranks once they have waited for what is being written.
+        # After waiting, the newest checkpoint is the same on all ranks.
         self._checkpoints.wait()
         newest, (target, times) = self._checkpoints.newest, self._returned
         if not newest:
@@ -207,7 +201,7 @@ class NonFiniteWatch:
             return 0, f"; the run has already gone back to step {newest} {times} times (numbers.limit)"
         return newest, None
 
-    def _count(self, target: int) -> None:
+    def _count_fault(self, target: int) -> None:
         before, times = self._returned
         if target:
             self._returned = (target, times + 1 if target == before else 1)
@@ -222,12 +216,12 @@ class NonFiniteWatch:
                 make_folder(folder)
             except OSError as error:
                 raise disk_error(error, folder) from error
-            write_json(folder / f"rank-{self._comm.rank}.json", self._content(fault))
+            write_json(folder / f"rank-{self._comm.rank}.json", self._record(fault))
         except HpctrainError as error:
             return error.message
         return f"{folder} has each rank's samples and gradients"
 
-    def _content(self, fault: _Fault) -> dict[str, Any]:
+    def _record(self, fault: _Fault) -> dict[str, Any]:
         step = fault.step
         return {
             "iteration": step.iteration,
@@ -248,11 +242,13 @@ def mean_of_finite(losses: Sequence[float], sizes: Sequence[int]) -> float:
     return float(np.average(np.array(losses)[finite], weights=np.array(sizes)[finite])) if finite.any() else math.nan
 
 
-def _described(fault: _Fault, blamed: dict[int, str]) -> str:
+def _describe(fault: _Fault, blamed: dict[int, str]) -> str:
     ranks = ", ".join(f"{rank} ({host})" for rank, host in blamed.items())
     where = f" on rank {ranks}" if blamed else ""
-    odd = fault.odd
-    gradients = f", and {len(odd)} of {len(fault.gradients)} gradients are not finite, first {odd[0]!r}" if odd else ""
+    names = fault.parameters
+    gradients = ""
+    if names:
+        gradients = f", and {len(names)} of {len(fault.gradients)} gradients are not finite, first {names[0]!r}"
     step = fault.step
     return (
         f"step {step.iteration} of epoch {step.epoch} has numbers that are not finite{where}: the mean loss is "
@@ -261,5 +257,5 @@ def _described(fault: _Fault, blamed: dict[int, str]) -> str:
 
 
 def _json(value: float) -> float | str:
-    """A number, or one of nan, inf and -inf as text: JSON has no word for them."""
+    """A number; nan, inf and -inf as text, because JSON has no word for them."""
     return value if math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""What rank 0 says on its way to the first step: that takes seconds anywhere, and minutes on a busy file system."""
+"""Rank 0 says what it does before the first step, which takes seconds, and minutes on a busy file system."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from collections.abc import Callable, Iterator
 
 from hpctrain.worker.comm import Communicator
 
-# Whoever sees nothing for three seconds begins to wonder whether it hangs.
+# A user who sees nothing for three seconds begins to wonder whether the run hangs.
 _SECONDS = 2.0
-# After a minute of patience a line every two seconds would only fill the log.
+# After a minute, a line every two seconds would only fill the log.
 _PATIENT_AFTER = 60.0
 _PATIENT_SECONDS = 10.0
 
 
 @contextlib.contextmanager
 def phase(comm: Communicator, doing: str, over: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Say on rank 0 what it is doing, and say again that it still does for as long as that lasts.
+    """Print on rank 0 what it is doing, and repeat it at intervals until the block ends.
 
     Args:
-        comm: the ranks.
-        doing: as in "loading PyTorch".
-        over: whether it has come to its end although the block has not.
+        doing: a participle, as in "loading PyTorch".
+        over: whether the phase has ended although the block has not.
     """
     if comm.rank != 0:
         yield
@@ -44,7 +43,7 @@ def _repeat(doing: str, ended: threading.Event, over: Callable[[], bool]) -> Non
     seconds = 0.0
     while not ended.wait(_PATIENT_SECONDS if seconds > _PATIENT_AFTER else _SECONDS) and not over():
         seconds = time.monotonic() - begun
-        # Not through sys.stderr, whose lock a process forked at this moment would find taken for ever. A full disk is
-        # for the main thread to report.
+        # Not through sys.stderr, whose lock would stay taken for ever in a process forked at this moment. The main
+        # thread reports a full disk.
         with contextlib.suppress(OSError):
             os.write(2, f"hpctrain: still {doing} ({seconds:.0f} s)\n".encode())

@@ -1,7 +1,7 @@
-"""Keeps a rank to the GPUs, adapters and cores that its plan has for it, as far as these fit the machine that it is on.
+"""Binds a rank to the GPUs, adapters and cores that its plan gives it, as far as these fit the machine.
 
-A node map may be of another machine, or older than a change of this one. What does not fit is left out with a warning:
-a rank that may use too much is slower at worst, and one that may use nothing of what it needs does not run.
+A node map may describe another machine, or this one before a change. What does not fit is left out with a warning: a
+rank without a restriction is slower at worst, and one restricted to something that is missing does not run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _RESTRICTIONS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
 _HINT = "give --node a node map of that host, or leave it out"
 
 
-def take_place(plan: Plan, rank: int, root: Path = Path("/")) -> None:
-    """Set the variables and the cores of a rank. What the user has set stays.
+def bind_rank(plan: Plan, rank: int, root: Path = Path("/")) -> None:
+    """Set the variables and the cores of a rank. Variables that the user has set stay.
 
     Args:
-        root: where /sys and /proc are.
+        root: the folder that holds sys and proc.
     """
     if not any(host.places for host in plan.hosts):
         return
@@ -51,12 +51,12 @@ def take_place(plan: Plan, rank: int, root: Path = Path("/")) -> None:
 
 
 def unfit_adapters(devices: Sequence[str], listed: Sequence[str], folder: Path) -> str:
-    """Why traffic must not be restricted to these devices, or nothing.
+    """Why traffic must not be restricted to these devices; empty if it may.
 
     Args:
-        devices: with a port where it is not the first.
+        devices: names as in ``mlx5_0``, or ``mlx5_0:2`` for a port that is not the first.
         listed: all devices that the node map lists.
-        folder: the kernel's, of all RDMA devices.
+        folder: the kernel's folder of RDMA devices.
     """
     ports = {f"{port.adapter.name}:{port.number}": port for port in all_ports(folder) if port.active}
     wanted = [device if ":" in device else f"{device}:1" for device in devices]
@@ -67,7 +67,7 @@ def unfit_adapters(devices: Sequence[str], listed: Sequence[str], folder: Path) 
         return f"they are {' and '.join(sorted(layers))} here"
     known = {name.partition(":")[0] for name in listed}
     for name, port in ports.items():
-        # RDMA in software has no device. A virtual function is for a guest of this host.
+        # RDMA in software has no device, and a virtual function (physfn) belongs to a guest.
         device = port.adapter / "device"
         own = device.exists() and not (device / "physfn").exists()
         if own and port.link_layer in layers and port.adapter.name not in known:
@@ -76,7 +76,7 @@ def unfit_adapters(devices: Sequence[str], listed: Sequence[str], folder: Path) 
 
 
 def unfit_cores(places: Sequence[Slot], local: int, root: Path) -> str:
-    """Why a rank must not be bound to the cores that its plan gives it, or nothing."""
+    """Why a rank must not be bound to the cores that its plan gives it; empty if it may."""
     slot = places[local]
     if missing := sorted(set(slot.cores) - allowed_cpus(root)):
         return f"it may not use core {missing[0]} of the node map"
@@ -92,9 +92,9 @@ def unfit_cores(places: Sequence[Slot], local: int, root: Path) -> str:
 
 
 def shared_cores(places: Sequence[Slot], local: int, root: Path) -> tuple[str, tuple[int, ...]]:
-    """Why a rank whose plan names no cores can have none, and its share of the cores of its NUMA node.
+    """Why a rank whose plan names no cores gets none, or empty, and its share of the cores of its NUMA node.
 
-    The ranks of that node share what this process may use of it, but for cores that the plan gives to others.
+    The node's ranks for which the plan names no cores share those that this process may use and no other rank is given.
     """
     numa = places[local].numa
     if numa is None:

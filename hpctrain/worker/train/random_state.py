@@ -1,4 +1,4 @@
-"""The global random generators of Python and NumPy as arrays; a rank's data and layers may draw from them."""
+"""The states of Python's and NumPy's global random generators, from which user data and layers may draw, as arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hpctrain.common.checkpoints.layout import RANDOM
 
 NAMES = _PYTHON, _NUMPY = f"{RANDOM}python", f"{RANDOM}numpy"
-# Of Python's random.getstate().
+# The version of the state that Python's random.getstate() returns.
 _VERSION = 3
 
 
@@ -26,8 +26,8 @@ def random_state() -> dict[str, NDArray[np.int64]]:
     """The states of both generators, which are Mersenne twisters.
 
     Returns:
-        An array of shape (628,) each: 624 words, the place in them, whether a normal number is drawn in advance, and
-        the two halves of its bits.
+        An array of shape (628,) for each: 624 words, the position in them, whether a normal number was drawn in
+        advance, and the two halves of its bits.
     """
     _, words, normal = random.getstate()
     twister: dict[str, Any] = np.random.get_state(legacy=False)
@@ -37,7 +37,7 @@ def random_state() -> dict[str, NDArray[np.int64]]:
 
 
 def set_random_state(state: Mapping[str, NDArray[Any]]) -> None:
-    """Restore both generators; one whose state is missing keeps its own."""
+    """Restore both generators; one whose state is missing stays as it is."""
     if _PYTHON in state:
         words, normal = _parts(state[_PYTHON])
         random.setstate((_VERSION, tuple(words), normal))

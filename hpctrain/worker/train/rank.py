@@ -1,7 +1,6 @@
 """Runs one rank: redirects its output, keeps its record, does its work, and reports its end.
 
-Each rank keeps its own log and its own record, so that nothing depends on what a launcher does with output and
-exit statuses.
+Each rank keeps its own log and record, so that nothing depends on how a launcher treats output and exit statuses.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.graph_errors import original
 from hpctrain.worker.comm.places import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
-from hpctrain.worker.train.place import take_place
+from hpctrain.worker.train.place import bind_rank
 
-# Libraries that start torch.distributed where they see a launcher's variables, also over a backend that has no groups.
+# Libraries that start torch.distributed when they see a launcher's variables, even if the backend has no groups.
 _WRAPPERS = {"transformers.trainer": "the Trainer", "accelerate": "Accelerate", "lightning": "Lightning"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The end of a rank that is not done: an exit status other than 0, and the error as text.
+    """How a rank ended that is not done: an exit status other than 0, and the error as text.
 
-    ``resumable`` where the work was stopped in good order, because it was asked to, with its state saved; ``refused``
-    where hpctrain says what is wrong, and another attempt would not help.
+    ``resumable``: the work was asked to stop, and did with its state saved. ``refused``: hpctrain says what is wrong,
+    and another attempt would not help.
     """
 
     exit_code: int
@@ -61,7 +60,7 @@ class Ending:
     refused: bool = False
 
 
-_ENDED_THOUGH_STOPPED = (
+_ENDED_AFTER_STOP = (
     "hpctrain: ht.should_stop() returned True, and the script ended with status 0, so the run counts as done; "
     "end it with sys.exit(ht.RESUMABLE) so that it can be resumed"
 )
@@ -71,16 +70,16 @@ def run_rank(path: Path) -> int:
     """Do this rank's part of the run in ``path`` and keep ``ranks/rank-N.json``.
 
     Returns:
-        0, or the exit status of a run of one rank that failed. Where a run of several ranks fails, this ends the
-        whole job and does not return. A rank that was stopped in good order says so in its record alone: launchers
-        take any other exit status than 0 for a failure, and end the ranks that still write theirs.
+        0, or the exit status of a run of one rank that failed. If a run of several ranks fails, this ends the whole job
+        and does not return. Only its record says that a rank was stopped in good order, since launchers take any other
+        exit status than 0 for a failure and end ranks that still write their records.
     """
     launcher = detect()
     rank = launcher.rank if launcher else 0
-    # For as long as this process lives, by which it is known as the run's.
+    # Held for as long as this process lives, so that it is known to belong to the run.
     held = HeldDirectory(RunDirectory(path))
     if held.now() is None:
-        # Nothing is written into what has come in its place.
+        # Write nothing into a folder that may have taken its place.
         raise HpctrainError(f"{path} has no plan.json: it was moved or deleted before this rank began", exit_code=1)
     directory = held.work
     stopping.watch(directory.stop, held.lost)
@@ -101,9 +100,9 @@ def run_rank(path: Path) -> int:
     _report_stalls(directory, record)
     ending = _attempt(held, rank, lambda: _update(directory, record, joined=True))
     try:
-        _update(directory, record, **_of_the_end(ending))
+        _update(directory, record, **_ending_fields(ending))
     except HpctrainError as error:
-        # The launcher reads this stream too, the only way left on a full disk.
+        # On a full disk only the launcher's stream is left.
         text = f"rank {rank} on {record.host}: {(ending or error).message}; {held.in_words(error)}\n"
         os.write(terminal, text.encode(errors="backslashreplace"))
         if ending is None or ending.resumable:
@@ -116,7 +115,7 @@ def run_rank(path: Path) -> int:
 
 
 def _update(directory: RunDirectory, record: RankRecord, **update: Any) -> None:
-    """Change this rank's record, on disk too unless that is another attempt's by now.
+    """Change this rank's record, also on disk unless the file belongs to another attempt by now.
 
     Raises:
         HpctrainError: the disk is full.
@@ -128,10 +127,10 @@ def _update(directory: RunDirectory, record: RankRecord, **update: Any) -> None:
 
 
 def _redirect_output(log: Path) -> tuple[int, int]:
-    """Send both streams to ``log``, C++ libraries' output too.
+    """Send stdout and stderr to ``log``, including the output of C++ libraries.
 
     Returns:
-        A copy of the old stderr, and how long the log was.
+        A copy of the old stderr, and the length of the log so far in bytes.
     """
     terminal = os.dup(2)
     try:
@@ -146,12 +145,12 @@ def _redirect_output(log: Path) -> tuple[int, int]:
 
 
 def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
-    """Let what is found out about ranks that others wait for become events, and the last limit an end on record."""
+    """Record reports of stalled ranks as events; when the last time limit is over, record the error and end the job."""
 
     def note(stall: Stall) -> None:
         if not is_own_record(directory, record.rank):
             return
-        # Rank 0, which keeps the file open, may be the one that stalled.
+        # Opened here, because rank 0, which holds the file open, may itself have stalled.
         with EventWriter(directory.events, alone=False) as events:
             events.emit(StallEvent(**asdict(stall)))
 
@@ -159,18 +158,18 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
         with contextlib.suppress(OSError):
             _print_error(error, None)
         with contextlib.suppress(HpctrainError):
-            _update(directory, record, **_of_the_end(_describe(error)))
+            _update(directory, record, **_ending_fields(_describe(error)))
         _end_job(error.exit_code)
 
     reports.record, reports.give_up = note, give_up
 
 
 def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Ending | None:
-    """Do the work; what goes wrong is printed to the log and returned. ``joined`` is called when all ranks have met."""
+    """Do the work; an error is printed to the log and returned. ``joined`` is called when all ranks have met."""
     script, directory = None, held.work
     try:
         plan = read_model(directory.plan, Plan)
-        take_place(plan, rank)
+        bind_rank(plan, rank)
         script = plan.script
         if script:
             if rank == 0:
@@ -187,7 +186,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
             _make_last_checks()
             _mention_forgotten(rank, plan.processes)
             if rank == 0 and stopping.agreed():
-                print(_ENDED_THOUGH_STOPPED, file=sys.stderr)
+                print(_ENDED_AFTER_STOP, file=sys.stderr)
         else:
             from hpctrain.worker.train.recipe import train_recipe
 
@@ -212,7 +211,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
 
 
 def _make_last_checks() -> None:
-    """While a failure can still become the run's: exit handlers come too late for the record."""
+    """Check now what can still fail the run; exit handlers come too late for the record."""
     if comm := sys.modules.get("hpctrain.worker.comm"):
         comm.make_last_checks()
 
@@ -226,19 +225,19 @@ def _mention_forgotten(rank: int, ranks: int) -> None:
 def _run_script(script: Script) -> None:
     """Run a user's script as Python itself does: as ``__main__``, its folder first on the path.
 
-    Returns in the rank alone: what the script has forked ends here.
+    Returns only in the rank: a process that the script has forked ends here.
     """
     sys.argv = [str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
     try:
-        # A fork keeps the script's variables to its end: what its parent had made is not the fork's to take down.
+        # Kept alive to the end of a fork, so that it does not destroy objects that its parent still uses.
         _variables = runpy.run_path(str(script.path), run_name="__main__")
     except BaseException as raised:
         if forks.is_fork():
             _leave_fork(raised, script)
-        # The others may wait for what comes after that line.
+        # Other ranks may wait for what comes after that line, and then name it.
         note_exit(raised.__traceback__)
-        # Its end is a good one, and the last checks still come.
+        # An exit with status 0 is a good end, after which the last checks still come.
         if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
             raise
     if forks.is_fork():
@@ -269,7 +268,7 @@ def _exit_status(stop: SystemExit) -> Ending | None:
 
 
 def _describe(error: BaseException) -> Ending:
-    kind, message = type(error).__name__, f"{error}{_explanation(error)}"
+    kind, message = type(error).__name__, f"{error}{_explain(error)}"
     if not isinstance(error, HpctrainError):
         return Ending(exit_code=1, kind=kind, message=message)
     refused = error.exit_code != stopping.RESUMABLE and not isinstance(error, TransientError)
@@ -281,21 +280,21 @@ def _print_error(error: BaseException, script: Script | None) -> None:
         print(f"hpctrain: {error}", file=sys.stderr)
     else:
         traceback.print_exception(type(error), error, _from_script(error, script))
-        if explained := _explanation(error):
+        if explained := _explain(error):
             print(f"hpctrain: {explained.removeprefix('; ')}", file=sys.stderr)
 
 
-def _explanation(error: BaseException) -> str:
-    """What an error of PyTorch's own means to a script, or nothing."""
+def _explain(error: BaseException) -> str:
+    """What one of PyTorch's own errors means to a script; empty if it needs no explanation."""
     if parallel := sys.modules.get("hpctrain.worker.adapters.torch.parallel.distribute"):
         explained: str = parallel.of_divided_tensors(error)
         if explained:
             return f"; {explained}"
-    return _of_a_wrapper(error)
+    return _explain_wrapper(error)
 
 
-def _of_a_wrapper(error: BaseException) -> str:
-    """The explanation of an error of torch.distributed raised by a library that starts it itself; or nothing."""
+def _explain_wrapper(error: BaseException) -> str:
+    """The explanation of an error of torch.distributed from a library that starts it by itself; otherwise empty."""
     library = next((title for name, title in _WRAPPERS.items() if name in sys.modules), None)
     if library is None or "MASTER_ADDR expected" not in str(error):
         return ""
@@ -306,9 +305,9 @@ def _of_a_wrapper(error: BaseException) -> str:
 
 
 def _from_script(error: BaseException, script: Script | None) -> TracebackType | None:
-    """The part of an error's traceback that begins in the user's script; the frames above it are hpctrain's."""
+    """The part of an error's traceback that begins in the user's script, without hpctrain's frames above it."""
     if script and isinstance(error, SyntaxError) and error.filename == str(script.path):
-        # It names its place by itself, and nothing of the script was executed.
+        # A syntax error names its place itself, and nothing of the script was executed.
         return None
     start = error.__traceback__
     while script and start and start.tb_frame.f_code.co_filename != str(script.path):
@@ -316,7 +315,7 @@ def _from_script(error: BaseException, script: Script | None) -> TracebackType |
     return start or error.__traceback__
 
 
-def _of_the_end(ending: Ending | None) -> dict[str, Any]:
+def _ending_fields(ending: Ending | None) -> dict[str, Any]:
     if ending is None:
         return {"status": "done", "ended": time.time()}
     return {
@@ -330,15 +329,15 @@ def _of_the_end(ending: Ending | None) -> dict[str, Any]:
 
 
 def _end_job(exit_code: int) -> None:
-    """End every rank: the others may wait for this one in a collective for ever."""
+    """End every rank, since the others may wait for this one in a collective for ever."""
     with contextlib.suppress(ImportError, RuntimeError):
         import mpi4py
 
-        # Starting MPI only in order to leave it would wait for ranks that never start it.
+        # Importing MPI must not start it, which would wait for ranks that never do.
         mpi4py.rc.initialize = False
         from mpi4py import MPI
 
         if MPI.Is_initialized() and not MPI.Is_finalized():
             MPI.COMM_WORLD.Abort(exit_code)
-    # Not sys.exit: exit handlers leave MPI and Horovod in good order, and wait for the other ranks to do the same.
+    # Not sys.exit: exit handlers would shut down MPI and Horovod, and wait for the other ranks to do the same.
     os._exit(exit_code)

@@ -37,8 +37,8 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
     Calls ``joined`` once all of them have met.
 
     Raises:
-        SystemExit: with ``stopping.RESUMABLE``, after a stop.
-        HpctrainError: settings that leave nothing to train, ranks that differ, a reduction that failed.
+        SystemExit: the run was stopped; its code is ``stopping.RESUMABLE``.
+        HpctrainError: the settings leave nothing to train, the ranks differ, or a reduction failed.
     """
     assert plan.recipe is not None
     recipe = plan.recipe
@@ -74,7 +74,7 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
         )
         reports.iteration = lambda: loop.iteration + 1
         begun = comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0)
-        with phase(comm, _beginning(plan, begun), over=lambda: loop.iteration > begun):
+        with phase(comm, _first_phase(plan, begun), over=lambda: loop.iteration > begun):
             done = loop.run(begun)
     if not done:
         stopping.agree()
@@ -99,7 +99,7 @@ def _limited(source: Source, limit: int | None) -> Source:
 
 
 def _resumed_from(directory: RunDirectory) -> int:
-    """The iteration that the launcher says this attempt begins at."""
+    """The iteration at which this attempt begins, as the launcher recorded it."""
     starts = EventsFile(directory.events).few(StartEvent)
     return starts[-1].iteration if starts else 0
 
@@ -123,7 +123,7 @@ def _trainer(plan: Plan, comm: Communicator) -> Trainer:
 
 
 def torch_trainer(recipe: Recipe, comm: Communicator) -> type[TorchTrainer]:
-    """What trains a recipe under its mesh, with PyTorch."""
+    """The PyTorch trainer for a recipe under its mesh."""
     sizes, zero = recipe.mesh.at(comm.size).sizes, recipe.sharding.zero
     if sizes["pp"] > 1:
         from hpctrain.worker.train.mesh_trainer import PipelineTrainer
@@ -138,9 +138,9 @@ def torch_trainer(recipe: Recipe, comm: Communicator) -> type[TorchTrainer]:
     return TorchTrainer
 
 
-def _beginning(plan: Plan, begun: int) -> str:
-    """What comes before the first step is done, which in Keras takes much longer than the others."""
+def _first_phase(plan: Plan, begun: int) -> str:
+    """What happens until the first step is done, which in Keras takes much longer than later steps."""
     if begun:
-        # A checkpoint may have been written before its epoch was evaluated, and then that comes first.
+        # Not "taking the first step": the epoch of the checkpoint may still have to be evaluated.
         return f"reading the checkpoint of step {begun} and continuing from it"
     return "compiling and taking the first step" if plan.framework == "keras" else "taking the first step"

@@ -1,7 +1,7 @@
-"""Continues without ranks that died, from the memory of the others, after the last step that any has done.
+"""Continues without ranks that died, from the memory of the others, after the last step that any of them has done.
 
-A rank notes a step once it has the mean loss of all, for which all had to do its update. So when ranks die, those that
-are left have noted the same steps but for the last, and done the same updates but for the one after it.
+A rank records a step once it has the mean loss of all ranks, for which all had to do the update. So when ranks die, the
+remaining ones have recorded the same steps except the last, and done the same updates except the one after it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpctrain.worker.comm.base import LostRank, RanksLostError
 from hpctrain.worker.train.state import State
 from hpctrain.worker.train.trainer import Trainer, TrainingStep
 
-# MPI counts in 32 bits.
+# MPI's counts have 32 bits.
 _PIECE_BYTES = 1 << 30
 
 
@@ -37,14 +37,14 @@ class _Account:
     """The progress of one rank.
 
     Attributes:
-        noted: steps whose mean loss it has; ``loss`` is that of the last of them.
-        updates: steps whose update it has done.
-        step: after the noted ones, None before it began.
-        loss_sum: of its own samples in that step, if it has done its update.
-        faulty: whether numbers of the last of its updates were not finite.
+        recorded: the number of steps whose mean loss it has; ``loss`` is that of the last.
+        updates: the number of steps whose update it has done.
+        step: the step after the recorded ones; None before it began.
+        loss_sum: the sum of its own samples' losses in that step, if it has done the update.
+        faulty: whether numbers of its last update were not finite.
     """
 
-    noted: int
+    recorded: int
     loss: float
     updates: int
     step: TrainingStep | None
@@ -57,15 +57,15 @@ class _Agreement:
     """The conclusion from the accounts of all ranks.
 
     Attributes:
-        noted: steps that every rank has noted; some may have noted one more.
-        updates: that every rank is to have done.
-        source: the first rank that has; ``behind``, those that have not.
-        loss: the mean loss of the last of these steps, for ranks that have not noted it.
-        affected: samples that are missing in it.
-        faulty: whether its numbers were not finite.
+        recorded: the number of steps that every rank has recorded; some may have recorded one more.
+        updates: the number of updates that every rank has to have done.
+        source: the first rank that has done them; ``behind`` are those that have not.
+        loss: the mean loss of the last of these steps, for ranks that have not recorded it.
+        affected: the number of samples that are missing in that step.
+        faulty: whether that step's numbers were not finite.
     """
 
-    noted: int
+    recorded: int
     updates: int
     source: int
     behind: tuple[int, ...]
@@ -78,7 +78,7 @@ def reconcile(accounts: list[_Account]) -> _Agreement:
     """The furthest state of any rank, and the mean loss of its last step."""
     updates = max(account.updates for account in accounts)
     ahead = [rank for rank, account in enumerate(accounts) if account.updates == updates]
-    known = [account.loss for account in accounts if account.noted == updates]
+    known = [account.loss for account in accounts if account.recorded == updates]
     loss, affected = known[0] if known else float("nan"), 0
     if not known:
         steps = [(accounts[rank].loss_sum, step) for rank in ahead if (step := accounts[rank].step)]
@@ -86,9 +86,9 @@ def reconcile(accounts: list[_Account]) -> _Agreement:
         affected = steps[0][1].samples - seen
         loss = sum(loss_sum for loss_sum, _ in steps) / seen if seen else loss
     behind = tuple(rank for rank in range(len(accounts)) if rank not in ahead)
-    noted = min(account.noted for account in accounts)
+    recorded = min(account.recorded for account in accounts)
     return _Agreement(
-        noted=noted,
+        recorded=recorded,
         updates=updates,
         source=ahead[0],
         behind=behind,
@@ -99,10 +99,10 @@ def reconcile(accounts: list[_Account]) -> _Agreement:
 
 
 def require_fault_tolerance(comm: Communicator, tolerance: FaultTolerance) -> None:
-    """Refuse a fault-tolerant run where ranks could not continue without dead ones.
+    """Refuse a fault-tolerant run whose ranks could not continue without dead ones.
 
     Raises:
-        HpctrainError: says what is missing.
+        HpctrainError: they could not; the message says what is missing.
     """
     if tolerance.fault_tolerant and comm.size > 1 and not comm.fault_tolerant:
         raise HpctrainError(
@@ -115,10 +115,7 @@ class Recovery:
     """Continues a training after ranks died.
 
     Args:
-        comm: the ranks.
-        trainer: of this rank.
-        events: where faults are recorded; a new rank 0 takes them over.
-        directory: of the run.
+        events: where faults are recorded; a new rank 0 continues the file.
     """
 
     def __init__(self, comm: Communicator, trainer: Trainer, events: EventWriter, directory: RunDirectory) -> None:
@@ -131,59 +128,59 @@ class Recovery:
     def concerns(self, error: Exception) -> bool:
         """Whether an error was caused by a rank's death, perhaps through code that changed its type.
 
-        One that may have had a cause of its own is printed, for nobody raises it any more.
+        An error that may have had another cause is printed, because it is not raised again.
         """
         if isinstance(error, RanksLostError) or isinstance(error.__cause__, RanksLostError):
             return self._comm.fault_tolerant
         if not (self._comm.fault_tolerant and self._comm.lost):
             return False
-        # The log may be on the disk that is full.
+        # The log may be on a full disk.
         with contextlib.suppress(OSError):
             print("hpctrain: treated as a consequence of a rank's death:", file=sys.stderr)
             traceback.print_exception(error)
         return True
 
-    def go_on(self, noted: int, loss: float, step: TrainingStep | None) -> float | None:
-        """Re-form the run, with every rank in the state of the one that was furthest.
+    def continue_run(self, recorded: int, loss: float, step: TrainingStep | None) -> float | None:
+        """Continue with the remaining ranks, all in the state of the one that was furthest.
 
         Args:
-            noted: steps that this rank has noted, and ``loss``, that of the last.
-            step: that it has begun after them.
+            recorded: the number of steps that this rank has recorded; ``loss`` is that of the last.
+            step: the step that it has begun after them.
 
         Returns:
-            The loss of ``step``, which is done and to be noted; None if there is none to note.
+            The loss of ``step``, which is done and has to be recorded; None if there is none to record.
 
         Raises:
-            HpctrainError: it cannot be done.
+            HpctrainError: the remaining ranks could not agree.
         """
         begin = time.perf_counter()
         lost: list[LostRank] = []
-        account = self._account(noted, loss, step)
-        # Each turn has cost a rank its life.
+        account = self._account(recorded, loss, step)
+        # Each further attempt means that another rank has died.
         for _ in range(self._comm.size):
             try:
                 lost += self._comm.recover()
                 self._trainer.rebuild()
                 agreement = reconcile(self._comm.allgather_object(account))
-                account = self._caught_up(account, agreement)
+                account = self._catch_up(account, agreement)
                 self._comm.agree()
             except Exception as error:
                 if not self.concerns(error):
                     raise
             else:
                 self._record(lost, time.perf_counter() - begin, agreement)
-                return agreement.loss if agreement.updates > noted else None
+                return agreement.loss if agreement.updates > recorded else None
         raise HpctrainError(
             f"rank {self._comm.rank} on {self._comm.host}: the remaining ranks could not agree how to continue",
             "hpctrain run --resume continues from the last checkpoint",
             exit_code=RESUMABLE,
         )
 
-    def _account(self, noted: int, loss: float, step: TrainingStep | None) -> _Account:
-        # The trainer's loss is a mean over the ranks' shares.
+    def _account(self, recorded: int, loss: float, step: TrainingStep | None) -> _Account:
+        # The trainer scales its loss so that the mean over the ranks is the batch's.
         loss_sum = self._trainer.loss * step.samples / step.ranks if step else 0.0
         return _Account(
-            noted=noted,
+            recorded=recorded,
             loss=loss,
             updates=self._trainer.updates,
             step=step,
@@ -191,22 +188,22 @@ class Recovery:
             faulty=self._trainer.faulty,
         )
 
-    def _caught_up(self, account: _Account, agreement: _Agreement) -> _Account:
-        """Bring the ranks that are behind to where the others are; returns what this rank's account then is."""
+    def _catch_up(self, account: _Account, agreement: _Agreement) -> _Account:
+        """Bring the ranks that are behind to the state of the others; returns this rank's new account."""
         if not agreement.behind:
             return account
-        state = self._received(agreement.source)
+        state = self._receive_state(agreement.source)
         if self._comm.rank not in agreement.behind:
             return account
         self._trainer.restore(state)
         self._trainer.updates = agreement.updates
         self._trainer.faulty = agreement.faulty
-        # It has the update, but its own samples' part in the loss is not known: not to a further turn either.
+        # The rank has the update now, but the losses of its own samples stay unknown, also in a further attempt.
         step = replace(account.step, own=0) if account.step else None
         return replace(account, updates=agreement.updates, step=step, loss_sum=0.0, faulty=agreement.faulty)
 
-    def _received(self, source: int) -> State:
-        """The state of another rank, but for what is a rank's own."""
+    def _receive_state(self, source: int) -> State:
+        """The state of another rank, without what is that rank's own. Collective."""
         own: State = {}
         if self._comm.rank == source:
             everything = self._trainer.state()
@@ -227,14 +224,14 @@ class Recovery:
         if self._comm.rank == 0:
             self._events.take_over(self._directory.events)
             for each in self._lost:
-                self._mark(each)
+                self._mark_lost(each)
         for index, each in enumerate(lost):
             self._events.emit(
                 RecoveredFaultEvent(
                     rank=each.first_rank,
                     host=each.host,
                     message=f"rank {each.first_rank} on {each.host} died",
-                    iteration=agreement.noted + 1,
+                    iteration=agreement.recorded + 1,
                     recovery_seconds=seconds,
                     samples_affected=0 if index else agreement.affected,
                     ranks=self._comm.size,
@@ -244,8 +241,8 @@ class Recovery:
         left = f"{self._comm.size} ranks continue" if self._comm.size > 1 else "the last rank continues"
         print(f"hpctrain: {names} died; {left} after {seconds:.3f} s", file=sys.stderr)
 
-    def _mark(self, lost: LostRank) -> None:
-        """Say in its record what became of a rank that cannot do so itself; a rank may die before it has one."""
+    def _mark_lost(self, lost: LostRank) -> None:
+        """Mark a dead rank as lost in its record, which may not exist yet."""
         with contextlib.suppress(HpctrainError):
             record = read_model(self._directory.rank(lost.first_rank), RankRecord)
             if record.status == "running":

@@ -1,4 +1,4 @@
-"""The state of a training in a checkpoint."""
+"""The state of a training, as checkpoints hold it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from hpctrain.worker.adapters.guard import Guard
 
 State = dict[str, NDArray[Any]]
 
-# What the guard has counted: part of the state of every trainer.
+# The steps that the guard has counted, in the state of every trainer.
 GUARD_STEPS = "guard.steps"
 
 
 class LazyState(Mapping[str, NDArray[Any]]):
-    """Arrays by name, some of which are made on access, since a rank saves only a part of all.
+    """Arrays by name, some of which are made on access, since a rank saves only a part of them.
 
     Args:
-        arrays: those that are there.
-        further: how many bytes each of the others has, and what makes it.
-        pieces: what this rank holds of arrays that are not the same on all ranks: divided over some of them, or held
-            by some of them alone, as the parameters of a pipeline's stage are. Ranks that hold the same elements have
-            equal ones. Nothing, or an array whose sequence is empty, is a piece too; None says that no rank has any.
+        arrays: those that exist already.
+        further: for each other array its size in bytes and the function that makes it.
+        pieces: this rank's pieces of arrays that are not whole on every rank, because they are divided over ranks or
+            held by some of them only, as the parameters of a pipeline's stage are. Ranks that hold the same elements
+            hold equal ones. A rank may have no piece of an array; None says that no rank has a piece of any.
 
     Attributes:
-        nbytes: of each of the whole arrays, which alone are in the mapping.
-        pieces: as given.
+        nbytes: the size of each whole array; only these are in the mapping.
     """
 
     def __init__(
@@ -57,8 +56,8 @@ class Stateful(Protocol):
     """An object with a state.
 
     Attributes:
-        before_update: called by all ranks in every step, ahead of every change of what :meth:`state` gives but for what
-            is this rank's own; and by whoever restores a state.
+        before_update: called by all ranks in every step, and by :meth:`restore`, before anything in :meth:`state`
+            changes except the rank's own values.
     """
 
     before_update: Callable[[], None]
@@ -67,22 +66,22 @@ class Stateful(Protocol):
     def guard(self) -> Guard:
         """The guard that proves that all ranks hold the same parameters.
 
-        What the optimizer keeps is not compared. It follows from the same gradients, and where it differs the next
-        update makes parameters differ; but a checkpoint of the step before has one rank's.
+        The optimizer's state is not compared. It follows from the same gradients, and if it differs, the next update
+        makes the parameters differ; but a checkpoint of the step before then holds one rank's state.
         """
 
     def state(self) -> LazyState:
         """Everything that determines the bits of later steps; names that begin as in ``layout.OWN`` are this rank's.
 
-        The arrays may be those that training goes on in.
+        The arrays may share memory with the training, which changes them.
         """
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a state; a rank's own values may be missing.
 
-        Whole arrays and those of pieces alike are whole in it. Of a checkpoint it is a
-        :class:`hpctrain.common.checkpoints.read.SavedState`, so that ``piece_of`` reads no more than a part.
+        Arrays that were saved in pieces are whole in it. From a checkpoint it is a
+        :class:`hpctrain.common.checkpoints.read.SavedState`, of which ``piece_of`` reads only a part.
 
         Raises:
-            KeyError, RuntimeError, ValueError: it is of another model or optimizer.
+            KeyError, RuntimeError, ValueError: it belongs to another model or optimizer.
         """

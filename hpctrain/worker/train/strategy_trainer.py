@@ -18,7 +18,7 @@ from hpctrain.worker.train.keras_losses import Mixed
 from hpctrain.worker.train.keras_trainer import KerasTrainer
 from hpctrain.worker.train.state import LazyState
 
-# Steps under way for each worker: one that is computed, and one whose samples are there when that is done.
+# Steps scheduled for each worker: one that it computes, and one whose samples are ready when that is done.
 _STEPS_A_WORKER = 2
 
 
@@ -37,7 +37,7 @@ class StrategyTrainer(KerasTrainer):
             super().__init__(recipe, comm)
 
     def _connect(self, recipe: Recipe) -> None:
-        # What a step does not make, every replica must have before it.
+        # Variables must exist on every replica before the first step, which cannot make them.
         self._optimizer.build(self.model.trainable_variables)
 
     def _traced_step(
@@ -54,7 +54,7 @@ class StrategyTrainer(KerasTrainer):
         finite = all_finite(everyone)
 
         def update() -> None:
-            # Not within the first run: an update cannot be left out there.
+            # A second run, because an update cannot be left out within the first.
             self._strategy.run(self._optimizer.apply, (gradients, self.model.trainable_variables))
 
         def leave_out() -> None:
@@ -74,10 +74,10 @@ def _place() -> tuple[int, int]:
 
 
 class ParameterServerTrainer(StrategyTrainer):
-    """Workers that compute whole steps beside each other: an update's gradient is of parameters some updates old.
+    """Workers that compute whole steps at the same time, with gradients of parameters that are some updates old.
 
-    ``loss`` is that of the newest step which has come back; :meth:`step` waits for one only where two a worker are
-    under way, and the first for itself.
+    ``loss`` is that of the newest finished step. The first :meth:`step` waits for its own loss; later ones wait only
+    while every worker has two steps scheduled.
     """
 
     def __init__(self, recipe: Recipe, comm: ParameterServerCommunicator) -> None:
@@ -107,7 +107,7 @@ class ParameterServerTrainer(StrategyTrainer):
         return self._newest
 
     def _end_steps(self) -> None:
-        """All that were begun are done after it."""
+        """Wait for all scheduled steps."""
         while self._under_way:
             self._newest = self._servers.fetch(self._under_way.popleft())
 

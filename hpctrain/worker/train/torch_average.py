@@ -13,7 +13,7 @@ class TorchAverage:
     """A copy of all named values in a model, which follows the model.
 
     Attributes:
-        parameters, buffers: by the model's names; the latter are this rank's own.
+        parameters, buffers: the averages by the model's names; ``buffers`` differ between ranks.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""PyTorch's training losses with mixed images and soft labels. hpctrain.worker.train.keras_losses is the same."""
+"""PyTorch's training losses with mixed images and soft labels, the same as in hpctrain.worker.train.keras_losses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _along(values: NDArray[np.float32] | NDArray[np.int64], images: torch.Tensor
 
 
 def _between(places: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Shape (N, places)."""
+    """Whether low <= place < high, shape (N, places)."""
     return (places >= low[:, None]) & (places < high[:, None])
 
 
@@ -39,8 +39,8 @@ class TorchLoss(RecipeLoss):
 
         Args:
             logits: float32, shape (N, classes).
-            labels: int64, shape (M,), of the images that were mixed.
-            mixture: how; None where they were not.
+            labels: int64, shape (M,): those of the images before mixing.
+            mixture: how the images were mixed; None where they were not.
         """
         if mixture is None and self.name == "cross_entropy":
             return F.cross_entropy(logits, labels, ignore_index=BROKEN, label_smoothing=self.smoothing, reduction="sum")
@@ -56,7 +56,7 @@ class TorchLoss(RecipeLoss):
 
 
 def _targets(labels: torch.Tensor, mixture: Mixture | None, classes: int) -> torch.Tensor:
-    """Shares of the classes in the labels, shape (N, classes): 1 in sum, less what is broken."""
+    """Each class's share of a label, shape (N, classes); the shares add up to 1 less the share of broken samples."""
     known = (labels != BROKEN)[:, None]
     targets = F.one_hot(labels.clamp(min=0), classes).float() * known
     if mixture is None:

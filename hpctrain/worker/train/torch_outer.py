@@ -12,15 +12,14 @@ from hpctrain.worker.comm import Communicator
 
 
 class TorchOuter:
-    """Brings parameters together that ranks have trained by themselves from the same values.
+    """Averages parameters that each rank has trained by itself from the same values.
 
     Args:
         model: its parameters are float32, on one device, and equal on all ranks.
-        comm: the ranks.
         outer: what is done with the mean.
 
     Attributes:
-        state: what the outer optimizer keeps, by its name in a checkpoint: its momentum, in the parameters' order.
+        state: the outer optimizer's momentum by name in a checkpoint, in the parameters' order.
         seconds: how long the last reduction took.
     """
 
@@ -54,7 +53,7 @@ class TorchOuter:
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from a checkpoint, whose parameters the model has by now."""
+        """Continue from a checkpoint whose parameters were already copied into the model."""
         for name, tensor in self.state.items():
             tensor.copy_(state[name])
         self._before.copy_(flat(self._parameters))

@@ -12,7 +12,7 @@ from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import Operations, ParameterKind, Rule, UpdateStep
 from hpctrain.common.recipes.schema import Optimizer
 
-# Of BatchNorm in any number of dimensions, SyncBatchNorm and InstanceNorm the first is the base class.
+# _NormBase is the base class of BatchNorm in any number of dimensions, SyncBatchNorm and InstanceNorm.
 _NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
@@ -22,7 +22,7 @@ _OPERATIONS = Operations(norm=torch.linalg.vector_norm, sqrt=torch.sqrt, expm1=t
 def make_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of a recipe for the parameters of a model, with one group for each kind of parameter.
 
-    PyTorch's own where its update is the recipe's. Set ``lr`` of all groups before each step, and of rmsprop_to_sgd
+    It is PyTorch's own where the update is the same. Set ``lr`` of all groups before each step, and for rmsprop_to_sgd
     ``sgd_share`` (:func:`hpctrain.common.optim.schedule.sgd_share`) too.
     """
     groups = _groups(model)
@@ -58,13 +58,13 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], bound: float) -> No
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    # Over all ranks, where gradients are divided over them.
+    # Where gradients are divided over ranks, full_tensor gives the norm over all of them.
     scale_gradients(gradients, bound, norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 def scale_gradients(gradients: Iterable[torch.Tensor], bound: float, norm: torch.Tensor) -> None:
     """Scale gradients by min(1, bound / norm)."""
-    # A norm of 0 has the quotient infinity, and one that is not finite makes gradients so.
+    # A norm of 0 gives infinity, clamped to 1; norm - norm is NaN for a norm that is not finite, else 0.
     scale = torch.clamp(bound / norm, max=1.0) + (norm - norm)
     for gradient in gradients:
         gradient.mul_(scale.to(gradient.device))
@@ -74,8 +74,8 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
     """A PyTorch optimizer with an update rule of :mod:`hpctrain.common.optim.rules`.
 
     Args:
-        groups: of parameters, each with its ``kind``.
-        settings: the recipe's, any but adam and adamw.
+        groups: groups of parameters, each with its ``kind``.
+        settings: any optimizer but adam and adamw.
     """
 
     def __init__(self, groups: list[dict[str, Any]], settings: Optimizer) -> None:
@@ -128,5 +128,5 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
 def _kind(owner: nn.Module, path: str, name: str) -> ParameterKind:
     if isinstance(owner, _NORMALISATIONS):
         return "shortcut_norm" if "downsample" in path.split(".") else "norm"
-    # bias_ih_l0 of recurrent layers, in_proj_bias of attention
+    # Recurrent layers have bias_ih_l0, attention in_proj_bias.
     return "bias" if name == "bias" or name.startswith("bias_") or name.endswith("_bias") else "weight"

@@ -40,7 +40,7 @@ from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeli
 MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
 _AVERAGE, _AVERAGE_STATISTICS = "average.", f"{STATISTICS}average."
 _COMPUTED_IN = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# To be undone: the number of updates before, and what was changed since.
+# What there is to undo: the number of updates before a step, and the values that it has changed since.
 _NOTHING: tuple[int, dict[str, torch.Tensor]] = (-1, {})
 
 
@@ -54,7 +54,7 @@ class TorchTrainer:
         torch.manual_seed(recipe.seed)
         seed(recipe.seed)
         self._comm = comm
-        # A GPU a rank or none at all: NCCL does not let two ranks share one.
+        # Each rank has its own GPU or all use the CPU: NCCL does not let two ranks share one.
         gpus = not comm.in_host_memory and torch.cuda.device_count() >= comm.local_size
         self._device = torch.device("cuda", comm.local_rank) if gpus else torch.device("cpu")
         self.gpu = torch.cuda.get_device_name(self._device) if gpus else None
@@ -81,7 +81,7 @@ class TorchTrainer:
         self._averaging_seconds = 0.0
         optimizer = make_optimizer(recipe.optimizer, model)
         comm.watch_numbers()
-        # Before those of distribute, of which one may find that a rank died, after the update.
+        # Registered before distribute's hooks, one of which may find after the update that a rank died.
         optimizer.register_step_post_hook(self._updated)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model, self._optimizer = model, optimizer
@@ -90,16 +90,16 @@ class TorchTrainer:
         self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
         self._average = TorchAverage(self.model) if recipe.averaging else None
-        self._average_by: float | None = None
+        self._average_weight: float | None = None
         self._outer = TorchOuter(self.model, comm, recipe.sync.outer) if is_local(recipe.sync) else None
-        # Equal on all ranks, but where each makes steps by itself.
+        # The optimizer's state is equal on all ranks unless each makes steps by itself.
         self._moments = MOMENTS if recipe.sync else _OPTIMIZER
 
     def _distribute(self, recipe: Recipe) -> None:
         """Make the model and its optimizer those of all ranks."""
         plan = None
         if not recipe.mesh.replicates_only:
-            # Takes a second, which only ranks that divide something need.
+            # Imported here, as it takes a second and only a mesh that divides something needs it.
             from hpctrain.worker.train.parallel_plan import parallel_plan
 
             plan = parallel_plan(recipe)
@@ -117,7 +117,7 @@ class TorchTrainer:
         self._statistics = statistics(self.model)
 
     def _modules(self) -> Sequence[torch.nn.Module]:
-        """What this rank has of the model: all of it, or stages of a pipeline."""
+        """This rank's part of the model: all of it, or stages of a pipeline."""
         return [self.model]
 
     def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -148,10 +148,10 @@ class TorchTrainer:
         sgd_share: float,
         average: float | None = None,
     ) -> float:
-        self._average_by = average
+        self._average_weight = average
         self._averaging_seconds = 0.0
         if self._remembers:
-            self._before = (self.updates, self._of_forward())
+            self._before = (self.updates, self._forward_state())
         for module in self._modules():
             module.train()
         for group in self._optimizer.param_groups:
@@ -164,7 +164,7 @@ class TorchTrainer:
         self.own_finite = math.isfinite(self.loss)
         finite = self._finite()
         self._scaler.unscale_(self._optimizer)
-        # Ahead of a step that is left out, too: it counts as one only where all ranks came so far.
+        # Also called before an update that is left out: the step counts only if all ranks have come this far.
         self.before_update()
         if finite:
             self.faulty = False
@@ -174,7 +174,7 @@ class TorchTrainer:
             self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
             self.own_finite = self.own_finite and not self.alone
             self._count()
-            # After an update the optimizer's hook does so.
+            # After an update the optimizer's hook calls it.
             self.guard.step_done()
         return self.loss
 
@@ -190,7 +190,7 @@ class TorchTrainer:
         assign(trained(self.model), torch.from_numpy(vector).to(self._device))
 
     def _finite(self) -> bool:
-        """Of reduced gradients every rank finds the same infinities."""
+        """Whether the gradients are finite; for reduced gradients all ranks get the same answer."""
         if not self.alone:
             return self._statistics.finite()
         return all_finite(each.grad for each in self.model.parameters() if each.grad is not None)
@@ -258,7 +258,7 @@ class TorchTrainer:
         )
 
     def _is_divided(self, tensor: torch.Tensor) -> bool:
-        """Whether other ranks have other parts of a tensor; on all ranks alike for some tensor."""
+        """Whether other ranks have other parts of a tensor; if any tensor is divided, one is on every rank."""
         return is_dtensor(tensor)
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -269,17 +269,19 @@ class TorchTrainer:
         for name, tensor in self._averages().items():
             if name in tensors or name.startswith(_AVERAGE):
                 tensor.copy_(tensors.pop(name))
-        self.model.load_state_dict(kept | self._shared(_under(MODEL, tensors)) | _under(STATISTICS, tensors))
+        self.model.load_state_dict(
+            kept | self._shared(_with_prefix(MODEL, tensors)) | _with_prefix(STATISTICS, tensors)
+        )
         if self._outer:
             self._outer.restore(tensors)
         self._restore_rest(state)
 
     def _restore_rest(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """All but the model."""
+        """Restore all of a state except the model."""
         load_optimizer(self._parameters(), self._optimizer, state, self._moments)
         small = {name: tensor_of(state[name]) for name in state if name.startswith((_SCALER, _RANDOM))}
         if self._scaler.is_enabled():
-            self._scaler.load_state_dict({name: value.item() for name, value in _under(_SCALER, small).items()})
+            self._scaler.load_state_dict({name: value.item() for name, value in _with_prefix(_SCALER, small).items()})
         self.guard.steps = int(state[GUARD_STEPS])
         self._set_random_state(small)
         set_random_state(state)
@@ -291,7 +293,7 @@ class TorchTrainer:
         return parameters | {name: parameters[own] for name, own in names if own in parameters}
 
     def _averages(self) -> dict[str, torch.Tensor]:
-        """By their names in a state."""
+        """The averages by their names in a state."""
         if self._average is None:
             return {}
         statistics = {f"{_AVERAGE_STATISTICS}{name}": each for name, each in self._average.buffers.items()}
@@ -304,23 +306,23 @@ class TorchTrainer:
         return state
 
     def _set_random_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        for kind, tensor in _under(_RANDOM, tensors).items():
+        for kind, tensor in _with_prefix(_RANDOM, tensors).items():
             if kind == "cpu":
                 torch.set_rng_state(tensor)
             elif self._device.type == "cuda":
                 torch.cuda.set_rng_state(tensor, self._device)
 
     def _updated(self, *_: object) -> None:
-        if self._average and self._average_by is not None:
-            self._average.update(self._average_by)
+        if self._average and self._average_weight is not None:
+            self._average.update(self._average_weight)
         self._count()
 
     def _count(self) -> None:
-        """The scaler and the average belong to the update: it is done as a whole or not at all."""
+        """Count an update, to which the scaler's belongs: both are done, or neither."""
         self._scaler.update()
         self.updates += 1
 
-    def _of_forward(self) -> dict[str, torch.Tensor]:
+    def _forward_state(self) -> dict[str, torch.Tensor]:
         """The state that a step changes before its update: statistics of batch normalisation, and random states."""
         buffers = {name: buffer.clone() for name, buffer in self._buffers()}
         return buffers | {name: torch.from_numpy(value) for name, value in self._random_state().items()}
@@ -347,7 +349,7 @@ class TorchTrainer:
         return loss.detach()
 
     def _logits(self, images: torch.Tensor, model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """float32, whatever they are computed in; one row for each label."""
+        """The logits in float32, whatever they are computed in, one row for each label."""
         with self._autocast():
             return model(images).flatten(0, -2).float()
 
@@ -365,7 +367,7 @@ class TorchTrainer:
         return images, labels
 
 
-def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _with_prefix(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 

@@ -13,7 +13,7 @@ from hpctrain.common.run.events.kinds import Moment
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.train.state import Stateful
 
-# What losses in fp16 are multiplied by at first; halved where a gradient overflows, doubled after 2000 steps without.
+# The first factor of losses in fp16; halved when a gradient overflows, doubled after 2000 steps in which none does.
 INITIAL_SCALE = 2.0**16
 
 Timeline = Sequence[Moment]
@@ -24,12 +24,10 @@ class TrainingStep:
     """A step that a rank has begun and not recorded.
 
     Attributes:
-        samples: of the global batch.
+        samples: the size of the global batch.
         own: how many of them are this rank's.
-        ranks: how many take part.
-        learning_rate: of this step.
-        begin: ``time.perf_counter`` of its begin.
-        order: checksum of the global batch's sample indices (see hpctrain.common.run.events).
+        begin: when the step began, by ``time.perf_counter``.
+        order: the checksum of the global batch's sample indices (see hpctrain.common.run.events).
     """
 
     samples: int
@@ -45,8 +43,7 @@ class GradientNumbers:
     """Statistics of one parameter's reduced gradient in the last step.
 
     Attributes:
-        name: of the parameter.
-        nan, inf: how many of the gradient's elements are.
+        nan, inf: how many of the gradient's elements are NaN and infinite.
         norm: the 2-norm of the parameter itself.
     """
 
@@ -62,19 +59,18 @@ class Trainer(Stateful, Protocol):
     Attributes:
         framework: ``torch`` or ``keras``.
         parameters: how many numbers are trained.
-        bucket_mb: at what size a gradient bucket is closed, in MB (10^6 bytes); None where there are no buckets.
-        gpu: what the driver calls the GPU that the rank computes on; None for cores.
+        bucket_mb: the size at which a gradient bucket is closed, in MB (10^6 bytes); None where there are no buckets.
+        gpu: the driver's name of the GPU that the rank computes on; None if it computes on cores.
         communication_seconds: how long the last step waited for reductions after its last gradient; None where that
             is not measured.
         timeline: the last step's reductions (see hpctrain.common.run.events); empty where they are not measured.
-        updates: steps whose update is done, whether or not :meth:`step` returned: it is done as a whole or not at all.
-            Whoever restores a state says of how many.
-        loss: what :meth:`step` returned, or would have returned, for the last of them.
-        faulty: whether that one's reduced gradients were not finite, for another reason than that loss scaling tried
-            a factor too large.
+        updates: the number of steps whose update is done, whether or not :meth:`step` returned; an update is done as a
+            whole or not at all. Set it after restoring a state.
+        loss: what :meth:`step` returned, or would have returned, for the last of these steps.
+        faulty: whether that step's reduced gradients were not finite, unless only because the loss scale was too large.
         own_finite: whether this rank's own loss was finite then, and its own gradients where they are still known.
-        alone: whether steps are by this rank's own gradients and update its parameters alone, until
-            :meth:`average_parameters`. Where the recipe has ``sync``.
+        alone: with a recipe's ``sync``, whether steps use only this rank's gradients and update only its parameters,
+            until :meth:`average_parameters`.
     """
 
     framework: str
@@ -102,35 +98,33 @@ class Trainer(Stateful, Protocol):
         sgd_share: float,
         average: float | None = None,
     ) -> float:
-        """One update by the mean over the ranks of the gradient of the returned loss.
+        """Update by the gradient of the returned loss, averaged over the ranks.
 
-        A broken sample has no part in loss and gradient, which are not made larger for it: with b of n samples broken
-        they are (n - b) / n of the mean over the others. Batch normalisation sees what stands in its place, and its
-        running statistics move once, towards the plain mean of the parts. All ranks alike leave out an update whose
-        reduced gradient is not finite, as it is where any rank's loss is not; it counts in ``updates``.
+        A broken sample adds nothing to loss and gradient, and the others do not make up for it: with b of n samples
+        broken, they are (n - b) / n of the mean over the others. Batch normalisation sees the image that replaces it,
+        and its running statistics move once, towards the plain mean of the parts. All ranks leave out an update whose
+        reduced gradient is not finite, which one rank's loss that is not finite causes; it counts in ``updates``.
 
         Args:
-            parts: this rank's micro-batches, none of them empty, each good until the next is asked for, as many as on
-                every other rank. Only the sum of their gradients is reduced.
-            count: of the parts.
-            scale: what the sum of the samples' losses is multiplied by.
-            learning_rate: of this step.
-            sgd_share: of this step, for an optimizer with a transition.
-            average: how far the average moves to the parameters after the update, where the recipe has one; None
-                leaves it, as an update that is left out does.
+            parts: this rank's micro-batches, ``count`` on every rank, none of them empty, each valid until the next is
+                asked for. Only the sum of their gradients is reduced.
+            scale: the factor of the sum of the samples' losses.
+            sgd_share: SGD's share of this step, for an optimizer with a transition.
+            average: how far the average moves to the parameters after the update, 0 to 1, where the recipe has one.
+                None leaves it unchanged, as does an update that is left out.
 
         Returns:
             ``scale`` x the sum of the losses of all samples in ``parts`` that are not broken, before the update.
         """
 
     def average_parameters(self) -> None:
-        """Replace parameters by what the recipe's ``sync`` makes of their mean over the ranks. Collective."""
+        """Replace the parameters by what the recipe's ``sync`` makes of their mean over the ranks. Collective."""
 
     def vector(self) -> NDArray[np.float32]:
-        """A copy of what is trained, in one order on all ranks."""
+        """A copy of all trained parameters, in the same order on all ranks."""
 
     def set_vector(self, vector: NDArray[np.float32]) -> None:
-        """Replace what is trained."""
+        """Replace all trained parameters, in the order of :meth:`vector`."""
 
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: discard a step that failed, and use the new ranks."""
@@ -138,7 +132,7 @@ class Trainer(Stateful, Protocol):
     def undo_forward(self) -> None:
         """Undo what the last step changed although its update was left out: statistics and random states.
 
-        Where the recipe has such steps skipped.
+        Only for a recipe that skips such steps.
         """
 
     def gradient_numbers(self) -> Sequence[GradientNumbers]:
@@ -153,6 +147,6 @@ class Trainer(Stateful, Protocol):
     def evaluate(self, samples: Samples) -> tuple[float, float]:
         """The sum of the losses, and the number of correctly classified samples among those that are not broken.
 
-        Of a sample with several labels its part of them counts. Both by the average of the parameters, where the
-        recipe has one.
+        A sample with several labels counts by the part of them that is correct. Both use the average of the
+        parameters, where the recipe has one.
         """

@@ -133,7 +133,7 @@ def test_energy_is_recorded_at_checkpoints_at_the_end_and_when_it_is_due(tmp_pat
     monkeypatch.setattr(loop, "RunEnergy", functools.partial(energy.RunEnergy, meter=meter))
     found = {}
     for seconds in (1e6, 0.0):
-        monkeypatch.setattr(energy, "_SECONDS", seconds)
+        monkeypatch.setattr(energy, "_INTERVAL_SECONDS", seconds)
         (tmp_path / f"{seconds}").mkdir()
         _, events = run(tmp_path / f"{seconds}", recipe())
         found[seconds] = [event.iteration for event in events if event.event == "energy"]

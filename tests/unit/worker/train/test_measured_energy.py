@@ -187,7 +187,7 @@ def test_the_first_rank_of_each_host_measures(tmp_path: Path, monkeypatch: pytes
         for each in ranks:
             each.begin()
         assert Meter.made == 2 and [each.due for each in ranks] == [False] * 4
-        monkeypatch.setattr(energy, "_SECONDS", 0.0)
+        monkeypatch.setattr(energy, "_INTERVAL_SECONDS", 0.0)
         for each in reversed(ranks):
             each.record(7)
         # By the clock of one rank only, so that all agree.

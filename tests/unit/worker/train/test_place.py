@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.common.cluster.node_map import Slot
 from hpctrain.common.run.plan import Plan, Script, Slots
-from hpctrain.worker.train.place import shared_cores, take_place, unfit_adapters, unfit_cores
+from hpctrain.worker.train.place import bind_rank, shared_cores, unfit_adapters, unfit_cores
 
 
 def machine(
@@ -147,7 +147,7 @@ def test_a_rank_takes_what_fits(
         Slot(gpu=rank, adapter=f"mlx5_{rank}", cores=(2 * rank, 2 * rank + 1), numa=0, devices=(f"mlx5_{rank}",))
         for rank in (0, 1)
     ]
-    take_place(plan(*places), 1, root)
+    bind_rank(plan(*places), 1, root)
     assert (os.environ["NCCL_IB_HCA"], os.environ["UCX_NET_DEVICES"]) == ("=mlx5_0,mlx5_1", "mlx5_1:1")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert bound == [(2, 3)]
@@ -158,7 +158,7 @@ def test_a_rank_says_what_it_leaves_out(
     tmp_path: Path, bound: list[tuple[int, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = machine(tmp_path, nodes={0: "0-15"}, allowed="4-7")
-    take_place(plan(Slot(gpu=0, adapter="mlx5_0", cores=(0, 1), numa=0, devices=("mlx5_0",))), 0, root)
+    bind_rank(plan(Slot(gpu=0, adapter="mlx5_0", cores=(0, 1), numa=0, devices=("mlx5_0",))), 0, root)
     assert "NCCL_IB_HCA" not in os.environ and "UCX_NET_DEVICES" not in os.environ
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     assert bound == []
@@ -172,6 +172,6 @@ def test_what_the_user_has_set_is_not_judged(
 ) -> None:
     monkeypatch.setenv("NCCL_IB_HCA", "mine")
     monkeypatch.setenv("UCX_NET_DEVICES", "mine:1")
-    take_place(plan(Slot(gpu=0, adapter="mlx5_0", cores=(), devices=("mlx5_0",))), 0, machine(tmp_path))
+    bind_rank(plan(Slot(gpu=0, adapter="mlx5_0", cores=(), devices=("mlx5_0",))), 0, machine(tmp_path))
     assert (os.environ["NCCL_IB_HCA"], os.environ["UCX_NET_DEVICES"]) == ("mine", "mine:1")
     assert (bound, capsys.readouterr().err) == ([], "")

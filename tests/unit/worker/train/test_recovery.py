@@ -20,26 +20,26 @@ from hpctrain.worker.train.state import State
 from hpctrain.worker.train.trainer import TrainingStep
 
 
-def account(noted: int, updates: int, *, own: int = 5, loss_sum: float = 0.0, loss: float = 0.0) -> _Account:
+def account(recorded: int, updates: int, *, own: int = 5, loss_sum: float = 0.0, loss: float = 0.0) -> _Account:
     step = TrainingStep(samples=20, own=own, ranks=4, learning_rate=0.1, begin=0.0)
-    return _Account(noted=noted, loss=loss, updates=updates, step=step, loss_sum=loss_sum)
+    return _Account(recorded=recorded, loss=loss, updates=updates, step=step, loss_sum=loss_sum)
 
 
 def test_a_step_that_nobody_has_done_is_done_again() -> None:
     agreement = reconcile([account(7, 7, loss=0.5), account(7, 7, loss=0.5)])
-    assert (agreement.noted, agreement.updates, agreement.behind, agreement.affected) == (7, 7, (), 0)
+    assert (agreement.recorded, agreement.updates, agreement.behind, agreement.affected) == (7, 7, (), 0)
 
 
 def test_one_that_some_have_done_is_handed_to_the_others() -> None:
     agreement = reconcile([account(7, 7), account(7, 8, loss_sum=10.0), account(7, 8, own=4, loss_sum=17.0)])
-    assert (agreement.noted, agreement.updates, agreement.source, agreement.behind) == (7, 8, 1, (0,))
+    assert (agreement.recorded, agreement.updates, agreement.source, agreement.behind) == (7, 8, 1, (0,))
     # 9 of 20 samples are known to those that have done it
     assert (agreement.loss, agreement.affected) == (pytest.approx(3.0), 11)
 
 
 def test_a_loss_that_one_rank_has_is_everybodys() -> None:
     agreement = reconcile([account(7, 8, loss_sum=1.0, loss=9.0), account(8, 8, loss=0.25), account(7, 7)])
-    assert (agreement.noted, agreement.updates, agreement.behind) == (7, 8, (2,))
+    assert (agreement.recorded, agreement.updates, agreement.behind) == (7, 8, (2,))
     assert (agreement.loss, agreement.affected) == (0.25, 0)
 
 
@@ -88,7 +88,7 @@ def test_a_rank_that_was_handed_an_update_has_no_part_in_its_loss_in_a_further_t
     with EventWriter(None) as events:
         recovery = Recovery(comm, toy, events, RunDirectory(tmp_path))
         begun = account(7, 7).step
-        loss = recovery.go_on(7, 0.5, begun)
+        loss = recovery.continue_run(7, 0.5, begun)
     assert toy.restored["weights"].tolist() == [1, 2]
     first, second = comm.accounts
     assert (first.updates, second.updates) == (7, 8)
