@@ -31,11 +31,15 @@ def main(folder: str, *daemon: str) -> int:
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     pid = os.posix_spawnp(daemon[0], daemon, os.environ, setsigmask=[signal.SIGTERM])
-    while signal.sigwait(signals) == signal.SIGTERM:
-        with contextlib.suppress(HpctrainError):
-            ask(RunDirectory(Path(unquote(folder))).stop, signal.SIGTERM.name)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
+    while True:
+        if signal.sigwait(signals) == signal.SIGTERM:
+            with contextlib.suppress(HpctrainError):
+                ask(RunDirectory(Path(unquote(folder))).stop, signal.SIGTERM.name)
+            continue
+        # SIGCHLD also says that the daemon was stopped or goes on, as where Slurm suspends a job.
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
 
 
 if __name__ == "__main__":

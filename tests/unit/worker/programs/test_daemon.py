@@ -24,8 +24,12 @@ sys.exit(5)
 """
 
 
-@pytest.mark.parametrize("earlier", [None, "cancelled"])
-def test_the_daemon_outlives_the_signal_and_the_ranks_are_asked(tmp_path: Path, earlier: str | None) -> None:
+@pytest.mark.parametrize(
+    ("earlier", "suspended"), [(None, False), ("cancelled", False), (None, True)], ids=["", "asked", "suspended"]
+)
+def test_the_daemon_outlives_the_signal_and_the_ranks_are_asked(
+    tmp_path: Path, earlier: str | None, suspended: bool
+) -> None:
     run = tmp_path / "my run"
     run.mkdir()
     if earlier:
@@ -46,6 +50,11 @@ def test_the_daemon_outlives_the_signal_and_the_ranks_are_asked(tmp_path: Path, 
         while not (tmp_path / "ready").exists():
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.02)
+        if suspended:
+            # Slurm's suspension of a job, of which the parent is told as of an end.
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                os.killpg(process.pid, number)
+                time.sleep(0.1)
         # To the daemon too, as Slurm does where it tracks processes by their group.
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(30) == 5
