@@ -36,6 +36,7 @@ class Interrupts:
         self.asking = frozenset((signal.Signals[f"SIG{stop}"], signal.SIGUSR1, signal.SIGUSR2))
         self.received: list[signal.Signals] = []
         self._previous: dict[signal.Signals, Any] = {}
+        self._blocked: set[int] = set()
         self._raised = False
 
     @property
@@ -70,14 +71,18 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self.asking):
-            # A signal that is ignored already stays so: nohup ignores SIGHUP, and shells SIGINT of background jobs.
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            # A signal that is ignored already stays so: nohup ignores SIGHUP, and shells SIGINT of background jobs. Not
+            # SIGTERM, without which a run could not be cancelled.
+            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._receive)
+        # Whoever started this process may have had them blocked, which a new program and its children inherit.
+        self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._previous)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

@@ -446,6 +446,24 @@ def test_nohup_is_respected() -> None:
     assert result.stdout == "[]\n"
 
 
+@pytest.mark.parametrize(
+    "begin", ["signal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal.pthread_sigmask(signal.SIG_BLOCK, {15})"]
+)
+def test_a_run_can_be_cancelled_whoever_started_it(begin: str) -> None:
+    program = (
+        "import os, signal, subprocess, sys; from hpctrain.control.supervision.interrupts import Interrupts\n"
+        f"{begin}\n"
+        "with Interrupts() as interrupts:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    # A program that it starts listens, too.\n"
+        "    child = subprocess.Popen(['sleep', '60'])\n"
+        "    child.terminate()\n"
+        "    print(len(interrupts.received), child.wait(30))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout == "1 -15\n"
+
+
 def test_a_signal_before_the_ranks_is_raised() -> None:
     with Interrupts() as interrupts:
         with pytest.raises(Interrupted, match="interrupted by SIGTERM before"), interrupts.raised():
