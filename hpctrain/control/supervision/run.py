@@ -455,7 +455,8 @@ class RunningJob:
 
 def _send_all(members: list[psutil.Process], number: signal.Signals) -> None:
     for member in members:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        # A script can have started what runs as another user, as sudo does: that ends by itself, or not at all.
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             send_signal(member, number)
 
 
