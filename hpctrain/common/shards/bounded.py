@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import time
@@ -17,6 +18,8 @@ from hpctrain.common.errors import HpctrainError
 _SECONDS = 60
 _SIZES = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Those of memory that this process began with: some are lower for a time here.
+_INHERITED = tuple(resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
 # Room for a path and a name, with odd characters escaped as JSON does.
 _NOTE_BYTES = 1 << 16
 _NOTE_CHARACTERS = 4500
@@ -72,7 +75,15 @@ def bounded(what: str, memory: int, seconds: float = _SECONDS) -> Iterator[None]
 
     Raises:
         BeyondLimitsError: it takes more memory.
+        HpctrainError: this process may not take that much, so that no failure would show that the file is at fault.
     """
+    if (left := _left()) < memory:
+        raise HpctrainError(
+            f"{what} is not read: that may take {memory / 1e9:.1f} GB of memory, and the limits of this shell or job "
+            f"leave {left / 1e9:.1f} GB",
+            "ulimit -v unlimited -d unlimited; ulimit -a shows the limits",
+            exit_code=1,
+        )
     before = resource.getrlimit(resource.RLIMIT_CPU)
     if notes:
         notes.write(what, seconds)
@@ -97,12 +108,28 @@ def memory_limit(more: int) -> Iterator[None]:
     process. All threads are affected. Memory that files or other processes share does not count.
     """
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    # Some microseconds: photographs are decoded in a hundred.
-    with _SIZES.open("rb", buffering=0) as file:
-        has = int(file.read(200).split()[5]) * _PAGE_BYTES
+    _, has = _taken()
     limits = [limit for limit in (has + more, *before) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _left() -> float:
+    """How many bytes of memory the shell or the job leaves this process."""
+    return min(
+        math.inf if limit == resource.RLIM_INFINITY else limit - taken
+        for limit, taken in zip(_INHERITED, _taken(), strict=True)
+    )
+
+
+def _taken() -> tuple[int, int]:
+    """The bytes of this process's address space, and those in it that are its own.
+
+    Takes some microseconds: photographs are decoded in a hundred.
+    """
+    with _SIZES.open("rb", buffering=0) as file:
+        sizes = file.read(200).split()
+    return int(sizes[0]) * _PAGE_BYTES, int(sizes[5]) * _PAGE_BYTES

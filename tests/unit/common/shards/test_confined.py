@@ -6,6 +6,8 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -119,6 +121,20 @@ def test_one_that_the_system_kills_is_not_the_fault_of_the_file() -> None:
         confined.confined(_kill_self, "a/file")
     assert not isinstance(refused.value, BeyondLimitsError) and refused.value.exit_code == 1
     assert "a/file" in refused.value.message
+
+
+@pytest.mark.parametrize("kind", ["-v", "-d"])
+def test_too_low_a_limit_of_the_shell_is_not_the_fault_of_an_image(kind: str, tmp_path: Path) -> None:
+    make_fake(tmp_path / "archives", FakeSet(images=60, classes=2, seed=0, size=16, broken=0))
+    command = [sys.executable, "-m", "hpctrain", "data", "shard", "archives", "shards"]
+    done = subprocess.run(
+        ["bash", "-c", f'ulimit {kind} 2000000 && exec "$@"', "bash", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "ulimit" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "shards" / "manifest.json").exists()
 
 
 # Stands for a decoder with a fault in it: each process that imports site has it.
