@@ -311,10 +311,10 @@ def _measurements(content: bytes, folder: Path) -> None:
 def _measured() -> Iterable[bytes]:
     from predicted_plans import row
 
-    import hpctrain.control.predict
+    import hpctrain.common.workloads
 
-    measured = sorted((_TESTS / "unit" / "predict" / "measured").glob("nccl-tests*.txt"))[:3]
-    network = Path(hpctrain.control.predict.__file__).parent / "workloads" / "transformer.json"
+    measured = sorted((_TESTS / "unit" / "control" / "predict" / "measured").glob("nccl-tests*.txt"))[:3]
+    network = Path(hpctrain.common.workloads.__file__).parent / "transformer.json"
     curves = [
         {"engine": "mpi", "ranks": 2, "hosts": 1, "bytes": nbytes, "median_s": 1e-9 * nbytes}
         for nbytes in (4096, 2**20)

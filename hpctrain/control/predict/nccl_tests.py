@@ -141,6 +141,8 @@ def _row(table: _Table, cells: Sequence[str], at: str) -> None:
         measured = dict(zip(columns[start:end], cells[start:end], strict=True))
         if measured.get("#wrong", "N/A") != "N/A" and _number(measured["#wrong"], "#wrong", at):
             raise HpctrainError(f"{at}: {measured['#wrong']} wrong values at {cells[0]} bytes", WRONG_RESULTS)
+        if missing := [key for key in ("algbw", "busbw") if key not in measured]:
+            raise HpctrainError(f"{at}: the table has no column {missing[0]} for each of its times", AGAIN)
         # nccl-tests round a size down to a multiple of the number of ranks, which can give 0.
         if measured["time"] == "N/A" or not size:
             continue

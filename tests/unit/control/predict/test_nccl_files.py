@@ -136,6 +136,14 @@ def test_several_runs_in_one_file() -> None:
         nccl_curves(SPARK.replace("# Out of bounds", f"{header}\n# Out of bounds"), "x")
 
 
+@pytest.mark.parametrize("column", ["algbw", "busbw"])
+def test_a_table_whose_second_times_have_no_rates(column: str) -> None:
+    before, after = _HEADER.rsplit(column, 1)
+    damaged = table(NODES, 1.5).replace(_HEADER, f"{before}\0{column}{after}")
+    with pytest.raises(HpctrainError, match=column):
+        nccl_curves(damaged, "x")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
