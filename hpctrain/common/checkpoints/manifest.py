@@ -47,7 +47,7 @@ class SavedProgress(BaseModel):
         losses, sizes: of the steps of that epoch: the mean loss, and how many samples it is of. The sum of the sizes is
             where the epoch is, although ranks that died may have made later batches smaller.
         epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
-        samples: which ones are trained on (see hpctrain.worker.data.source.Source.fingerprint).
+        samples: which ones are trained on (see hpctrain.worker.data.samples.Source.fingerprint).
         recent: the last finite losses, with which the next ones are compared.
         skipped: how many steps in a row were left out (see hpctrain.worker.train.non_finite).
     """

@@ -5,20 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.cache import ShardFiles, cache_folder, fetch_manifest
 from hpctrain.common.shards.manifest import read_manifest
-from hpctrain.worker.data.samples import InMemory
-from hpctrain.worker.data.source import Source
+from hpctrain.worker.data.samples import InMemory, Samples, Source
 
 if TYPE_CHECKING:
     from hpctrain.worker.comm import Communicator
 
-# That the networks for photographs tell apart.
+# How many classes the networks for photographs distinguish.
 _CLASSES = 1000
-# Vocabularies are padded to one, which matrix products prefer.
+# Vocabularies are padded to a multiple of this, with which matrix products are faster.
 _MULTIPLE = 64
 
 
@@ -26,19 +27,44 @@ def open_sources(recipe: Recipe, comm: Communicator | None = None) -> tuple[Sour
     """The training and the validation samples of a recipe. Collective over the ranks of ``comm``.
 
     Args:
-        recipe: names them.
-        comm: of ranks that are to have the same ones, should a set in object storage be written anew meanwhile.
+        comm: the ranks that must have the same samples, even if a set in object storage is written anew meanwhile.
 
     Raises:
-        HpctrainError: the recipe's data are not there, or not whole, or a cache of them has no room.
+        HpctrainError: the recipe's data are missing or incomplete, or a cache of them has no room.
     """
     if recipe.data.name == "digits":
-        from hpctrain.worker.data.digits import load_digits
-
         seed = recipe.seed if recipe.data.split_seed is None else recipe.data.split_seed
         train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=seed)
         return InMemory(samples=train), InMemory(samples=test)
     return _text(recipe, comm) if recipe.data.name == "text" else _imagenet(recipe, comm)
+
+
+def load_digits(*, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
+    """The training and the test set of scikit-learn's 1,797 digits, every class with the same share of both.
+
+    The images are grey, 8 x 8 pixels of 0 to 1, in ten classes.
+
+    Raises:
+        HpctrainError: one of the two would lack a class.
+    """
+    from sklearn.datasets import load_digits as bundled
+    from sklearn.model_selection import train_test_split
+
+    images, labels = bundled(return_X_y=True)
+    everything = Samples(
+        images=(images / 16).astype(np.float32).reshape(-1, 8, 8, 1),
+        labels=labels.astype(np.int64),
+    )
+    try:
+        train, test = train_test_split(
+            np.arange(len(labels)), test_size=test_fraction, random_state=seed, stratify=labels
+        )
+    except ValueError as error:
+        raise HpctrainError(
+            f"data.test_fraction={test_fraction:g} cannot divide the {len(labels)} digits: {error}",
+            "choose a fraction between 0.01 and 0.99",
+        ) from error
+    return everything[train], everything[test]
 
 
 def _folder(recipe: Recipe, comm: Communicator | None) -> Path:
@@ -46,7 +72,7 @@ def _folder(recipe: Recipe, comm: Communicator | None) -> Path:
     url = shard_url(recipe)
     if url is None:
         return shard_folder(recipe)
-    # One request for all nodes, and the same set on each.
+    # Rank 0 asks once for all nodes, so that each gets the same set.
     manifest = fetch_manifest(url) if comm is None or comm.rank == 0 else b""
     return cache_folder(url, comm.broadcast_object(manifest) if comm else manifest)
 

@@ -22,14 +22,14 @@ _INTERPOLATION = {
 }
 # Magnitudes of TrivialAugment, from none to the largest.
 _BINS = 31
-# With which RandAugment does each operation that it has drawn, in timm.
+# The probability with which timm's RandAugment applies each operation that it has drawn.
 _PROBABILITY = 0.5
 _LARGEST = 10
 _TRIES = 10
 
 
-class Moving:
-    """How pixels are moved."""
+class Warp:
+    """Geometric operations, with the interpolation and the fill colour of an augmentation."""
 
     def __init__(self, settings: Augmentation) -> None:
         self._how = _INTERPOLATION[settings.interpolation]
@@ -49,7 +49,7 @@ def _mapped(image: Image.Image, level: Callable[[int], int]) -> Image.Image:
 
 
 def _posterize(image: Image.Image, bits: int) -> Image.Image:
-    """Pillow's, for no bits too, which it refuses by now."""
+    """Posterize as Pillow does, but also to 0 bits, which Pillow refuses by now."""
     return _mapped(image, lambda level: level >> 8 - bits << 8 - bits)
 
 
@@ -58,20 +58,20 @@ def _solarize_add(image: Image.Image, add: int) -> Image.Image:
     return _mapped(image, lambda level: min(255, level + add) if level < 128 else level)
 
 
-# Each by its argument: the shift of a row for each row below, pixels, degrees, a factor, bits, a level.
-OPERATIONS: Mapping[str, Callable[[Image.Image, float, Moving], Image.Image]] = {
+# The arguments are, in order: the shift of a row for each row below, pixels, degrees, a factor, bits, a level.
+OPERATIONS: Mapping[str, Callable[[Image.Image, float, Warp], Image.Image]] = {
     "identity": lambda image, _, __: image,
-    "shear_x": lambda image, by, moving: moving.affine(image, 1, by, 0, 0, 1, 0),
-    "shear_y": lambda image, by, moving: moving.affine(image, 1, 0, 0, by, 1, 0),
-    "translate_x": lambda image, pixels, moving: moving.affine(image, 1, 0, -pixels, 0, 1, 0),
-    "translate_y": lambda image, pixels, moving: moving.affine(image, 1, 0, 0, 0, 1, -pixels),
-    "rotate": lambda image, degrees, moving: moving.rotate(image, degrees),
+    "shear_x": lambda image, by, warp: warp.affine(image, 1, by, 0, 0, 1, 0),
+    "shear_y": lambda image, by, warp: warp.affine(image, 1, 0, 0, by, 1, 0),
+    "translate_x": lambda image, pixels, warp: warp.affine(image, 1, 0, -pixels, 0, 1, 0),
+    "translate_y": lambda image, pixels, warp: warp.affine(image, 1, 0, 0, 0, 1, -pixels),
+    "rotate": lambda image, degrees, warp: warp.rotate(image, degrees),
     "brightness": lambda image, factor, _: ImageEnhance.Brightness(image).enhance(factor),
     "color": lambda image, factor, _: ImageEnhance.Color(image).enhance(factor),
     "contrast": lambda image, factor, _: ImageEnhance.Contrast(image).enhance(factor),
     "sharpness": lambda image, factor, _: ImageEnhance.Sharpness(image).enhance(factor),
     "posterize": lambda image, bits, _: _posterize(image, int(bits)),
-    # Pillow compares with it, and needs no whole number.
+    # Pillow only compares with the level, which need not be a whole number.
     "solarize": lambda image, level, _: ImageOps.solarize(image, level),  # type: ignore[arg-type]
     "solarize_add": lambda image, level, _: _solarize_add(image, int(level)),
     "auto_contrast": lambda image, _, __: ImageOps.autocontrast(image),
@@ -79,7 +79,7 @@ OPERATIONS: Mapping[str, Callable[[Image.Image, float, Moving], Image.Image]] = 
     "invert": lambda image, _, __: ImageOps.invert(image),
 }
 
-# An operation's argument by its magnitude, 0 to 1, a sign, 1 or -1, and the image's pixels a side.
+# Gives an operation's argument from its magnitude (0 to 1), a sign (1 or -1) and the side of the image in pixels.
 _Argument = Callable[[float, int, int], float]
 
 
@@ -96,7 +96,7 @@ def _factor(largest: float) -> _Argument:
 
 
 def _wide_pixels(share: float, sign: int, _: int) -> float:
-    """In the middle torchvision has 15.999999, as torch.linspace gives it in float32, and cuts off what is no pixel."""
+    """In the middle, torch.linspace gives torchvision 15.999999 in float32, which it cuts off to whole pixels."""
     return sign * (15 if share == 0.5 else int(32 * share))
 
 
@@ -134,13 +134,11 @@ _INCREASING: Mapping[str, _Argument] = {
 }
 
 
-def drawn(settings: Augmentation, size: int, random: np.random.Generator) -> list[tuple[str, float]]:
+def draw_operations(settings: Augmentation, size: int, random: np.random.Generator) -> list[tuple[str, float]]:
     """Draw operations of :data:`OPERATIONS` with their arguments, to be applied in this order.
 
     Args:
-        settings: the recipe's.
-        size: pixels a side of the image.
-        random: what decides.
+        size: the side of the image in pixels.
     """
     if settings.name == "trivial_augment_wide":
         name = _one_of(_WIDE, random)
@@ -155,10 +153,10 @@ def drawn(settings: Augmentation, size: int, random: np.random.Generator) -> lis
 
 
 def augment(pixels: Pixels, settings: Augmentation, random: np.random.Generator) -> Pixels:
-    """Apply operations that :func:`drawn` gives to a square image."""
-    image, moving = Image.fromarray(pixels), Moving(settings)
-    for name, argument in drawn(settings, len(pixels), random):
-        image = OPERATIONS[name](image, argument, moving)
+    """Apply operations that :func:`draw_operations` gives to a square image."""
+    image, warp = Image.fromarray(pixels), Warp(settings)
+    for name, argument in draw_operations(settings, len(pixels), random):
+        image = OPERATIONS[name](image, argument, warp)
     return np.asarray(image)
 
 

@@ -1,4 +1,4 @@
-"""Makes images from a folder of shards, one by one, in a rank or in one of its workers."""
+"""Makes images from a folder of shards one by one, in a rank or in one of its workers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ from hpctrain.common.shards.read import Shards
 from hpctrain.worker.data.images import mean_colour, size_at, training_image, validation_image
 from hpctrain.worker.data.sampling import repetition_of, sample_of
 
-# Position among those asked for, key, and the decoder's message.
+# The position among the requested images, the key, and the decoder's message.
 Broken = tuple[int, str, str]
 
 _MESSAGE_CHARACTERS = 200
-# The split whose images are cut at random; of others it is the middle.
+# The split whose images are cut at random; images of other splits are cut in the middle.
 TRAINING = "train"
 
 
 class DecodingJob(BaseModel):
-    """The shards and settings from which images are made.
-
-    Attributes:
-        folder: of the shards.
-    """
+    """The folder of shards and the settings from which images are made."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,8 +48,7 @@ class Decoder:
     """Makes images of one split of a folder of shards.
 
     Args:
-        job: how.
-        shards: the split, whose files stay open until it is closed.
+        shards: the split, whose files stay open until the caller closes it.
     """
 
     def __init__(self, job: DecodingJob, shards: Shards) -> None:
@@ -68,13 +63,11 @@ class Decoder:
         """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``; returns the broken ones.
 
         Args:
-            indices: of the samples, or a part of an epoch's order.
-            epoch: from 0.
-            images: to be filled.
+            indices: sample indices, which may carry repetitions as in an epoch's order.
 
         Raises:
             HpctrainError: a shard cannot be read.
-            Exception: another fault, with a note of the sample where it was met.
+            Exception: any other fault, with a note that names the sample.
         """
         broken = []
         order = np.array(indices, np.int64)
@@ -105,7 +98,7 @@ class Decoder:
 class _Random:
     """The random numbers of each sample: Philox with the key (seed, epoch), from a counter for each sample.
 
-    One generator is set anew for each: making one takes four times as long, as it asks the system for entropy.
+    One generator is reset for each sample: making one takes four times as long, as it asks the system for entropy.
     """
 
     def __init__(self, seed: int) -> None:
@@ -115,7 +108,7 @@ class _Random:
         self._seed = seed
 
     def of(self, epoch: int, index: int, repetition: int) -> np.random.Generator:
-        """Good until the next is asked for."""
+        """The sample's generator, valid until the next call."""
         self._state["state"]["key"][:] = self._seed, epoch
         self._state["state"]["counter"][:] = 0, 0, index, repetition
         self._bits.state = self._state

@@ -1,6 +1,6 @@
 """One photograph, from the bytes of its file to the network's input.
 
-Everything random comes from the generator that is passed, so equal generators give equal pixels, wherever it is done.
+Everything random comes from the generator that is passed, so equal generators give equal pixels in any process.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hpctrain.common.shards.decoding import BrokenImageError, Pixels, decode, lo
 from hpctrain.worker.data.augment import augment, erase
 
 _TRIES = 10
-# Scales in eighths at which libjpeg-turbo has fast code; those between them take longer than the whole photograph.
+# The scales in eighths for which libjpeg-turbo has fast code; others take longer than decoding the whole photograph.
 _SCALES = (1, 2, 4)
-# Above, taps of bilinear interpolation after a small blur lie too far apart.
+# If an image shrinks more, the taps of bilinear interpolation after a small blur lie too far apart.
 _MOST_INTERPOLATED = 2.7
-# Below, the blur changes less than it costs.
+# If an image shrinks less, a blur is not worth its time.
 _LEAST_BLURRED = 1.2
-# Longer side over shorter: what lies beyond is not resized in validation, which would take any memory.
+# Longer side over shorter: validation does not resize what lies beyond, which could take any amount of memory.
 _MOST_ELONGATED = 3
-# Share of red, green and blue in what the eye takes for brightness (ITU-R BT.601).
+# The shares of red, green and blue in perceived brightness (ITU-R BT.601).
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 # Principal components of ImageNet's colours in 0 to 1, scaled by their deviations (Krizhevsky et al. 2012, section 4.1;
 # the values are those of fb.resnet.torch, datasets/imagenet.lua).
@@ -32,7 +32,7 @@ _COLOURS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0
     [0.2175, 0.0188, 0.0045]
 )
 
-# One image at a time in each process: the processes are what there is one of for each core.
+# Each process works on one image at a time, since there is one process for each core.
 cv2.setNumThreads(1)
 
 
@@ -103,7 +103,7 @@ def validation_image(content: bytes, images: Images) -> Pixels:
 
 
 def _middle(width: int, height: int) -> Crop:
-    """The whole, or of an elongated photograph the middle, with a wide margin around what is shown."""
+    """The whole photograph; of an elongated one the middle, with a wide margin around what is shown."""
     most = _MOST_ELONGATED * min(width, height)
     wide, tall = min(width, most), min(height, most)
     return Crop(left=(width - wide) // 2, top=(height - tall) // 2, width=wide, height=tall)
@@ -186,7 +186,7 @@ def _decode(content: bytes, size: tuple[int, int], crop: Crop, width: int, heigh
 
 
 def _jitter(image: Pixels, jitter: Jitter, random: np.random.Generator) -> Pixels:
-    """Brightness, contrast and saturation each mixed with black, mean grey and grey; then lighting."""
+    """Mix the image with black (brightness), its mean grey (contrast) and its grey values (saturation); then light it."""
     pixels = image.astype(np.float32)
     for kind in random.permutation(3):
         strength = (jitter.brightness, jitter.contrast, jitter.saturation)[kind]

@@ -1,4 +1,4 @@
-"""Streams ImageNet in pieces that worker processes prepare ahead of training."""
+"""Streams ImageNet in pieces that worker processes prepare in advance."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hpctrain.worker.data.sampling import Indices, sample_of
 from hpctrain.worker.data.worker import DecodingTask
 from hpctrain.worker.data.workers import Workers
 
-# Images that a worker makes between two messages. Fewer keep a short piece from having all of them busy; more make the
-# end of a stream wait longer.
+# At most so many images a worker makes between two messages, fewer if a short piece would not keep all workers busy.
+# More would make the end of a stream wait longer.
 _TASK_IMAGES = 16
-# Pieces after the one that is trained on, and at least as many tasks a worker.
+# Pieces prepared after the one that is trained on, and the least number of tasks for each worker.
 _PIECES_AHEAD = 3
 _TASKS_AHEAD = 3
 
@@ -33,10 +33,10 @@ class _Piece:
     """A piece that is being prepared.
 
     Attributes:
-        indices: of the samples, with their repetitions.
-        images: shape (N, height, width, 3), as far as they are written.
-        tasks: that are not done.
-        broken: so far.
+        indices: sample indices with their repetitions.
+        images: shape (N, height, width, 3); complete when ``tasks`` is 0.
+        tasks: how many are not done.
+        broken: the broken images found so far.
     """
 
     indices: Indices
@@ -52,7 +52,7 @@ class WorkerPool:
 
     Args:
         folder: what ``hpctrain data shard`` wrote.
-        recipe: how images are made, and how many processes make them.
+        recipe: says how images are made and by how many processes.
     """
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
@@ -68,7 +68,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def pieces(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Iterator[Iterator[_Piece]]:
-        """The pieces of a stream, made by workers, or by the decoder where there are none.
+        """The pieces of a stream, made by workers, or by the decoder if there are none.
 
         Raises:
             RuntimeError: another stream is open, whose images this one would overwrite.
@@ -117,16 +117,16 @@ class WorkerPool:
 
 
 class ImageNet:
-    """One split of a folder of shards as a :class:`hpctrain.worker.data.source.Source`; one stream of a pool at a time.
+    """A split of a folder of shards as a :class:`hpctrain.worker.data.samples.Source`, one stream of a pool at a time.
 
     Args:
         folder: what ``hpctrain data shard`` wrote.
         split: ``train``, whose images are cut and changed at random, or ``val``.
-        recipe: how images are made, how many processes make them, and what is done with broken ones.
-        pool: what makes them, which may be another split's too.
+        recipe: says how images are made, by how many processes, and what is done with broken ones.
+        pool: makes the images, and may serve another split too; by default a new one.
 
     Raises:
-        HpctrainError: the folder, or the split, is not there or not whole.
+        HpctrainError: the folder or the split is missing or incomplete.
     """
 
     def __init__(self, folder: Path, split: str, recipe: Recipe, pool: WorkerPool | None = None) -> None:
@@ -151,7 +151,7 @@ class ImageNet:
         return self._shards.classes
 
     def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
-        """As of :class:`hpctrain.worker.data.source.Source`.
+        """The samples of each piece; see :class:`hpctrain.worker.data.samples.Source`.
 
         Raises:
             HpctrainError: an image is broken and the recipe stops at it, a shard cannot be read, or a worker died or
@@ -163,7 +163,7 @@ class ImageNet:
                 yield self._samples(piece)
 
     def close(self) -> None:
-        """End the pool, an open stream of it first. Idempotent; another stream starts it again."""
+        """End an open stream and the pool. Idempotent; another stream starts the pool again."""
         self._pool.close()
         self._shards.close()
 
@@ -183,12 +183,10 @@ class ImageNet:
 
 
 class _Ring:
-    """The pieces of one stream, each in one of a few places in the workers' memory.
+    """The pieces of one stream, at least one, each in one of a few places in the workers' memory.
 
     Args:
-        workers: what makes them.
-        count: of the workers.
-        pieces: of the split, at least one.
+        count: the number of workers.
     """
 
     def __init__(
@@ -204,17 +202,17 @@ class _Ring:
         self._memory = workers.reserve(self._places * self._place_bytes)
         self._made: dict[int, _Piece] = {}
         self._begun = 0
-        # by number: the piece, and where in it the task begins
+        # By the task's number: its piece, and the position in that at which it begins.
         self._tasks: dict[int, tuple[_Piece, int]] = {}
 
     def run(self) -> Generator[_Piece]:
-        """The pieces in order; the place of one is used again when the next is asked for."""
+        """The pieces in order; a piece's place is reused when the next is asked for."""
         for number in range(len(self._pieces)):
             for other in range(number + len(self._made), min(number + self._places, len(self._pieces))):
                 self._made[other] = self._begin(other)
             piece = self._made[number]
             while piece.tasks:
-                self._note()
+                self._take_result()
             yield piece
             del self._made[number]
 
@@ -238,7 +236,7 @@ class _Ring:
             self._workers.put(task)
         return piece
 
-    def _note(self) -> None:
+    def _take_result(self) -> None:
         result = self._workers.take()
         piece, start = self._tasks.pop(result.number)
         piece.tasks -= 1

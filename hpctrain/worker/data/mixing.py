@@ -1,7 +1,7 @@
-"""Mixup and CutMix: the images of a global batch that are mixed, and their shares.
+"""Mixup and CutMix: which images of a global batch are mixed, and in which shares.
 
-What is drawn depends on the seed, the epoch and the group's place in the epoch alone, and partners are found in the
-global batch: a run on other ranks, or in other micro-batches, mixes the same.
+The shares depend only on the seed, the epoch and the group's place in the epoch, and the partners on the global batch:
+a run on other ranks, or in other micro-batches, mixes the same.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from numpy.typing import NDArray
 from hpctrain.common.recipes.augmentation import Mixing
 from hpctrain.worker.data.sampling import Indices, cut
 
-# The last word of a group's counter. Those of samples have their repetition there, see hpctrain.worker.data.decoder.
-_OF_A_GROUP = 2**64 - 1
+# The last word of a group's counter; a sample's is its repetition (see hpctrain.worker.data.decoder).
+_GROUP_STREAM = 2**64 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
     """How the first N of M images are mixed with others of them.
 
-    Image i becomes ``own[i] x image i + other[i] x image partners[i]``, or within its box image partners[i] alone; its
-    label becomes ``label[i]`` parts of its own and 1 - ``label[i]`` of its partner's.
+    Image i becomes ``own[i] x image i + other[i] x image partners[i]``, but image partners[i] within its box; its label
+    becomes ``label[i]`` times its own plus 1 - ``label[i]`` times its partner's.
 
     Attributes:
         partners: int64, shape (N,), each below M.
-        own, other: float32, shape (N,).
-        label: float32, shape (N,).
-        boxes: int64, shape (N, 4): top, bottom, left and right; empty for mixup.
+        own, other, label: float32, shape (N,), each 0 to 1.
+        boxes: int64, shape (N, 4): top, bottom, left and right; empty boxes for mixup.
     """
 
     partners: Indices
@@ -45,9 +44,9 @@ class Piece:
     """The samples of a global batch that a rank computes together, and those that they are mixed with.
 
     Attributes:
-        positions: in the batch: of what is computed, then of partners that are not among them.
-        partners: for each that is computed, which of ``positions`` its partner is.
-        starts: for each that is computed, where in the batch its group begins.
+        positions: the places in the batch of the computed samples, then of partners that are not among them.
+        partners: for each computed sample, which of ``positions`` its partner is.
+        starts: for each computed sample, where in the batch its group begins.
     """
 
     positions: Indices
@@ -58,8 +57,8 @@ class Piece:
 def piece(positions: Indices, length: int, group: int | None) -> Piece:
     """The samples and their partners in a global batch of ``length``.
 
-    The batch is cut into groups of at most ``group``, in the fewest parts that differ by one at most, as over the ranks
-    of the sources. The partner of each is the one before it in its group, of the first the last.
+    The batch is cut into the fewest groups of at most ``group`` samples, whose sizes differ by one at most, as over the
+    ranks of the sources. A sample's partner is the one before it in its group, and the first one's is the last.
     """
     starts, partners = np.empty(length, np.int64), np.empty(length, np.int64)
     for members in cut(np.arange(length), group):
@@ -75,12 +74,7 @@ def piece(positions: Indices, length: int, group: int | None) -> Piece:
 
 
 class Mixer:
-    """Draws mixtures.
-
-    Args:
-        settings: the recipe's.
-        seed: the recipe's.
-    """
+    """Draws mixtures for a recipe's settings and seed."""
 
     def __init__(self, settings: Mixing, seed: int) -> None:
         self._kinds = [
@@ -92,10 +86,8 @@ class Mixer:
         """The mixture of a piece.
 
         Args:
-            part: of a global batch.
-            epoch: from 0.
-            first: samples of the epoch in front of the batch.
-            height, width: of the images.
+            first: how many samples of the epoch come before the batch.
+            height, width: the size of the images in pixels.
         """
         groups, which = np.unique(part.starts, return_inverse=True)
         drawn = [self._drawn(epoch, first + int(start), height, width) for start in groups]
@@ -110,7 +102,7 @@ class Mixer:
 
     def _drawn(self, epoch: int, place: int, height: int, width: int) -> tuple[float, float, tuple[int, ...]]:
         """Shares of the image and of the label, and the box, of the group that begins at a place of the epoch."""
-        key, counter = (np.array(words, np.uint64) for words in ([self._seed, epoch], [0, 0, place, _OF_A_GROUP]))
+        key, counter = (np.array(words, np.uint64) for words in ([self._seed, epoch], [0, 0, place, _GROUP_STREAM]))
         random = np.random.Generator(np.random.Philox(key=key, counter=counter))
         alpha, boxed = self._kinds[int(random.integers(len(self._kinds)))]
         lam = float(random.beta(alpha, alpha))
@@ -122,10 +114,10 @@ class Mixer:
 
 
 def cutmix_box(lam: float, height: int, width: int, y: int, x: int) -> tuple[int, int, int, int]:
-    """Top, bottom, left and right of a box of 1 - ``lam`` of an image, cut off at its edges (Yun et al. 2019).
+    """Top, bottom, left and right of a box with 1 - ``lam`` of an image's area (Yun et al. 2019).
 
     Args:
-        y, x: its middle.
+        y, x: the middle of the box, which is cut off at the image's edges.
     """
     half = 0.5 * math.sqrt(1 - lam)
     tall, wide = int(half * height), int(half * width)

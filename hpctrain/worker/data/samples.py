@@ -1,4 +1,4 @@
-"""Samples in memory."""
+"""Samples, and the interface of their sources, however they are stored."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.sampling import Indices, sample_of
 
-# The label of a sample that has no part in loss or accuracy.
+# The label of a sample that counts in neither loss nor accuracy.
 BROKEN = -1
 
 
@@ -23,12 +24,12 @@ class Samples:
 
     Attributes:
         images: shape (N, height, width, channels); float32 as the network takes them, or uint8, to be normalised by
-            the recipe's mean and deviation. Of text the tokens, int64, shape (N, T).
-        labels: int64, shape (N,), of text (N, T); :data:`BROKEN` where there is none. A sample's loss is the mean over
+            the recipe's mean and deviation. For text the tokens, int64, shape (N, T).
+        labels: int64, shape (N,), for text (N, T); :data:`BROKEN` where there is none. A sample's loss is the mean over
             its labels.
-        mixture: what normalising makes of them, if they are mixed: fewer samples, where some are there
-            for others alone.
-        depths: what decides about each of them in each block of a network with stochastic depth, in 0 to 1.
+        mixture: how the normalised images are mixed, if they are. That gives fewer samples if some images are only
+            partners of others.
+        depths: for stochastic depth, a random number in 0 to 1 for each sample and block.
     """
 
     images: NDArray[np.float32] | NDArray[np.uint8] | NDArray[np.int64]
@@ -43,9 +44,41 @@ class Samples:
         return Samples(images=self.images[indices], labels=self.labels[indices])
 
 
+class Source(Protocol):
+    """A set of samples, identified by indices from 0."""
+
+    @property
+    def broken(self) -> set[str]:
+        """The names of samples that this rank could not decode so far."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs for other samples, and for the same samples in another order."""
+
+    def __len__(self) -> int: ...
+
+    def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
+        """The samples of each piece, in order, while later pieces are already being prepared.
+
+        A sample's random numbers depend only on the recipe's seed, the epoch, the sample's index and its repetition
+        (:func:`hpctrain.worker.data.sampling.repetition_of`). A stream that is closed early drops the pieces that it
+        has prepared. A sample that cannot be decoded has the label :data:`BROKEN`.
+
+        Args:
+            pieces: the indices of the samples to compute at once, never empty; they may carry repetitions.
+            epoch: counted from 0; matters only to data that is augmented.
+
+        Yields:
+            Samples whose arrays are valid until the next ones are asked for.
+        """
+
+    def close(self) -> None:
+        """End the workers of this source. Idempotent."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class InMemory:
-    """A :class:`hpctrain.worker.data.source.Source` of samples in memory."""
+    """A :class:`Source` of samples in memory."""
 
     samples: Samples
     broken: set[str] = field(default_factory=set)
@@ -64,3 +97,32 @@ class InMemory:
 
     def close(self) -> None:
         """Do nothing: there are no workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class First:
+    """The first samples of a source. It owns the source."""
+
+    source: Source
+    count: int
+
+    @property
+    def broken(self) -> set[str]:
+        """The broken samples of the source."""
+        return self.source.broken
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the source."""
+        return self.source.fingerprint
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.source))
+
+    def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
+        """The samples of each piece; all indices must be less than the length."""
+        return self.source.stream(pieces, epoch)
+
+    def close(self) -> None:
+        """Close the source."""
+        self.source.close()

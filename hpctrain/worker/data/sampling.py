@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 
-# A sample that comes again in an epoch, augmented anew, has the number of its repetition above its index.
+# The bits of an index from this one on hold the repetition of a sample that comes several times, augmented anew.
 _REPETITION = 40
 
 
@@ -24,11 +24,11 @@ class RankShare:
     """One rank's part of a global batch.
 
     Attributes:
-        indices: the samples to compute, never empty: a rank without a sample of its own computes one of
-            another rank's with weight 0, because it still has to take part in the reduction.
+        indices: the samples to compute, never empty: a rank without a sample of its own computes one of another rank's
+            with weight 0, because it still has to take part in the reduction.
         count: how many of them are this rank's own.
-        weight: what the mean loss over ``indices`` is multiplied by, so that the mean over the ranks is the mean
-            over the global batch: count x ranks / samples of the batch.
+        weight: the factor of the mean loss over ``indices`` with which the mean over the ranks is the mean over the
+            global batch: count x ranks / samples of the batch.
     """
 
     indices: Indices
@@ -40,9 +40,8 @@ def epoch_order(samples: int, *, seed: int, epoch: int, repeats: int = 1, length
     """The permutation of ``range(samples)`` for one epoch.
 
     Args:
-        samples: how many there are.
-        repeats: each comes so often, one after the other, as :func:`sample_of` and :func:`repetition_of` tell apart.
-        length: of the epoch, at which the order is cut off.
+        repeats: how often each sample comes, one after the other; see :func:`sample_of` and :func:`repetition_of`.
+        length: the number of samples after which the order is cut off.
     """
     order = np.random.default_rng((seed, epoch)).permutation(samples)
     if repeats == 1:
@@ -51,12 +50,7 @@ def epoch_order(samples: int, *, seed: int, epoch: int, repeats: int = 1, length
 
 
 def endless_order(samples: int, *, seed: int, first: int, count: int) -> Indices:
-    """A part of what one pass over ``range(samples)`` after another makes, each in the order of :func:`epoch_order`.
-
-    Args:
-        samples: how many there are.
-        first: the place at which the part begins.
-        count: its length.
+    """``count`` places, from ``first`` on, of pass after pass over ``range(samples)``, each in the order of :func:`epoch_order`.
 
     Returns:
         Indices, each with the number of its pass as its repetition.
@@ -68,7 +62,7 @@ def endless_order(samples: int, *, seed: int, first: int, count: int) -> Indices
 
 
 def sample_of(order: Indices) -> Indices:
-    """The indices of samples, whichever repetition they are."""
+    """The indices of samples without their repetitions."""
     return order & ((1 << _REPETITION) - 1)
 
 
@@ -80,7 +74,7 @@ def repetition_of(order: Indices) -> Indices:
 def global_batches(order: Indices, size: int, *, drop_last: bool) -> Iterator[Indices]:
     """Cut ``order`` into batches of ``size``; the last may be smaller, and is left out with ``drop_last``.
 
-    Repetitions of a sample stand as far apart in a batch as they can: in the sources they are on different ranks, and
+    Repetitions of a sample are as far apart in a batch as possible: in the sources they are on different ranks, and are
     neither normalised nor mixed together.
     """
     for start in range(0, batch_count(len(order), size, drop_last=drop_last) * size, size):
@@ -94,7 +88,7 @@ def batch_count(samples: int, size: int, *, drop_last: bool) -> int:
 
 
 def share(batch: Indices, rank: int, ranks: int) -> RankShare:
-    """The contiguous part of ``batch`` that is ``rank``'s; parts differ by one sample at most."""
+    """The contiguous part of ``batch`` for ``rank``; the ranks' parts differ by one sample at most."""
     own = np.array_split(batch, ranks)[rank]
     return RankShare(
         indices=own if len(own) else batch[:1],
@@ -106,17 +100,14 @@ def share(batch: Indices, rank: int, ranks: int) -> RankShare:
 def parts(own: RankShare, count: int) -> list[Indices]:
     """Cut a share into ``count`` parts whose sizes differ by at most one; none is empty.
 
-    Where there are fewer samples than parts the last one comes again, after the rank's own ``count``.
+    If there are fewer samples than parts, the last sample is repeated after the rank's own ``count``.
     """
     again = np.repeat(own.indices[-1:], max(0, count - len(own.indices)))
     return np.array_split(np.append(own.indices, again), count)
 
 
 def cut(indices: Indices, size: int | None) -> list[Indices]:
-    """Cut ``indices`` into the fewest parts of at most ``size``; None keeps them whole.
-
-    What is empty has no part.
-    """
+    """Cut ``indices`` into the fewest parts of at most ``size``, none if they are empty; None keeps them whole."""
     if not len(indices):
         return []
     return np.array_split(indices, -(-len(indices) // size) if size else 1)

@@ -1,4 +1,4 @@
-"""Text as samples: windows of tokens, each with the token after every one of its own."""
+"""Text as samples: windows of tokens, labelled with the token after each of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hpctrain.common.shards.text.tokenizer import ByteTokenizer
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import Indices, repetition_of, sample_of
 
-# Of the bundled documents, one in so many is for validation.
+# One in so many of the bundled documents is for validation.
 _VALIDATION = 20
-# Third word of a random generator's seed, whose first two are those of a pass's order.
-_OF_CUTS = 1
+# The third word of the cuts' random seed, whose first two are those of a pass's order.
+_CUT_STREAM = 1
 
 
 class Tokens(Protocol):
-    """One long row of tokens."""
+    """A sequence of tokens."""
 
     @property
     def fingerprint(self) -> str:
@@ -30,7 +30,7 @@ class Tokens(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, begin: int, count: int) -> NDArray[np.uint16]:
-        """Some tokens in a row, shape (count,)."""
+        """``count`` tokens from ``begin`` on, shape (count,)."""
 
 
 class TokensInMemory:
@@ -48,20 +48,19 @@ class TokensInMemory:
         return len(self._tokens)
 
     def read(self, begin: int, count: int) -> NDArray[np.uint16]:
-        """A view of them."""
+        """A view of the tokens."""
         return self._tokens[begin : begin + count]
 
 
 class Windows:
-    """A :class:`hpctrain.worker.data.source.Source` of windows without overlap.
+    """A :class:`hpctrain.worker.data.samples.Source` of windows without overlap.
 
-    In training, where they are cut is drawn for each pass, the number that an index carries as its repetition: so every
-    token comes to stand at every place of a window. At the ends less than two windows of a pass remain unused.
+    In training each pass, whose number an index carries as its repetition, draws the offset of its windows, so that
+    every token comes at every place of a window. At the ends, less than two windows of a pass remain unused.
 
     Args:
-        tokens: the text.
-        context: tokens of a window.
-        seed: the recipe's; None for windows that are always cut alike.
+        context: the number of tokens in a window.
+        seed: the recipe's; None for windows with the same offset in each pass.
     """
 
     def __init__(self, tokens: Tokens, context: int, seed: int | None = None) -> None:
@@ -72,11 +71,11 @@ class Windows:
 
     @property
     def fingerprint(self) -> str:
-        """That of the tokens."""
+        """The fingerprint of the tokens."""
         return self._tokens.fingerprint
 
     def __len__(self) -> int:
-        # The last label is one further, and the cuts are later by up to a window less one.
+        # The last label is one token further, and an offset is less than a window.
         unused = 1 if self._seed is None else self._context
         return max(0, (len(self._tokens) - unused) // self._context)
 
@@ -91,7 +90,7 @@ class Windows:
     def _cut(self, number: int) -> int:
         if self._seed is None:
             return 0
-        return int(np.random.default_rng((self._seed, number, _OF_CUTS)).integers(self._context))
+        return int(np.random.default_rng((self._seed, number, _CUT_STREAM)).integers(self._context))
 
     def close(self) -> None:
         """Do nothing: there are no workers."""

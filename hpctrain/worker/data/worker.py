@@ -1,7 +1,7 @@
 """A process that prepares images for a rank: ``python -m hpctrain.worker.data.worker TASKS RESULTS MEMORY JOB``.
 
-The first three are the numbers of inherited files: the sockets that tasks come from and results go to, and the memory
-that images are written to. It ends when its rank is gone, because then nobody is at the other end of the sockets.
+The first three are the numbers of inherited files: the sockets for tasks and for results, and the memory for the
+images. The process ends when its rank is gone, because then the other ends of the sockets are closed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hpctrain.common.shards.bounded import memory_limit
 from hpctrain.common.shards.read import Shards
 from hpctrain.worker.data.decoder import Broken, Decoder, DecodingJob
 
-# Of a task or a result; sockets of the kind used keep each in one piece.
+# The most bytes of a task or a result, each of which a SOCK_SEQPACKET socket keeps in one piece.
 _MESSAGE_BYTES = 1 << 16
-_LOOK_SECONDS = 2.0
-# Of its own memory beyond what it begins with; the largest photograph that is decoded takes a quarter.
+_POLL_SECONDS = 2.0
+# A worker's own memory beyond what it begins with, in bytes; the largest photograph that is decoded takes a quarter.
 _MOST_MEMORY = 1 << 32
-# Of a failure's message: JSON takes up to 12 bytes for each.
+# The longest failure message: JSON takes up to 12 bytes for each character.
 _FAILURE_CHARACTERS = 2000
 
 
@@ -35,10 +35,6 @@ class DecodingTask:
     """Images to make, one after the other.
 
     Attributes:
-        number: of the task.
-        split: of the shards.
-        epoch: from 0.
-        indices: of the samples.
         offset: where the first image begins in the memory, in bytes.
     """
 
@@ -54,9 +50,8 @@ class DecodedTask:
     """A task that is done, or has failed.
 
     Attributes:
-        number: of the task.
-        broken: images that could not be decoded; positions are those in the task.
-        failure: message and hint of what else went wrong; empty where nothing did.
+        broken: images that could not be decoded, with their positions in the task.
+        failure: message and hint of any other fault; empty if there was none.
     """
 
     number: int
@@ -65,12 +60,12 @@ class DecodedTask:
 
 
 def send(end: socket.socket, message: DecodingTask | DecodedTask, flags: int = 0) -> None:
-    """Send a message. Raises OSError if nobody listens, or, with MSG_DONTWAIT, if the socket is full."""
+    """Send a message. Raises OSError if the other end is closed or, with MSG_DONTWAIT, if the socket is full."""
     end.send(json.dumps(asdict(message)).encode(), flags)
 
 
 def receive_task(end: socket.socket, flags: int = 0) -> DecodingTask | None:
-    """The next task, for the first process that asks; None if the sender is gone."""
+    """The next task, which only one process gets; None if the sender is gone."""
     message = end.recv(_MESSAGE_BYTES, flags)
     return DecodingTask(**json.loads(message)) if message else None
 
@@ -84,9 +79,9 @@ def receive_result(end: socket.socket) -> DecodedTask | None:
 def main(tasks: str, results: str, memory: str, job: str) -> None:
     source, sink = socket.socket(fileno=int(tasks)), socket.socket(fileno=int(results))
     rank = os.getppid()
-    source.settimeout(_LOOK_SECONDS)
+    source.settimeout(_POLL_SECONDS)
     worker = _Worker(DecodingJob.model_validate_json(job), int(memory))
-    # A process that the rank forked may hold the other ends when the rank is gone.
+    # The sockets alone do not show that the rank is gone: a process that it forked may hold their other ends.
     while os.getppid() == rank:
         try:
             task = receive_task(source)

@@ -1,7 +1,7 @@
 """The rank's side of the processes that prepare images.
 
-They are programs of their own and no forks, since the rank has MPI and threads. What they share with it has no name in
-the file system, so that nothing is left of it when the last of them is gone, however they ended.
+They are separate programs and not forks, since the rank has MPI and threads. The memory that they share with it has no
+name in the file system, so that nothing of it is left when the last of them has ended, however it did.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.worker.data.decoder import DecodingJob
 from hpctrain.worker.data.worker import DecodedTask, DecodingTask, receive_result, receive_task, send
 
-# They are the run's: it ends its workers itself, when it has ended its step.
-_NOT_THEIRS = [signal.SIGINT, signal.SIGTERM, *(signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)]
-_LOOK_SECONDS = 0.2
+# Signals that stop the run. Workers block them, since the rank ends its workers itself after its step.
+_RUN_SIGNALS = [signal.SIGINT, signal.SIGTERM, *(signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)]
+_POLL_SECONDS = 0.2
 _END_SECONDS = 2.0
 _OUT_OF_MEMORY = (
     "usually memory ran out: fewer workers (--set data.workers=N) need less, and so does a smaller --set "
@@ -39,8 +39,7 @@ class Workers:
     """Processes that take tasks as they become free, on the cores that this process may use.
 
     Args:
-        job: what they make.
-        count: of the processes, at least 1.
+        count: the number of processes, at least 1.
 
     Raises:
         HpctrainError: they cannot be started.
@@ -72,7 +71,7 @@ class Workers:
         return [process.pid for process in self._processes]
 
     def reserve(self, size: int) -> mmap.mmap:
-        """Make sure of so many bytes for the workers to write to; earlier memory is kept.
+        """Memory of at least ``size`` bytes for the workers to write to; what earlier calls gave stays valid.
 
         Raises:
             HpctrainError: there is not so much memory.
@@ -110,13 +109,13 @@ class Workers:
                     f"does the storage that holds the shards respond? {TIMEOUT_HINT}",
                     exit_code=1,
                 )
-            self._require_life()
+            self._require_alive()
             self._send()
         result = receive_result(self._results)
         if result is None:
-            # all are ending, if they have not ended
+            # All workers have closed their ends, so the first has ended or is about to.
             self._processes[0].wait(self._timeout)
-            self._require_life()
+            self._require_alive()
             raise AssertionError("workers without a process")
         self._waiting -= 1
         self._send()
@@ -125,7 +124,7 @@ class Workers:
         return result
 
     def drop(self) -> bool:
-        """Discard all tasks; True once nothing writes to the memory any more, in about the time of a task."""
+        """Discard all tasks, in about the time of one; returns whether all workers have stopped writing to the memory."""
         self._waiting -= len(self._unsent)
         self._unsent.clear()
         with contextlib.suppress(BlockingIOError):
@@ -156,8 +155,8 @@ class Workers:
                 process.wait()
 
     def _arrived(self, limit: float) -> bool:
-        """Whether there is a result, at the latest at the limit, and before that after a while."""
-        left = min(_LOOK_SECONDS, max(0, limit - time.monotonic()))
+        """Whether there is a result; waits for one for the poll interval, or until the limit if that comes first."""
+        left = min(_POLL_SECONDS, max(0, limit - time.monotonic()))
         return bool(select.select([self._results], [], [], left)[0])
 
     def _send(self) -> None:
@@ -166,7 +165,7 @@ class Workers:
                 send(self._tasks, self._unsent[0], socket.MSG_DONTWAIT)
                 self._unsent.popleft()
 
-    def _require_life(self) -> None:
+    def _require_alive(self) -> None:
         for process in self._processes:
             status = process.poll()
             if status is not None:
@@ -181,10 +180,10 @@ class Workers:
 def _start(job: DecodingJob, files: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     arguments = [*map(str, files), job.model_dump_json()]
     path = [str(Path(hpctrain.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # One thread each: there are as many of them as cores.
+    # One thread in each, since there are as many workers as cores.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
-    # A process begins with the signals blocked that its parent blocks, so none falls into its start.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_THEIRS)
+    # A process inherits its parent's blocked signals, so that none of them ends it during its start.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "hpctrain.worker.data.worker", *arguments],

@@ -9,9 +9,8 @@ import numpy as np
 
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.samples import BROKEN
+from hpctrain.worker.data.samples import BROKEN, Source
 from hpctrain.worker.data.sampling import parts, share
-from hpctrain.worker.data.source import Source
 from hpctrain.worker.train.trainer import Trainer
 
 

@@ -28,9 +28,8 @@ from hpctrain.common.run.events.kinds import (
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import Piece
-from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.samples import BROKEN, Samples, Source
 from hpctrain.worker.data.sampling import Indices, batch_count, sample_of
-from hpctrain.worker.data.source import Source
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.described import described
 from hpctrain.worker.train.energy import RunEnergy

@@ -18,7 +18,7 @@ from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import Communicator, init
 from hpctrain.worker.comm.stall_reports import reports
 from hpctrain.worker.data import open_sources
-from hpctrain.worker.data.source import First, Source
+from hpctrain.worker.data.samples import First, Source
 from hpctrain.worker.train.asynchronous import AsynchronousLoop
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.energy import RunEnergy

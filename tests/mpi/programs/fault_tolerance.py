@@ -24,7 +24,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.worker.comm.base import RanksLostError
-from hpctrain.worker.data.digits import load_digits
+from hpctrain.worker.data import load_digits
 from hpctrain.worker.data.samples import BROKEN, InMemory, Samples
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.loop import Loop

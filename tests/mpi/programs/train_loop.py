@@ -17,7 +17,7 @@ from hpctrain.common.recipes.schema import ModelSettings, Recipe
 from hpctrain.common.run.events import EventWriter
 from hpctrain.worker import models
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.digits import load_digits
+from hpctrain.worker.data import load_digits
 from hpctrain.worker.data.samples import InMemory, Samples
 from hpctrain.worker.data.sampling import epoch_order
 from hpctrain.worker.train.checkpoint import Checkpoints

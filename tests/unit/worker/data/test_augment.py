@@ -13,7 +13,7 @@ from sklearn.datasets import load_sample_images
 
 from hpctrain.common.recipes.augmentation import Augmentation, Erasing
 from hpctrain.common.recipes.schema import Images
-from hpctrain.worker.data.augment import OPERATIONS, Moving, augment, drawn, erase
+from hpctrain.worker.data.augment import OPERATIONS, Warp, augment, draw_operations, erase
 from hpctrain.worker.data.images import training_image
 
 WIDE = Augmentation(name="trivial_augment_wide")
@@ -49,7 +49,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def done(name: str, argument: float, settings: Augmentation = WIDE) -> np.ndarray:
-    return np.asarray(OPERATIONS[name](FLOWER, argument, Moving(settings))).astype(float)
+    return np.asarray(OPERATIONS[name](FLOWER, argument, Warp(settings))).astype(float)
 
 
 def bilinear(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ def magnitudes(name: str) -> set[float]:
 def test_trivial_augment_draws_uniformly_from_torchvisions_space():
     random, found = rng(4), collections.defaultdict(list)
     for _ in range(14 * 31 * 2 * 20):
-        ((name, argument),) = drawn(WIDE, 176, random)
+        ((name, argument),) = draw_operations(WIDE, 176, random)
         found[name].append(argument)
     assert found.keys() == WIDE_SPACE.keys()
     assert stats.chisquare([len(each) for each in found.values()]).pvalue > 1e-3
@@ -188,7 +188,7 @@ def test_rand_augment_draws_as_timm_does():
     random, counts, sizes = rng(5), collections.Counter(), collections.Counter()
     rotations, shifts = [], []
     for _ in range(12_000):
-        found = drawn(RAND, 160, random)
+        found = draw_operations(RAND, 160, random)
         sizes[len(found)] += 1
         counts.update(name for name, _ in found)
         rotations += [argument for name, argument in found if name == "rotate"]
@@ -206,7 +206,7 @@ def test_rand_augment_draws_as_timm_does():
 def test_rand_augments_magnitudes_are_timms(magnitude):
     settings = Augmentation(name="rand_augment_increasing", magnitude=magnitude)
     random = rng(6)
-    seen = {found for _ in range(600) for found in drawn(settings, 160, random)}
+    seen = {found for _ in range(600) for found in draw_operations(settings, 160, random)}
     assert len({name for name, _ in seen}) == 15
     for name, argument in seen:
         possible = [timms(name, magnitude, sign) for sign in (1, -1)]
@@ -216,7 +216,7 @@ def test_rand_augments_magnitudes_are_timms(magnitude):
 def test_magnitudes_stay_within_timms_bounds():
     settings = Augmentation(name="rand_augment_increasing", magnitude=10, deviation=5)
     random = rng(7)
-    turned = [abs(arg) for _ in range(3000) for name, arg in drawn(settings, 160, random) if name == "rotate"]
+    turned = [abs(arg) for _ in range(3000) for name, arg in draw_operations(settings, 160, random) if name == "rotate"]
     assert max(turned) == 30
     assert np.mean(np.array(turned) == 30) == pytest.approx(0.5, abs=0.1)
 
@@ -225,15 +225,15 @@ def test_magnitudes_stay_within_timms_bounds():
 def test_an_image_is_what_was_drawn_for_it(settings):
     for seed in range(40):
         expected = FLOWER
-        for name, argument in drawn(settings, 176, rng(seed)):
-            expected = OPERATIONS[name](expected, argument, Moving(settings))
+        for name, argument in draw_operations(settings, 176, rng(seed)):
+            expected = OPERATIONS[name](expected, argument, Warp(settings))
         found = augment(np.asarray(FLOWER), settings, rng(seed))
         assert found.dtype == np.uint8
         np.testing.assert_array_equal(found, np.asarray(expected))
 
 
 def test_what_nothing_is_moved_to_has_the_fill():
-    corner = np.asarray(OPERATIONS["translate_x"](FLOWER, 30, Moving(RAND)))[:, :28]
+    corner = np.asarray(OPERATIONS["translate_x"](FLOWER, 30, Warp(RAND)))[:, :28]
     assert (corner == (124, 116, 104)).all()
 
 

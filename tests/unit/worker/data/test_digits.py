@@ -7,8 +7,7 @@ import pytest
 
 from hpctrain import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.worker.data import open_sources
-from hpctrain.worker.data.digits import load_digits
+from hpctrain.worker.data import load_digits, open_sources
 
 
 def test_all_digits_are_in_one_of_the_two_sets():

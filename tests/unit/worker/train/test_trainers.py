@@ -8,7 +8,7 @@ from digits_recipes import digits_recipe
 
 from hpctrain.common.recipes.schema import ModelSettings, Recipe
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.data.digits import load_digits
+from hpctrain.worker.data import load_digits
 
 torch = pytest.importorskip("torch")
 

@@ -12,7 +12,7 @@ from small_resnets import small_resnets
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.data.digits import load_digits
+from hpctrain.worker.data import load_digits
 from hpctrain.worker.data.samples import BROKEN, Samples
 
 TRAIN, TEST = load_digits(test_fraction=0.2, seed=0)
