@@ -1,8 +1,8 @@
 """Times one float32 all-reduce with each engine, from small to large, and a plain copy of as many bytes as the limit.
 
-``python allreduce.py OUT.json SIZES ROUNDS`` on every rank; SIZES in bytes, joined by commas. All engines live in one
-process and give the mean, in place; each one's is compared with the closed form before it is measured. Between hosts
-hpctrain's own also sends float16 and bfloat16.
+``python allreduce.py OUT.json SIZES ROUNDS`` on every rank; SIZES in bytes, joined by commas. All engines run in one
+process and reduce to the mean, in place; each one's result is compared with the closed form before it is measured.
+Between hosts hpctrain's own engine also sends float16 and bfloat16.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.worker.comm.base import TorchEngine
 
 _FLOAT_BYTES = 4
-# So much is reduced between two looks at the clock, in at most so many calls.
+# Between two readings of the clock small reductions are repeated up to so many bytes, in at most so many calls.
 _REPEATED_BYTES = 1 << 20
 _MOST_REPEATS = 32
-# Above so many bytes rounds become fewer, down to so few.
+# Larger reductions get fewer rounds, but not fewer than this.
 _MANY_ROUNDS_BYTES = 16 << 20
 _FEWEST_ROUNDS = 7
 _PATTERN = 251
@@ -41,7 +41,7 @@ class TimedReduction:
 
     buffer: torch.Tensor
     call: Call
-    # Of the mean, relative.
+    # The largest relative error of the mean.
     tolerance: float = 1e-5
 
 
@@ -52,7 +52,7 @@ def by_engine(engine: TorchEngine, name: str, largest: int, wire: torch.dtype | 
     """All-reduce by one of hpctrain's engines as the adapters use it, on a buffer that the engine allocated.
 
     Args:
-        wire: the type in which gradients travel, if not in their own.
+        wire: the type in which gradients are sent; None for their own.
     """
     memory = engine.allocate(largest, torch.float32, torch.device("cpu"))
     tolerance = torch.finfo(wire or torch.float32).eps * 10
@@ -71,7 +71,7 @@ def by_mpi(world: MPI.Intracomm) -> MakeReduction:
 
     def make(numel: int) -> TimedReduction:
         array = np.zeros(numel, np.float32)
-        # The quickest ways to name a buffer and a factor, which count where the reduction takes microseconds.
+        # The fastest ways to pass a buffer and a factor, which matters when the reduction takes microseconds.
         message = (array, MPI.FLOAT)
         scale = np.array(1 / world.size, np.float32)
 
@@ -109,11 +109,7 @@ def copy(numel: int) -> Call:
 
 
 def check(name: str, reduction: TimedReduction, world: MPI.Intracomm) -> None:
-    """Compare one result with its closed form.
-
-    Raises:
-        HpctrainError: they differ.
-    """
+    """Compare one result with its closed form; raises HpctrainError if they differ."""
     pattern = torch.arange(reduction.buffer.numel(), device=reduction.buffer.device) % _PATTERN
     reduction.buffer.copy_(pattern + world.rank)
     reduction.call()

@@ -34,22 +34,22 @@ def load_horovod(world: MPI.Intracomm, left_out: LeftOut) -> HorovodCommunicator
 
 @contextmanager
 def horovod_running(world: MPI.Intracomm) -> Iterator[None]:
-    """A context manager with Horovod's background thread, which polls for work every millisecond.
+    """Run Horovod's background thread within the block; it polls for work every millisecond.
 
-    That slows what else the process does: MPI_Allreduce of 4 MB takes three to six times as long beside it (two ranks
-    on two cores). So it runs only while it is measured; starting and ending it takes 1 ms.
+    The polling slows the rest of the process: MPI_Allreduce of 4 MB takes three to six times as long (two ranks on two
+    cores). So the thread runs only while Horovod is measured; starting and ending it takes 1 ms.
     """
     import horovod.torch as hvd
 
     hvd.init()
     yield
-    # It ends on all ranks as soon as one asks for it.
+    # Horovod ends on all ranks as soon as one of them asks for it.
     world.Barrier()
     hvd.shutdown()
 
 
 def load_deepspeed(left_out: LeftOut, *, on_gpus: bool) -> bool:
-    """Whether DeepSpeed is there, made ready for torch.distributed's default group; else why it is left out."""
+    """Prepare DeepSpeed for torch.distributed's default group; returns whether it is installed."""
     os.environ["DS_ACCELERATOR"] = "cuda" if on_gpus else "cpu"
     try:
         watch_deepspeed()

@@ -36,7 +36,7 @@ Seconds = dict[str, float]
 Variant = Callable[[], Seconds]
 
 _RECIPE = "goyal2017"
-# The step is made only so that there is momentum.
+# The step serves only to create the momentum.
 _IMAGE, _BATCH = 32, 2
 
 
@@ -45,10 +45,8 @@ class Case:
     """The state to write, and where.
 
     Attributes:
-        folder: for all files.
-        comm: the ranks.
-        trainer: of this rank, after its first step.
-        nbytes: of the whole state, each rank's own part in it.
+        trainer: this rank's, after its first step.
+        nbytes: the size of the whole state, including each rank's own part.
     """
 
     folder: Path
@@ -76,9 +74,9 @@ def plain(case: Case, *, synchronised: bool) -> Variant:
 
 
 def disk(case: Case, *, writers: int) -> Variant:
-    """As many bytes written by the first ranks, each into a file of its own, until they are on disk.
+    """As many bytes, written until they are on disk by the first ``writers`` ranks, each into its own file.
 
-    They are written as a share is, which reaches the highest rate of all ways.
+    They are written in the same way as a share, which reaches the highest rate of all ways.
     """
     content = blocks_of_memory(case.nbytes // writers)
     content[:] = np.random.default_rng(case.comm.rank).integers(0, 256, len(content), dtype=np.uint8)

@@ -1,8 +1,8 @@
 """Times collectives of torch.distributed over Gloo and over hpctrain's own process group, and what is built on them.
 
 ``python collectives.py OUT.json SIZES ROUNDS BATCH`` on every rank; SIZES in bytes of the whole tensor, joined by
-commas. Both groups live in one process and take turns. Each one's results are compared with the closed form before
-they are measured. Beside the collectives a step of the small transformer under FSDP2, every block sharded.
+commas. Both groups run in one process and take turns. Each one's results are compared with the closed form before it
+is measured. A step of the small transformer under FSDP2, with every block sharded, is timed too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpctrain.worker.bench.workloads import Workload, workload
 from hpctrain.worker.comm.mpi_engine import MpiCommunicator
 
 _FLOAT_BYTES = 4
-# Starts a collective on a group, of a tensor of that many elements; returns its result and what that should be.
+# Gives, for a group and a number of elements, the call of a collective, its output, and the value that this should have.
 _Start = Callable[[Any, int], tuple[Call, torch.Tensor, float]]
 STEP = "FSDP2 step"
 
@@ -44,7 +44,7 @@ def _reduce_scatter(group: Any, numel: int) -> tuple[Call, torch.Tensor, float]:
 
 
 def _all_reduce(group: Any, numel: int) -> tuple[Call, torch.Tensor, float]:
-    # A mean of ones stays what it is, however often it is taken.
+    # A mean of ones stays one, however often it is taken.
     buffer = torch.ones(numel)
     return lambda: dist.all_reduce(buffer, dist.ReduceOp.AVG, group), buffer, 1.0
 
@@ -64,11 +64,7 @@ COLLECTIVES: dict[str, _Start] = {
 
 
 def calls_of(start: _Start, name: str, groups: dict[str, Any], nbytes: int) -> dict[str, Call]:
-    """A collective over each group, each proven once.
-
-    Raises:
-        HpctrainError: a group gave a wrong result.
-    """
+    """The calls of a collective over each group; raises HpctrainError if one gives a wrong result."""
     calls = {}
     for group_name, group in groups.items():
         call, result, wanted = start(group, nbytes // _FLOAT_BYTES)
@@ -102,7 +98,7 @@ def main(out: str, sizes: str, rounds: str, batch: str) -> None:
     world = MPI.COMM_WORLD.Dup()
     join_process_group(world)
     comm.process_groups()
-    # No word at the end that each rank trained by itself.
+    # Prevents the warning at the end that each rank trained by itself.
     comm.distributed = True
     groups = {"gloo": dist.group.WORLD, "hpctrain": dist.new_group(backend="hpctrain")}
     seconds: dict[str, dict[int, dict[str, list[float]]]] = {}

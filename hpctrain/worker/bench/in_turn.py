@@ -17,7 +17,7 @@ T = TypeVar("T")
 Call = Callable[[], None]
 
 _BLOCK_ROUNDS = 5
-# The first calls after a start negotiate, the second still fills caches.
+# The first call after a start negotiates, and the second still fills caches.
 _WARMUP_CALLS = 2
 
 
@@ -26,8 +26,7 @@ class TimedGroup:
     """Alternatives whose rounds alternate.
 
     Attributes:
-        calls: by name.
-        running: entered while they are measured, for what they need and what would slow other groups down.
+        running: a context entered only while the group is measured, for what would slow down other groups.
     """
 
     calls: Mapping[str, Call]
@@ -39,14 +38,13 @@ def time_in_turn(
 ) -> dict[str, list[float]]:
     """The seconds of one call of each alternative in each round, on its slowest rank. Collective.
 
-    Rounds come in blocks of 5. In a block one group after the other has its rounds, and in a round one alternative
-    after the other, both in a rotating order, after two calls of each that are not timed.
+    Rounds come in blocks of 5. In each block the groups take turns with their rounds, and in each round the
+    alternatives, both in a rotating order, after two calls of each that are not timed.
 
     Args:
         world: the ranks, which begin each call together.
-        groups: with different names.
-        rounds: how many.
-        repeats: calls at a time, for what is short against the clock and the ranks' different starts.
+        groups: groups whose calls all have different names.
+        repeats: how many calls are timed together, for calls that are short compared with the ranks' different starts.
     """
     from mpi4py import MPI
 
@@ -77,6 +75,6 @@ def _time_block(
 
 
 def rotated(items: Sequence[T], by: int) -> list[T]:
-    """The items from another one on, followed by those before it."""
+    """The items from number ``by`` on, followed by those before it."""
     by %= len(items)
     return [*items[by:], *items[:by]]

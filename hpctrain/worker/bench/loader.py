@@ -1,7 +1,7 @@
 """Images per second of several loaders, each with the same number of processes, over the same photographs.
 
 ``python loader.py OUT.json ROUNDS IMAGE_SIZE DATA WORKERS...``; DATA is a folder of shards, or empty for photographs
-that are made for it. One loader after the other has its turn with the cores in each round; the others wait.
+that are made for it. In each round the loaders have the cores one after the other; the others wait.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.read import open_shards
 from hpctrain.worker.bench import other_loaders
+from hpctrain.worker.bench.in_turn import rotated
 from hpctrain.worker.bench.other_loaders import Epoch, Files
 from hpctrain.worker.bench.photographs import Photograph, photographs, write_folders, write_shards
 from hpctrain.worker.data.loader import ImageNet
 
 _MADE = 384
-# Of a folder that is given: what fits into memory and a round.
+# How many photographs of a given folder are used, which fit into memory and a round.
 _MOST = 768
 _BATCH = 64
-# webdataset divides shards among its processes, so that each needs as many.
+# Small, since webdataset divides the shards among its processes, each of which needs equally many.
 _SHARD_SAMPLES = 32
 
 
@@ -50,7 +51,7 @@ def ours(folder: Path, images: int, size: int, workers: int, stack: ExitStack) -
 
 
 def _recipe(size: int, workers: int) -> Recipe:
-    """The digits' recipe made one of photographs; nothing is trained."""
+    """The digits' recipe with photographs as its data; nothing is trained."""
     recipe = load_recipe("digits")
     images = recipe.images.model_copy(update={"size": size})
     data = recipe.data.model_copy(update={"name": "imagenet", "workers": workers})
@@ -76,11 +77,11 @@ def measure(
             variants[number, "webdataset, Pillow"] = other_loaders.webdataset(tars, count, size, number, _BATCH)
             variants[number, "decoding alone"] = other_loaders.raw_decode(files, number, stack)
         for (number, variant), epoch in variants.items():
-            # The first one starts processes.
+            # Not timed: the first epoch starts processes.
             epoch(0)
             seconds.setdefault(str(number), {})[variant] = []
         for turn in range(1, rounds + 1):
-            for number, variant in _rotated(list(variants), turn):
+            for number, variant in rotated(list(variants), turn):
                 begin = time.perf_counter()
                 variants[number, variant](turn)
                 seconds[str(number)][variant].append((time.perf_counter() - begin) / count)
@@ -88,7 +89,7 @@ def measure(
 
 
 def _photographs(data: str) -> Iterator[Photograph]:
-    """The images of the folder that every decoder can read, or generated ones without a folder."""
+    """The images of the folder that every decoder can read, or generated ones if there is no folder."""
     if not data:
         yield from photographs(_MADE)
         return
@@ -99,11 +100,6 @@ def _photographs(data: str) -> Iterator[Photograph]:
             simplejpeg.decode_jpeg(content)
             yield f"{index:08}", content, int(shards.labels[index])
     shards.close()
-
-
-def _rotated(items: list[tuple[int, str]], by: int) -> Iterator[tuple[int, str]]:
-    start = by % len(items)
-    return itertools.chain(items[start:], items[:start])
 
 
 def main(out: str, rounds: str, size: str, data: str, *workers: str) -> None:

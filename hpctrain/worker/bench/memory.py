@@ -1,8 +1,8 @@
-"""Measures what a rank keeps of a training, as replicas, by the stages of ZeRO, with recomputation and with tp.
+"""Measures a rank's memory in training: as replicas, with ZeRO's stages, with recomputation and with tp.
 
-``python memory.py OUT.json MODEL BATCH`` on every rank: one variant after the other, each trained by a few steps of
-AdamW. A step has BATCH samples for each rank in all of them. On GPUs where every rank has one, over NCCL; else over
-Gloo, which keeps nothing in memory that several ranks share, and so would count for each of them.
+``python memory.py OUT.json MODEL BATCH`` on every rank: one variant after the other is trained for a few steps of AdamW
+with BATCH samples for each rank. Over NCCL if every rank has a GPU; else over Gloo, which uses no memory that ranks
+share, and that would be counted for each of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch import nn
 import hpctrain as ht
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.torch.pieces import local_tensor
-from hpctrain.worker.bench.meshes import plan_of, shared_workload
-from hpctrain.worker.bench.workloads import GPT_SIZE, Workload
+from hpctrain.worker.bench.workloads import GPT_SIZE, Workload, shared_workload
 from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.train.parallel_plan import plan_of
 
-# The optimizer's state is there from the second on.
+# The optimizer's state exists from the second step on.
 _STEPS = 3
 _KIB = 1024
 
@@ -42,7 +42,7 @@ class Variant:
 
 
 def variants(model: str, ranks: int) -> dict[str, Variant]:
-    """Those that so many ranks can have, by name."""
+    """The variants that are possible for so many ranks, by name."""
     replicas, shards = Mesh().at(ranks), Mesh(dp_shard=ranks).at(ranks)
     found = {"replicas": Variant(mesh=replicas), "replicas, recompute": Variant(mesh=replicas, recompute=True)}
     if ranks == 1:
@@ -57,13 +57,13 @@ def variants(model: str, ranks: int) -> dict[str, Variant]:
 
 
 class Process:
-    """The memory of this process: resident, or of its GPU what PyTorch has given out."""
+    """The memory of this process: resident memory, or on a GPU what PyTorch has allocated."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def settled(self) -> int:
-        """Bytes at this moment, without what is no longer used."""
+        """The bytes in use now, after unused memory was freed."""
         gc.collect()
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device)
@@ -71,7 +71,7 @@ class Process:
         return self._status("VmRSS")
 
     def begin(self) -> None:
-        """Forget the peak of before."""
+        """Reset the peak."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
@@ -79,7 +79,7 @@ class Process:
             Path("/proc/self/clear_refs").write_text("5")
 
     def peak(self) -> int:
-        """The most bytes since."""
+        """The most bytes in use since :meth:`begin`."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         return self._status("VmHWM")
@@ -90,9 +90,9 @@ class Process:
 
 
 def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes of what this rank has at this moment.
+    """The bytes that this rank holds now, by kind.
 
-    While FSDP2 has gathered a module's parameters, these are the module's, and the optimizer's are this rank's part.
+    While FSDP2 has gathered a module's parameters, the module holds these, and the optimizer this rank's part.
     """
     parameters = [*model.parameters(), *(each for group in optimizer.param_groups for each in group["params"])]
     kept = (each for slots in optimizer.state.values() for each in slots.values() if isinstance(each, torch.Tensor))
@@ -104,15 +104,15 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
 
 
 def _nbytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of their storages, each once."""
+    """The bytes of the tensors' storages, each counted once."""
     storages = [local_tensor(each).untyped_storage() for each in tensors]
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 def measure(comm: Communicator, variant: Variant, model: str, batch: int, device: torch.device) -> dict[str, Any]:
-    """What this rank keeps: each kind's most, their most at one moment (``state``), and the peak of the process.
+    """This rank's most bytes of each kind, of all kinds at one moment (``state``), and the peak of the process.
 
-    Moments are the ends of forward pass, backward pass and update.
+    The moments are the ends of forward pass, backward pass and update.
     """
     work = shared_workload(comm, variant.mesh, model, batch=batch, image_size=0)
     work = replace(work, x=work.x.to(device), y=work.y.to(device))
@@ -133,7 +133,7 @@ def measure(comm: Communicator, variant: Variant, model: str, batch: int, device
 
 
 def train(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, int]]:
-    """One step; what there was at its moments."""
+    """Train one step; returns the :func:`state` after its forward pass, backward pass and update."""
     optimizer.zero_grad()
     loss = work.loss(model)
     forward = state(model, optimizer)
@@ -144,7 +144,7 @@ def train(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def own_parameters(work: Workload, mesh: Mesh) -> float:
-    """Of how many a rank has a part: tp divides the linear layers of a GPT's blocks, 12 width^2 in each."""
+    """How many parameters a rank holds: tp divides the linear layers of a GPT's blocks, 12 width^2 in each."""
     whole = sum(each.numel() for each in work.build().parameters())
     divided = 12 * GPT_SIZE.width**2 * GPT_SIZE.layers if mesh.tp > 1 else 0
     return whole - divided + divided / mesh.tp
@@ -156,7 +156,7 @@ def main(out: str, model: str, batch: str) -> None:
     comm = ht.init("nccl" if on_gpus else "gloo")
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
     chosen = variants(model, comm.size)
-    # What libraries take at their first use is no variant's.
+    # A first run, so that memory which libraries take at their first use counts for no variant.
     measure(comm, chosen["replicas"], model, int(batch), device)
     found: dict[str, Mapping[str, Any]] = {}
     for name, variant in chosen.items():

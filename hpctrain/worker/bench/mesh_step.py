@@ -1,7 +1,7 @@
-"""Times one training step of a network under meshes, beside data parallelism and no communication, in turn.
+"""Times one training step of a network under meshes, with data parallelism and without communication, in turn.
 
 ``python mesh_step.py OUT.json MODEL ROUNDS BATCH IMAGE_SIZE MESH…`` on every rank. A step has BATCH samples for each
-rank under every mesh, and all are over hpctrain's own process groups.
+rank under every mesh, and all use hpctrain's own process groups.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import hpctrain as ht
 from hpctrain.common.recipes.mesh import Mesh, parse_mesh
 from hpctrain.worker.adapters.torch.parallel import ParallelPlan
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
-from hpctrain.worker.bench.meshes import plan_of, shared_workload
 from hpctrain.worker.bench.step import adapted, alone, sgd
-from hpctrain.worker.bench.workloads import Workload, mean_loss
+from hpctrain.worker.bench.workloads import Workload, mean_loss, shared_workload
 from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.train.parallel_plan import plan_of
 
 
 def pipelined(work: Workload, comm: Communicator, plan: ParallelPlan) -> Call:
-    """Stages over the ranks of pp by ``ht.Pipeline`` with its defaults."""
+    """``ht.Pipeline`` with its defaults, whose stages are divided over the ranks of pp."""
     model = work.build()
     optimizer = sgd(model)
     pipeline = ht.Pipeline(model, optimizer, mean_loss, plan=plan, comm=comm)

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-# Goes once over all images; gets the epoch's number.
+# Called with the epoch's number; reads all images once.
 Epoch = Callable[[int], None]
 Files = Sequence[tuple[Path, int]]
 
@@ -26,7 +26,7 @@ _random = np.random.default_rng()
 
 
 def require_all(count: int, batches: Iterable[int]) -> None:
-    """Raise RuntimeError if batches of these lengths are not ``count`` images."""
+    """Raise RuntimeError unless the lengths of the batches add up to ``count`` images."""
     seen = sum(batches)
     if seen != count:
         raise RuntimeError(f"{seen} of {count} images came")
@@ -97,31 +97,31 @@ def webdataset(shards: Sequence[Path], images: int, size: int, workers: int, bat
 
 
 def raw_decode(files: Files, workers: int, stack: ExitStack) -> Epoch:
-    """simplejpeg decoding whole photographs from memory in as many processes, and nothing else."""
+    """Only simplejpeg, decoding whole photographs from memory in as many processes."""
     program = Path(__file__).with_name("raw_decode.py")
     processes = []
     for start in range(workers):
         paths = json.dumps([str(path) for path, _ in files[start::workers]])
         process = subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         processes.append(stack.enter_context(process))
-        # Forked processes of the others hold its input open too.
+        # Killed, because closing its input is not enough: other loaders' forked processes hold that open too.
         stack.callback(process.kill)
-        _tell(process, paths)
+        _send_line(process, paths)
 
     def epoch(_: int) -> None:
         for process in processes:
-            _tell(process, "again")
-        require_all(len(files), [_answer(process) for process in processes])
+            _send_line(process, "again")
+        require_all(len(files), [_read_count(process) for process in processes])
 
     return epoch
 
 
-def _tell(process: subprocess.Popen[str], line: str) -> None:
+def _send_line(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
 
 
-def _answer(process: subprocess.Popen[str]) -> int:
+def _read_count(process: subprocess.Popen[str]) -> int:
     assert process.stdout
     return int(process.stdout.readline())

@@ -11,7 +11,7 @@ import numpy as np
 from hpctrain.common.shards.make import Sharding, make_shards
 
 _WIDTH, _HEIGHT = 500, 375
-# At which a file of this size takes about as many bytes as ImageNet's do on average, 110 kB.
+# With this JPEG quality a file of this size has about as many bytes as ImageNet's on average, 110 kB.
 _QUALITY = 98
 
 # Key, the bytes of its file, and its label.

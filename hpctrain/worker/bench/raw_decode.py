@@ -1,7 +1,7 @@
-"""Decodes files whole. Its first line of input is their list in JSON; each line after it is answered with how many
-were decoded once more.
+"""Decodes whole photographs. The first line of input is a JSON list of files; each further line has them all decoded,
+and is answered with their number.
 
-A program of its own, so that nothing else takes its time.
+It is a separate program so that nothing else takes its time.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from mpi4py import MPI
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.worker.bench.workloads import workload
 
-# As in recipes: what is computed in 16 bits, while parameters stay float32.
+# The types of autocast; parameters stay float32, as in recipes.
 _NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def step(model: str, batch: int, image_size: int, rank: int, device: torch.device, precision: str) -> Call:
-    """One step of a network of its own, to its end on the device."""
+    """One step of a new network, until the device has finished it."""
     work = workload(model, batch=batch, image_size=image_size, rank=rank)
     network = work.build().to(device)
     x, y = work.x.to(device), work.y.to(device)
@@ -40,7 +40,7 @@ def step(model: str, batch: int, image_size: int, rank: int, device: torch.devic
 
 
 def main(out: str, model: str, rounds: str, batches: str, image_size: str, precision: str) -> None:
-    # Not hpctrain's own communicator: that would say that no gradients are reduced.
+    # Not hpctrain's own communicator, which would warn that no gradients are reduced.
     world = MPI.COMM_WORLD.Dup()
     local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
     cuda = torch.cuda.is_available() and torch.cuda.device_count() > local_rank

@@ -9,13 +9,16 @@ import torch
 from torch import nn
 
 from hpctrain.common.recipes.gpt import GptSettings
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.worker.adapters.data_ranks import data_place, set_mesh
+from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.models.torch_digits import digits_cnn
 from hpctrain.worker.models.torch_gpt import GPT
 from hpctrain.worker.models.torch_resnet import resnet50
 from hpctrain.worker.models.torch_transformer import small_encoder
 
 _IMAGE, _TOKENS, _LENGTH = 32, 8192, 64
-# Heads that 2, 4 and 8 ranks divide, and most of its 11.4 million parameters in the blocks, as large ones have them.
+# Heads that 2, 4 and 8 ranks can divide, and most of its 11.4 million parameters in the blocks, as in large GPTs.
 GPT_SIZE = GptSettings(layers=6, heads=8, width=384, context=_LENGTH, vocabulary=2048)
 
 
@@ -51,8 +54,8 @@ def workload(model: str, *, batch: int, image_size: int, rank: int) -> Workload:
     """The network of ``hpctrain bench step --model``; the samples differ between ranks.
 
     Args:
-        batch: images, or rows of 64 tokens.
-        image_size: of ResNet-50's.
+        batch: the number of images, or of rows of 64 tokens.
+        image_size: the side of ResNet-50's images in pixels.
     """
     random = torch.Generator().manual_seed(rank)
     if model in ("transformer", "gpt"):
@@ -63,9 +66,21 @@ def workload(model: str, *, batch: int, image_size: int, rank: int) -> Workload:
         x = torch.rand(batch, 1, 8, 8, generator=random)
         return Workload(build=_seeded(digits_cnn), x=x, y=torch.randint(0, 10, (batch,), generator=random))
     build, size, classes = (convnet, _IMAGE, 10) if model == "convnet" else (resnet50, image_size, 1000)
-    # As recipes' images lie: the channels innermost. On a GPU a step takes almost twice as long with them outermost.
+    # Channels innermost, as in recipes: on a GPU a step takes almost twice as long with them outermost.
     x = torch.rand(batch, size, size, 3, generator=random).movedim(-1, 1)
     return Workload(build=_seeded(build), x=x, y=torch.randint(0, classes, (batch,), generator=random))
+
+
+def shared_workload(comm: Communicator, mesh: Mesh, model: str, *, batch: int, image_size: int) -> Workload:
+    """A network with this rank's part of a batch, under a mesh that the ranks have from then on.
+
+    Args:
+        batch: samples for each rank. Ranks that share samples, as those of a tp group, get theirs together, so that a
+            step has equally many under every mesh.
+    """
+    set_mesh(comm, mesh)
+    place = data_place(comm)
+    return workload(model, batch=batch * comm.size // place.ranks, image_size=image_size, rank=place.rank)
 
 
 def _gpt() -> nn.Module:

@@ -186,7 +186,7 @@ def _decode(content: bytes, size: tuple[int, int], crop: Crop, width: int, heigh
 
 
 def _jitter(image: Pixels, jitter: Jitter, random: np.random.Generator) -> Pixels:
-    """Mix the image with black (brightness), its mean grey (contrast) and its grey values (saturation); then light it."""
+    """Mix the image with black (brightness), its mean grey (contrast) and its grey values (saturation); then light."""
     pixels = image.astype(np.float32)
     for kind in random.permutation(3):
         strength = (jitter.brightness, jitter.contrast, jitter.saturation)[kind]

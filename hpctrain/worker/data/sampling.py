@@ -50,7 +50,7 @@ def epoch_order(samples: int, *, seed: int, epoch: int, repeats: int = 1, length
 
 
 def endless_order(samples: int, *, seed: int, first: int, count: int) -> Indices:
-    """``count`` places, from ``first`` on, of pass after pass over ``range(samples)``, each in the order of :func:`epoch_order`.
+    """``count`` places, from ``first`` on, of pass after pass over ``range(samples)`` in :func:`epoch_order`'s orders.
 
     Returns:
         Indices, each with the number of its pass as its repetition.

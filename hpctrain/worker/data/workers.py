@@ -124,7 +124,7 @@ class Workers:
         return result
 
     def drop(self) -> bool:
-        """Discard all tasks, in about the time of one; returns whether all workers have stopped writing to the memory."""
+        """Discard all tasks, in about the time of one; returns whether no worker writes to the memory any more."""
         self._waiting -= len(self._unsent)
         self._unsent.clear()
         with contextlib.suppress(BlockingIOError):

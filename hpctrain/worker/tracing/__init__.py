@@ -1,1 +1,1 @@
-"""Makes workloads of networks: one step on tensors without memory, watched operator by operator."""
+"""Derives workloads from networks: records each operator of one training step on tensors without memory."""

@@ -1,4 +1,4 @@
-"""Solves for a residual network's layers at any image size, from traces at some."""
+"""Solves for a residual network's layers at any image size, from traces at some sizes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from hpctrain.common.workloads.workload import SCALED, ImageNetwork, Layer, Workload, area
 
-# -1 is the constant; 5 halvings are all that these networks have.
+# How often an image's side is halved, at most 5 times in these networks; -1 stands for the constant.
 _LEVELS = (-1, 0, 1, 2, 3, 4, 5)
-# Areas of these are independent of each other, and two more to prove the solution with.
+# Areas at these sizes are linearly independent; there are two sizes more than unknowns, which check the solution.
 SIZES = (37, 50, 67, 97, 129, 163, 200, 224, 250)
 
 
@@ -18,8 +18,8 @@ def image_network(trace: Callable[[int], Workload], *, traced: int) -> ImageNetw
     """The network at any size, from its workloads at :data:`SIZES`.
 
     Args:
-        trace: gives the workload for images with so many pixels a side.
-        traced: one of :data:`SIZES`, which is given to those who name no size.
+        trace: gives the workload for images with a side of so many pixels.
+        traced: the default size, one of :data:`SIZES`.
     """
     found = [trace(size) for size in SIZES]
     base = found[SIZES.index(traced)]

@@ -1,4 +1,4 @@
-"""From two recordings of one network, with batches of two sizes, to its layers."""
+"""Derives a network's layers from two recordings of it, with batches of two sizes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import Layer
 from hpctrain.worker.tracing import operators
-from hpctrain.worker.tracing.recorder import Operator, Recording
-from hpctrain.worker.tracing.traffic import fused_bytes
+from hpctrain.worker.tracing.recorder import Access, Memory, Operator, Recording
 
-# Of a node that puts a gradient where it belongs, and has no number of its own.
+# The numbers from here on belong to autograd nodes that accumulate gradients, which have no number of their own.
 _UNNUMBERED = 1 << 63
 _NARROW_BYTES, _WIDE_BYTES = 2, 4
 
@@ -48,15 +47,13 @@ class _Passes:
 
 
 def layers(first: Recording, second: Recording, *, batches: tuple[int, int], item_bytes: int) -> tuple[Layer, ...]:
-    """The layers that both recordings have.
+    """The layers that both recordings show, the first with ``batches[0]`` samples, the second with ``batches[1]``.
 
     Args:
-        first: with ``batches[0]`` samples.
-        second: with ``batches[1]`` samples.
-        item_bytes: of an element of the weights.
+        item_bytes: the size of an element of the weights.
 
     Raises:
-        HpctrainError: the network ran other operators with the other batch.
+        HpctrainError: the network ran different operators with the two batches.
     """
     functions = [[each.function for each in recording.operators] for recording in (first, second)]
     if functions[0] != functions[1]:
@@ -87,7 +84,7 @@ def _require_linear(both: list[list[dict[str, int]]], batches: tuple[int, int]) 
 
 
 def _starts(first: Recording, second: Recording) -> list[int]:
-    """The numbers of the forward operators that layers begin with: those whose traffic grows with the batch."""
+    """The numbers of the forward operators with which layers begin: those whose traffic grows with the batch."""
     starts: list[int] = []
     node = -1
     for number, (one, other) in enumerate(zip(first.operators, second.operators, strict=True)):
@@ -103,13 +100,13 @@ def _traffic(operator: Operator) -> int:
 
 
 def _quantities(passes: _Passes) -> list[dict[str, int]]:
-    """By layer and name, what its operators do together, in bytes and FLOPs."""
+    """What each layer's operators do together, by name, in bytes and FLOPs."""
     recording = passes.recording
     found: list[dict[str, int]] = [{} for _ in passes.starts]
     saved = {memory.number for _, memory in recording.saved}
     all_operators = recording.operators
     middle = next((number for number, each in enumerate(all_operators) if each.backward), len(all_operators))
-    fused = fused_bytes(all_operators[:middle], 0, saved) + fused_bytes(all_operators[middle:], middle, set())
+    fused = _fused_bytes(all_operators[:middle], 0, saved) + _fused_bytes(all_operators[middle:], middle, set())
     for number, operator in enumerate(all_operators):
         own = found[passes.layer[number]]
         prefix = "backward_" if operator.backward else ""
@@ -124,8 +121,62 @@ def _quantities(passes: _Passes) -> list[dict[str, int]]:
     return found
 
 
+def _fused_bytes(operators: Sequence[Operator], first: int, saved: set[int]) -> list[int]:
+    """The bytes that each operator of one pass still reads and writes if elementwise operators are fused.
+
+    An elementwise operator joins the last operator that made one of its inputs, and joined operators are a chain. A
+    chain reads each memory from outside once. It writes what it makes only if an operator outside of it reads that, the
+    backward pass needs it, or it outlives the pass.
+
+    Args:
+        operators: those of the forward or of the backward pass, in order.
+        first: the number of the first of them in the recording.
+        saved: the numbers of the memories that are kept for the backward pass.
+    """
+    chains = _chains(operators)
+    readers: dict[int, set[int]] = {}
+    made: dict[int, int] = {}
+    outside: list[list[Access]] = []
+    for chain, operator in zip(chains, operators, strict=True):
+        outside.append([each for each in operator.reads if made.get(each.memory.number) != chain])
+        for each in operator.reads:
+            if each.memory.number in made:
+                readers.setdefault(each.memory.number, set()).add(chain)
+        made |= {each.memory.number: chain for each in operator.writes}
+    end = first + len(operators)
+    seen: set[tuple[int, int, bool]] = set()
+    found = []
+    for chain, operator, reads in zip(chains, operators, outside, strict=True):
+        total = 0
+        for access, writing in [*((each, False) for each in reads), *((each, True) for each in operator.writes)]:
+            number = access.memory.number
+            needed = (
+                not writing or number in saved or _outlives(access.memory, end) or readers.get(number, set()) - {chain}
+            )
+            if needed and (chain, number, writing) not in seen:
+                seen.add((chain, number, writing))
+                total += access.nbytes
+        found.append(total)
+    return found
+
+
+def _chains(operators: Sequence[Operator]) -> list[int]:
+    """The chain of each operator, named by the index of its first operator."""
+    chains: list[int] = []
+    maker: dict[int, int] = {}
+    for index, operator in enumerate(operators):
+        makers = [maker[each.memory.number] for each in operator.reads if each.memory.number in maker]
+        chains.append(chains[max(makers)] if operator.pointwise and makers else index)
+        maker |= {each.memory.number: index for each in operator.writes}
+    return chains
+
+
+def _outlives(memory: Memory, end: int) -> bool:
+    return not memory.own or memory.freed is None or memory.freed > end
+
+
 def _add_saved(found: list[dict[str, int]], passes: _Passes) -> None:
-    """What is kept for the backward pass, each memory once; under autocast once in each type."""
+    """Add what is kept for the backward pass: each memory once, under autocast once in each type."""
     wide = _wide(passes.recording)
     by_node = {each.node: each for each in passes.recording.operators if not each.backward and _traffic(each)}
     seen: set[tuple[int, int]] = set()
@@ -137,7 +188,7 @@ def _add_saved(found: list[dict[str, int]], passes: _Passes) -> None:
         saver = by_node.get(node)
         multiplied = saver is not None and operators.kind(saver.function) != "other"
         size = _NARROW_BYTES if multiplied or memory.number not in wide else _WIDE_BYTES
-        # Of a sample, which is there anyway, autocast keeps a narrow copy.
+        # Samples are in memory anyway, but autocast keeps a narrow copy of those that it multiplies.
         kept = memory.own or (multiplied and memory.number in passes.recording.samples)
         if kept and memory.floating and (memory.number, size) not in seen:
             seen.add((memory.number, size))
@@ -145,7 +196,7 @@ def _add_saved(found: list[dict[str, int]], passes: _Passes) -> None:
 
 
 def _wide(recording: Recording) -> set[int]:
-    """The memories that hold float32 under bf16 autocast on a GPU, by its rules; weights and samples do too."""
+    """The memories that hold float32 under bf16 autocast on a GPU, by its rules; weights and samples are among them."""
     wide = {memory.number for memory in recording.memories if not memory.own}
     for operator in recording.operators:
         if operator.backward:
@@ -175,7 +226,7 @@ def _line(one: int, other: int, batches: tuple[int, int]) -> Solved:
 
 
 def _add_memory(lines: list[dict[str, Solved]], passes: list[_Passes], batches: tuple[int, int]) -> None:
-    """Put in what is in memory while the passes are at each layer, beyond what is kept."""
+    """Add what is in memory while the passes are at each layer, beyond what is kept."""
     kept, total = [], 0
     for line in lines:
         total += sum(line[name].per_sample for name in ("saved_elements", "saved_bytes") if name in line)

@@ -1,4 +1,4 @@
-"""What is known of single operators of PyTorch: their FLOPs, their traffic, and their type under autocast."""
+"""Facts about single operators of PyTorch: their FLOPs, their traffic, and their type under autocast."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 aten = torch.ops.aten
 
 CONVOLUTIONS = frozenset({aten.convolution, aten._convolution, aten.cudnn_convolution})
-# Of attention in one kernel on a CPU, which PyTorch's own counter leaves out.
+# Attention in one kernel on a CPU, which PyTorch's own FLOP counter leaves out.
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
-# Elementwise, though PyTorch does not say so.
+# Elementwise operators that PyTorch does not tag as such.
 POINTWISE = frozenset(
     {
         aten.native_dropout,
@@ -30,9 +30,9 @@ _LIKE = frozenset({aten.zeros_like, aten.ones_like, aten.full_like, aten.zero_, 
 _UNINITIALISED = frozenset(
     {aten.empty, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.empty_like, aten.empty_permuted}
 )
-# They read only the rows that they give back.
+# These read only the rows that they return.
 _LOOKUPS = frozenset({aten.embedding, aten.index, aten.index_select, aten.gather})
-# Statistics pass over what they normalise, and are no reason to compute in float32.
+# Their float32 statistics are no reason to compute in float32, unlike what they normalise.
 NORMALISATIONS = frozenset({aten.native_batch_norm, aten._native_batch_norm_legit, aten.cudnn_batch_norm})
 # CUDA operators that autocast to float32: https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
 WIDE = frozenset(
@@ -67,7 +67,7 @@ WIDE = frozenset(
 
 
 def flops(packet: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Of a convolution, matrix product or attention by PyTorch's own formulas, of which a multiply-add is 2; else 0."""
+    """The FLOPs of a convolution, matrix product or attention by PyTorch's formulas, a multiply-add being 2; else 0."""
     if packet is _ATTENTION:
         return int(sdpa_flop_count(*(each.shape for each in args[:3])))
     if packet is _ATTENTION_BACKWARD:
@@ -77,19 +77,19 @@ def flops(packet: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def kind(packet: Any) -> Literal["conv", "matmul", "other"]:
-    """What a forward operator is to a GPU's matrix units."""
+    """How a GPU's matrix units compute a forward operator."""
     if packet in CONVOLUTIONS:
         return "conv"
     return "matmul" if packet is _ATTENTION or packet in flop_registry else "other"
 
 
 def is_creation(packet: Any) -> Literal["filled", "uninitialised"] | None:
-    """Whether an operator only allocates memory: it reads nothing, and writes it or not."""
+    """Whether an operator reads nothing and only allocates memory, which it fills or leaves uninitialised."""
     if packet in _UNINITIALISED:
         return "uninitialised"
     return "filled" if packet in _CREATED or packet in _LIKE else None
 
 
 def is_lookup(packet: Any) -> bool:
-    """Whether an operator reads only as much of its first tensor as it gives back."""
+    """Whether an operator reads only as much of its first tensor as it returns."""
     return packet in _LOOKUPS

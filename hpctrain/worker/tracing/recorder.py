@@ -1,4 +1,4 @@
-"""Watches one forward and backward pass: each operator, what it reads and writes, what is kept, what is in memory."""
+"""Records one forward and backward pass: its operators, what they read and write, and what is kept in memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from hpctrain.worker.tracing.operators import POINTWISE, flops, is_creation, is_
 
 @dataclass(kw_only=True)
 class Memory:
-    """The memory of tensors that share one.
+    """A memory that one or more tensors share.
 
     Attributes:
-        number: counts from 0.
-        nbytes: of all of it.
-        shape: of the first tensor that was seen in it.
+        nbytes: the size of all of it.
+        shape: the shape of the first tensor seen in it.
         floating: whether it holds floating point numbers.
-        own: it was allocated while the recorder watched, so it holds no weight and no sample.
-        born: number of the operator that allocated it.
-        freed: number of the operator ahead of which it was freed; None if it was alive at the end.
+        own: whether it was allocated during the recording, so that it holds neither weights nor samples.
+        born: the number of the operator that allocated it.
+        freed: the number of the operator before which it was freed; None if it was alive at the end.
     """
 
     number: int
@@ -49,15 +48,14 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One operator that ran; one that only makes another view of a memory has no reads and no writes.
+    """One operator that ran; if it only makes another view of a memory, it reads and writes nothing.
 
     Attributes:
-        function: its packet in ``torch.ops``.
-        module: the name of the module that called it, in the forward pass.
-        node: the number of the autograd node that it made, or in the backward pass is of.
-        backward: whether it ran in the backward pass.
-        pointwise: each element of its output comes from the elements at the same place.
-        flops: of a convolution or matrix product.
+        function: its ``OpOverloadPacket``, as in ``torch.ops.aten.mm``.
+        module: the name of the module that called it in the forward pass.
+        node: the number of the autograd node that it made; in the backward pass, of the node that it belongs to.
+        pointwise: whether each element of its output depends only on the elements at the same place.
+        flops: those of a convolution, matrix product or attention; else 0.
     """
 
     function: Any
@@ -72,16 +70,16 @@ class Operator:
 
 @dataclass(kw_only=True)
 class Recording:
-    """What was seen, in order.
+    """What a recorder has seen, in order.
 
     Attributes:
         saved: (number of the autograd node, memory) for each tensor that was kept for the backward pass.
-        samples: numbers of the memories of the batch.
-    memories: all that operators read or wrote, by the order in which they were first seen.
-        uses: of each parameter by name, the number of the first operator that read it.
-        parameters: elements of each that requires a gradient, in the order of registration.
-        gradients: by parameter, the memory that holds its gradient at the end.
-        outputs: elements that the model returned.
+        samples: the numbers of the batch's memories.
+        memories: all that operators read or wrote, in the order in which they were first seen.
+        uses: for each parameter the number of the first operator that read it.
+        parameters: the number of elements of each parameter that requires a gradient, in the order of registration.
+        gradients: for each parameter the memory that holds its gradient at the end.
+        outputs: how many elements the model returned.
     """
 
     operators: list[Operator] = field(default_factory=list)
@@ -99,7 +97,7 @@ class Recorder(TorchDispatchMode):
 
     Args:
         model: the network, for the names of its modules and parameters.
-        batch: what is given to it.
+        batch: its input.
     """
 
     def __init__(self, model: torch.nn.Module, batch: Any) -> None:
@@ -125,10 +123,10 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def watching(self, *, within_model: bool = False) -> Iterator[None]:
-        """Record what runs within; the gradients of the model's parameters are looked up at the end.
+        """Record what runs within the block; at its end, look up the gradients of the model's parameters.
 
         Args:
-            within_model: the model's forward pass has begun.
+            within_model: whether the model's forward pass has already begun.
         """
         self._calls = [""] if within_model else []
         hooks = [
@@ -136,7 +134,7 @@ class Recorder(TorchDispatchMode):
             torch.nn.modules.module.register_module_forward_hook(self._left, always_call=True),
         ]
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self._packed, _same), self:
+            with torch.autograd.graph.saved_tensors_hooks(self._packed, _identity), self:
                 yield
         finally:
             for hook in hooks:
@@ -152,14 +150,14 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        # Looked up ahead: an operator that writes into its input gives that memory back as its own output.
+        # Looked up before the call: an operator that writes into its input returns that memory as its output.
         inputs = [self._access(each, own=False) for each in tree_leaves((args, kwargs)) if _is_tensor(each)]
         out = func(*args, **kwargs)
         outputs = [self._access(each) for each in tree_leaves(out) if _is_tensor(each)]
-        self._note(func, args, kwargs, out, inputs, outputs)
+        self._append(func, args, kwargs, out, inputs, outputs)
         return out
 
-    def _note(self, func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Access], outputs: list[Access]) -> None:
+    def _append(self, func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Access], outputs: list[Access]) -> None:
         node = torch._C._current_autograd_node()
         backward = node is not None
         packet = func._overloadpacket
@@ -228,7 +226,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _once(accesses: list[Access]) -> tuple[Access, ...]:
-    """Of several accesses to one memory the largest."""
+    """The largest of several accesses to one memory."""
     found: dict[int, Access] = {}
     for each in accesses:
         known = found.setdefault(each.memory.number, each)
@@ -241,5 +239,5 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
+def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor

@@ -20,13 +20,13 @@ from hpctrain.worker.tracing.trace import workload
 
 
 class ScriptTracer:
-    """From now on records the first training step of the first model that ``ht.distribute`` got.
+    """Records the first training step of the first model that ``ht.distribute`` gets.
 
     It begins with the model's forward pass and ends with the optimizer's step, or with another forward pass after a
     backward pass, where gradients are accumulated.
 
     Args:
-        done: gets the workload; it has to end the process, whose training must not go on.
+        done: called with the workload; it has to end the process, since the training must not go on.
     """
 
     def __init__(self, done: Callable[[Workload], None]) -> None:
@@ -62,7 +62,7 @@ class ScriptTracer:
         self._sample = Sample(shape=tuple(first.shape[1:]), dtype=str(first.dtype).removeprefix("torch."))
         model.zero_grad(set_to_none=True)
         self._recorder = Recorder(model, inputs)
-        # Gradients stay where autograd puts them.
+        # No reduction, so that gradients stay where autograd puts them.
         self._watching.enter_context(no_sync())
         self._watching.enter_context(self._recorder.watching(within_model=True))
 
@@ -79,9 +79,9 @@ class ScriptTracer:
 
 
 def _without_samples(recording: Recording, model: torch.nn.Module, samples: int) -> Recording:
-    """What would be left with no sample: weights, their gradients, and what has the shape of a weight.
+    """What a recording would be without samples: weights, their gradients, and memory with the shape of a weight.
 
-    One step shows what depends on the batch by its shape alone: a tensor whose dimension 0 is the batch's does.
+    In a single step, only shapes show what depends on the batch: tensors whose dimension 0 is the batch's size do.
     """
     shapes = {tuple(sorted(parameter.shape)) for parameter in model.parameters()}
     gradients = {memory.number for memory in recording.gradients.values()}

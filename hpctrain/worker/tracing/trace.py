@@ -1,4 +1,4 @@
-"""Traces a network: one step with two batches, on tensors that have shapes and no memory."""
+"""Traces a network: a step with each of two batches, on tensors that have shapes but no memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Loss = Callable[[torch.nn.Module, Batch], torch.Tensor]
 
 
 def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str | None = None) -> Workload:
-    """The workload of a training step of a PyTorch network; computes nothing, and does not change the model.
+    """The workload of a training step of a PyTorch network. Computes nothing, and does not change the model.
 
     What a step does must not depend on the values of the samples, and must grow linearly with their number.
 
@@ -30,9 +30,9 @@ def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str 
         model: the network; neither its weights nor its device matter.
         batch: one batch of samples and labels, tensors in any tuple, list or dictionary, the samples along dimension
             0 of each and the network's input first.
-        loss: of model and batch, a tensor of one number, as
+        loss: gives a tensor of one number from model and batch, as
             ``lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])``.
-        name: by default that of the model's class.
+        name: the workload's name, by default that of the model's class.
 
     Raises:
         HpctrainError: the model is not of PyTorch, the batch holds no tensors, or the step cannot be traced.
@@ -48,7 +48,7 @@ def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str 
         raise HpctrainError(
             "the batch holds no tensor with samples along dimension 0", "ht.trace(model, (images, labels), loss)"
         )
-    with _plain_operators(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+    with _without_onednn(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
         with FakeCopyMode(fake):
             copied = copy.deepcopy(model)
         copied.train()
@@ -68,8 +68,8 @@ def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str 
 
 
 @contextmanager
-def _plain_operators() -> Iterator[None]:
-    """Without oneDNN, where a recurrent layer is one operator that hides its products."""
+def _without_onednn() -> Iterator[None]:
+    """Disable oneDNN, in which a recurrent layer is one operator that hides its matrix products."""
     before, *_ = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)
     try:
         yield

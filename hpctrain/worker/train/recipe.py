@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from hpctrain.common.checkpoints.keep import Policy, scores
@@ -23,12 +27,17 @@ from hpctrain.worker.train.asynchronous import AsynchronousLoop
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.energy import RunEnergy
 from hpctrain.worker.train.loop import Loop
-from hpctrain.worker.train.phases import phase
 from hpctrain.worker.train.recovery import Recovery, require_fault_tolerance
 from hpctrain.worker.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from hpctrain.worker.train.torch_trainer import TorchTrainer
+
+# A user who sees nothing for three seconds begins to wonder whether the run hangs.
+_REPEAT_SECONDS = 2.0
+# After a minute, a line every two seconds would only fill the log.
+_PATIENT_AFTER = 60.0
+_PATIENT_SECONDS = 10.0
 
 
 def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]) -> None:
@@ -144,3 +153,34 @@ def _first_phase(plan: Plan, begun: int) -> str:
         # Not "taking the first step": the epoch of the checkpoint may still have to be evaluated.
         return f"reading the checkpoint of step {begun} and continuing from it"
     return "compiling and taking the first step" if plan.framework == "keras" else "taking the first step"
+
+
+@contextlib.contextmanager
+def phase(comm: Communicator, doing: str, over: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Print on rank 0 what it is doing, and repeat it at intervals until the block ends.
+
+    Args:
+        doing: a participle, as in "loading PyTorch".
+        over: whether the phase has ended although the block has not.
+    """
+    if comm.rank != 0:
+        yield
+        return
+    print(f"hpctrain: {doing}", file=sys.stderr, flush=True)
+    ended = threading.Event()
+    threading.Thread(target=_repeat, args=(doing, ended, over), name="hpctrain-phase", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _repeat(doing: str, ended: threading.Event, over: Callable[[], bool]) -> None:
+    begun = time.monotonic()
+    seconds = 0.0
+    while not ended.wait(_PATIENT_SECONDS if seconds > _PATIENT_AFTER else _REPEAT_SECONDS) and not over():
+        seconds = time.monotonic() - begun
+        # Not through sys.stderr, whose lock would stay taken for ever in a process forked at this moment. The main
+        # thread reports a full disk.
+        with contextlib.suppress(OSError):
+            os.write(2, f"hpctrain: still {doing} ({seconds:.0f} s)\n".encode())

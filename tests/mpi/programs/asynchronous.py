@@ -22,9 +22,8 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.parameter_server import ParameterServer
 from hpctrain.worker.data.samples import InMemory, Samples
 from hpctrain.worker.data.sampling import epoch_order
-from hpctrain.worker.train.asynchronous import AsynchronousLoop
+from hpctrain.worker.train.asynchronous import AsynchronousLoop, Downpour
 from hpctrain.worker.train.checkpoint import Checkpoints
-from hpctrain.worker.train.exchange import Downpour
 
 CASES: dict[str, dict[str, Any]] = {
     "downpour": {"optimizer": MOMENTUM, "sync": {"mode": "async"}},

@@ -13,7 +13,7 @@ import torch
 
 import hpctrain as ht
 from hpctrain.common.run.events import read_events
-from hpctrain.worker.bench.loop_overhead import loop_overhead, with_guard
+from hpctrain.worker.bench.step import loop_overhead, with_guard
 from hpctrain.worker.comm.single import SingleCommunicator
 
 

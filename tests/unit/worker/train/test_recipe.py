@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.worker.train import phases
-from hpctrain.worker.train.phases import phase
+from hpctrain.worker.train import recipe
+from hpctrain.worker.train.recipe import phase
 
 
 def _rank(rank: int) -> Any:
@@ -17,7 +17,7 @@ def _rank(rank: int) -> Any:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases, "_SECONDS", 0.01)
+    monkeypatch.setattr(recipe, "_REPEAT_SECONDS", 0.01)
 
 
 def _threads() -> list[threading.Thread]:

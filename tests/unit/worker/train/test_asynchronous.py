@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpctrain.common.recipes.sync import Sync
-from hpctrain.worker.train.exchange import Vector, rule_of
+from hpctrain.worker.train.asynchronous import Vector, rule_of
 
 
 class InMemory:
