@@ -28,7 +28,7 @@ from hpctrain.worker.bench.workloads import Workload, workload
 from hpctrain.worker.comm.mpi_engine import MpiCommunicator
 
 _FLOAT_BYTES = 4
-# Gives, for a group and a number of elements, the call of a collective, its output, and the value that this should have.
+# From a group and a number of elements: the call of a collective, its output, and the value that this should have.
 _Start = Callable[[Any, int], tuple[Call, torch.Tensor, float]]
 STEP = "FSDP2 step"
 
