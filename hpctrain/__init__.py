@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.comm import shutdown as shutdown
     from hpctrain.worker.tracing.trace import trace as trace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "ParallelPlan": "hpctrain.worker.adapters.torch.parallel",

@@ -10,13 +10,13 @@ class PyHpctrain(PythonPackage):
 
     # There is no public download: `python -m build` writes the archive, and Spack looks for it where it is called.
     homepage = "URL-OF-THIS-REPOSITORY"
-    url = f"file://{Path.cwd()}/hpctrain-0.1.0.tar.gz"
+    url = f"file://{Path.cwd()}/hpctrain-0.2.0.tar.gz"
     manual_download = True
 
     license("Apache-2.0")
 
     # A release adds sha256; until then: spack install --no-checksum
-    version("0.1.0")
+    version("0.2.0")
 
     variant("train", default=True, description="What ranks need beside a framework")
     variant("torch", default=False, description="Train in PyTorch")
