@@ -131,7 +131,8 @@ hosts-stop:
 horovod: .venv/packages.stamp
 	$(BIN)/hpctrain horovod build
 
-.venv/train.stamp: pyproject.toml
+# The version of the installed package is that of hpctrain/__init__.py.
+.venv/train.stamp: pyproject.toml hpctrain/__init__.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --editable '.[$(TRAIN)]'
 	touch $@

@@ -5,7 +5,9 @@ Arrays are PyTorch's: weight (3, 1, 2, 2), bias (3,), gamma (3,), beta (3,).
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -97,11 +99,19 @@ def keras_steps(
 
 def keras_path(values: Optimizer, gradients: list[Arrays] = GRADIENTS) -> list[Arrays]:
     """In float64, the rate too."""
+    with keras_in_float64():
+        model = keras_model()
+        return keras_steps(model, keras_rules.make_optimizer(values, model), gradients)
+
+
+@contextlib.contextmanager
+def keras_in_float64() -> Iterator[None]:
+    # Keras makes its policy of layers when it is first asked for, of the type at that moment, and keeps it.
+    keras.config.dtype_policy()
     before = keras.config.floatx()
     keras.config.set_floatx("float64")
     try:
-        model = keras_model()
-        return keras_steps(model, keras_rules.make_optimizer(values, model), gradients)
+        yield
     finally:
         keras.config.set_floatx(before)
 

@@ -10,7 +10,7 @@ pytest.importorskip("keras")
 
 import keras
 import torch
-from optimizer_runs import START, settings
+from optimizer_runs import START, keras_in_float64, settings
 
 from hpctrain.worker.train import keras_rules
 from hpctrain.worker.train.torch_rules import clip_gradients
@@ -28,9 +28,7 @@ def in_torch(gradients, bound):
 
 def in_keras(gradients, bound):
     """By the change that a rate of 1 makes of variables that are 0."""
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    try:
+    with keras_in_float64():
         net = keras.Sequential(
             [keras.Input((len(gradients),), dtype="float64"), keras.layers.Dense(1, dtype="float64")]
         )
@@ -40,8 +38,6 @@ def in_keras(gradients, bound):
         kernel.assign(np.zeros(kernel.shape))
         optimizer.apply([np.array(gradients)[:, None], np.zeros(1)], [kernel, bias])
         return -kernel.numpy()[:, 0]
-    finally:
-        keras.config.set_floatx(before)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-5, 1e-9])
