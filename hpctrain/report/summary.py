@@ -23,6 +23,9 @@ class Summary(BaseModel):
     model_config = ConfigDict(extra="allow", defer_build=True)
 
     status: str
+    framework: str | None = None
+    backend: str | None = None
+    seconds: float | None = None
     epochs: int | None
     steps: int | None
     samples_per_s: float | None

@@ -220,6 +220,12 @@ def test_text_has_tokens_and_the_utilisation_of_gpus(tmp_path: Path) -> None:
         assert ("model FLOPs utilisation" in page and "3.2%" in page) == shown
 
 
+@pytest.mark.parametrize("key", ["framework", "backend", "seconds", "energy_covers"])
+def test_a_page_of_a_summary_without_a_key(finished: RunDirectory, key: str) -> None:
+    write_json(finished.summary, {name: value for name, value in read_summary(finished).items() if name != key})
+    assert "<h1>" in render(finished)
+
+
 def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
     assert read_summary(finished)["status"] == "done"
     left = {**read_summary(finished), "status": "resumable", "failure": {"rank": 1}}
