@@ -42,6 +42,14 @@ def temporary_folder(
         raise disk_error(error, within or Path(error.filename or "."), elsewhere) from error
 
 
+def nearest_existing(folder: Path) -> Path:
+    """A folder, or the nearest one above it that exists."""
+    found = folder.absolute()
+    while not found.is_dir() and found != found.parent:
+        found = found.parent
+    return found
+
+
 def synchronise_folder(folder: Path) -> None:
     """Make the names in a folder survive a crash of the machine.
 

@@ -99,12 +99,16 @@ class _Process:
 
     def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
         """Whether the function returned, and what it returned or raised."""
+        folder = str(Path.cwd())
         try:
-            self._connection.send((str(Path.cwd()), function, arguments))
+            self._connection.send((folder, function, arguments))
             self._wait()
             answer: tuple[bool, Any] = self._connection.recv()
             return answer
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
+            # multiprocessing raises a plain OSError for an answer that breaks off. The process is of no use then; one
+            # that is ending keeps its status.
+            self._process.kill()
             raise self._ended() from None
 
     def end(self) -> None:

@@ -15,7 +15,7 @@ from hpctrain.common.cluster.checks import Check
 from hpctrain.common.cluster.machine import Machine, same_host, this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
-from hpctrain.common.files.disk import temporary_folder
+from hpctrain.common.files.disk import nearest_existing, temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
 from hpctrain.control.doctor.host import merge
@@ -25,7 +25,6 @@ from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import require_image
 from hpctrain.control.planning.place_hosts import Hosts
-from hpctrain.control.supervision.hosts_ready import nearest_existing
 from hpctrain.control.supervision.start import prove_launcher, run_plan
 
 # From the trial of the first launcher to the end of the ranks; ending what hangs then takes up to 15 s.

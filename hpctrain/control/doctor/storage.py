@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.cluster.checks import Check
+from hpctrain.common.files.disk import nearest_existing
 
 FREE_BYTES = 10**9
 WRITTEN_BYTES = 8 << 20
@@ -38,9 +39,7 @@ class Disk:
 
 def try_disk(path: Path, size: int = WRITTEN_BYTES) -> Disk:
     """Write a file of ``size`` bytes into a folder, or the nearest one above that is there, and remove it."""
-    folder = path.absolute()
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
+    folder = nearest_existing(path)
     free = shutil.disk_usage(folder).free
     # Random bytes, because file systems that compress would not write zeros.
     data = os.urandom(size)

@@ -18,7 +18,7 @@ from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.cluster.pod import in_pod
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import temporary_folder
+from hpctrain.common.files.disk import nearest_existing, temporary_folder
 from hpctrain.common.run.plan import Plan, Slots
 from hpctrain.control.hosts.networks import CHOICES, Networks, choose_networks, require_interface
 from hpctrain.control.launchers.command import Launcher, Torchrun
@@ -209,14 +209,6 @@ def _reached_by_ssh(plan: Plan, launcher: Launcher | None, environment: Mapping[
     if not isinstance(launcher, MpiInstallation) or in_allocation(environment) or other_agent(plan, environment):
         return False
     return not any(environment.get(name) for name in _OTHER_SCHEDULERS)
-
-
-def nearest_existing(folder: Path) -> Path:
-    """A folder, or the nearest one above it that exists."""
-    found = folder.absolute()
-    while not found.is_dir() and found != found.parent:
-        found = found.parent
-    return found
 
 
 def _require_no_fault(faults: Mapping[str, _Fault]) -> None:

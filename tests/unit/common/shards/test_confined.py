@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -116,9 +117,16 @@ def _kill_self(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_one_that_the_system_kills_is_not_the_fault_of_the_file() -> None:
+def _half_an_answer(name: str) -> None:
+    with bounded.bounded(name, _MEMORY):
+        os.write(int(sys.argv[1]), b"\0\0\0\x10half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("end", [_kill_self, _half_an_answer])
+def test_one_that_the_system_kills_is_not_the_fault_of_the_file(end: Callable[[str], None]) -> None:
     with pytest.raises(HpctrainError) as refused:
-        confined.confined(_kill_self, "a/file")
+        confined.confined(end, "a/file")
     assert not isinstance(refused.value, BeyondLimitsError) and refused.value.exit_code == 1
     assert "a/file" in refused.value.message
 
