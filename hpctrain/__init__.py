@@ -20,11 +20,11 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
+    import hpctrain.worker.adapters.keras as keras
     from hpctrain.worker.adapters import average_statistics as average_statistics
     from hpctrain.worker.adapters import distribute as distribute
     from hpctrain.worker.adapters import gather as gather
     from hpctrain.worker.adapters import join as join
-    from hpctrain.worker.adapters import keras as keras
     from hpctrain.worker.adapters import lightning as lightning
     from hpctrain.worker.adapters import log as log
     from hpctrain.worker.adapters import mean as mean

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.worker.adapters.gathering import gather, mean
 from hpctrain.worker.adapters.recording import log
 from hpctrain.worker.comm import Communicator, current
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.data import DataLoader
+
+    from hpctrain.worker.adapters.compression import Compression
+    from hpctrain.worker.adapters.torch.distribute import ModelT, Optimizers
+    from hpctrain.worker.adapters.torch.loader import ShardedLoader
+    from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
 
 __all__ = [
     "average_statistics",
@@ -28,6 +42,30 @@ __all__ = [
 _MODEL = "a torch.nn.Module or a keras.Model"
 
 
+# The overloads are the signatures of the two adapters' functions, to the letter, which test_signatures.py compares.
+@overload
+def distribute(
+    model: ModelT,
+    optimizer: Optimizers,
+    *,
+    comm: Communicator | None = None,
+    bucket_mb: float | None = None,
+    compression: Compression = "none",
+    top_k: float = 0.01,
+    guard_every: int = 100,
+    mesh: DeviceMesh | None = None,
+    plan: ParallelPlan | None = None,
+) -> tuple[ModelT, Optimizers]: ...
+@overload
+def distribute(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    comm: Communicator | None = None,
+    compression: Compression = "none",
+    top_k: float = 0.01,
+    guard_every: int = 100,
+) -> tuple[keras.Model, keras.optimizers.Optimizer]: ...
 def distribute(model: Any, optimizer: Any, **settings: Any) -> tuple[Any, Any]:
     """Make a model and its optimizer use the run's communicator; returns both.
 
@@ -35,31 +73,56 @@ def distribute(model: Any, optimizer: Any, **settings: Any) -> tuple[Any, Any]:
     settings.
 
     Raises:
-        HpctrainError: the model is neither a PyTorch module nor a Keras model.
+        HpctrainError: the model is neither a PyTorch module nor a Keras model, or its framework has no such setting.
     """
-    return _adapter(model, _MODEL).distribute(model, optimizer, **settings)  # type: ignore[no-any-return]
+    return _call("distribute", _MODEL, model, optimizer, **settings)  # type: ignore[no-any-return]
 
 
+@overload
+def shard(
+    data: DataLoader[Any], *, comm: Communicator | None = None, evaluation: bool = False, seed: int = 0
+) -> ShardedLoader: ...
+@overload
+def shard(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+    comm: Communicator | None = None,
+) -> tf.data.Dataset: ...
 def shard(data: Any, **settings: Any) -> Any:
     """Give this rank its part of each batch.
 
     See :func:`hpctrain.worker.adapters.torch.shard` (a DataLoader) and :func:`hpctrain.worker.adapters.keras.shard` (a
     tf.data.Dataset or arrays) for the settings.
+
+    Raises:
+        HpctrainError: the data has another form, or its framework has no such setting.
     """
-    return _adapter(data, "a torch DataLoader, a tf.data.Dataset or NumPy arrays").shard(data, **settings)
+    return _call("shard", "a torch DataLoader, a tf.data.Dataset or NumPy arrays", data, **settings)
 
 
-def join(model: Any, **settings: Any) -> AbstractContextManager[None]:
+def join(
+    model: torch.nn.Module | Sequence[torch.nn.Module], *, divide_by_initial_world_size: bool = True
+) -> AbstractContextManager[None]:
     """A context manager for a PyTorch loop whose number of batches differs between ranks: ranks that finish early wait
     for the others.
 
-    See :func:`hpctrain.worker.adapters.torch.join` for the settings.
+    See :func:`hpctrain.worker.adapters.torch.join` for the setting.
     """
     from hpctrain.worker.adapters import torch as adapter
 
-    return adapter.join(model, **settings)
+    return adapter.join(model, divide_by_initial_world_size=divide_by_initial_world_size)
 
 
+@overload
+def mean_loss(
+    total: torch.Tensor, count: torch.Tensor | float, *, comm: Communicator | None = None
+) -> torch.Tensor: ...
+@overload
+def mean_loss(total: Any, count: Any, *, share: Any = None, comm: Communicator | None = None) -> tf.Tensor: ...
 def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
     """A loss that is a mean over something other than samples: the sum of the ranks' ``total`` / that of ``count``.
 
@@ -96,9 +159,13 @@ def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
     Raises:
         HpctrainError: a total that is not one number, a count below 0, or a batch that cannot be known.
     """
-    return _adapter(total, "a tensor").mean_loss(total, count, **settings)
+    return _call("mean_loss", "a tensor", total, count, **settings)
 
 
+@overload
+def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.Tensor: ...
+@overload
+def sum_loss(total: Any, *, share: Any = None, comm: Communicator | None = None) -> tf.Tensor: ...
 def sum_loss(total: Any, **settings: Any) -> Any:
     """A loss that is a sum over all samples of the batch (``reduction="sum"``), not divided by anything. Collective.
 
@@ -109,7 +176,7 @@ def sum_loss(total: Any, **settings: Any) -> Any:
         total: the sum over this rank's samples.
         settings: those of :func:`mean_loss`.
     """
-    return _adapter(total, "a tensor").sum_loss(total, **settings)
+    return _call("sum_loss", "a tensor", total, **settings)
 
 
 def average_statistics(model: Any, *, comm: Communicator | None = None) -> None:
@@ -139,6 +206,18 @@ def no_sync() -> AbstractContextManager[None]:
     from hpctrain.worker.adapters import torch as adapter
 
     return adapter.no_sync()
+
+
+def _call(name: str, wanted: str, *values: Any, **settings: Any) -> Any:
+    """Call the function of the adapter for the first of ``values``, if it has all ``settings``."""
+    function = getattr(_adapter(values[0], wanted), name)
+    parameters = inspect.signature(function).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for setting in settings:
+        if setting not in known:
+            given = f"{type(values[0]).__module__}.{type(values[0]).__name__}"
+            raise HpctrainError(f"ht.{name} of a {given} has no setting {setting!r}", nearest(setting, known))
+    return function(*values, **settings)
 
 
 def _adapter(value: Any, wanted: str) -> Any:

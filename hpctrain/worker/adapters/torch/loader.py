@@ -215,7 +215,7 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
 
 
 def shard(
-    loader: DataLoader[Any], *, comm: Communicator | None = None, evaluation: bool = False, seed: int = 0
+    data: DataLoader[Any], *, comm: Communicator | None = None, evaluation: bool = False, seed: int = 0
 ) -> ShardedLoader:
     """Divide each batch of a loader over the ranks. Collective.
 
@@ -232,7 +232,7 @@ def shard(
     compared. A training batch from which ``collate_fn`` left samples out is refused.
 
     Args:
-        loader: over a map-style dataset, with ``shuffle=True`` or the default order.
+        data: a loader over a map-style dataset, with ``shuffle=True`` or the default order.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
         evaluation: every sample is seen exactly once over all ranks, unweighted; ranks may get different numbers of
             batches.
@@ -243,7 +243,7 @@ def shard(
             or ranks that were given different data or settings.
     """
     comm = comm or current()
-    sharded = ShardedLoader(loader, comm, evaluation=evaluation, seed=seed)
+    sharded = ShardedLoader(data, comm, evaluation=evaluation, seed=seed)
     if not evaluation:
         ready(comm, "data")
     return sharded
