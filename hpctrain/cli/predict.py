@@ -16,8 +16,8 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import require
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import parse_mesh
+from hpctrain.common.run.request import FRAMEWORKS
 from hpctrain.common.workloads.workload import read_workload
-from hpctrain.control.planning.planner import FRAMEWORKS
 from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.request import PredictionRequest, predict_request

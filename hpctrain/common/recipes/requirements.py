@@ -14,6 +14,12 @@ from hpctrain.common.recipes.schema import Recipe
 _ONE_STAGE_A_RANK = ("gpipe", "1f1b")
 
 
+def require_ranks(ranks: int) -> None:
+    """Refuse a run without ranks."""
+    if ranks < 1:
+        raise HpctrainError(f"-np {ranks}: a run needs at least one rank", "for example -np 2")
+
+
 def require_recipe(recipe: Recipe, ranks: int) -> None:
     """Refuse values that do not fit this number of ranks, or whose data is missing.
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from hpctrain.common.cluster.host_list import HostSlots, expand_hosts, expand_slots
 from hpctrain.common.cluster.node_map import NodeMap
 from hpctrain.common.errors import HpctrainError, counted
+from hpctrain.common.recipes.requirements import require_ranks
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Script
 from hpctrain.control.hosts.fabric_sources import FLAT, given_fabric, known_fabric
 from hpctrain.control.hosts.hostfile import read_hostfile
 from hpctrain.control.planning.mesh import mesh_work
-from hpctrain.control.planning.place_hosts import Hosts, place_hosts, require_ranks
+from hpctrain.control.planning.place_hosts import Hosts, place_hosts
 from hpctrain.control.topology.names import is_guid
 
 if TYPE_CHECKING:

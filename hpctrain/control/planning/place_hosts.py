@@ -11,6 +11,7 @@ from hpctrain.common.cluster.launch_files import network_variables
 from hpctrain.common.cluster.node_map import NodeMap, slots
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh_traffic import MeshTraffic, MeshWork
+from hpctrain.common.recipes.requirements import require_ranks
 from hpctrain.common.run.plan import HostOrder, Slots
 
 if TYPE_CHECKING:
@@ -151,12 +152,6 @@ def _fill(order: Sequence[str], room: Mapping[str, int], ranks: int) -> dict[str
         if count:
             filled[name] = count
     return filled
-
-
-def require_ranks(ranks: int) -> None:
-    """Refuse a run without ranks."""
-    if ranks < 1:
-        raise HpctrainError(f"-np {ranks}: a run needs at least one rank", "for example -np 2")
 
 
 def _on_rails(fabric: Fabric | None, names: Sequence[str]) -> bool:

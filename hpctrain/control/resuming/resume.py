@@ -13,6 +13,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.load import mesh_overrides, override_recipe, script_fault_tolerance
 from hpctrain.common.recipes.mesh import parse_mesh
+from hpctrain.common.recipes.requirements import require_ranks
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.tracking import Tracker
 from hpctrain.common.run.directory import RunDirectory, read_model
@@ -21,7 +22,6 @@ from hpctrain.common.run.events.kinds import ChangedEvent, PlanEvent
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
-from hpctrain.control.planning.place_hosts import require_ranks
 from hpctrain.control.planning.planner import place_plan
 from hpctrain.control.resuming.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
 from hpctrain.control.resuming.changes import require_fit

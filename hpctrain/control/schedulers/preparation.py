@@ -14,8 +14,8 @@ from hpctrain.common.cluster.machine import as_if_installed, installed_framework
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start, Stop
+from hpctrain.common.run.request import unplaced_plan
 from hpctrain.control.launchers.launcher_choice import require_choices
-from hpctrain.control.planning.planner import unplaced_plan
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.control.schedulers.request import JobRequest, job_request

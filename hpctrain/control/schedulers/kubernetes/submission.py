@@ -22,9 +22,10 @@ from hpctrain.common.recipes.requirements import has_folder, shard_folder
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import default_directory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start, Stop
+from hpctrain.common.run.request import FRAMEWORKS, unplaced_plan
 from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.planning.place_hosts import Hosts
-from hpctrain.control.planning.planner import FRAMEWORKS, place_plan, unplaced_plan
+from hpctrain.control.planning.planner import place_plan
 from hpctrain.control.schedulers.kubernetes.manifests import indexed_hosts, manifest_text, manifests, mpi_hosts
 from hpctrain.control.schedulers.kubernetes.pod_template import CONFIGURATION, PodRun
 from hpctrain.control.schedulers.kubernetes.settings import KubernetesProfile
