@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
+from error_codes import kinds
 from typer.cli import get_docs_for_click
 
 from hpctrain.cli.main import app
@@ -165,7 +166,24 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: int) 
     return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rules, *rows))
 
 
+def error_codes() -> str:
+    """Every code of an error with its sentences, in Markdown, below headings of the second level."""
+    found = kinds()
+    parts = []
+    for code in dict.fromkeys(kind.code for kind in found):
+        sentences = dict.fromkeys(kind.sentence for kind in found if kind.code == code and kind.sentence)
+        modules = dict.fromkeys(kind.module for kind in found if kind.code == code)
+        told = "".join(f"- `{_one_line(sentence)}`\n" for sentence in sentences)
+        parts.append(f"### {code}\n\n{told}\nIn {', '.join(f'`{module}`' for module in modules)}.")
+    return "\n\n".join(parts)
+
+
+def _one_line(sentence: str) -> str:
+    return sentence.replace("\n", " / ").replace("`", "'")
+
+
 _MADE: dict[str, dict[str, Callable[[], str]]] = {
     "reference/commands.md": {"<!-- settings -->": environment_variables, "<!-- commands -->": commands},
+    "reference/errors.md": {"<!-- errors -->": error_codes},
     "prediction.md": {"<!-- constants -->": prediction_constants},
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -108,23 +110,26 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. A user's mistake is one message on stderr and an exit code."""
+    """Run the command line. A user's mistake is one message on stderr and an exit code, with --json JSON on stdout."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # The name of a file need not be UTF-8. Its bytes are printed unchanged, so that a printed command runs.
         sys.stdout.reconfigure(errors="surrogateescape")
     try:
         app(args=arguments, prog_name="hpctrain")
     except HpctrainError as error:
-        return _print_error(error)
+        return _print_error(error, arguments)
     except ModuleNotFoundError as error:
         if (missing := missing_extra(error)) is None:
             raise
-        return _print_error(missing)
+        return _print_error(missing, arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 
 
-def _print_error(error: HpctrainError) -> int:
+def _print_error(error: HpctrainError, arguments: Sequence[str] | None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    if "--json" in itertools.takewhile(lambda word: word != "--", words):
+        answer(json.dumps({"error": error.record()}, indent=2))
     tell(f"hpctrain: {error}")
     return error.exit_code

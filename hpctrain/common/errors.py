@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
 # How many of the counted things a warning names.
 _NAMED = 3
@@ -12,22 +14,74 @@ _NAMED = 3
 class HpctrainError(Exception):
     """A mistake that the user can correct, or a fault of the machine that they should know of.
 
-    The command line prints ``message`` and ``hint`` without a traceback.
+    The command line prints it without a traceback. ``docs/errors.md`` lists every code.
 
     Args:
-        message: what was wrong and where (file and line, key, host).
+        code: the stable name of this kind of error, ``HT-…``.
+        sentence: what was wrong and where (file and line, key, host), as a format string of the values.
         hint: the valid choices, or the command that corrects it.
         exit_code: 2 for wrong use, 1 for a run that failed, 3 for a check that found a fault.
+        values: what the sentence is made from, by name.
+
+    Attributes:
+        message: the sentence with the values in it.
     """
 
-    def __init__(self, message: str, hint: str = "", *, exit_code: int = 2) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(
+        self, code: str, sentence: str = "", hint: str = "", /, *, exit_code: int = 2, **values: Any
+    ) -> None:  # TRANSITION: no default
+        if not code.startswith("HT-"):
+            code, sentence, hint = "", code.replace("{", "{{").replace("}", "}}"), sentence  # TRANSITION
+        super().__init__(code)
+        self.code = code
+        self.message = sentence.format(**values)
         self.hint = hint
         self.exit_code = exit_code
+        self.values = values
 
     def __str__(self) -> str:
-        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+        said = f"{self.message} [{self.code}]" if self.code else self.message
+        return f"{said}\n  {self.hint}" if self.hint else said
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).__new__, (type(self),), self.__dict__
+
+    def but(self, *, before: str = "", hint: str | None = None, exit_code: int | None = None) -> Self:
+        """The same error, with text before its message, another hint or another exit code."""
+        other = copy.copy(self)
+        other.message = before + self.message
+        other.hint = self.hint if hint is None else hint
+        other.exit_code = self.exit_code if exit_code is None else exit_code
+        return other
+
+    def record(self) -> dict[str, Any]:
+        """The error as JSON has it; :meth:`from_record` makes it again."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "exit_code": self.exit_code,
+            "values": {name: _plain(value) for name, value in self.values.items()},
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The error of a process of hpctrain that recorded it."""
+        made = cls.__new__(cls)
+        made.__dict__.update(record)
+        return made
+
+
+class InvalidValueError(ValueError):
+    """A value that a pydantic model refuses; arguments are those of :class:`HpctrainError`.
+
+    The file's reader makes the error that the user sees, with the place of the value.
+    """
+
+    def __init__(self, code: str, sentence: str, /, **values: Any) -> None:
+        super().__init__(sentence.format(**values))
+        self.code = code
+        self.values = values
 
 
 class TransientError(HpctrainError):
@@ -51,3 +105,14 @@ def some(names: Sequence[str]) -> str:
     """The first of many names, and the number of the others."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can have it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return str(value)

@@ -21,10 +21,11 @@ _PAUSE_SECONDS = 0.2
 
 
 class RankError(BaseModel):
-    """The error of a rank. ``refused``: another attempt would raise it again."""
+    """The error of a rank. ``code``: of an error of hpctrain. ``refused``: another attempt would raise it again."""
 
     type: str
     message: str
+    code: str = ""
     refused: bool = False
 
 

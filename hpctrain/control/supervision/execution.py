@@ -198,7 +198,7 @@ class Execution:
             if all(start.attempt != attempt.number for start in starts):
                 with EventWriter(self.directory.events) as events:
                     events.emit(attempt.start(plan, "none"))
-            self._record_end(plan, Failure(message=error.message, exit_code=exit_code))
+            self._record_end(plan, Failure(code=error.code, message=error.message, exit_code=exit_code))
 
     def _record_end(self, plan: Plan, failure: Failure | None) -> Summary:
         """Record how the run ended; returns its summary."""

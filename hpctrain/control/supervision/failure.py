@@ -45,6 +45,7 @@ class Failure:
     """The first known cause why a run is not done.
 
     Attributes:
+        code: the stable name of the cause, of those in docs/errors.md.
         message: rank, host and error in one sentence.
         rank, host: None where no single rank is to blame.
         log: the file to read on in, None where ``lines`` were printed outside the logs, mostly by mpirun.
@@ -58,6 +59,7 @@ class Failure:
         refused: hpctrain raised the error on a rank, and another attempt would raise it again.
     """
 
+    code: str
     message: str
     rank: int | None = None
     host: str | None = None
@@ -73,7 +75,7 @@ class Failure:
     @property
     def cause(self) -> dict[str, Any]:
         """The keys that describe it in the event ``fault`` and in the summary."""
-        return {"rank": self.rank, "host": self.host, "message": self.message}
+        return {"code": self.code, "rank": self.rank, "host": self.host, "message": self.message}
 
     @property
     def status(self) -> Literal["failed", "resumable"]:
@@ -120,7 +122,9 @@ def find_failure(
     if hosts := tuple(dict.fromkeys(match["open_mpi"] or match["srun"] for match in _LOST_HOST.finditer(output))):
         return _lost_failure(hosts)
     if len(records) == ranks and left and left <= {"done", "resumable"}:
-        return Failure(message=_stop_reason(directory, records), exit_code=RESUMABLE, stopped=True)
+        return Failure(
+            code="HT-run-stopped", message=_stop_reason(directory, records), exit_code=RESUMABLE, stopped=True
+        )
     failed = [record for record in records.values() if record.status == "failed"]
     if fault_tolerant and failed:
         # The error ended the run, not a killed rank: the others would have gone on without that one.
@@ -131,7 +135,11 @@ def find_failure(
         return _killed_failure(directory, records, *killed)
     if first_dead is not None:
         return _rank_failure(
-            directory, records[first_dead], "died without recording an error: killed, or crashed", exit_code=RESUMABLE
+            directory,
+            records[first_dead],
+            "HT-rank-died",
+            "died without recording an error: killed, or crashed",
+            exit_code=RESUMABLE,
         )
     if failed:
         return _raised(directory, min(failed, key=lambda record: record.ended))
@@ -151,7 +159,7 @@ def _statuses_left(records: Mapping[int, RankRecord], *, fault_tolerant: bool) -
 def _lost_failure(hosts: tuple[str, ...]) -> Failure:
     names = ", ".join(hosts)
     what = "host {} was lost, and its ranks with it" if len(hosts) == 1 else "hosts {} were lost, and their ranks"
-    return Failure(message=what.format(names), host=names, exit_code=RESUMABLE, lost_hosts=hosts)
+    return Failure(code="HT-host-lost", message=what.format(names), host=names, exit_code=RESUMABLE, lost_hosts=hosts)
 
 
 def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> str:
@@ -170,8 +178,10 @@ def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
     assert first.error is not None
     cause = f"{first.error.type}: {first.error.message}" if first.error.message else first.error.type
     # A script may exit with any status; 2 and 4 have their meaning only where hpctrain raised them.
-    known = first.error.type != SystemExit.__name__ and first.exit_code in (2, RESUMABLE)
-    failure = _rank_failure(directory, first, f"failed: {cause}", exit_code=first.exit_code if known else 1)
+    left = first.error.type == SystemExit.__name__
+    known = not left and first.exit_code in (2, RESUMABLE)
+    code = first.error.code or ("HT-rank-exit" if left else "HT-rank-exception")
+    failure = _rank_failure(directory, first, code, f"failed: {cause}", exit_code=first.exit_code if known else 1)
     return replace(failure, refused=first.error.refused)
 
 
@@ -184,7 +194,8 @@ def _silent(
     silent = [rank for rank in range(ranks) if rank not in records or records[rank].status == "running"]
     if len(silent) == 1 and silent[0] in records and not lines:
         record = records[silent[0]]
-        return _rank_failure(directory, record, "ended before its work was done, without an error", exit_code=exit_code)
+        what = "ended before its work was done, without an error"
+        return _rank_failure(directory, record, "HT-rank-silent", what, exit_code=exit_code)
     names = ", ".join(f"{rank} on {records[rank].host}" if rank in records else str(rank) for rank in silent)
     no_daemon = None if records else _NO_DAEMON.search(output)
     what = (
@@ -192,6 +203,7 @@ def _silent(
     )
     how = f"exit status {exit_status}" if exit_status >= 0 else f"ended by {signal_name(-exit_status)}"
     return Failure(
+        code="HT-host-no-daemon" if no_daemon else "HT-rank-silent",
         message=f"{what}; {how}",
         host=no_daemon["host"] if no_daemon else None,
         lines=lines,
@@ -232,13 +244,14 @@ def _killed_failure(directory: RunDirectory, records: Mapping[int, RankRecord], 
     # SIGKILL and SIGTERM come from outside; any other signal is an error of the run itself.
     exit_code = RESUMABLE if by in (signal.SIGKILL, signal.SIGTERM) else 1
     if rank in records:
-        return _rank_failure(directory, records[rank], what, exit_code=exit_code)
-    return Failure(message=f"rank {rank} {what}", rank=rank, exit_code=exit_code)
+        return _rank_failure(directory, records[rank], "HT-rank-killed", what, exit_code=exit_code)
+    return Failure(code="HT-rank-killed", message=f"rank {rank} {what}", rank=rank, exit_code=exit_code)
 
 
-def _rank_failure(directory: RunDirectory, record: RankRecord, what: str, *, exit_code: int) -> Failure:
+def _rank_failure(directory: RunDirectory, record: RankRecord, code: str, what: str, *, exit_code: int) -> Failure:
     log = directory.log(record.rank)
     return Failure(
+        code=code,
         message=f"rank {record.rank} on {record.host} {what}",
         rank=record.rank,
         host=record.host,

@@ -188,8 +188,9 @@ def _lost_directory_failure(failure: Failure, job: RunningJob) -> Failure:
 def lost_directory(held: HeldDirectory, fate: str) -> Failure:
     """The failure of a run whose directory was deleted, or was moved before any rank began."""
     if held.now() is None:
-        return Failure(message=fate, hint="start it anew: nothing of it can be saved any more", exit_code=1)
-    return Failure(message=fate, exit_code=RESUMABLE)
+        hint = "start it anew: nothing of it can be saved any more"
+        return Failure(code="HT-run-directory-deleted", message=fate, hint=hint, exit_code=1)
+    return Failure(code="HT-run-directory-moved", message=fate, exit_code=RESUMABLE)
 
 
 def _is_unexplained(failure: Failure, job: RunningJob) -> bool:
@@ -210,7 +211,7 @@ def _with_shortages(failure: Failure, job: RunningJob) -> Failure:
     remedies = "\n  ".join(shortage.remedy for shortage in found)
     if job.ranks == 1 or any(record.joined for record in whole_records(job.directory)):
         return replace(failure, hint=f"{faults}\n  {remedies}")
-    return replace(failure, message=f"{faults}; {failure.message}", hint=remedies)
+    return replace(failure, code="HT-host-shortage", message=f"{faults}; {failure.message}", hint=remedies)
 
 
 def _lost_launcher(failure: Failure, by: int) -> Failure:
@@ -218,7 +219,7 @@ def _lost_launcher(failure: Failure, by: int) -> Failure:
     message = (
         f"the program that started the ranks was killed by signal {by} ({signal_name(by)}); they saved their state"
     )
-    return replace(failure, message=message, stopped=False)
+    return replace(failure, code="HT-launcher-killed", message=message, stopped=False)
 
 
 def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], None]) -> None:
@@ -251,9 +252,11 @@ def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Fai
     """The outcome of an interrupted run: the ranks stopped by themselves, or were ended with ``exit_code``."""
     # The ranks' own account comes first: they may have saved their state and hung afterwards.
     if failure.stopped:
-        return replace(failure, message=f"interrupted by {by}; all ranks saved their state and left")
+        message = f"interrupted by {by}; all ranks saved their state and left"
+        return replace(failure, code="HT-run-interrupted", message=message)
     if cut:
-        return Failure(message=f"interrupted by {by}; every process was ended", exit_code=exit_code)
+        message = f"interrupted by {by}; every process was ended"
+        return Failure(code="HT-run-interrupted", message=message, exit_code=exit_code)
     return failure
 
 
@@ -431,6 +434,7 @@ class RunningJob:
             missing = [str(rank) for rank in range(self.ranks) if rank not in known]
             what = f"rank {', '.join(missing)} did not begin" if missing else "the ranks did not find each other"
             self.never_met = Failure(
+                code="HT-ranks-did-not-meet",
                 message=f"{what} within {seconds:g} s",
                 lines=tuple(line for line in self.output().splitlines() if line.strip())[-LOG_LINES:],
                 exit_code=RESUMABLE,

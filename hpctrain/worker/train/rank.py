@@ -56,6 +56,7 @@ class Ending:
     exit_code: int
     kind: str
     message: str
+    code: str = ""
     resumable: bool = False
     refused: bool = False
 
@@ -272,7 +273,7 @@ def _describe(error: BaseException) -> Ending:
     if not isinstance(error, HpctrainError):
         return Ending(exit_code=1, kind=kind, message=message)
     refused = error.exit_code != stopping.RESUMABLE and not isinstance(error, TransientError)
-    return Ending(exit_code=error.exit_code, kind=kind, message=message, refused=refused)
+    return Ending(exit_code=error.exit_code, kind=kind, message=message, code=error.code, refused=refused)
 
 
 def _print_error(error: BaseException, script: Script | None) -> None:
@@ -324,7 +325,7 @@ def _ending_fields(ending: Ending | None) -> dict[str, Any]:
         "exit_code": ending.exit_code,
         "error": None
         if ending.resumable
-        else RankError(type=ending.kind, message=ending.message, refused=ending.refused),
+        else RankError(type=ending.kind, message=ending.message, code=ending.code, refused=ending.refused),
     }
 
 

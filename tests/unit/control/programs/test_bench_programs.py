@@ -23,7 +23,11 @@ def test_the_end_of_a_failed_rank_is_shown_once(
     def fails(*arguments, line, **options):
         line("ValueError: of rank 0")
         return Failure(
-            message=f"rank {rank} failed", rank=rank, log=tmp_path / "log", lines=(f"ValueError: of rank {rank}",)
+            code="HT-rank-exception",
+            message=f"rank {rank} failed",
+            rank=rank,
+            log=tmp_path / "log",
+            lines=(f"ValueError: of rank {rank}",),
         )
 
     monkeypatch.setattr(bench, "run_plan", fails)

@@ -30,13 +30,15 @@ from hpctrain.control.supervision.interrupts import Interrupts
 from hpctrain.control.supervision.restarts import Reach, next_restart, wait_seconds
 from hpctrain.control.supervision.supervisor import Restart, Supervisor
 
-KILLED = Failure(message="rank 1 was killed", exit_code=4)
-RAISED = Failure(message="rank 1 failed: RuntimeError", exit_code=1)
-REFUSED = Failure(message="rank 1 failed: HpctrainError", exit_code=1, refused=True)
-WRONG_USE = Failure(message="rank 1 failed: HpctrainError", exit_code=2)
-STOPPED = Failure(message="stopped as asked", exit_code=4, stopped=True)
-LOST = Failure(message="host n2 was lost", exit_code=4, lost_hosts=("n2",))
-PASSING = Failure(message="rank 0, 1 did not finish; exit status 213", exit_code=1, passing=True)
+KILLED = Failure(code="HT-rank-killed", message="rank 1 was killed", exit_code=4)
+RAISED = Failure(code="HT-rank-exception", message="rank 1 failed: RuntimeError", exit_code=1)
+REFUSED = Failure(code="HT-rank-exception", message="rank 1 failed: HpctrainError", exit_code=1, refused=True)
+WRONG_USE = Failure(code="HT-rank-exception", message="rank 1 failed: HpctrainError", exit_code=2)
+STOPPED = Failure(code="HT-rank-exception", message="stopped as asked", exit_code=4, stopped=True)
+LOST = Failure(code="HT-rank-exception", message="host n2 was lost", exit_code=4, lost_hosts=("n2",))
+PASSING = Failure(
+    code="HT-rank-exception", message="rank 0, 1 did not finish; exit status 213", exit_code=1, passing=True
+)
 
 NOTHING, STEP_9, STEP_10 = Reach(), Reach(step=9), Reach(step=10)
 SAVED_8, SAVED_10 = Reach(checkpoint=8, step=9), Reach(checkpoint=10, step=12)

@@ -1,0 +1,36 @@
+"""Expects errors of hpctrain by their codes and values, so that a sentence can be worded better in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from hpctrain.common.errors import HpctrainError
+
+_CODE = re.compile(r"\[(HT-[a-z0-9-]+)\]")
+
+
+@contextlib.contextmanager
+def refused(code: str, /, **values: object) -> Iterator[pytest.ExceptionInfo[HpctrainError]]:
+    """Expect an error of this code with at least these values; it may be one of several faults of a file."""
+    with pytest.raises(HpctrainError) as caught:
+        yield caught
+    check(caught.value, code, **values)
+
+
+def check(error: HpctrainError, code: str, /, **values: object) -> None:
+    """Check an error's code, and some of its values as JSON has them."""
+    record = error.record()
+    found = [record, *record["values"].get("faults", ())]
+    assert code in [each["code"] for each in found], str(error)
+    wanted = HpctrainError(code, "", **values).record()["values"]
+    alike = [{name: each["values"].get(name) for name in wanted} for each in found if each["code"] == code]
+    assert wanted in alike, record
+
+
+def codes(text: str) -> list[str]:
+    """The codes that a printed text has, in their order."""
+    return _CODE.findall(text)

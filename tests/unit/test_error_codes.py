@@ -1,0 +1,67 @@
+"""The codes of errors: well formed, with the values that their sentences need, and stored with their wording."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from error_codes import kinds
+
+from hpctrain.common.errors import HpctrainError, TransientError
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "errors.txt"
+
+KINDS = kinds()
+
+
+def test_codes_are_lower_case_words_joined_by_hyphens():
+    assert [kind for kind in KINDS if not re.fullmatch(r"HT(-[a-z0-9]+){2,8}", kind.code)] == []
+
+
+def test_a_call_gives_the_values_that_its_sentence_needs():
+    known = [kind for kind in KINDS if kind.sentence and kind.values is not None]
+    # A value may be there for programs alone.
+    assert [kind for kind in known if not kind.fields <= kind.values] == []
+    assert [kind for kind in known if not all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in kind.fields)] == []
+
+
+def test_sentences_are_those_that_were_decided_on():
+    found = list(dict.fromkeys(f"{kind.code}: {json.dumps(kind.sentence, ensure_ascii=False)}" for kind in KINDS))
+    if os.environ.get("REGENERATE"):
+        GOLDEN.write_text("".join(f"{line}\n" for line in found))
+    assert found == GOLDEN.read_text().splitlines(), (
+        f"if the change is meant: REGENERATE=1 python -m pytest {__file__}; a code that goes is told in CHANGELOG.md"
+    )
+
+
+def error() -> TransientError:
+    return TransientError(
+        "HT-of-test", "{path}: {size:g} bytes of {{}}", "a hint", exit_code=1, path=Path("/a"), size=2.0
+    )
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_is_the_same(copied):
+    made = copied(error())
+    assert (type(made), str(made), made.record()) == (TransientError, str(error()), error().record())
+
+
+def test_one_from_its_record_is_the_same():
+    made = HpctrainError.from_record(json.loads(json.dumps(error().record())))
+    assert (str(made), made.record()) == (str(error()), error().record())
+
+
+def test_the_sentence_is_made_from_the_values():
+    assert str(error()) == "/a: 2 bytes of {} [HT-of-test]\n  a hint"
+    assert error().record()["values"] == {"path": "/a", "size": 2.0}
+
+
+def test_another_hint_leaves_the_rest():
+    other = error().but(before="on node1: ", hint="", exit_code=2)
+    assert str(other) == "on node1: /a: 2 bytes of {} [HT-of-test]"
+    assert (other.exit_code, other.values, error().exit_code) == (2, error().values, 1)
