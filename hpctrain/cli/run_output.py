@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Terminal:
     """The :class:`hpctrain.control.supervision.request.Output` of a terminal: progress to stderr, results to stdout.
 
-    Console and TensorBoard are imported where they are used: they take 200 ms, and a dry run does not need them.
+    Console is imported where it is used, because a dry run does not need it.
 
     Args:
         work: the recipe or script before it is fitted to a number of ranks, as a prediction needs it.
@@ -79,18 +79,13 @@ class Terminal:
         from hpctrain.control.supervision.execution import Audience
         from hpctrain.report.console import Console
         from hpctrain.report.tracking.processes import tracked
-        from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter
 
-        names = plan.trackers
         with contextlib.ExitStack() as stack:
             console = stack.enter_context(Console())
-            trackers = stack.enter_context(tracked(names, directory, console.notice))
-            tensorboard = stack.enter_context(TensorBoardWriter(directory)) if "tensorboard" in names else None
+            trackers = stack.enter_context(tracked(plan.trackers, directory, console.notice))
 
             def show(event: Event) -> None:
                 console.show(event)
-                if tensorboard:
-                    tensorboard.show(event)
                 trackers.look()
 
             def failed(failure: Failure, place: RunDirectory) -> None:

@@ -43,7 +43,7 @@ def started(folder: Path, name: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     with (folder / name / "printed").open("wb") as printed:
         return subprocess.Popen(
-            [*words, "--run-dir", f"run-{name}", "--", name],
+            [*words, "--run-dir", f"run-{name}", "--tracking", "none", "--", name],
             cwd=folder,
             env=environment,
             stdout=printed,

@@ -72,7 +72,7 @@ def require_packages(plan: Plan) -> None:
     Raises:
         HpctrainError: an extra of hpctrain is not installed.
     """
-    # This process writes the TensorBoard files.
+    # Trackers are fed from this machine.
     extras = ["train"]
     if plan.start.container is None and plan.start.python is None:
         if plan.recipe and plan.recipe.data.name == "imagenet":

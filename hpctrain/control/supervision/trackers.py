@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.extras import require
+from hpctrain.common.extras import MODULES, require
 from hpctrain.common.recipes.tracking import Tracker
 
 MLFLOW_SERVER = "MLFLOW_TRACKING_URI"
@@ -21,7 +21,8 @@ def require_trackers(trackers: Sequence[Tracker], environment: Mapping[str, str]
     Raises:
         HpctrainError: a tracker's package is not installed, or no server is named.
     """
-    require(*(name for name in trackers if name != "tensorboard"))
+    # A tracker without an extra of its own comes with the frameworks.
+    require(*(name for name in trackers if name in MODULES))
     if "mlflow" in trackers:
         require_server(environment)
 

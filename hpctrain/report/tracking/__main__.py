@@ -10,18 +10,17 @@ import contextlib
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.plan import Plan
-from hpctrain.control.supervision.trackers import MLFLOW_SERVER, require_server
+from hpctrain.common.extras import missing_extra
+from hpctrain.common.recipes.tracking import Tracker, parse_trackers
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.control.supervision.trackers import MLFLOW_SERVER
 from hpctrain.report.tracking.following import Tracking, follow
-from hpctrain.report.tracking.mlflow_run import ENVIRONMENT, MlflowRun
 from hpctrain.report.tracking.progress import only_sender
-from hpctrain.report.tracking.redaction import secrets, server, without
-from hpctrain.report.tracking.wandb_run import WandbRun
+from hpctrain.report.tracking.redaction import secrets, without
 
 # Characters of a library's message, whose beginning says what is wrong.
 _LONGEST = 300
@@ -32,10 +31,8 @@ _NICENESS = 10
 class _Messages:
     """Writes lines to the standard output. The libraries print into the null device, because they print addresses."""
 
-    def __init__(self, name: str) -> None:
-        address = os.environ.get(MLFLOW_SERVER) if name == "mlflow" else None
-        self._hidden = secrets(os.environ, address)
-        self._shown = server(address) if address else name
+    def __init__(self) -> None:
+        self._hidden = secrets(os.environ, os.environ.get(MLFLOW_SERVER))
         self._file = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace")
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -50,7 +47,7 @@ class _Messages:
         """A library's exception in words, without the secrets that it may quote."""
         code = getattr(error, "error_code", None)
         words = without(str(error), self._hidden).split("\n")[0][:_LONGEST]
-        return f"{self._shown} fails ({code or type(error).__name__}: {words})"
+        return f"{code or type(error).__name__}: {words}"
 
 
 def _ended(seconds: float) -> bool:
@@ -58,29 +55,33 @@ def _ended(seconds: float) -> bool:
     return bool(ready) and not os.read(sys.stdin.fileno(), 1)
 
 
-@contextlib.contextmanager
-def _tracking(name: str, directory: RunDirectory, messages: _Messages) -> Iterator[Tracking]:
-    plan = read_model(directory.plan, Plan)
-    tracking: Tracking
-    if name == "mlflow":
-        for key, value in ENVIRONMENT.items():
-            os.environ.setdefault(key, value)
-        tracking = MlflowRun(directory, plan, require_server(), messages.say)
-    else:
-        tracking = WandbRun(directory, plan, messages.say)
+def _tracking(name: Tracker, directory: RunDirectory, say: Callable[[str], None]) -> Tracking:
+    """The tracker of that name. Its module is imported here, because each needs a package of its own."""
     try:
-        yield tracking
-    finally:
-        tracking.close()
+        match name:
+            case "tensorboard":
+                from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
+
+                return TensorBoardFiles(directory)
+            case "mlflow":
+                from hpctrain.report.tracking.mlflow_run import MlflowRun
+
+                return MlflowRun(directory, say)
+            case "wandb":
+                from hpctrain.report.tracking.wandb_run import WandbRun
+
+                return WandbRun(directory, say)
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) or error from error
 
 
-def main(name: str, directory: RunDirectory) -> int:
+def main(name: Tracker, directory: RunDirectory) -> int:
     """Send the events of a run to a tracker; returns the exit code."""
     os.umask(0o077)
     os.nice(_NICENESS)
-    messages = _Messages(name)
+    messages = _Messages()
     try:
-        with only_sender(directory, name), _tracking(name, directory, messages) as tracking:
+        with only_sender(directory, name), contextlib.closing(_tracking(name, directory, messages.say)) as tracking:
             has_all = follow(directory, tracking, ended=_ended, say=messages.say, describe=messages.describe)
     except HpctrainError as error:
         messages.say(f"{error.message}: {error.hint}")
@@ -89,4 +90,5 @@ def main(name: str, directory: RunDirectory) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], RunDirectory(Path(sys.argv[2]))))
+    (tracker,) = parse_trackers(sys.argv[1])
+    sys.exit(main(tracker, RunDirectory(Path(sys.argv[2]))))

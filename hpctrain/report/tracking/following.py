@@ -14,7 +14,7 @@ from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.events.reader import Kept, ScriptSaves
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.tracking.curves import Curves, Point
-from hpctrain.report.tracking.progress import Progress
+from hpctrain.report.tracking.progress import TrackerProgress
 
 _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -46,11 +46,13 @@ class Tracking(Protocol):
 
     Attributes:
         rewrites: whether it can forget what was lost with a resume; it is then given all that counts anew.
+        place: what a message names when it fails.
     """
 
     rewrites: bool
+    place: str
 
-    def open(self) -> Progress:
+    def open(self) -> TrackerProgress:
         """Find or make the run there, empty where it rewrites. Returns what the tracker already has.
 
         Called first, after an error of any method, and at each resume where it rewrites.
@@ -76,7 +78,7 @@ class Backlog:
         HpctrainError: the file cannot be read.
     """
 
-    def __init__(self, directory: RunDirectory, has: Progress) -> None:
+    def __init__(self, directory: RunDirectory, has: TrackerProgress) -> None:
         self.entries: list[Entry] = []
         self.more = True
         self._number = 0
@@ -165,7 +167,8 @@ def follow(
         except Exception as error:
             took = time.monotonic() - began
             if not follower.failures:
-                say(f"{describe(error)}; nothing waits for it, and what is missing is sent later")
+                failure = f"{tracking.place} fails ({describe(error)})"
+                say(f"{failure}; nothing waits for it, and what is missing is sent later")
             follower.failed()
             if last or (took > _SLOW_SECONDS and ended(0)):
                 return False

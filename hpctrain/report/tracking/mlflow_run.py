@@ -9,23 +9,24 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
+from hpctrain.control.supervision.trackers import require_server
 from hpctrain.report.tracking.following import Entry
 from hpctrain.report.tracking.parameters import facts, parameters, texts, title
-from hpctrain.report.tracking.progress import Progress, read_progress, write_progress
+from hpctrain.report.tracking.progress import TrackerProgress, read_progress, write_progress
 from hpctrain.report.tracking.redaction import server
 
 # The most in one request (mlflow/utils/validation.py).
 _METRICS, _OTHERS = 1000, 100
-# Progress is recorded after this many.
+# TrackerProgress is recorded after this many.
 _ENTRIES = 2000
 _TAG = "hpctrain.id"
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "resumable": "KILLED"}
 # Read by MLflow's client, which tries each request once: the follower repeats everything after a failure.
-ENVIRONMENT = {
+_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -48,16 +49,19 @@ class MlflowRun:
 
     rewrites = False
 
-    def __init__(self, directory: RunDirectory, plan: Plan, address: str, say: Callable[[str], None]) -> None:
+    def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:
+        for key, value in _ENVIRONMENT.items():
+            os.environ.setdefault(key, value)
         self._directory = directory
-        self._plan = plan
-        self._address = address
+        self._plan = read_model(directory.plan, Plan)
+        self._address = require_server()
+        self.place = server(self._address)
         self._say = say
         self._progress = read_progress(directory, "mlflow")
         self._client: Any = None
         self._announced = ""
 
-    def open(self) -> Progress:
+    def open(self) -> TrackerProgress:
         # Imported here, because it takes seconds.
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
@@ -74,7 +78,7 @@ class MlflowRun:
         for part in _parts(values.items(), _OTHERS):
             self._client.log_batch(self._run, params=[Param(key, value) for key, value in part])
         if self._run != self._announced:
-            self._say(f"{server(self._address)}/#/experiments/{experiment}/runs/{self._run}")
+            self._say(f"{self.place}/#/experiments/{experiment}/runs/{self._run}")
             self._announced = self._run
         return self._progress
 

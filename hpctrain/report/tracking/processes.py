@@ -15,7 +15,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.tracking import Tracker, parse_trackers
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.control.resuming.attempts import hold
 from hpctrain.control.supervision.repeats import read_series
 from hpctrain.control.supervision.trackers import require_trackers
 
@@ -114,11 +113,9 @@ class Trackers:
 
 @contextlib.contextmanager
 def tracked(names: Sequence[Tracker], directory: RunDirectory, notice: Callable[[str], None]) -> Iterator[Trackers]:
-    """Feed these trackers while the block runs; TensorBoard's files are not written by a process."""
+    """Feed these trackers while the block runs."""
     processes: list[TrackerProcess] = []
     for name in names:
-        if name == "tensorboard":
-            continue
         try:
             processes.append(TrackerProcess(name, directory, notice))
         except OSError as error:
@@ -148,27 +145,8 @@ def send_later(run_dir: Path, names: str, notice: Callable[[str], None]) -> int:
     for run in runs:
         if not run.events.exists():
             raise HpctrainError(f"{run_dir} holds no events", "is this a run directory?")
-    # A list, so that a failure does not keep the other runs from being sent.
-    sent = [_send(run, trackers, notice) for run in runs]
-    return 0 if all(sent) else 1
-
-
-def _send(run: RunDirectory, trackers: Sequence[Tracker], notice: Callable[[str], None]) -> bool:
-    sent = [_write_tensorboard(run, notice)] if "tensorboard" in trackers else []
-    processes = [TrackerProcess(name, run, notice) for name in trackers if name != "tensorboard"]
-    sent += [process.close(_LATER_SECONDS) for process in processes]
-    return all(sent)
-
-
-def _write_tensorboard(run: RunDirectory, notice: Callable[[str], None]) -> bool:
-    # Imported here, because TensorBoard is of another extra than the other trackers.
-    from hpctrain.report.tracking.tensorboard_files import write_tensorboard
-
-    try:
-        # The lock keeps the run from being resumed meanwhile: two writers would corrupt the file.
-        with hold(run):
-            write_tensorboard(run)
-    except HpctrainError as error:
-        notice(f"tensorboard: {error}")
-        return False
-    return True
+    sent = True
+    for run in runs:
+        for process in [TrackerProcess(name, run, notice) for name in trackers]:
+            sent &= process.close(_LATER_SECONDS)
+    return 0 if sent else 1

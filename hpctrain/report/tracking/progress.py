@@ -20,7 +20,7 @@ from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 _LOCK_SECONDS = 30.0
 
 
-class Progress(BaseModel):
+class TrackerProgress(BaseModel):
     """``tracking/NAME.json``.
 
     Attributes:
@@ -36,20 +36,20 @@ class Progress(BaseModel):
     time: float | None = None
 
 
-def read_progress(directory: RunDirectory, name: str) -> Progress:
+def read_progress(directory: RunDirectory, name: str) -> TrackerProgress:
     """The progress that was written last, or a new one.
 
     Raises:
         HpctrainError: the file cannot be read or written.
     """
     if _path(directory, name).exists():
-        return read_model(_path(directory, name), Progress)
-    progress = Progress()
+        return read_model(_path(directory, name), TrackerProgress)
+    progress = TrackerProgress()
     write_progress(directory, name, progress)
     return progress
 
 
-def write_progress(directory: RunDirectory, name: str, progress: Progress) -> None:
+def write_progress(directory: RunDirectory, name: str, progress: TrackerProgress) -> None:
     """Write or replace the file.
 
     Raises:

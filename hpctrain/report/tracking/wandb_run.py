@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events.kinds import EndEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.report.tracking.following import Entry
 from hpctrain.report.tracking.parameters import facts, parameters, title
-from hpctrain.report.tracking.progress import Progress, read_progress
+from hpctrain.report.tracking.progress import TrackerProgress, read_progress
 
 _PROJECT = "hpctrain"
 _STEP = "iteration"
@@ -31,16 +31,17 @@ class WandbRun:
     """
 
     rewrites = True
+    place = "wandb"
 
-    def __init__(self, directory: RunDirectory, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:
         self._directory = directory
-        self._plan = plan
+        self._plan = read_model(directory.plan, Plan)
         self._say = say
         self._id = read_progress(directory, "wandb").id[:_ID_LENGTH]
         self._run: Any = None
         self._status = "resumable"
 
-    def open(self) -> Progress:
+    def open(self) -> TrackerProgress:
         import wandb
 
         self._finish()
@@ -68,7 +69,7 @@ class WandbRun:
         )
         self._run.define_metric(_STEP)
         self._run.define_metric("*", step_metric=_STEP)
-        return Progress()
+        return TrackerProgress()
 
     def send(self, entries: Sequence[Entry]) -> None:
         if changed := facts(entry.event for entry in entries):

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from written_curves import write_tensorboard
 from written_runs import EPOCHS, Line, recipe_plan, run_events, typed
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import EventWriter, kept, read_events
+from hpctrain.common.run.events import EventWriter, kept
 from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, SpikeEvent, StepEvent
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
@@ -23,7 +24,6 @@ from hpctrain.report.plots import Means
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise_record
-from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter
 
 
 def non_finite(iteration: int, **values: Any) -> Line:
@@ -128,9 +128,7 @@ def test_status(directory: RunDirectory) -> None:
 
 
 def test_tensorboard(directory: RunDirectory) -> None:
-    with TensorBoardWriter(directory) as writer:
-        for event in read_events(directory.events):
-            writer.show(event)
+    write_tensorboard(directory)
     assert next(directory.tensorboard.iterdir()).stat().st_size > 0
 
 

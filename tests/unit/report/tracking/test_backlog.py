@@ -16,7 +16,7 @@ from hpctrain.common.run.events import kept, read_events
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.tracking import following
 from hpctrain.report.tracking.following import Backlog, Entry, follow
-from hpctrain.report.tracking.progress import Progress, only_sender, read_progress, write_progress
+from hpctrain.report.tracking.progress import TrackerProgress, only_sender, read_progress, write_progress
 
 START = {"time": 1_700_000_000.0, "event": "start", "attempt": 1, "iteration": 0}
 AGAIN = {**START, "attempt": 2, "iteration": 4, "time": 1_700_000_050.0}
@@ -35,11 +35,11 @@ def add(directory: RunDirectory, *events: dict[str, Any]) -> None:
 
 def test_what_was_lost_before_it_was_sent_is_not_sent(directory: RunDirectory) -> None:
     """Whether it is read before or after the attempt that undoes it."""
-    early = Backlog(directory, Progress())
+    early = Backlog(directory, TrackerProgress())
     assert not early.read()
     add(directory, AGAIN, *run_events()[6:])
     assert early.read()
-    late = Backlog(directory, Progress())
+    late = Backlog(directory, TrackerProgress())
     assert not late.read()
     expected = [*kept(read_events(directory.events))]
     assert [entry.event for entry in early.entries] == [entry.event for entry in late.entries] == expected
@@ -47,7 +47,7 @@ def test_what_was_lost_before_it_was_sent_is_not_sent(directory: RunDirectory) -
 
 def test_only_what_is_not_sent_yet(directory: RunDirectory) -> None:
     events = [*read_events(directory.events)]
-    backlog = Backlog(directory, Progress(sent=5, time=events[4].time))
+    backlog = Backlog(directory, TrackerProgress(sent=5, time=events[4].time))
     backlog.read()
     assert backlog.fits
     assert [entry.event for entry in backlog.entries] == events[5:]
@@ -70,10 +70,11 @@ def test_a_long_run_is_handed_over_in_parts(tmp_path: Path, monkeypatch: pytest.
 
     class Tracker:
         rewrites = True
+        place = "a list"
 
-        def open(self) -> Progress:
+        def open(self) -> TrackerProgress:
             got.clear()
-            return Progress()
+            return TrackerProgress()
 
         def send(self, entries: Sequence[Entry]) -> None:
             got.append([*entries])
@@ -89,7 +90,7 @@ def test_a_long_run_is_handed_over_in_parts(tmp_path: Path, monkeypatch: pytest.
 def test_lines_that_a_crash_took_back_are_noticed(directory: RunDirectory) -> None:
     lines = directory.events.read_bytes().splitlines(keepends=True)
     events = [*read_events(directory.events)]
-    has = Progress(sent=len(events), time=events[-1].time)
+    has = TrackerProgress(sent=len(events), time=events[-1].time)
     directory.events.write_bytes(b"".join(lines[:-3]) + b"\0\0\0\n")
     backlog = Backlog(directory, has)
     backlog.read()
@@ -102,7 +103,7 @@ def test_lines_that_a_crash_took_back_are_noticed(directory: RunDirectory) -> No
 def test_a_line_that_is_no_event_is_named(directory: RunDirectory) -> None:
     add(directory, {"no": "event"})
     with pytest.raises(HpctrainError, match=r"events\.jsonl:\d+: not an event"):
-        Backlog(directory, Progress()).read()
+        Backlog(directory, TrackerProgress()).read()
 
 
 def test_progress_is_kept(directory: RunDirectory) -> None:
@@ -111,4 +112,4 @@ def test_progress_is_kept(directory: RunDirectory) -> None:
         assert read_progress(directory, "mlflow") == progress
         assert read_progress(directory, "wandb").id != progress.id
         write_progress(directory, "mlflow", progress.model_copy(update={"run": "a", "sent": 3, "time": 1.5}))
-        assert read_progress(directory, "mlflow") == Progress(id=progress.id, run="a", sent=3, time=1.5)
+        assert read_progress(directory, "mlflow") == TrackerProgress(id=progress.id, run="a", sent=3, time=1.5)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from unit.report.written_curves import write_tensorboard
 from unit.report.written_runs import recipe_plan, run_events, typed_run, write_run
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import LogEvent, StartEvent, StepEvent
 from hpctrain.report.tracking.curves import Curves, curve_name
-from hpctrain.report.tracking.tensorboard_files import write_tensorboard
 
 
 @pytest.mark.long

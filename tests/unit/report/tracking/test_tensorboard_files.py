@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import json
 import os
 import subprocess
 import sys
@@ -7,19 +9,14 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from unit.report.written_curves import write_tensorboard
 from unit.report.written_runs import recipe_plan, run_events, typed_run, write_run
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import read_events
 from hpctrain.report.tracking import tensorboard_files
-from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter
-
-
-def _write(directory: RunDirectory) -> None:
-    with TensorBoardWriter(directory) as writer:
-        for event in read_events(directory.events):
-            writer.show(event)
+from hpctrain.report.tracking.curves import Curves
+from hpctrain.report.tracking.following import Entry, follow
+from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
 
 
 def _read(directory: RunDirectory) -> EventAccumulator:
@@ -29,7 +26,7 @@ def _read(directory: RunDirectory) -> EventAccumulator:
 
 
 def test_tensorboard_reads_what_the_events_say(finished: RunDirectory) -> None:
-    _write(finished)
+    write_tensorboard(finished)
     accumulator = _read(finished)
     steps = [event for event in run_events() if event["event"] == "step"]
     epochs = [event for event in run_events() if event["event"] == "epoch"]
@@ -51,25 +48,35 @@ def test_tensorboard_reads_what_the_events_say(finished: RunDirectory) -> None:
 
 
 def test_writing_again_replaces(finished: RunDirectory) -> None:
-    _write(finished)
+    write_tensorboard(finished)
     before = {file.name: file.read_bytes() for file in finished.tensorboard.iterdir()}
-    _write(finished)
+    write_tensorboard(finished)
     assert {file.name: file.read_bytes() for file in finished.tensorboard.iterdir()} == before
     assert len(_read(finished).Scalars("step/loss")) == 12
 
 
 def test_a_further_attempt_takes_back_what_was_lost(tmp_path: Path) -> None:
-    """Also where one launcher, with its one writer, makes both."""
+    """Also while its one writer follows the run."""
     again = {"time": 1_800_000_000.0, "event": "start", "attempt": 2, "iteration": 4}
-    run = write_run(tmp_path / "run", recipe_plan(), [*run_events(2), again, *run_events()[6:]])
-    _write(run)
+    run = write_run(tmp_path / "run", recipe_plan(), run_events(2))
+    turns = []
+
+    def ended(seconds: float) -> bool:
+        turns.append([scalar.step for scalar in _read(run).Scalars("step/loss")])
+        if len(turns) == 1:
+            with run.events.open("a") as file:
+                file.writelines(json.dumps(event) + "\n" for event in [again, *run_events()[6:]])
+        return len(turns) == 3
+
+    assert follow(run, TensorBoardFiles(run), ended=ended, say=pytest.fail)
+    assert turns == [[*range(1, 9)], [*range(1, 13)], [*range(1, 13)]]
     assert [scalar.step for scalar in _read(run).Scalars("step/loss")] == [*range(1, 13)]
 
 
 def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
     events = [{**event, "communication_seconds": None, "test_loss": float("nan")} for event in run_events()]
     directory = write_run(tmp_path / "run", recipe_plan(), events)
-    _write(directory)
+    write_tensorboard(directory)
     tags = _read(directory).Tags()["scalars"]
     assert "step/loss" in tags
     assert "epoch/test_accuracy" in tags
@@ -80,12 +87,11 @@ def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
 def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> None:
     program = (
         "import sys; from pathlib import Path; from hpctrain.common.run.directory import RunDirectory\n"
-        "from hpctrain.common.run.events import read_events\n"
-        "from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter\n"
+        "from hpctrain.report.tracking.following import follow\n"
+        "from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles\n"
         "from hpctrain.report.page import write_report\n"
         "directory = RunDirectory(Path(sys.argv[1]))\n"
-        "writer = TensorBoardWriter(directory)\n"
-        "for event in read_events(directory.events): writer.show(event)\n"
+        "follow(directory, TensorBoardFiles(directory), ended=lambda seconds: True, say=print)\n"
         "write_report(directory)\n"
         "print({'tensorflow', 'torch', 'keras', 'mpi4py'} & set(sys.modules))\n"
     )
@@ -97,23 +103,35 @@ def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> Non
 
 def test_each_record_is_there_at_once(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), None)
-    with TensorBoardWriter(directory) as writer:
-        for event in typed_run()[:3]:
-            writer.show(event)
-        assert len(_read(directory).Scalars("step/loss")) == 2
+    writer = TensorBoardFiles(directory)
+    writer.open()
+    curves = Curves()
+    entries = [
+        Entry(number=number, event=event, point=curves.point(event), needed=0)
+        for number, event in enumerate(typed_run()[:3], 1)
+    ]
+    writer.send(entries)
+    assert len(_read(directory).Scalars("step/loss")) == 2
+    writer.close()
 
 
 def test_script_without_events_leaves_no_file(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), None)
-    with TensorBoardWriter(directory):
-        pass
+    write_tensorboard(directory)
     assert not directory.tensorboard.exists()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), None)
+    """The run goes on, and the file is written anew when there is room."""
+    directory = write_run(tmp_path / "run", recipe_plan(), run_events())
     monkeypatch.setattr(tensorboard_files, "private", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
-    with pytest.raises(HpctrainError, match="no space left"), TensorBoardWriter(directory) as writer:
-        for event in typed_run():
-            writer.show(event)
+    said: list[str] = []
+
+    def ended(seconds: float) -> bool:
+        monkeypatch.undo()
+        return True
+
+    assert follow(directory, TensorBoardFiles(directory), ended=ended, say=said.append)
+    assert len(said) == 2 and os.strerror(errno.ENOSPC) in said[0]
+    assert len(_read(directory).Scalars("step/loss")) == 12

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from unit.report.written_curves import write_tensorboard
 
 import hpctrain as ht
 from hpctrain.cli.status import _table
@@ -24,8 +25,7 @@ from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.page import read_summary, render
 from hpctrain.report.status import read_status
 from hpctrain.report.tracking.following import Backlog
-from hpctrain.report.tracking.progress import Progress
-from hpctrain.report.tracking.tensorboard_files import TensorBoardWriter
+from hpctrain.report.tracking.progress import TrackerProgress
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.comm.single import SingleCommunicator
 
@@ -81,7 +81,7 @@ def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
     logged = [event.iteration for event in kept(read_events(directory.events)) if event.event == "log"]
     assert logged == [1, 2, 2, 3, 3]
     assert read_summary(directory)["steps"] == 3
-    backlog = Backlog(directory, Progress())
+    backlog = Backlog(directory, TrackerProgress())
     assert not backlog.read()
     assert [entry.event for entry in backlog.entries] == [*kept(read_events(directory.events))]
 
@@ -107,9 +107,7 @@ def test_report_tensorboard_status_and_summary_of_a_script(directory):
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
     assert captions == ["loss", "test/accuracy", "Learning rate", "Seconds a step"]
 
-    with TensorBoardWriter(directory) as writer:
-        for event in read_events(directory.events):
-            writer.show(event)
+    write_tensorboard(directory)
     curves = EventAccumulator(str(directory.tensorboard))
     curves.Reload()
     assert [(each.step, each.value) for each in curves.Scalars("loss")] == [
