@@ -98,10 +98,10 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 def counted(what: str, names: Sequence[str]) -> str:
     """A warning about many things of one kind."""
-    return f"{what} ({len(names)}): {some(names)}"
+    return f"{what} ({len(names)}): {abbreviated(names)}"
 
 
-def some(names: Sequence[str]) -> str:
+def abbreviated(names: Sequence[str]) -> str:
     """The first of many names, and the number of the others."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.common.cluster.adapter_kinds import LIBFABRIC, LinkLayer, verbs_devices
-from hpctrain.common.errors import HpctrainError, counted, some
+from hpctrain.common.errors import HpctrainError, abbreviated, counted
 
 PCI_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
@@ -213,12 +213,12 @@ def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
     adapters = _balanced(choices) if differ or len(node_map.fabric_adapters) == 1 else [None] * ranks
     allowed = _allowed(node_map, choices, differ=differ)
     return tuple(
-        Slot(gpu=gpu.index if gpu else None, adapter=adapter, cores=share, numa=_told(home), devices=devices)
+        Slot(gpu=gpu.index if gpu else None, adapter=adapter, cores=share, numa=_known_node(home), devices=devices)
         for gpu, adapter, share, home, devices in zip(gpus, adapters, cores, homes, allowed, strict=True)
     )
 
 
-def _told(numa: int | None) -> int | None:
+def _known_node(numa: int | None) -> int | None:
     """The kernel's number of a NUMA node, if it is one."""
     return numa if numa is not None and numa >= 0 else None
 
@@ -351,7 +351,7 @@ def _unknown_cores(node_map: NodeMap, where: str) -> Iterator[str]:
     if unknown:
         yield (
             f"{where}: the CPUs of some NUMA nodes are cut off, listed twice, or may be threads of one core, so that "
-            f"no rank is bound by these lists: {some(unknown)}"
+            f"no rank is bound by these lists: {abbreviated(unknown)}"
         )
 
 

@@ -20,7 +20,7 @@ from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.whole import put_in_place, temporary, write_whole
 from hpctrain.common.shards.archives import DEVKIT, TRAIN, VALIDATION
 from hpctrain.common.shards.devkit import GROUND_TRUTH, META
-from hpctrain.common.shards.fake_images import FakeImage, Kind, encode, photographs
+from hpctrain.common.shards.synthetic_images import FakeImage, Kind, encode, photographs
 
 _VALIDATION_SHARE = 10
 _GREY_SHARE = 50

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpctrain.common.errors import HpctrainError, counted, some
+from hpctrain.common.errors import HpctrainError, abbreviated, counted
 from hpctrain.control.topology.cabling import Found, cable_ends, sort_records
 from hpctrain.control.topology.choice import Choice
 from hpctrain.control.topology.components import components
@@ -204,7 +204,7 @@ def _with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> F
     if not rows:
         raise HpctrainError(
             f"{found.forwards[0].where}: the forwarding tables belong to switches that {found.where} does not have: "
-            + some(list(strangers)),
+            + abbreviated(list(strangers)),
             "write both files on the same fabric, at the same time",
         )
     tables = np.full((len(row), max(*lids, int(fabric.lid.max())) + 1), NO_PORT, np.int16)
@@ -227,7 +227,7 @@ def _slow_links(names: Sequence[str], level: Ints, source: Ints, target: Ints, r
 
 def _no_hosts(found: Found) -> HpctrainError:
     names = [node.name or node.guid for node in found.nodes.values() if node.kind == "adapter"]
-    what = f"adapters without a cable to anything: {some(names)}" if names else "no channel adapter"
+    what = f"adapters without a cable to anything: {abbreviated(names)}" if names else "no channel adapter"
     return HpctrainError(
         f"{found.where}: no host on a fabric, only {what}",
         "discover again as root from a host whose port is Active (ibstat shows it; -C and -P choose the port)",

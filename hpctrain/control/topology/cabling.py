@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hpctrain.common.errors import counted, some
+from hpctrain.common.errors import abbreviated, counted
 from hpctrain.control.topology.records import FabricNode, Forward, Link, Record, Remark, SwitchGroup
 
 
@@ -39,7 +39,7 @@ def sort_records(records: Iterable[Record]) -> Found:
                 remarks.setdefault(record.text, []).append(record.where)
         if not found.where:
             found.where = record.where.rpartition(":")[0] or record.where
-    found.warnings += [f"{some(places)}: {text}" for text, places in remarks.items()]
+    found.warnings += [f"{abbreviated(places)}: {text}" for text, places in remarks.items()]
     return found
 
 

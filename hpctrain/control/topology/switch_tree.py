@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpctrain.common.errors import HpctrainError, counted, nearest, some
+from hpctrain.common.errors import HpctrainError, abbreviated, counted, nearest
 from hpctrain.control.topology.cabling import Found
 from hpctrain.control.topology.components import components
 from hpctrain.control.topology.fabric import Fabric
@@ -52,7 +52,9 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     tops = [name for name in switches if name not in below]
     cables = [(child, group.name) for group in groups.values() for child in group.switches]
     if len(tops) > 1:
-        warnings.append(f"nothing joins {some(tops)} in {found.where}: assumed to hang from one switch above them")
+        warnings.append(
+            f"nothing joins {abbreviated(tops)} in {found.where}: assumed to hang from one switch above them"
+        )
         switches.append(ABOVE_ALL)
         level[ABOVE_ALL] = 1 + max(level[top] for top in tops)
         cables += [(top, ABOVE_ALL) for top in tops]

@@ -84,7 +84,7 @@ class Guard:
         self._checked = 0
         comm.distributed = True
         if comm.size > 1:
-            comm.at_end(self.check_last)
+            comm.add_last_check(self.check_last)
 
     def step_done(self, *, together: bool = True) -> None:
         """Count one finished step, and check if it is time.

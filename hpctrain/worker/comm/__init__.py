@@ -27,7 +27,7 @@ from hpctrain.common.settings import BACKEND, BACKEND_REASON, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
 from hpctrain.worker.comm.forgotten import forgotten
-from hpctrain.worker.comm.graph_errors import original
+from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.leaving import leave_at_exit
 from hpctrain.worker.comm.single import SingleCommunicator
 
@@ -184,7 +184,7 @@ def _leave() -> None:
         make_last_checks()
     except BaseException as raised:
         # Python ignores exceptions of exit handlers in the exit status, and the other ranks would wait for this one.
-        error = original(raised)
+        error = original_error(raised)
         if isinstance(error, HpctrainError):
             print(f"hpctrain: {error}", file=sys.stderr)
         else:
@@ -228,7 +228,7 @@ def _abort_on_exception() -> None:
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
         if not forks.is_fork():
-            _abort(_exit_code(original(error)))
+            _abort(_exit_code(original_error(error)))
 
     sys.excepthook = report_and_abort
 

@@ -205,7 +205,7 @@ class Communicator(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size} on {self.host}>"
 
-    def making_groups(self) -> AbstractContextManager[None]:
+    def group_creation(self) -> AbstractContextManager[None]:
         """A context in which new groups of torch.distributed listen where the other ranks reach this one."""
         return nullcontext()
 
@@ -287,12 +287,12 @@ class Communicator(ABC):
 
     # The end of the work.
 
-    def at_end(self, check: Callable[[], None]) -> None:
+    def add_last_check(self, check: Callable[[], None]) -> None:
         """Call a method at the end of the run, if its object is alive on every rank. Call this on all ranks alike."""
         self._last_checks.append(weakref.WeakMethod(check))
 
     def keep(self, checked: object) -> None:
-        """Keep an object of :meth:`at_end` alive until then."""
+        """Keep an object of :meth:`add_last_check` alive until then."""
         self._kept.append(checked)
 
     def make_last_checks(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hpctrain.worker.comm.graph_errors import noting, unwrapped
+from hpctrain.worker.comm.graph_errors import original_errors_raised, preserve_errors
 
 if TYPE_CHECKING:
     from hpctrain.worker.comm.mpi import MpiControl
@@ -52,11 +52,11 @@ class ControlTensorFlowEngine:
             # Compiled to a graph here too: outside one, numpy_function copies its arguments and results.
             operation = functools.partial(self._operation, function)
             self._compiled[key] = tf.function(operation, autograph=False, reduce_retracing=True)
-        with unwrapped():
+        with original_errors_raised():
             return list(self._compiled[key](tensors))
 
     def _operation(self, function: Callable[[Arrays], list[Array]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        @noting
+        @preserve_errors
         def call(*arrays: Any) -> list[Array]:
             # TensorFlow passes a tensor without dimensions as a NumPy scalar.
             return function([np.asarray(array) for array in arrays])

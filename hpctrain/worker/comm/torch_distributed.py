@@ -122,7 +122,7 @@ class TorchDistributedCommunicator(CheckedControl):
         sys.excepthook = show
         self._deadlocks = StoreDeadlockDetector(store, self.rank, self.size, self.host, lambda: self.passes)
 
-    def making_groups(self) -> AbstractContextManager[None]:
+    def group_creation(self) -> AbstractContextManager[None]:
         return listening_at(self._address)
 
     # The control plane: its tensors are in the CPU's memory, so they travel by Gloo.

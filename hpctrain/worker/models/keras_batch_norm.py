@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import AnyArray, Communicator, Group
-from hpctrain.worker.comm.graph_errors import noting
+from hpctrain.worker.comm.graph_errors import preserve_errors
 from hpctrain.worker.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
 
 # The outputs, the mean and the unbiased variance.
@@ -135,7 +135,7 @@ def _bounds(images: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 def _sum(own: tf.Tensor, group: Group) -> tf.Tensor:
     """The sum over a group of ranks, whose gradient is the sum of all ranks' gradients."""
 
-    @noting
+    @preserve_errors
     def added_up(array: AnyArray) -> AnyArray:
         return group.allreduce(array)
 

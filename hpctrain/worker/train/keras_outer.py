@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hpctrain.common.recipes.sync import Outer
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.graph_errors import unwrapped
+from hpctrain.worker.comm.graph_errors import original_errors_raised
 
 
 class KerasOuter:
@@ -32,7 +32,7 @@ class KerasOuter:
     def step(self) -> None:
         """Replace the parameters by what the recipe makes of their mean. Collective."""
         begin = time.perf_counter()
-        with unwrapped():
+        with original_errors_raised():
             own = [tf.convert_to_tensor(each.value) for each in self._parameters]
             means = self._engine.allreduce(own, "hpctrain.parameters")
         self.seconds = time.perf_counter() - begin

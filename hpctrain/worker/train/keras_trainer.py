@@ -22,7 +22,7 @@ from hpctrain.worker.adapters.keras.finite import all_finite, counts
 from hpctrain.worker.adapters.keras.reducing import reduction_of
 from hpctrain.worker.adapters.keras.variables import guard_of
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.graph_errors import unwrapped
+from hpctrain.worker.comm.graph_errors import original_errors_raised
 from hpctrain.worker.comm.tf_cluster import take_gpu
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models.keras_batch_norm import average_statistics, begin_part
@@ -132,7 +132,7 @@ class KerasTrainer:
         self._rule.learning_rate.assign(learning_rate)
         if self._has_transition:
             self._rule.sgd_share.assign(sgd_share)
-        with unwrapped():
+        with original_errors_raised():
             if count == 1:
                 (part,) = parts
                 begin_part(self.model, 1, 1)

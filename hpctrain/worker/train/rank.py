@@ -36,7 +36,7 @@ from hpctrain.common.run.records import RankError, RankRecord, is_own_record, wr
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.adapters.frameworks import serve_frameworks
 from hpctrain.worker.comm import forks
-from hpctrain.worker.comm.graph_errors import original
+from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.places import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
 from hpctrain.worker.train.place import bind_rank
@@ -202,7 +202,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
                 return _describe(fault)
         return ending
     except BaseException as raised:
-        error = held.in_words(original(raised))
+        error = held.in_words(original_error(raised))
         if script is None and isinstance(error, ModuleNotFoundError):
             error = missing_extra(error) or error
         with contextlib.suppress(OSError):

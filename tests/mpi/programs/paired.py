@@ -67,6 +67,6 @@ else:
     comm.barrier()
 print("every pair refused", flush=True)
 # The last: it meets hpctrain's own last checks on the other ranks.
-comm.at_end(comm.barrier)
+comm.add_last_check(comm.barrier)
 if rank == 0:
     print(comm.allgather_object("mine"))

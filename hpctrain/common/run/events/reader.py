@@ -54,7 +54,7 @@ def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
         if last:
             yield last
         last = line
-    if whole(last):
+    if intact_length(last):
         yield last
 
 
@@ -185,7 +185,7 @@ def count_lines(path: Path) -> int:
         return 0
 
 
-def whole(text: bytes) -> int:
+def intact_length(text: bytes) -> int:
     """The length of the text up to its last whole line. A crash of the machine can leave zeros in that line."""
     end = text.rfind(b"\n") + 1
     begin = text.rfind(b"\n", 0, max(end - 1, 0)) + 1

@@ -16,7 +16,7 @@ from hpctrain.common.files.private import private
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.events.kinds import CheckpointEvent, Event, OtherEvent, StallEvent, StartEvent
 from hpctrain.common.run.events.lines import LONGEST_LINE, line_of, mark, parse_event
-from hpctrain.common.run.events.reader import EventsFile, whole
+from hpctrain.common.run.events.reader import EventsFile, intact_length
 
 # Any rank that sees a stall writes it, so these events do not say how far the writing rank was.
 _ASIDE = mark(StallEvent)
@@ -167,7 +167,7 @@ def _drop_partial_line(path: Path) -> None:
             "restore it; without it, a run goes on from its newest checkpoint",
             exit_code=1,
         )
-    if (length := whole(text)) < len(text):
+    if (length := intact_length(text)) < len(text):
         os.truncate(path, begin + length)
 
 

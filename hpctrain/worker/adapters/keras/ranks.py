@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hpctrain.worker.comm.base import AnyArray, Communicator, Group
-from hpctrain.worker.comm.graph_errors import noting, unwrapped
+from hpctrain.worker.comm.graph_errors import original_errors_raised, preserve_errors
 
 # All models of a run share one group. It is kept with its size: the ranks that remain after a failure form a new one.
 _GROUPS: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.WeakKeyDictionary()
@@ -28,8 +28,8 @@ def group_of(comm: Communicator) -> Group:
 def in_step(function: Callable[[AnyArray], AnyArray], tensor: tf.Tensor) -> tf.Tensor:
     """Wrap ``function`` of a NumPy array, whose result has the same type, as an operation of a step."""
     # Stateful, so that TensorFlow runs it in the order of the program, which is the same on every rank.
-    with unwrapped():
-        return tf.numpy_function(noting(function), [tensor], tensor.dtype, stateful=True)
+    with original_errors_raised():
+        return tf.numpy_function(preserve_errors(function), [tensor], tensor.dtype, stateful=True)
 
 
 def total(comm: Communicator, tensor: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,7 @@ from hpctrain.worker.adapters.keras.share import check_used
 from hpctrain.worker.adapters.keras.variables import BUILD_HINT, checksums, guard_of, is_built
 from hpctrain.worker.adapters.keras.watch import check_compiler, check_fitted, check_updated
 from hpctrain.worker.comm.base import Wire
-from hpctrain.worker.comm.graph_errors import noting
+from hpctrain.worker.comm.graph_errors import preserve_errors
 
 # Optimizers are distributed in the same order on every rank, so a running number names their collectives alike.
 _NUMBERS = itertools.count()
@@ -151,7 +151,9 @@ class Reduction:
         count = self._updates.assign_add(1)
         tf.cond(
             (count == 1) | (count % self._every == 0),
-            lambda: tf.py_function(noting(self._compare), [count, checksums(self._model.trainable_variables)], tf.bool),
+            lambda: tf.py_function(
+                preserve_errors(self._compare), [count, checksums(self._model.trainable_variables)], tf.bool
+            ),
             lambda: tf.constant(True),
         )
 

@@ -19,7 +19,7 @@ from hpctrain.worker.adapters.keras.parts import batch_of, is_part, samples_of, 
 from hpctrain.worker.adapters.keras.ranks import group_of, in_step
 from hpctrain.worker.adapters.keras.watch import only_distributed
 from hpctrain.worker.comm.base import AnyArray, Communicator
-from hpctrain.worker.comm.graph_errors import unwrapped
+from hpctrain.worker.comm.graph_errors import original_errors_raised
 
 Step = Callable[[Any], Any]
 
@@ -67,7 +67,7 @@ def _make_unwrapped(model: keras.Model, name: str) -> Callable[..., None]:
     def unwrapping(function: Step) -> Step:
         def run(iterator: Any) -> Any:
             try:
-                with unwrapped():
+                with original_errors_raised():
                     return function(iterator)
             except HpctrainError:
                 # TensorFlow keeps a graph whose tracing an error ended, and would run it in the next call.

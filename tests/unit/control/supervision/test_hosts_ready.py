@@ -196,13 +196,13 @@ def test_reachability_is_asked_for_unless_mpirun_has_ports_of_its_own(
     answers(monkeypatch, n2={"cut_off": True})
     ask = hosts_ready.ask_hosts
 
-    def noting(
+    def record_question(
         plan: Plan, hosts: dict[str, bool], folder: Path, paths: list[Path], own: list[str], *_: object
     ) -> object:
         tried.append(own)
         return ask(plan, hosts, folder, paths, own)
 
-    monkeypatch.setattr(hosts_ready, "ask_hosts", noting)
+    monkeypatch.setattr(hosts_ready, "ask_hosts", record_question)
     monkeypatch.setattr(hosts_ready, "own_addresses", lambda interfaces: ("10.0.0.1", "10.1.0.1"))
     for variables in ({}, {variable: "40000-40999"}):
         with pytest.raises(HpctrainError, match="n2 cannot connect to n1, as mpirun needs it") as raised:

@@ -61,7 +61,7 @@ def device_mesh(comm: Communicator, mesh: Mesh) -> DeviceMesh:
         require_default_group(comm)
         say_when_pickled(comm)
         options = _options(comm)
-        with comm.making_groups():
+        with comm.group_creation():
             whole = init_device_mesh(
                 "cuda" if comm.backend == "nccl" else "cpu",
                 sizes,
