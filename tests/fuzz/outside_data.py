@@ -192,10 +192,10 @@ def _limited(read: Callable[[Path], object], path: Path) -> None:
 
 def _confined(read: Callable[[Path], object], path: Path) -> None:
     """Read as the commands do, in another process: what ends it within its limits is an error that names the file."""
-    from hpctrain.common.shards.confined import confined
+    from hpctrain.common.shards.confined import call_confined
 
     try:
-        confined(_limited, read, path)
+        call_confined(_limited, read, path)
     except HpctrainError as error:
         if error.exit_code == 1:
             raise AssertionError(error.message) from error

@@ -144,7 +144,7 @@ def agree() -> None:
     _reason = _reason or "asked on another rank"
 
 
-def agreed() -> bool:
+def stop_agreed() -> bool:
     """Whether all ranks know that they are to stop."""
     return _agreed
 

@@ -36,7 +36,7 @@ _FAULTS = frozenset(
 )
 
 
-def confined(function: Callable[..., _Result], *arguments: Any) -> _Result:
+def call_confined(function: Callable[..., _Result], *arguments: Any) -> _Result:
     """What a function of a module returns or raises in another process. For several threads at a time.
 
     Raises:

@@ -22,7 +22,7 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.whole import remove_leftovers, require_room, write_whole
 from hpctrain.common.run.directory import read_model
 from hpctrain.common.shards.archives import find_source
-from hpctrain.common.shards.confined import confined
+from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.listing import ImageFile, list_part, require_distinct
 from hpctrain.common.shards.manifest import MANIFEST, SETTINGS, BrokenImage, Settings, ShardManifest, Split, SplitName
 from hpctrain.common.shards.one_shard import RECORDS, ShardTask, make_confined, read_record, tar_bytes
@@ -61,7 +61,7 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
             works in it, or the disk is full.
     """
     columns = Columns(image=sharding.image_column, label=sharding.label_column)
-    source = confined(find_source, sharding.source, columns)
+    source = call_confined(find_source, sharding.source, columns)
     parts = {split: _list(sharding.source, split, parts, run) for split, parts in source.parts.items()}
     splits = {split: list(chain.from_iterable(own)) for split, own in parts.items()}
     say(f"{sharding.source}: " + ", ".join(f"{len(found)} images in {split}" for split, found in splits.items()))
@@ -88,7 +88,7 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
 
 def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[list[ImageFile]]:
     """The images of each part."""
-    found = list(run(partial(confined, list_part), parts))
+    found = list(run(partial(call_confined, list_part), parts))
     members = list(chain.from_iterable(found))
     if not members:
         raise HpctrainError(f"{source} has no image in {split}", "both train and val need some")

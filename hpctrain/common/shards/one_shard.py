@@ -20,7 +20,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_descriptor, read_regular, sha256
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.shards.bounded import BeyondLimitsError, bounded
-from hpctrain.common.shards.confined import confined
+from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.decoding import fault
 from hpctrain.common.shards.listing import ImageFile
 from hpctrain.common.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitName
@@ -97,7 +97,7 @@ def make_confined(task: ShardTask) -> bool:
     places = {_where(member) for member in task.members}
     while True:
         try:
-            return confined(make_shard, task)
+            return call_confined(make_shard, task)
         except BeyondLimitsError as error:
             if error.what not in places or len(task.fatal) == _MOST_FATAL:
                 raise

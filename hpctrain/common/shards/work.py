@@ -48,7 +48,7 @@ def naming_host(function: Callable[[Any], Any], task: Any) -> Any:
         raise HpctrainError(told, error.hint, exit_code=error.exit_code) from error
 
 
-def elsewhere(work: Work) -> Work:
+def with_absolute_paths(work: Work) -> Work:
     """The same work with absolute paths, for processes with another current directory."""
     folder = work.folder.absolute()
     if isinstance(work, Sharding):

@@ -121,12 +121,12 @@ def _correction(nbytes: float, ranks: Ranks, values: Values, curve: Curve | None
         return np.ones(values.columns)
     # Each of several collectives at the same time has its part of the buffer.
     size = min(max(nbytes / curve.groups, curve.points[0][0]), curve.points[-1][0])
-    said = modelled(size, ranks, values, curve)
+    said = modelled_seconds(size, ranks, values, curve)
     found: Floats = curve.at(size) / said * np.exp(values.log_factor("curve_residual"))
     return found
 
 
-def modelled(nbytes: float, ranks: Ranks, values: Values, curve: Curve) -> Floats:
+def modelled_seconds(nbytes: float, ranks: Ranks, values: Values, curve: Curve) -> Floats:
     """Seconds that the model predicts for an all-reduce as a curve measured it, (columns,)."""
     network = stated_network(curve.hosts, **_adapters_of(curve, ranks))
     measured = replace(ranks, network=network, local=curve.local, wire=1.0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.gpu_models import gpu_reported_as
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.predict.collectives import Ranks, curve_rate, modelled
+from hpctrain.control.predict.collectives import Ranks, curve_rate, modelled_seconds
 from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.values import drawn
@@ -80,7 +80,7 @@ def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
     size, seconds = curve.points[-1]
     if not ranks.by_nccl or size < _BANDWIDTH_BOUND_BYTES:
         return None
-    expected = float(modelled(size, ranks, drawn(constants(), count=0), curve)[0])
+    expected = float(modelled_seconds(size, ranks, drawn(constants(), count=0), curve)[0])
     if seconds <= SLOWER * expected:
         return None
     return HpctrainError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpctrain.control.predict.constants import Constant
-from hpctrain.control.predict.values import Values, moved
+from hpctrain.control.predict.values import Values, perturbed
 from hpctrain.control.topology.fabric import Floats
 
 _ITERATIONS = 8
@@ -78,5 +78,5 @@ def _linearised(
     model: Model, constants: Mapping[str, Constant], names: Sequence[str], at: Floats
 ) -> tuple[Floats, Floats]:
     """The logarithms of what the model says, and their slopes, (measurements, names)."""
-    said = np.log(np.stack([*model(moved(constants, names, at, _MOVE))]))
+    said = np.log(np.stack([*model(perturbed(constants, names, at, _MOVE))]))
     return said[:, 0], (said[:, 1:] - said[:, :1]) / _MOVE

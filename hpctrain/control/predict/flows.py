@@ -38,7 +38,7 @@ class Flows:
         low, high = background
         return self._share(rate, high), self._share(rate, (low + high) / 2), self._share(rate, low)
 
-    def doubts(self, what: str) -> tuple[str, ...]:
+    def unknown_links_warning(self, what: str) -> tuple[str, ...]:
         """A warning about flows whose links are not known, if there are any."""
         if not self._unknown:
             return ()

@@ -267,7 +267,7 @@ def _measure(
         tree_range=(tree_shares[0], tree_shares[2]),
         tree_volume=tree.own / 2,
         latency_s=latency_s,
-        warnings=(*_doubts(fabric), *ring.doubts("rings"), *tree.doubts("trees")),
+        warnings=(*_doubts(fabric), *ring.unknown_links_warning("rings"), *tree.unknown_links_warning("trees")),
     )
 
 

@@ -71,7 +71,7 @@ def drawn(
     return Values(constants=constants, columns=count + 1, logs={**logs, **(fitted or {})})
 
 
-def moved(constants: Mapping[str, Constant], names: Sequence[str], at: Floats, by: float) -> Values:
+def perturbed(constants: Mapping[str, Constant], names: Sequence[str], at: Floats, by: float) -> Values:
     """Column 0 with the named constants multiplied by exp(``at``), and one column for each with it moved further."""
     shifts = np.tile(at[:, None], len(names) + 1)
     shifts[np.arange(len(names)), np.arange(1, len(names) + 1)] += by

@@ -15,7 +15,7 @@ from hpctrain.common.files.printable import printable
 from hpctrain.common.run.plan import HostOptions, Script, Slots, Start
 from hpctrain.common.shards.make import Sharding
 from hpctrain.common.shards.processes import ENVIRONMENT, worker_processes
-from hpctrain.common.shards.work import Manifest, Work, as_manifest, elsewhere, make
+from hpctrain.common.shards.work import Manifest, Work, as_manifest, make, with_absolute_paths
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.planning.planner import make_plan
@@ -91,7 +91,7 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
 
 def shard_script(work: Work, *out: str) -> Script:
     """The script of the ranks; rank 0 writes the result to ``out``, where it is given."""
-    return Script(path=_PROGRAM, arguments=(elsewhere(work).model_dump_json(), *out))
+    return Script(path=_PROGRAM, arguments=(with_absolute_paths(work).model_dump_json(), *out))
 
 
 def _with_coordinator_slot(hosts: Hosts) -> Hosts:

@@ -16,7 +16,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.common.shards.processes import ENVIRONMENT
-from hpctrain.common.shards.work import Manifest, Work, elsewhere, make, naming_host
+from hpctrain.common.shards.work import Manifest, Work, make, naming_host, with_absolute_paths
 from hpctrain.control.programs.shard import require_extras, say
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def on_spark(work: Work, master: str | None) -> Manifest:
             f"Spark does not start: {_reason(error)}", "--master URL names a cluster", exit_code=1
         ) from error
     with context:
-        return make(elsewhere(work), partial(_map_tasks, context), say)
+        return make(with_absolute_paths(work), partial(_map_tasks, context), say)
 
 
 def _require_java() -> None:

@@ -70,7 +70,7 @@ class Attempt:
 
 
 @contextlib.contextmanager
-def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -> Iterator[str | None]:
+def hold_run(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -> Iterator[str | None]:
     """Be the only launcher of a run, by a lock on ``RUN_DIR/lock`` where the file system has locks.
 
     Yields:

@@ -40,7 +40,7 @@ class Interrupts:
         self._raised = False
 
     @property
-    def hurried(self) -> bool:
+    def second_signal(self) -> bool:
         """Whether a second signal came that demands an end.
 
         Requests do not count: Slurm can send its own twice, and its SIGTERM may come before or after one.

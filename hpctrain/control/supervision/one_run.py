@@ -17,7 +17,7 @@ from hpctrain.common.run.plan import HostOptions, Plan, Start, Stop
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
-from hpctrain.control.resuming.attempts import Attempt, hold
+from hpctrain.control.resuming.attempts import Attempt, hold_run
 from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.interrupts import Interrupts
 from hpctrain.control.supervision.request import Output, ReadyRun, RunRequest
@@ -47,7 +47,7 @@ def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
         directory = RunDirectory(request.run_dir) if request.run_dir else new_directory(default)
         directory.create(run.plan)
         output.begun(run.plan, directory)
-        with hold(directory):
+        with hold_run(directory):
             return _execute(run, directory, interrupts, output)
 
 
@@ -93,7 +93,7 @@ def resume_run(request: RunRequest, directory: RunDirectory, output: Output) -> 
     stop = read_model(directory.plan, Plan).stop.model_copy(update=request.stop)
     with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
         with interrupts.raised():
-            warning = None if request.dry_run else held.enter_context(hold(directory))
+            warning = None if request.dry_run else held.enter_context(hold_run(directory))
         return _go_on(request, directory, interrupts, output, () if warning is None else (warning,))
 
 

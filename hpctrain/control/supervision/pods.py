@@ -158,7 +158,7 @@ class _Pod:
             ask(self._directory.stop, name)
         _say(f"{name}: waiting up to {limit:g} s for the ranks to end their step and save their state")
         deadline = time.monotonic() + limit
-        while self._process.poll() is None and time.monotonic() < deadline and not interrupts.hurried:
+        while self._process.poll() is None and time.monotonic() < deadline and not interrupts.second_signal:
             time.sleep(_POLL_SECONDS)
         return RESUMABLE
 

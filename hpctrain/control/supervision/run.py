@@ -140,7 +140,7 @@ def _run(
             waits = stoppable or interrupts.received[0] in interrupts.asking or ranks_listen(job.directory)
             if waits and _ask_to_stop(job.directory, interrupts.received[0], stop.seconds, notice):
                 deadline = time.monotonic() + stop.seconds
-                cut = job.wait(follower, lambda: interrupts.hurried or time.monotonic() > deadline)
+                cut = job.wait(follower, lambda: interrupts.second_signal or time.monotonic() > deadline)
     finally:
         job.stop(interrupts)
     job.follow_moved_directory(follower)

@@ -24,7 +24,7 @@ from hpctrain.control.topology.names import (
     host_and_device,
     is_aggregation_node,
     is_service_host,
-    natural,
+    natural_key,
     switch_name,
 )
 from hpctrain.control.topology.read import read_records
@@ -137,7 +137,7 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, i
     warnings = [*found.warnings, *cable_warnings]
     switches = sorted(
         (node for node in found.nodes.values() if node.kind == "switch"),
-        key=lambda node: (natural(node.name), node.guid),
+        key=lambda node: (natural_key(node.name), node.guid),
     )
     adapters = _adapters(found, ends, leave_out, warnings)
     hosts = list(dict.fromkeys(adapter.host for adapter in adapters if adapter.takes_part))
@@ -270,9 +270,9 @@ def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warn
     if engines:
         warnings.append(f"{engines} SHARP aggregation nodes left out: they are parts of switches")
     warnings += [counted(what, names) for what, names in counts.items() if names] + left.unmatched()
-    hosts = {host: natural(host) for host in {adapter.host for adapter in adapters}}
+    hosts = {host: natural_key(host) for host in {adapter.host for adapter in adapters}}
     return sorted(
-        adapters, key=lambda adapter: (hosts[adapter.host], natural(adapter.name), adapter.guid, adapter.port)
+        adapters, key=lambda adapter: (hosts[adapter.host], natural_key(adapter.name), adapter.guid, adapter.port)
     )
 
 

@@ -25,7 +25,7 @@ from hpctrain.control.topology.fabric import Fabric, Floats
 from hpctrain.control.topology.folding import Box, Bundle, Folded, fold
 from hpctrain.control.topology.rails import rail_adapters
 from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.subtrees import hanging
+from hpctrain.control.topology.subtrees import subtrees_of
 from hpctrain.control.topology.traffic import rail_rings
 
 _STYLE: dict[Any, Any] = {
@@ -117,7 +117,7 @@ def _on_the_way(fabric: Fabric, rings: Sequence[Ring]) -> list[int]:
 
 def _leaves(fabric: Fabric, hosts: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """For each host, its switch on each rail that the ring uses."""
-    on = next(hanging(fabric, rail_adapters(fabric, hosts)))
+    on = next(subtrees_of(fabric, rail_adapters(fabric, hosts)))
     return dict(zip(hosts, map(tuple, on.tolist()), strict=True))
 
 

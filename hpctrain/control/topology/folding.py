@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from hpctrain.control.topology.fabric import Fabric, Ints
-from hpctrain.control.topology.names import natural
+from hpctrain.control.topology.names import natural_key
 
 # The most boxes in a row that are still readable.
 MOST_IN_A_ROW = 40
@@ -145,7 +145,7 @@ def _groups(
 
 
 def _box(level: int, members: Iterable[int], names: Sequence[str]) -> Box:
-    ordered = sorted(members, key=lambda member: natural(names[member]))
+    ordered = sorted(members, key=lambda member: natural_key(names[member]))
     return Box(level=level, members=tuple(ordered), names=tuple(names[member] for member in ordered))
 
 
@@ -174,7 +174,7 @@ def _ordered_boxes(
     rows = {level: [number for number, box in enumerate(boxes) if box.level == level] for level in levels}
     place: dict[int, float] = {}
     for level, row in rows.items():
-        row.sort(key=lambda number: natural(boxes[number].names[0]))
+        row.sort(key=lambda number: natural_key(boxes[number].names[0]))
         if level == 0:
             row.sort(key=lambda number: min(given[host] for host in boxes[number].members))
         _place_row(row, place)

@@ -21,7 +21,7 @@ from hpctrain.common.recipes.mesh_traffic import AxisTraffic, LaidMesh, MeshTraf
 from hpctrain.control.topology.fabric import Fabric, Floats
 from hpctrain.control.topology.mesh_flows import Flows, mesh_flows
 from hpctrain.control.topology.placement import Order, Rings
-from hpctrain.control.topology.subtrees import hanging
+from hpctrain.control.topology.subtrees import subtrees_of
 
 TORCH: tuple[Axis, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """torchtitan's order of axes, outermost first (torchtitan, torchtitan/distributed/parallel_dims.py)."""
@@ -60,10 +60,10 @@ def lay(fabric: Fabric, given: Sequence[int], placed: Sequence[int], slots: Mapp
     by_leaf = np.array([at[host] for host in placed])
     best = by_leaf if work.model is None else layout.best([as_given, by_leaf, *layout.along_axes(by_leaf)])
     orders = {
-        "laid": layout.laid(best),
-        "given": layout.laid(as_given),
-        "torch": layout.laid(as_given, TORCH),
-        "torch_placed": layout.laid(by_leaf, TORCH),
+        "laid": layout.traffic_of(best),
+        "given": layout.traffic_of(as_given),
+        "torch": layout.traffic_of(as_given, TORCH),
+        "torch_placed": layout.traffic_of(by_leaf, TORCH),
     }
     return Laid(
         order=tuple(given[host] for host in best),
@@ -106,7 +106,7 @@ class Layout:
         equal = [order for key, order in tried.items() if costs[key] == least]
         return min(equal, key=lambda order: float(self.load(order).max())) if len(equal) > 1 else equal[0]
 
-    def laid(self, order: Order, axes: Sequence[Axis] = AXES) -> LaidMesh:
+    def traffic_of(self, order: Order, axes: Sequence[Axis] = AXES) -> LaidMesh:
         """The traffic by axis and level for an order of hosts.
 
         Args:
@@ -166,7 +166,7 @@ class Layout:
     def _subtrees(self) -> list[Order]:
         """The leaf of each host on each rail, and the subtrees above, (hosts, rails) each."""
         found: list[Order] = []
-        for subtree in hanging(self.rings.fabric, self.rings.adapters):
+        for subtree in subtrees_of(self.rings.fabric, self.rings.adapters):
             if not found or len(np.unique(subtree)) < len(np.unique(found[-1])):
                 found.append(subtree.astype(np.intp))
         return found

@@ -27,7 +27,7 @@ _GUID = re.compile(r"[0-9a-f]{16}")
 UNNAMED_HOSTS = frozenset(("localhost", "ubuntu", "debian", "centos", "rocky", "linux", "(none)"))
 
 
-def natural(name: str) -> list[str | int]:
+def natural_key(name: str) -> list[str | int]:
     """A sort key that orders numbers in names by value: node2 before node10."""
     return [int(part) if place % 2 else part for place, part in enumerate(_DIGITS.split(name))]
 

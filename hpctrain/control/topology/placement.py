@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric import Fabric, Floats, Ints
-from hpctrain.control.topology.names import natural
+from hpctrain.control.topology.names import natural_key
 from hpctrain.control.topology.rails import rail_adapters
 from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.subtrees import hanging
+from hpctrain.control.topology.subtrees import subtrees_of
 from hpctrain.control.topology.traffic import predict_allreduce, rail_rings
 
 # The changes that the search tries: enough to converge on small fabrics, and under a second on 2,048 hosts.
@@ -105,7 +105,7 @@ def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementR
     """
     rings = Rings(fabric, given)
     as_given = np.arange(len(given))
-    by_name = np.array(sorted(range(len(given)), key=lambda host: natural(fabric.hosts[given[host]])))
+    by_name = np.array(sorted(range(len(given)), key=lambda host: natural_key(fabric.hosts[given[host]])))
     tree = np.lexsort((np.argsort(by_name), *rings.groups))
     # min takes the first of equals, so that the user's order stays where no other is better.
     found = min([as_given, search(rings, tree, seed=seed), tree, by_name], key=rings.cost)
@@ -301,7 +301,7 @@ def _groups(fabric: Fabric, adapters: Ints) -> list[Order]:
         adapters: (hosts, rails). Other adapters of the hosts do not count.
     """
     groups: list[Order] = []
-    for subtree in hanging(fabric, adapters):
+    for subtree in subtrees_of(fabric, adapters):
         group = np.unique(subtree, axis=0, return_inverse=True)[1].reshape(-1)
         if not groups or 0 < group.max() < groups[-1].max():
             groups.append(group)

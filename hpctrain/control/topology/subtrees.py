@@ -55,7 +55,7 @@ def subtrees(fabric: Fabric) -> tuple[Subtree, ...]:
     return tuple(tops.values())
 
 
-def hanging(fabric: Fabric, adapters: Ints) -> Iterator[Ints]:
+def subtrees_of(fabric: Fabric, adapters: Ints) -> Iterator[Ints]:
     """The subtrees of each adapter: first its switch, or its subnet where it has none, then ever larger ones.
 
     Yields:

@@ -15,7 +15,7 @@ from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.levels import oversubscription
-from hpctrain.control.topology.names import natural
+from hpctrain.control.topology.names import natural_key
 from hpctrain.control.topology.subtrees import Subtree, subtrees
 
 _SHOWN_UNKNOWN = 5
@@ -100,7 +100,7 @@ def connected_hosts(fabric: Fabric) -> list[list[int]]:
     for host, subnet in zip(fabric.host[taking_part].tolist(), fabric.subnet[taking_part].tolist(), strict=True):
         subnets[host].add(subnet)
     groups: dict[frozenset[int], list[int]] = defaultdict(list)
-    for host in sorted(subnets, key=lambda host: natural(fabric.hosts[host])):
+    for host in sorted(subnets, key=lambda host: natural_key(fabric.hosts[host])):
         groups[frozenset(subnets[host])].append(host)
     return list(groups.values())
 
@@ -153,11 +153,11 @@ def _branches(fabric: Fabric, tree: Subtree) -> Iterator[Branch]:
 
 
 def _natural(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(names, key=natural))
+    return tuple(sorted(names, key=natural_key))
 
 
 def _sorted(unsorted: Iterable[Branch]) -> tuple[Branch, ...]:
-    return tuple(sorted(unsorted, key=lambda branch: [natural(name) for name in branch.switches or branch.hosts]))
+    return tuple(sorted(unsorted, key=lambda branch: [natural_key(name) for name in branch.switches or branch.hosts]))
 
 
 def _joined_equals(fabric: Fabric, tree: Subtree) -> list[int]:

@@ -12,7 +12,7 @@ from hpctrain.common.errors import HpctrainError, abbreviated, counted, nearest
 from hpctrain.control.topology.cabling import Found
 from hpctrain.control.topology.components import components
 from hpctrain.control.topology.fabric import Fabric
-from hpctrain.control.topology.names import LeftOut, natural
+from hpctrain.control.topology.names import LeftOut, natural_key
 from hpctrain.control.topology.records import SwitchGroup
 
 # Joins the trees of a file that names nothing above them; Slurm's own names have no spaces.
@@ -32,9 +32,9 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
         HpctrainError: a group names a switch that the file does not define, or there are no hosts.
     """
     left = LeftOut(leave_out)
-    apart = sorted({host for group in found.groups for host in group.hosts if left.matches(host)}, key=natural)
+    apart = sorted({host for group in found.groups for host in group.hosts if left.matches(host)}, key=natural_key)
     groups = {group.name: group for group in _without(found.groups, set(apart))}
-    hosts = sorted({host for group in groups.values() for host in group.hosts}, key=natural)
+    hosts = sorted({host for group in groups.values() for host in group.hosts}, key=natural_key)
     if not hosts:
         raise HpctrainError(
             f"{found.where}: no hosts in it{' but those left out' if apart else ''}", "its leaves need Nodes="
@@ -44,7 +44,7 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
         warnings.append(counted("hosts that were to be left out", apart))
     blocks = [group.name for group in groups.values() if group.block_sizes is not None]
     # Larger blocks consist of neighbours, so that the order of blocks matters.
-    switches = blocks + sorted(groups.keys() - set(blocks), key=natural)
+    switches = blocks + sorted(groups.keys() - set(blocks), key=natural_key)
     below = {child for group in groups.values() for child in group.switches}
     if unknown := sorted(below - groups.keys()):
         raise HpctrainError(f"{found.where}: switch {unknown[0]!r} is not defined", nearest(unknown[0], groups))

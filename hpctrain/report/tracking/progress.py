@@ -63,9 +63,11 @@ def only_sender(directory: RunDirectory, name: str) -> Iterator[None]:
     """Hold the lock of the only process that sends this run to that tracker.
 
     Raises:
-        HpctrainError: another process still holds it, or the folder cannot be made.
+        HpctrainError: another process still holds it, the run was moved, or the folder cannot be made.
     """
     path = directory.tracking / f"{name}.lock"
+    if not directory.plan.exists():
+        raise HpctrainError(f"{directory.path} is not the run any more", "it was moved or replaced", exit_code=1)
     try:
         make_folder(directory.tracking, within=directory.path)
         descriptor = private(str(path), os.O_RDWR | os.O_CREAT)

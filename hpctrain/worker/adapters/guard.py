@@ -135,7 +135,7 @@ class Guard:
             "dropped them, not in the same way on all ranks"
         )
 
-    def seal(self) -> None:
+    def release(self) -> None:
         """Release the parameters, and keep the checksums that :meth:`check_last` compares."""
         # Before the first step there is nothing to prove.
         own = self.checksums() if self.steps else np.zeros(len(self._names), np.int64)

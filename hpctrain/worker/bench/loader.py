@@ -37,7 +37,7 @@ _BATCH = 64
 _SHARD_SAMPLES = 32
 
 
-def ours(folder: Path, images: int, size: int, workers: int, stack: ExitStack) -> Epoch:
+def hpctrain_loader(folder: Path, images: int, size: int, workers: int, stack: ExitStack) -> Epoch:
     """hpctrain's loader with the augmentation of published recipes, in one order."""
     source = stack.enter_context(contextlib.closing(ImageNet(folder, "train", _recipe(size, workers))))
     order = np.arange(images)
@@ -72,7 +72,7 @@ def measure(
         tars = sorted(shards.glob("train-*.tar"))
         variants: dict[tuple[int, str], Epoch] = {}
         for number in workers:
-            variants[number, "hpctrain"] = ours(shards, count, size, number, stack)
+            variants[number, "hpctrain"] = hpctrain_loader(shards, count, size, number, stack)
             variants[number, "torch, Pillow"] = other_loaders.torch_folder(files, size, number, _BATCH)
             variants[number, "webdataset, Pillow"] = other_loaders.webdataset(tars, count, size, number, _BATCH)
             variants[number, "decoding alone"] = other_loaders.raw_decode(files, number, stack)

@@ -26,7 +26,7 @@ from hpctrain.common.run import stopping
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
-from hpctrain.worker.comm.forgotten import forgotten
+from hpctrain.worker.comm.forgotten import forgotten_calls
 from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.leaving import leave_at_exit
 from hpctrain.worker.comm.single import SingleCommunicator
@@ -161,7 +161,7 @@ def mention_forgotten(rank: int, ranks: int) -> None:
     global _distributed
     # The search inspects objects of every kind, in any state. A mere hint must not fail the run.
     with contextlib.suppress(Exception):
-        text = forgotten(ranks, joined=_joined, distributed=_distributed)
+        text = forgotten_calls(ranks, joined=_joined, distributed=_distributed)
         if text and rank == 0:
             print(f"hpctrain: {text}", file=sys.stderr, flush=True)
     _distributed = True

@@ -14,7 +14,7 @@ _OTHERS = ("mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras",
 _ON_GROUPS = ("accelerate", "lightning_fabric", "lightning.fabric")
 
 
-def forgotten(ranks: int, *, joined: bool, distributed: bool) -> str | None:
+def forgotten_calls(ranks: int, *, joined: bool, distributed: bool) -> str | None:
     """The message for the user at the end of a script of several ranks; None if nothing was forgotten.
 
     ``joined`` and ``distributed`` tell whether the script called ``ht.init`` and ``ht.distribute``.

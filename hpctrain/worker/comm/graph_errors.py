@@ -16,41 +16,41 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # The last error. A graph runs in threads of TensorFlow, from which no exception reaches the caller.
-_noted: HpctrainError | None = None
+_preserved: HpctrainError | None = None
 
 
-def noting(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap ``function`` for a graph, so that :func:`original` finds its errors."""
+def preserve_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap ``function`` for a graph, so that :func:`original_error` finds its errors."""
 
-    def noted(*arguments: P.args, **settings: P.kwargs) -> R:
-        global _noted
+    def preserving(*arguments: P.args, **settings: P.kwargs) -> R:
+        global _preserved
         try:
             return function(*arguments, **settings)
         except HpctrainError as error:
             # A copy: the frames and causes of the error itself hold every gradient.
-            _noted = copy.copy(error)
+            _preserved = copy.copy(error)
             raise
 
-    return noted
+    return preserving
 
 
-def original(error: BaseException) -> BaseException:
+def original_error(error: BaseException) -> BaseException:
     """The error raised inside the graph that ended with ``error``, once; any other error is returned as it is."""
-    global _noted
+    global _preserved
     of_tensorflow = type(error).__module__.startswith("tensorflow.")
-    if not (of_tensorflow and _noted and _noted.message in str(error)):
+    if not (of_tensorflow and _preserved and _preserved.message in str(error)):
         return error
-    found, _noted = _noted, None
+    found, _preserved = _preserved, None
     return found
 
 
 @contextlib.contextmanager
-def unwrapped() -> Iterator[None]:
+def original_errors_raised() -> Iterator[None]:
     """A context manager from which an error raised inside a graph comes out as it was raised."""
     try:
         yield
     except Exception as error:
-        found = original(error)
+        found = original_error(error)
         if found is error:
             raise
         raise found from None

@@ -77,7 +77,7 @@ def measure(comm: MPI.Comm, pairs: list[tuple[int, int]], size: int) -> dict[str
         peer = sending[rank]
         latency = min(_ping(comm, peer) for _ in range(_WARMUP + _PINGS))
         first = _send(comm, peer, buffer, 1)
-        messages, repeats = affordable(first)
+        messages, repeats = affordable_messages(first)
         comm.send((messages, repeats), peer)
         seconds = statistics.median([_send(comm, peer, buffer, messages) for _ in range(repeats)] or [first])
         return {"source": rank, "target": peer, "latency": latency, "bandwidth": messages * size / seconds}
@@ -92,7 +92,7 @@ def measure(comm: MPI.Comm, pairs: list[tuple[int, int]], size: int) -> dict[str
     return None
 
 
-def affordable(seconds: float) -> tuple[int, int]:
+def affordable_messages(seconds: float) -> tuple[int, int]:
     """How many messages at once, and how often, if one takes ``seconds``; 0 times if there is time for no more."""
     messages = min(_MESSAGES, max(1, int(_SECONDS / (_REPEATS * seconds))))
     return messages, min(_REPEATS, int(_SECONDS / (messages * seconds)))
@@ -147,11 +147,11 @@ def measure_all(comm: MPI.Comm, rounds: list[list[tuple[int, int]]], size: int) 
             for flow in comm.gather(measure(comm, rounds[number], size)) or []:
                 if flow:
                     found.setdefault((number, flow["source"]), []).append({"round": number, **flow})
-        again = comm.bcast(unsure(found))
+        again = comm.bcast(unsure_rounds(found))
     return [best(flows) for flows in found.values()]
 
 
-def unsure(found: Mapping[tuple[int, int], Sequence[dict[str, Any]]]) -> list[int]:
+def unsure_rounds(found: Mapping[tuple[int, int], Sequence[dict[str, Any]]]) -> list[int]:
     """The rounds with a flow that has to be measured again; ``found`` by round and sender."""
     bandwidths = {key: [flow["bandwidth"] for flow in flows] for key, flows in found.items()}
     fastest = max(map(max, bandwidths.values()), default=0.0)

@@ -162,7 +162,7 @@ class Loop:
                 self._checkpoints.wait()
                 return stopped
             except Exception as error:
-                if not (self._recovery and self._recovery.concerns(error)):
+                if not (self._recovery and self._recovery.caused_by_lost_rank(error)):
                     raise
                 loss = self._recovery.continue_run(
                     self._iteration, self._losses[-1] if self._losses else 0.0, self._begun

@@ -186,7 +186,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
                 recording.end()
             _make_last_checks()
             _mention_forgotten(rank, plan.processes)
-            if rank == 0 and stopping.agreed():
+            if rank == 0 and stopping.stop_agreed():
                 print(_ENDED_AFTER_STOP, file=sys.stderr)
         else:
             from hpctrain.worker.train.recipe import train_recipe

@@ -125,7 +125,7 @@ class Recovery:
         self._directory = directory
         self._lost: list[LostRank] = []
 
-    def concerns(self, error: Exception) -> bool:
+    def caused_by_lost_rank(self, error: Exception) -> bool:
         """Whether an error was caused by a rank's death, perhaps through code that changed its type.
 
         An error that may have had another cause is printed, because it is not raised again.
@@ -165,7 +165,7 @@ class Recovery:
                 account = self._catch_up(account, agreement)
                 self._comm.agree()
             except Exception as error:
-                if not self.concerns(error):
+                if not self.caused_by_lost_rank(error):
                     raise
             else:
                 self._record(lost, time.perf_counter() - begin, agreement)

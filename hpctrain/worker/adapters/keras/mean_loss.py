@@ -9,7 +9,7 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.distribution import share_in_work
 from hpctrain.worker.adapters.keras.ranks import total as over_ranks
-from hpctrain.worker.adapters.keras.share import BatchShare, taken
+from hpctrain.worker.adapters.keras.share import BatchShare, applied_share
 from hpctrain.worker.comm import Communicator, current
 
 
@@ -44,7 +44,7 @@ def _of_all(total: Any, count: Any, share: Any, comm: Communicator) -> tf.Tensor
             "give the sum over this rank's samples: tf.reduce_sum(…)",
         )
     in_step = share_in_work()
-    given = taken(share) if isinstance(share, BatchShare) else share
+    given = applied_share(share) if isinstance(share, BatchShare) else share
     own_share = tf.cast(1.0 if given is None and in_step is None else in_step if given is None else given, tf.float64)
     # In a step of fit, the gradients are multiplied by the share later: divide by it here.
     later = own_share if in_step is not None else tf.ones([], tf.float64)

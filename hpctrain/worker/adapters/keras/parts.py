@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.keras.share import BatchShare, taken
+from hpctrain.worker.adapters.keras.share import BatchShare, applied_share
 
 # The weight of samples that are another rank's; no other weight has the sign of this zero.
 NO_SAMPLE = -0.0
@@ -61,7 +61,7 @@ def samples_of(batch: Any) -> tf.Tensor:
 
 def share_of(part: Any) -> tf.Tensor:
     """The factor of a part's gradients."""
-    return taken(part[-1])
+    return applied_share(part[-1])
 
 
 def batch_of(part: Any) -> Any:

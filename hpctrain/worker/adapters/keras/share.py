@@ -55,13 +55,13 @@ def _noting_what_is_drawn(make: Any) -> Any:
 def _noting_what_is_passed_on(parts: Any) -> Any:
     def to_components(spec: Any, share: BatchShare) -> Any:
         # The graph that the share is passed to checks its use.
-        taken(share)
+        applied_share(share)
         return parts(spec, share)
 
     return to_components
 
 
-def taken(share: BatchShare) -> tf.Tensor:
+def applied_share(share: BatchShare) -> tf.Tensor:
     """The value of a share, marked as used, for a step that applies it in another way."""
     _note_use(share)
     if not _is_eager(share):

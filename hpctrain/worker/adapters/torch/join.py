@@ -86,7 +86,7 @@ def _shadow(turns: Turns, models: Sequence[torch.nn.Module]) -> None:
                 "with ht.join([model, …]): name all models that the loop trains",
                 exit_code=1,
             )
-        own[number].shadow()
+        own[number].reduce_zeros()
 
 
 def _take_over(model: torch.nn.Module, record: Trained, root: int) -> None:

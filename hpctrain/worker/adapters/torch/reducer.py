@@ -292,7 +292,7 @@ class GradientReducer:
         self._end()
         self.communication_seconds = time.perf_counter() - begin
 
-    def shadow(self) -> None:
+    def reduce_zeros(self) -> None:
         """Take part in a backward pass of the other ranks with zeros, without a batch."""
         for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
             parameter.grad = None

@@ -71,7 +71,7 @@ class Trained:
         if self._sealing is not None:
             self._sealing.detach()
         # A model that is dropped before the end leaves the checksums that prove its parameters equal.
-        self.guard, self._sealing = guard, weakref.finalize(self, guard.seal)
+        self.guard, self._sealing = guard, weakref.finalize(self, guard.release)
         self._sealing.atexit = False
 
     def lead(self, optimizer: Optimizer, model: torch.nn.Module) -> None:

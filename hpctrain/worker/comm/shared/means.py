@@ -53,7 +53,7 @@ class Buffer:
         """This rank's buffer."""
         return self.segment.own[self.start : self.start + self.nbytes].view(self.dtype)
 
-    def everyone(self) -> list[Array]:
+    def all_local(self) -> list[Array]:
         """The buffers of all local ranks."""
         return [view[self.start : self.start + self.nbytes].view(self.dtype) for view in self.segment.views]
 
@@ -133,7 +133,7 @@ def mean_by_slices(
         check_finite: whether to check that the mean is finite, if the buffer is large.
     """
     align = LINE_BYTES // buffer.dtype.itemsize
-    everyone = buffer.everyone()
+    everyone = buffer.all_local()
     lane = cut(len(everyone[0]), node.lanes, align)[node.lane]
     share = cut(lane.stop - lane.start, node.sharers, align)[node.turn]
     shares = blocks([array[lane][share] for array in everyone])

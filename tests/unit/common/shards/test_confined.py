@@ -79,19 +79,19 @@ def test_what_ends_a_process_is_named(
     monkeypatch.setattr(confined, "_WAITING_TIMES", 3 if harm == "_sleep" else 1_000_000)
     begun = time.monotonic()
     with pytest.raises(BeyondLimitsError) as refused:
-        confined.confined(_read, "a/file", harm)
+        confined.call_confined(_read, "a/file", harm)
     assert time.monotonic() - begun < _SPARE_SECONDS
     assert refused.value.what == "a/file" and "a/file" in refused.value.message and refused.value.exit_code == 2
-    assert confined.confined(_read, "another", None) == "another"
+    assert confined.call_confined(_read, "another", None) == "another"
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_process_serves_many_calls() -> None:
-    pids = {confined.confined(_pid) for _ in range(3)}
+    pids = {confined.call_confined(_pid) for _ in range(3)}
     assert len(pids) == 1 and os.getpid() not in pids
     with pytest.raises(ValueError, match="odd"):
-        confined.confined(_fail, "odd")
-    assert confined.confined(_pid) in pids
+        confined.call_confined(_fail, "odd")
+    assert confined.call_confined(_pid) in pids
     end_all()
     assert not any(map(psutil.pid_exists, pids))
 
@@ -105,11 +105,11 @@ def test_so_many_at_a_time_as_workers() -> None:
 
 def _confined_pid(_: int) -> int:
     time.sleep(0.01)
-    return confined.confined(_pid)
+    return confined.call_confined(_pid)
 
 
 def _confined_read(arguments: tuple[str, str | None]) -> str:
-    return confined.confined(_read, *arguments)
+    return confined.call_confined(_read, *arguments)
 
 
 def _kill_self(name: str) -> None:
@@ -126,7 +126,7 @@ def _half_an_answer(name: str) -> None:
 @pytest.mark.parametrize("end", [_kill_self, _half_an_answer])
 def test_one_that_the_system_kills_is_not_the_fault_of_the_file(end: Callable[[str], None]) -> None:
     with pytest.raises(HpctrainError) as refused:
-        confined.confined(end, "a/file")
+        confined.call_confined(end, "a/file")
     assert not isinstance(refused.value, BeyondLimitsError) and refused.value.exit_code == 1
     assert "a/file" in refused.value.message
 

@@ -16,7 +16,7 @@ from hostile_files import cost_of
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.shards.bounded import memory_limit
-from hpctrain.common.shards.confined import confined
+from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.listing import list_part
 from hpctrain.common.shards.parquet import Columns, RowGroup, row_groups
 
@@ -101,7 +101,7 @@ def test_any_byte_may_be_another(value: bytes, tmp_path: Path) -> None:
     for place in range(len(whole)):
         (tmp_path / "train.parquet").write_bytes(whole[:place] + value + whole[place + 1 :])
         try:
-            confined(_listed, tmp_path)
+            call_confined(_listed, tmp_path)
             outcomes[None] += 1
         except HpctrainError as error:
             assert error.exit_code == 2 and str(tmp_path) in error.message

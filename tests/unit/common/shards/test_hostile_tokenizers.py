@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.shards.bounded import BeyondLimitsError
-from hpctrain.common.shards.confined import confined
+from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
 from hpctrain.common.shards.text.tokenizer import open_tokenizer, tokenizer_settings
 
@@ -66,7 +66,7 @@ def _file(folder: Path, **parts: Any) -> str:
 def test_is_refused_by_name(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     name = _file(tmp_path, **_PARTS[kind])
     with pytest.raises(HpctrainError) as refused:
-        confined(tokenizer_settings, name, _END)
+        call_confined(tokenizer_settings, name, _END)
     assert name in refused.value.message
     # Nothing of the library's own words about its panic.
     assert capfd.readouterr() == ("", "")
@@ -97,7 +97,7 @@ def test_texts_that_it_cannot_encode_name_it(kind: str, tmp_path: Path) -> None:
 def test_what_is_no_json_of_a_tokenizer_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(HpctrainError, match=r"tokenizer\.json"):
-        confined(tokenizer_settings, str(tmp_path / "tokenizer.json"), _END)
+        call_confined(tokenizer_settings, str(tmp_path / "tokenizer.json"), _END)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "20 GB of zeros"])

@@ -6,7 +6,7 @@ import numpy as np
 
 from hpctrain.common.workloads.workload import Layer, Sample, Workload
 from hpctrain.control.predict.constants import constants
-from hpctrain.control.predict.values import Values, moved
+from hpctrain.control.predict.values import Values, perturbed
 
 
 def plain(**values: float) -> Values:
@@ -15,7 +15,7 @@ def plain(**values: float) -> Values:
     for name, value in values.items():
         key = name.replace("__", ".")
         known[key] = known[key].model_copy(update={"value": value})
-    return moved(known, [], np.zeros(0), 1.0)
+    return perturbed(known, [], np.zeros(0), 1.0)
 
 
 def one_layer(**quantities: object) -> Workload:

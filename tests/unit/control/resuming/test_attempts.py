@@ -22,7 +22,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.control.resuming import attempts
-from hpctrain.control.resuming.attempts import Attempt, hold, next_attempt, require_nobody, run_events
+from hpctrain.control.resuming.attempts import Attempt, hold_run, next_attempt, require_nobody, run_events
 
 
 @pytest.fixture
@@ -152,10 +152,10 @@ def test_a_script_that_stops_in_good_order_gets_further(directory: RunDirectory)
 
 def test_one_launcher_at_a_time(directory: RunDirectory) -> None:
     refused = pytest.raises(HpctrainError, match=f"another hpctrain: process {os.getpid()} on ")
-    with hold(directory, {}), refused as caught, hold(directory, {}):
+    with hold_run(directory, {}), refused as caught, hold_run(directory, {}):
         pass
     assert caught.value.exit_code == 2
-    with hold(directory, {}) as warning:
+    with hold_run(directory, {}) as warning:
         assert warning is None
 
 
@@ -168,13 +168,13 @@ def test_the_lock_of_a_job_whose_node_died(
 ) -> None:
     monkeypatch.setattr(attempts, "_LOCK_SECONDS", 0.0)
     now = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restarts}
-    with hold(directory, {"SLURM_JOB_ID": "17"}):
+    with hold_run(directory, {"SLURM_JOB_ID": "17"}):
         if goes_on:
-            with hold(directory, now) as warning:
+            with hold_run(directory, now) as warning:
                 assert warning is not None
                 assert f"still held by process {os.getpid()} on {socket.gethostname()} in start 0 of job 17" in warning
         else:
-            with pytest.raises(HpctrainError, match="being run by another") as caught, hold(directory, now):
+            with pytest.raises(HpctrainError, match="being run by another") as caught, hold_run(directory, now):
                 pass
             # Not wrong use, of which a job would be told.
             assert caught.value.exit_code == 1

@@ -17,7 +17,7 @@ from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import NO_PORT, Fabric
 from hpctrain.control.topology.levels import oversubscription
 from hpctrain.control.topology.link_speed import bandwidth
-from hpctrain.control.topology.names import host_and_device, is_service_host, natural, switch_name
+from hpctrain.control.topology.names import host_and_device, is_service_host, natural_key, switch_name
 from hpctrain.control.topology.readers import forwarding, ibnetdiscover
 from hpctrain.control.topology.records import FabricNode, Link, Record, Remark, SwitchGroup
 
@@ -371,7 +371,7 @@ def test_other_names() -> None:
     assert switch_name("MF0;A09-P1-IBLEAF-04-04:MQM9701/U1") == "A09-P1-IBLEAF-04-04"
     assert switch_name("MF0;director:CS7500/L01/U1") == "MF0;director:CS7500/L01/U1"
     assert switch_name("spine") == "spine"
-    assert sorted(["n10", "n9", "m²", "n1a"], key=natural) == ["m²", "n1a", "n9", "n10"]
+    assert sorted(["n10", "n9", "m²", "n1a"], key=natural_key) == ["m²", "n1a", "n9", "n10"]
     assert [
         name for name in ("cufm-1", "dc1-ufm01", "mds2", "small", "costly", "nas", "node-sm1") if is_service_host(name)
     ] == [

@@ -72,7 +72,7 @@ def test_bytes_over_leaves_are_those_counted_one_by_one(sizes: dict[str, int], o
     work = work_of(**sizes)
     found = layout(fabric, list(range(8)), work)
     for axes in (AXES, TORCH):
-        laid = found.laid(np.array(order), axes)
+        laid = found.traffic_of(np.array(order), axes)
         assert laid.over_leaves == pytest.approx(bytes_over_leaves(fabric, order, work, axes))
         everything = sum(float(flows.nbytes.sum()) for flows in mesh_flows(work).values())
         assert sum(sum(axis.levels) for axis in laid.axes) == pytest.approx(everything)
@@ -91,7 +91,7 @@ def test_links_carry_the_bytes_of_the_flows_whose_path_they_are_on(sizes: dict[s
             one, other = (fabric.adapters(order[int(rank) // 2])[0] for rank in (source, target))
             for link in itertools.pairwise(networkx.shortest_path(graph, one, other)):
                 loads[link] += float(nbytes)
-    laid = layout(fabric, list(range(8)), work).laid(np.array(order))
+    laid = layout(fabric, list(range(8)), work).traffic_of(np.array(order))
     assert laid.busiest_link == pytest.approx(max(loads.values()))
     assert laid.busiest_seconds == pytest.approx(max(loads.values()) / 2)
 
@@ -124,7 +124,7 @@ def test_the_order_taken_is_not_worse_than_the_one_given(sizes: dict[str, int], 
     assert sorted(laid.order) == list(range(8))
     for name in ("given", "torch_placed"):
         assert laid.traffic.laid.over_leaves <= laid.traffic.orders[name].over_leaves * (1 + 1e-9)
-    assert laid.traffic.laid == layout(fabric, list(laid.order), work).laid(np.arange(8))
+    assert laid.traffic.laid == layout(fabric, list(laid.order), work).traffic_of(np.arange(8))
 
 
 def test_ranks_of_a_host_share_its_rails():
@@ -133,12 +133,12 @@ def test_ranks_of_a_host_share_its_rails():
         [(f"h{host} m{rail}", f"leaf{rail}") for host in range(2) for rail in range(2)]
         + [(f"leaf{rail}", "spine0") for rail in range(2)]
     )
-    laid = layout(fabric, [0, 1], work_of(dp_shard=2, tp=4)).laid(np.arange(2))
+    laid = layout(fabric, [0, 1], work_of(dp_shard=2, tp=4)).traffic_of(np.arange(2))
     along = {each.axis: each for each in laid.axes}
     assert along["dp_shard"].levels[0] == 0 == sum(along["dp_shard"].levels[2:])
     assert along["tp"].between_nodes == 0
     # Where tp goes over nodes, the last rank of one, which is on the second rail, sends to the first of the next.
-    crossing = layout(fabric, [0, 1], work_of(tp=8)).laid(np.arange(2)).axes[0]
+    crossing = layout(fabric, [0, 1], work_of(tp=8)).traffic_of(np.arange(2)).axes[0]
     assert crossing.levels[0] == 6 * crossing.sent
     assert sum(crossing.levels[2:]) == 2 * crossing.sent
 
@@ -173,7 +173,7 @@ def test_levels_of_a_deeper_tree():
     fabric = build_fabric(
         ibnetdiscover.read(fat_tree(hosts=8, leaf_down=2, leaf_up=2, levels=3, pod_leaves=2), "fat tree")
     )
-    laid = layout(fabric, list(range(8)), work_of(dp_shard=8)).laid(np.arange(8))
+    laid = layout(fabric, list(range(8)), work_of(dp_shard=8)).traffic_of(np.arange(8))
     (axis,) = laid.axes
     # In the node, in the leaf, between leaves of a pod, and between the two pods.
     assert [bytes_ / axis.sent for bytes_ in axis.levels] == [0, 4, 2, 2]

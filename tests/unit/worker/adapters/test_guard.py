@@ -187,7 +187,7 @@ def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys
                 model.bias.fill_(1.0 if comm.rank == 1 else 2.0)
             guard.updated()
             if comm.rank == 1:
-                guard.seal()
+                guard.release()
             else:
                 guard.step_done()
         try:

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from hpctrain.worker import comm
-from hpctrain.worker.comm.forgotten import forgotten
+from hpctrain.worker.comm.forgotten import forgotten_calls
 
 BASE = "keras.src.optimizers.base_optimizer"
 
@@ -30,10 +30,10 @@ def test_a_used_optimizer_is_found_beside_objects_that_are_gone(optimizers):
     gone = optimizers()
     proxies = [weakref.proxy(gone)]
     del gone
-    assert forgotten(2, joined=True, distributed=False) is None
+    assert forgotten_calls(2, joined=True, distributed=False) is None
     used = optimizers()
     used.iterations = 3
-    assert "each by itself" in (forgotten(2, joined=True, distributed=False) or "")
+    assert "each by itself" in (forgotten_calls(2, joined=True, distributed=False) or "")
     assert len(proxies) == 1
 
 
@@ -48,10 +48,10 @@ def test_a_hint_that_cannot_be_had_ends_nothing(optimizers, monkeypatch):
 def test_who_may_have_built_on_the_default_group_is_told_nothing(optimizers, monkeypatch):
     used = optimizers()
     used.iterations = 3
-    assert forgotten(2, joined=True, distributed=False)
+    assert forgotten_calls(2, joined=True, distributed=False)
     monkeypatch.setitem(sys.modules, "torch.distributed", types.SimpleNamespace(is_initialized=lambda: True))
-    assert forgotten(2, joined=True, distributed=False)
+    assert forgotten_calls(2, joined=True, distributed=False)
     monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
-    assert forgotten(2, joined=True, distributed=False) is None
+    assert forgotten_calls(2, joined=True, distributed=False) is None
     monkeypatch.setitem(sys.modules, "torch.distributed", types.SimpleNamespace(is_initialized=lambda: False))
-    assert forgotten(2, joined=True, distributed=False)
+    assert forgotten_calls(2, joined=True, distributed=False)

@@ -104,11 +104,11 @@ def test_an_error_that_is_taken_for_a_death_is_on_record(tmp_path: Path, capsys:
     with EventWriter(None) as events:
         toy, directory = cast(Any, Toy()), RunDirectory(tmp_path)
         broken, whole = (Recovery(kind("test"), toy, events, directory) for kind in (Broken, FailsOnce))
-    assert broken.concerns(RanksLostError("rank 1 died")) and capsys.readouterr().err == ""
-    assert broken.concerns(MemoryError("no room"))
+    assert broken.caused_by_lost_rank(RanksLostError("rank 1 died")) and capsys.readouterr().err == ""
+    assert broken.caused_by_lost_rank(MemoryError("no room"))
     said = capsys.readouterr().err
     assert "treated as a consequence of a rank's death" in said and "MemoryError: no room" in said
-    assert not whole.concerns(MemoryError("no room"))
+    assert not whole.caused_by_lost_rank(MemoryError("no room"))
 
 
 class Several(SingleCommunicator):

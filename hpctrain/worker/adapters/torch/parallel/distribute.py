@@ -164,7 +164,7 @@ def watch_steps(
     first, *others = optimizers
     guards[first] = guard
     # A model that is dropped before the end leaves the checksums that prove its parameters equal.
-    weakref.finalize(first, guard.seal).atexit = False
+    weakref.finalize(first, guard.release).atexit = False
 
     def step_done(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_compiling():
