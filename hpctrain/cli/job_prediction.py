@@ -9,11 +9,11 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Script
 from hpctrain.control.schedulers.job_prediction import named_gpu, predict_job, predict_jobs
-from hpctrain.control.schedulers.slurm.submission import Job
+from hpctrain.control.schedulers.slurm.submission import PreparedJob
 from hpctrain.report.say import answer
 
 
-def print_prediction(job: Job, work: Recipe | Script, gpu: str | None) -> None:
+def print_prediction(job: PreparedJob, work: Recipe | Script, gpu: str | None) -> None:
     """Print the prediction for a job, or for the first task of an array; or why there is none."""
     named = named_gpu(job, gpu)
     if isinstance(work, Script) and gpu is None:
@@ -39,7 +39,7 @@ def print_prediction(job: Job, work: Recipe | Script, gpu: str | None) -> None:
     answer("\n".join([*lines, *_network_keys(job)]))
 
 
-def _network_keys(job: Job) -> list[str]:
+def _network_keys(job: PreparedJob) -> list[str]:
     """The profile's keys that would describe the network; ``submit`` has no options for it, unlike ``plan``."""
     node = job.profile.node
     if job.request.nodes == 1 or None not in (node.adapters, node.link_gbit):
@@ -48,7 +48,7 @@ def _network_keys(job: Job) -> list[str]:
 
 
 def prediction_records(
-    job: Job, works: Mapping[int | None, Recipe | Script], gpu: str | None
+    job: PreparedJob, works: Mapping[int | None, Recipe | Script], gpu: str | None
 ) -> dict[int | None, dict[str, Any]]:
     """The content of prediction.json for each run of a job, by task; runs without a prediction are left out."""
     found = predict_jobs(job, works, gpu)

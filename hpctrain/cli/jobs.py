@@ -9,7 +9,7 @@ import typer
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.resuming import resume_command
-from hpctrain.control.schedulers.slurm.submission import Job, check
+from hpctrain.control.schedulers.slurm.submission import PreparedJob, check
 from hpctrain.control.schedulers.slurm.submission import submit as submit_job
 from hpctrain.report.say import answer, tell
 
@@ -17,7 +17,7 @@ from hpctrain.report.say import answer, tell
 _INTERRUPTED = 130
 
 
-def show_job(job: Job, path: Path) -> None:
+def show_job(job: PreparedJob, path: Path) -> None:
     """Print what would be submitted for the run directory ``path``.
 
     Raises:
@@ -32,7 +32,7 @@ def show_job(job: Job, path: Path) -> None:
         tell(message)
 
 
-def send_job(job: Job, path: Path, *, numbered: bool, wait: bool) -> None:
+def send_job(job: PreparedJob, path: Path, *, numbered: bool, wait: bool) -> None:
     """Submit the job, see :func:`hpctrain.control.schedulers.slurm.submission.submit`; print its directory and numbers.
 
     With ``wait``, follow the run to its end, and exit as it does.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Row(BaseModel):
+class CheckpointRow(BaseModel):
     """One checkpoint; None where it is not known.
 
     Attributes:
@@ -53,7 +53,7 @@ class Row(BaseModel):
     time: float | None = None
 
 
-def checkpoint_rows(directory: RunDirectory) -> list[Row]:
+def checkpoint_rows(directory: RunDirectory) -> list[CheckpointRow]:
     """The run's checkpoints, oldest first, then those that were set aside.
 
     Raises:
@@ -66,17 +66,17 @@ def checkpoint_rows(directory: RunDirectory) -> list[Row]:
     newest = newest_whole(folder)
     faults = dict(newest.damaged)
     rows = [
-        Row(path=checkpoint_path(folder, each), state="missing", iteration=each, test_accuracy=accuracies.get(each))
-        for each in missing(folder, events)
+        CheckpointRow(path=checkpoint_path(folder, at), state="missing", iteration=at, test_accuracy=accuracies.get(at))
+        for at in missing(folder, events)
     ]
     for iteration in iterations(folder):
         path = checkpoint_path(folder, iteration)
         fault = faults.get(path) or "; ".join(verify(path, hashes=False)) or None
         whole: Literal["newest", "whole"] = "newest" if iteration == newest.iteration else "whole"
-        row = Row(path=path, state="damaged" if fault else whole, fault=fault)
+        row = CheckpointRow(path=path, state="damaged" if fault else whole, fault=fault)
         rows.append(_known(row, accuracies.get(iteration)))
     rows.sort(key=lambda row: row.path)
-    return rows + [_known(Row(path=path, state="set aside")) for path in damaged_checkpoints(folder)]
+    return rows + [_known(CheckpointRow(path=path, state="set aside")) for path in damaged_checkpoints(folder)]
 
 
 def require_checkpoints(directory: RunDirectory) -> Path:
@@ -90,7 +90,7 @@ def require_checkpoints(directory: RunDirectory) -> Path:
     return directory.checkpoints
 
 
-def checkpoint_table(rows: Iterable[Row]) -> Table:
+def checkpoint_table(rows: Iterable[CheckpointRow]) -> Table:
     """The table, with one row per checkpoint."""
     from rich import box
     from rich.table import Table
@@ -116,7 +116,7 @@ def checkpoint_table(rows: Iterable[Row]) -> Table:
     return table
 
 
-def _known(row: Row, accuracy: float | None = None) -> Row:
+def _known(row: CheckpointRow, accuracy: float | None = None) -> CheckpointRow:
     """The row with what the checkpoint's manifest says, if that can be read."""
     try:
         manifest = read_manifest(row.path)

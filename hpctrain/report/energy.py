@@ -16,7 +16,7 @@ _SOURCES: dict[EnergySource, str] = {"gpu": "GPUs", "cpu": "CPUs", "dram": "DRAM
 
 
 @dataclass(frozen=True, kw_only=True)
-class Energy:
+class MeasuredEnergy:
     """The energy read on all hosts, in all attempts of a run.
 
     Attributes:
@@ -35,7 +35,7 @@ class Energy:
         return sum(self.joules.values()) if self.joules else None
 
 
-def energy_of(events: Sequence[Event], plan: Plan) -> Energy | None:
+def energy_of(events: Sequence[Event], plan: Plan) -> MeasuredEnergy | None:
     """The energy of a run.
 
     Args:
@@ -53,7 +53,7 @@ def energy_of(events: Sequence[Event], plan: Plan) -> Energy | None:
     for reading in meters.values():
         for source, drawn in reading.joules.items():
             joules[source] = joules.get(source, 0.0) + drawn
-    return Energy(joules=joules, covers=_covers(meters, events, plan), iteration=last.iteration)
+    return MeasuredEnergy(joules=joules, covers=_covers(meters, events, plan), iteration=last.iteration)
 
 
 def last_readings(events: Iterable[EnergyEvent]) -> dict[tuple[str, float], HostEnergy]:
@@ -61,7 +61,7 @@ def last_readings(events: Iterable[EnergyEvent]) -> dict[tuple[str, float], Host
     return {(host, reading.began): reading for event in events for host, reading in event.hosts.items()}
 
 
-def energy_keys(energy: Energy | None, samples: int | None) -> dict[str, Any]:
+def energy_keys(energy: MeasuredEnergy | None, samples: int | None) -> dict[str, Any]:
     """The keys of ``summary.json``; ``samples`` are those of the steps that count up to ``energy.iteration``."""
     total, found = (energy.total, energy.joules) if energy else (None, {})
     return {

@@ -26,7 +26,7 @@ _SLURM_SECONDS = 10.0
 Jobs = Callable[[], tuple[Sequence[JobState], str | None]]
 
 
-class Row(BaseModel):
+class RunRow(BaseModel):
     """One run; None where it is not known.
 
     Attributes:
@@ -49,7 +49,7 @@ class Row(BaseModel):
     time: float
 
 
-def list_runs(folder: Path) -> tuple[list[Row], str | None]:
+def list_runs(folder: Path) -> tuple[list[RunRow], str | None]:
     """Every run in the folder, including arrays and series; and Slurm's error if it does not answer.
 
     Slurm is asked at most once, for the jobs that live.
@@ -73,7 +73,7 @@ def _jobs(folder: Path) -> tuple[Sequence[JobState], str | None]:
         return [], error.message
 
 
-def _row(directory: RunDirectory, name: str, jobs: Jobs) -> Row:
+def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
     made = 0.0
     try:
         made = directory.plan.stat().st_mtime
@@ -87,8 +87,8 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> Row:
     except (HpctrainError, OSError) as error:
         # Another user's run, or one that is being removed, does not keep the others from being listed.
         message = error.message if isinstance(error, HpctrainError) else str(error)
-        return Row(name=name, run_dir=str(directory.path), state="damaged", message=message, time=made)
-    return Row(
+        return RunRow(name=name, run_dir=str(directory.path), state="damaged", message=message, time=made)
+    return RunRow(
         name=name,
         run_dir=status.run_dir,
         title=status.title,
@@ -100,7 +100,7 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> Row:
     )
 
 
-def runs_table(rows: Sequence[Row]) -> Table:
+def runs_table(rows: Sequence[RunRow]) -> Table:
     """The table, with one row per run."""
     from rich import box
     from rich.table import Table

@@ -15,7 +15,7 @@ from hpctrain.common.files.checked_yaml import Section, load_checked
 Rate = Annotated[float, Field(gt=0)]
 
 
-class Gpu(Section):
+class GpuModel(Section):
     """What a data sheet states. Rates in FLOP/s and bytes/s, power in W."""
 
     reported_as: str
@@ -37,18 +37,18 @@ class Gpu(Section):
 
 
 class _Gpus(Section):
-    gpus: dict[str, Gpu]
+    gpus: dict[str, GpuModel]
 
 
 @cache
-def gpus() -> dict[str, Gpu]:
+def gpus() -> dict[str, GpuModel]:
     """All GPUs that are known, by the names of ``--gpu``."""
     path = Path(__file__).parent / "gpus.yaml"
     text = path.read_text(encoding="utf-8")
     return dict(load_checked(text, path, _Gpus, "file of data sheets", "reinstall hpctrain").gpus)
 
 
-def gpu(name: str) -> Gpu:
+def gpu(name: str) -> GpuModel:
     """The data sheet of one GPU.
 
     Raises:

@@ -124,7 +124,7 @@ def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedHosts:
+class FoundHosts:
     """Hosts with their slots, the source that names them, and warnings about it."""
 
     hosts: HostSlots
@@ -132,22 +132,22 @@ class NamedHosts:
     warnings: tuple[str, ...] = ()
 
 
-def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> NamedHosts | None:
+def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> FoundHosts | None:
     """The hosts that the options or the allocation name; None where neither names any."""
     if options.hosts is not None and options.hostfile is not None:
         raise HpctrainError("--hosts and --hostfile both say which hosts", "give one of them")
     if options.hosts is not None:
-        return NamedHosts(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
+        return FoundHosts(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
     if options.hostfile is not None:
         read = read_hostfile(options.hostfile)
-        return NamedHosts(hosts=read.hosts, where=str(options.hostfile), warnings=read.warnings)
+        return FoundHosts(hosts=read.hosts, where=str(options.hostfile), warnings=read.warnings)
     if allocated := environment.get(_ALLOCATED):
-        return NamedHosts(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
+        return FoundHosts(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
     return None
 
 
 def _hosts(
-    options: HostOptions, named: NamedHosts | None, given: Fabric | None, this_host: str
+    options: HostOptions, named: FoundHosts | None, given: Fabric | None, this_host: str
 ) -> tuple[HostSlots, tuple[str, ...]]:
     """The run's hosts in the order in which they are named, with their slots, and warnings."""
     warnings: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hpctrain.common.cluster.gpu_models import Gpu, gpus
+from hpctrain.common.cluster.gpu_models import GpuModel, gpus
 from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.recipes.bounds import NotNegative, Positive
 
@@ -69,7 +69,7 @@ def buses() -> dict[str, Bus]:
     return dict(_load().buses)
 
 
-def _of_gpu(each: Gpu) -> Mapping[str, Constant]:
+def _of_gpu(each: GpuModel) -> Mapping[str, Constant]:
     units = {"vector_flops": "FLOP/s", "conv32_flops": "FLOP/s", "half_flops": "FLOP/s", "memory_bytes_per_s": "B/s"}
     sheet: dict[str, Any] = {"spread": _DATA_SHEET_SPREAD, "kind": "published", "source": each.source}
     found = {key: Constant(value=getattr(each, key), unit=unit, **sheet) for key, unit in units.items()}

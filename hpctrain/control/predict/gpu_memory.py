@@ -9,7 +9,7 @@ from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.job import Job
-from hpctrain.control.predict.memory import Memory, Settings, largest_batch, memory
+from hpctrain.control.predict.memory import Memory, MemorySettings, largest_batch, memory
 from hpctrain.control.predict.training import Training
 from hpctrain.control.predict.values import Estimate
 
@@ -31,7 +31,7 @@ class RankMemory:
 
 def rank_memory(training: Training, job: Job) -> RankMemory:
     """The memory of a rank at a training's largest images."""
-    settings = Settings(
+    settings = MemorySettings(
         optimizer=training.optimizer,
         precision=training.precision,
         bucket_bytes=job.bucket_bytes if job.ranks > 1 else None,
@@ -64,7 +64,7 @@ def _bytes_on_device(found: Memory, *, on_gpu: bool) -> int:
     return found.total if on_gpu else found.peak
 
 
-def _largest(training: Training, job: Job, settings: Settings) -> int:
+def _largest(training: Training, job: Job, settings: MemorySettings) -> int:
     try:
         return largest_batch(training.largest, gpu(job.device.name).memory_bytes, settings)
     except HpctrainError:

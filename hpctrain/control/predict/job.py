@@ -110,7 +110,7 @@ def _step(job: Job, one: Compute, jitter: Floats, values: Values, curves: Sequen
     layers = len(job.workload.layers)
     made = buckets(job.workload, job.bucket_bytes, in_place=job.in_place, compressed=job.wire < 1)
     reductions = [
-        Reduction(
+        BucketReduction(
             after=layers - bucket.launched,
             seconds=allreduce(bucket.nbytes, ranks, values, curves) + _negotiation(job, values),
         )
@@ -128,7 +128,7 @@ def _negotiation(job: Job, values: Values) -> Floats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction:
+class BucketReduction:
     """The reduction of one bucket.
 
     Attributes:
@@ -152,7 +152,7 @@ class Step:
     exposed: Floats
 
 
-def overlapped_step(compute: Compute, reductions: Sequence[Reduction], *, pace: Floats, jitter: Floats) -> Step:
+def overlapped_step(compute: Compute, reductions: Sequence[BucketReduction], *, pace: Floats, jitter: Floats) -> Step:
     """One step of all ranks.
 
     Args:

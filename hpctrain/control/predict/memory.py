@@ -85,7 +85,7 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class MemorySettings:
     """How a network is trained, as far as its memory depends on it.
 
     Attributes:
@@ -123,7 +123,7 @@ class Settings:
         return self.precision in ("bf16", "fp16")
 
 
-def memory(workload: Workload, *, batch: int, settings: Settings) -> Memory:
+def memory(workload: Workload, *, batch: int, settings: MemorySettings) -> Memory:
     """The memory of training with so many samples at once.
 
     Args:
@@ -137,7 +137,7 @@ def memory(workload: Workload, *, batch: int, settings: Settings) -> Memory:
     return replace(most, margin=round(FRAGMENTATION * most.peak), context=CONTEXT_BYTES)
 
 
-def largest_batch(workload: Workload, nbytes: float, settings: Settings) -> int:
+def largest_batch(workload: Workload, nbytes: float, settings: MemorySettings) -> int:
     """The most samples at once whose training fits into a device's memory, with the margin and the context.
 
     Raises:
@@ -163,7 +163,7 @@ def largest_batch(workload: Workload, nbytes: float, settings: Settings) -> int:
     return low
 
 
-def _resident(workload: Workload, batch: int, settings: Settings) -> Memory:
+def _resident(workload: Workload, batch: int, settings: MemorySettings) -> Memory:
     """The memory that is in use all the time."""
     item = settings.weight_bytes
     engine = 0
@@ -203,7 +203,7 @@ def state_elements(optimizer: Optimizer) -> int:
     return sum(slot not in SCALARS for slot in slots(optimizer))
 
 
-def _update(workload: Workload, settings: Settings, resident: Memory) -> Memory:
+def _update(workload: Workload, settings: MemorySettings, resident: Memory) -> Memory:
     optimizer, item = settings.optimizer, settings.weight_bytes
     largest = max((elements for elements, _ in workload.registered), default=0)
     plain_sgd = optimizer.name == "sgd" and not (optimizer.decoupled_decay or optimizer.rate_in_momentum)
@@ -236,7 +236,7 @@ def _rule_arrays(optimizer: Optimizer) -> int:
     return 2 if optimizer.name == "lars" else 3
 
 
-def _unbucketed_gradients(workload: Workload, settings: Settings) -> list[int]:
+def _unbucketed_gradients(workload: Workload, settings: MemorySettings) -> list[int]:
     """The bytes of each layer's gradients that are in no bucket."""
     item = settings.weight_bytes
     found = [sum(layer.parameters) * item for layer in workload.layers]
@@ -255,7 +255,7 @@ def _unbucketed_gradients(workload: Workload, settings: Settings) -> list[int]:
     return found
 
 
-def _passes(workload: Workload, batch: int, settings: Settings, resident: Memory) -> Iterator[Memory]:
+def _passes(workload: Workload, batch: int, settings: MemorySettings, resident: Memory) -> Iterator[Memory]:
     """Each layer's forward and backward pass."""
     layers, item = workload.layers, settings.weight_bytes
     forward, backward = _saved_activations(layers, settings)
@@ -294,7 +294,7 @@ def _passes(workload: Workload, batch: int, settings: Settings, resident: Memory
         after -= alone[index]
 
 
-def _saved_activations(layers: tuple[Layer, ...], settings: Settings) -> tuple[list[int], list[int]]:
+def _saved_activations(layers: tuple[Layer, ...], settings: MemorySettings) -> tuple[list[int], list[int]]:
     """Bytes per sample that are kept, by layer: while its forward and while its backward pass runs."""
     saved = [_saved_bytes(layer, settings) for layer in layers]
     if not settings.checkpointing:
@@ -314,7 +314,7 @@ def _saved_activations(layers: tuple[Layer, ...], settings: Settings) -> tuple[l
     return forward, backward
 
 
-def _enter_block(before: Layer, saved: int, outside: int, settings: Settings) -> tuple[int, int]:
+def _enter_block(before: Layer, saved: int, outside: int, settings: MemorySettings) -> tuple[int, int]:
     """Bytes kept outside of blocks and within this one, after its first layer, which saves ``saved`` bytes.
 
     The block's input is what the layer ahead made. It stays; where that layer keeps it for itself too, it is not among
@@ -326,13 +326,13 @@ def _enter_block(before: Layer, saved: int, outside: int, settings: Settings) ->
     return outside + (own if before.block else 0), saved
 
 
-def _saved_bytes(layer: Layer, settings: Settings) -> int:
+def _saved_bytes(layer: Layer, settings: MemorySettings) -> int:
     if settings.autocast:
         return layer.mixed_saved_bytes + layer.saved_bytes
     return layer.saved_elements * settings.weight_bytes + layer.saved_bytes
 
 
-def _activation_bytes(layer: Layer, settings: Settings) -> int:
+def _activation_bytes(layer: Layer, settings: MemorySettings) -> int:
     """Bytes of an element of the layer's output."""
     return 2 if settings.autocast and layer.narrow else settings.weight_bytes
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Script
-from hpctrain.control.schedulers.slurm.submission import Job
+from hpctrain.control.schedulers.slurm.submission import PreparedJob
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.hardware import Hardware
@@ -21,7 +21,7 @@ _IRRELEVANT_FIELDS = ("seed",)
 _MOST_PREDICTIONS = 20
 
 
-def named_gpu(job: Job, gpu: str | None) -> str | None:
+def named_gpu(job: PreparedJob, gpu: str | None) -> str | None:
     """The GPU that predictions are for: the one asked for, else the profile's; None where neither is named.
 
     Args:
@@ -32,7 +32,7 @@ def named_gpu(job: Job, gpu: str | None) -> str | None:
     return gpu or (known if known == "cpu" or job.request.gpus_per_node else None)
 
 
-def predict_job(job: Job, work: Recipe | Script, gpu: str) -> RunPrediction:
+def predict_job(job: PreparedJob, work: Recipe | Script, gpu: str) -> RunPrediction:
     """The prediction for a job, or for one task of an array.
 
     Args:
@@ -50,7 +50,7 @@ def predict_job(job: Job, work: Recipe | Script, gpu: str) -> RunPrediction:
 
 
 def predict_jobs(
-    job: Job, works: Mapping[int | None, Recipe | Script], gpu: str | None
+    job: PreparedJob, works: Mapping[int | None, Recipe | Script], gpu: str | None
 ) -> dict[int | None, RunPrediction]:
     """The prediction for each run of a job for which there is one, by its task; empty where no GPU is named.
 
@@ -73,7 +73,7 @@ def predict_jobs(
     return found
 
 
-def _hardware(job: Job, gpu: str) -> Hardware:
+def _hardware(job: PreparedJob, gpu: str) -> Hardware:
     from hpctrain.common.cluster.gpu_models import gpus
     from hpctrain.control.predict.compute import CPU
     from hpctrain.control.predict.hardware import Hardware

@@ -21,7 +21,7 @@ from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.control.schedulers.request import JobRequest, job_request
 from hpctrain.control.schedulers.slurm.limits import Limits, check_limits
 from hpctrain.control.schedulers.slurm.script import render, variables
-from hpctrain.control.schedulers.slurm.submission import Job
+from hpctrain.control.schedulers.slurm.submission import PreparedJob
 from hpctrain.control.schedulers.staging import plan_pack, plan_staging
 from hpctrain.control.supervision.trackers import require_trackers
 
@@ -126,7 +126,7 @@ def prepare(
     pack: bool,
     template: Path | None,
     look_only: bool,
-) -> Job:
+) -> PreparedJob:
     """Prepare the job. Writes nothing, and does not ask Slurm.
 
     Args:
@@ -189,7 +189,7 @@ def prepare(
         require_choices(each)
         if not look_only:
             require_trackers(each.trackers, {**os.environ, **cluster.profile.environment})
-    return Job(
+    return PreparedJob(
         profile=cluster.profile,
         request=request,
         plans=plans,

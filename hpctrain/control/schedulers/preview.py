@@ -8,10 +8,10 @@ from hpctrain.control.launchers.command import rank_environment
 from hpctrain.control.planning.mesh import mesh_lines
 from hpctrain.control.planning.planner import place_plan
 from hpctrain.control.schedulers.request import JobRequest
-from hpctrain.control.schedulers.slurm.submission import Job
+from hpctrain.control.schedulers.slurm.submission import PreparedJob
 
 
-def preview(job: Job, script: str) -> str:
+def preview(job: PreparedJob, script: str) -> str:
     """The text. It begins with the script as it would be submitted."""
     placed, placement = _place(job.plan, job.request)
     known, later = _environment(placed)

@@ -22,7 +22,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from hpctrain.control.topology.fabric import Fabric, Floats
-from hpctrain.control.topology.folding import Box, Bundle, Folded, fold
+from hpctrain.control.topology.folding import Bundle, DrawnBox, Folded, fold
 from hpctrain.control.topology.rails import rail_adapters
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.subtrees import subtrees_of
@@ -190,7 +190,7 @@ class _Sketch:
         return points
 
 
-def _label(box: Box, names: Mapping[str, str], *, lines: bool) -> str:
+def _label(box: DrawnBox, names: Mapping[str, str], *, lines: bool) -> str:
     if len(box.names) == 1:
         return names[box.names[0]]
     if not lines:

@@ -19,7 +19,7 @@ _SWEEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Box:
+class DrawnBox:
     """Hosts (level 0), or switches of one level, that are drawn as one box.
 
     Attributes:
@@ -49,7 +49,7 @@ class Bundle:
 class Folded:
     """Boxes, by level and then from left to right, and the bundles between them."""
 
-    boxes: tuple[Box, ...]
+    boxes: tuple[DrawnBox, ...]
     bundles: tuple[Bundle, ...]
 
     def row(self, level: int) -> list[int]:
@@ -102,7 +102,7 @@ def _ancestry(fabric: Fabric, hosts: Sequence[int]) -> set[int]:
     return set(np.flatnonzero(found).tolist())
 
 
-def _rows(fabric: Fabric, part: set[int], hosts: Sequence[int], most: int) -> list[Box]:
+def _rows(fabric: Fabric, part: set[int], hosts: Sequence[int], most: int) -> list[DrawnBox]:
     """The boxes, level by level; their order inside a level is not settled yet."""
     above: dict[int, set[int]] = defaultdict(set)
     below: dict[int, set[int]] = defaultdict(set)
@@ -110,7 +110,7 @@ def _rows(fabric: Fabric, part: set[int], hosts: Sequence[int], most: int) -> li
         if source in part and target in part and fabric.level[source] < fabric.level[target]:
             above[source].add(target)
             below[target].add(source)
-    boxes: list[Box] = []
+    boxes: list[DrawnBox] = []
     by_level: dict[int, list[int]] = defaultdict(list)
     for node in sorted(part):
         by_level[int(fabric.level[node])].append(node)
@@ -144,12 +144,12 @@ def _groups(
     return groups
 
 
-def _box(level: int, members: Iterable[int], names: Sequence[str]) -> Box:
+def _box(level: int, members: Iterable[int], names: Sequence[str]) -> DrawnBox:
     ordered = sorted(members, key=lambda member: natural_key(names[member]))
-    return Box(level=level, members=tuple(ordered), names=tuple(names[member] for member in ordered))
+    return DrawnBox(level=level, members=tuple(ordered), names=tuple(names[member] for member in ordered))
 
 
-def _box_links(fabric: Fabric, boxes: Sequence[Box], part: set[int]) -> dict[tuple[int, int], list[int]]:
+def _box_links(fabric: Fabric, boxes: Sequence[DrawnBox], part: set[int]) -> dict[tuple[int, int], list[int]]:
     """The directed links between each two boxes, also inside a box."""
     of_host = {host: number for number, box in enumerate(boxes) if box.level == 0 for host in box.members}
     of_node = {node: number for number, box in enumerate(boxes) if box.level > 0 for node in box.members}
@@ -162,7 +162,7 @@ def _box_links(fabric: Fabric, boxes: Sequence[Box], part: set[int]) -> dict[tup
 
 
 def _ordered_boxes(
-    boxes: Sequence[Box], links: Mapping[tuple[int, int], Sequence[int]], given: Mapping[int, int]
+    boxes: Sequence[DrawnBox], links: Mapping[tuple[int, int], Sequence[int]], given: Mapping[int, int]
 ) -> list[int]:
     """The boxes by level, each level ordered by the mean place of its cables' other ends (barycentre method of
     Sugiyama). Hosts and leaves, where rails cross, are ordered several times.

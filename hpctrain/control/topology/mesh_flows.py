@@ -23,7 +23,7 @@ _LOOPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flows:
+class MeshFlows:
     """The bytes that ranks send in a step, from each source rank to the target rank at the same index."""
 
     source: Ints
@@ -36,7 +36,7 @@ class Flows:
         return float(np.bincount(self.source, self.nbytes).max(initial=0.0))
 
 
-def mesh_flows(work: MeshWork) -> dict[Axis, Flows]:
+def mesh_flows(work: MeshWork) -> dict[Axis, MeshFlows]:
     """The flows along each axis with several ranks; 1 byte to each neighbour where the model is not known.
 
     FSDP's groups are those along dp_shard and cp together, as ranks along cp have the same parameters and other tokens
@@ -130,21 +130,21 @@ def groups(mesh: Mesh, axes: Sequence[Axis]) -> Ints:
     return found
 
 
-def ring_flows(mesh: Mesh, axes: Sequence[Axis], nbytes: float) -> Flows:
+def ring_flows(mesh: Mesh, axes: Sequence[Axis], nbytes: float) -> MeshFlows:
     """Every rank of each group sends ``nbytes`` to the next."""
     members = groups(mesh, axes)
     following = np.roll(members, -1, axis=1)
-    return Flows(source=members.ravel(), target=following.ravel(), nbytes=np.full(members.size, float(nbytes)))
+    return MeshFlows(source=members.ravel(), target=following.ravel(), nbytes=np.full(members.size, float(nbytes)))
 
 
-def pipeline_flows(mesh: Mesh, nbytes: float, schedule: str) -> Flows:
+def pipeline_flows(mesh: Mesh, nbytes: float, schedule: str) -> MeshFlows:
     """Activations from each stage to the next, and gradients back, where the two are on different ranks."""
     members = groups(mesh, ("pp",))
     stages = np.array(stage_ranks(schedule, members.shape[1]))
     before, after = stages[:-1], stages[1:]
     elsewhere = before != after
     forward, backward = members[:, before[elsewhere]].ravel(), members[:, after[elsewhere]].ravel()
-    return Flows(
+    return MeshFlows(
         source=np.concatenate([forward, backward]),
         target=np.concatenate([backward, forward]),
         nbytes=np.full(2 * forward.size, float(nbytes)),

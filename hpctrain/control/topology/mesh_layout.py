@@ -19,7 +19,7 @@ import numpy as np
 from hpctrain.common.recipes.mesh import AXES, Axis, Mesh
 from hpctrain.common.recipes.mesh_traffic import AxisTraffic, LaidMesh, MeshTraffic, MeshWork
 from hpctrain.control.topology.fabric import Fabric, Floats
-from hpctrain.control.topology.mesh_flows import Flows, mesh_flows
+from hpctrain.control.topology.mesh_flows import MeshFlows, mesh_flows
 from hpctrain.control.topology.placement import Order, Rings
 from hpctrain.control.topology.subtrees import subtrees_of
 
@@ -91,7 +91,7 @@ class Layout:
         slots: the ranks of each host, in the order given.
     """
 
-    def __init__(self, rings: Rings, mesh: Mesh, flows: Mapping[Axis, Flows], slots: Sequence[int]) -> None:
+    def __init__(self, rings: Rings, mesh: Mesh, flows: Mapping[Axis, MeshFlows], slots: Sequence[int]) -> None:
         self.rings, self.mesh, self.flows = rings, mesh, flows
         self._slots = np.array(slots)
         self._sizes = list(mesh.sizes.values())
@@ -192,7 +192,7 @@ class Layout:
                 yield whole_runs(placed, self.rings.groups[0], run)[by_rank]
 
 
-def _by_level(flows: Flows, levels: Sequence[Order]) -> tuple[float, ...]:
+def _by_level(flows: MeshFlows, levels: Sequence[Order]) -> tuple[float, ...]:
     """The bytes by the lowest level at which source and target are in the same part."""
     left = np.ones(len(flows.source), bool)
     found = []

@@ -26,7 +26,7 @@ _PART_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class NewEvent:
     """One event for a tracker.
 
     Attributes:
@@ -58,7 +58,7 @@ class Tracking(Protocol):
         Called first, after an error of any method, and at each resume where it rewrites.
         """
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewEvent]) -> None:
         """Hand over events, in order. After an error :meth:`open` is called, and what is then missing is sent."""
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Backlog:
     """
 
     def __init__(self, directory: RunDirectory, has: TrackerProgress) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[NewEvent] = []
         self.more = True
         self._number = 0
         self._has = has
@@ -119,7 +119,7 @@ class Backlog:
                 again |= self._number > 1
                 self.entries = [entry for entry in self.entries if entry.needed <= event.iteration]
             if counts and self._number > self._has.sent:
-                self.entries.append(Entry(number=self._number, event=event, point=point, needed=self._kept.needed))
+                self.entries.append(NewEvent(number=self._number, event=event, point=point, needed=self._kept.needed))
             if self._saves.at(event):
                 self.entries = [replace(entry, needed=0) for entry in self.entries]
         return again

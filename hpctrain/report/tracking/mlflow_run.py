@@ -14,7 +14,7 @@ from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.supervision.trackers import require_server
-from hpctrain.report.tracking.following import Entry
+from hpctrain.report.tracking.following import NewEvent
 from hpctrain.report.tracking.parameters import facts, parameters, texts, title
 from hpctrain.report.tracking.progress import TrackerProgress, read_progress, write_progress
 from hpctrain.report.tracking.redaction import server
@@ -82,7 +82,7 @@ class MlflowRun:
             self._announced = self._run
         return self._progress
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewEvent]) -> None:
         from mlflow.entities import RunTag
 
         tags = texts(facts(entry.event for entry in entries))
@@ -143,7 +143,7 @@ class MlflowRun:
             return None
         return next((_milliseconds(event.time) for event in read_events(self._directory.events)), None)
 
-    def _send_status(self, entries: Sequence[Entry]) -> None:
+    def _send_status(self, entries: Sequence[NewEvent]) -> None:
         changes = [entry.event for entry in entries if isinstance(entry.event, StartEvent | EndEvent)]
         match changes[-1:]:
             case [EndEvent(status=status) as event]:
@@ -152,7 +152,7 @@ class MlflowRun:
                 self._client.update_run(self._run, "RUNNING")
 
 
-def _values(entries: Iterable[Entry]) -> Iterator[Any]:
+def _values(entries: Iterable[NewEvent]) -> Iterator[Any]:
     from mlflow.entities import Metric
 
     for point in (entry.point for entry in entries if entry.point):

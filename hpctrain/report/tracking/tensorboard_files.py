@@ -10,7 +10,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hpctrain.common.files.private import make_folder, private
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.report.tracking.following import Entry
+from hpctrain.report.tracking.following import NewEvent
 from hpctrain.report.tracking.progress import TrackerProgress
 
 # TensorBoard recognises an event file by this part of its name. One fixed name: writing again replaces.
@@ -36,7 +36,7 @@ class TensorBoardFiles:
         self.close()
         return TrackerProgress()
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewEvent]) -> None:
         for point in (entry.point for entry in entries if entry.point):
             values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
             self._append(TensorBoardEvent(wall_time=point.time, step=point.iteration, summary=Summary(value=values)))

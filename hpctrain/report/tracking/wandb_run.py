@@ -11,7 +11,7 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events.kinds import EndEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.report.tracking.following import Entry
+from hpctrain.report.tracking.following import NewEvent
 from hpctrain.report.tracking.parameters import facts, parameters, title
 from hpctrain.report.tracking.progress import TrackerProgress, read_progress
 
@@ -71,7 +71,7 @@ class WandbRun:
         self._run.define_metric("*", step_metric=_STEP)
         return TrackerProgress()
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, entries: Sequence[NewEvent]) -> None:
         if changed := facts(entry.event for entry in entries):
             self._run.config.update(changed, allow_val_change=True)
         for entry in entries:

@@ -24,7 +24,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.bench.allreduce import repeats_of, rounds_of
 from hpctrain.worker.bench.baselines import join_process_group
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
-from hpctrain.worker.bench.workloads import Workload, workload
+from hpctrain.worker.bench.workloads import BenchWorkload, workload
 from hpctrain.worker.comm.mpi_engine import MpiCommunicator
 
 _FLOAT_BYTES = 4
@@ -75,7 +75,7 @@ def calls_of(start: _Start, name: str, groups: dict[str, Any], nbytes: int) -> d
     return calls
 
 
-def fsdp_step(work: Workload, group: Any) -> Call:
+def fsdp_step(work: BenchWorkload, group: Any) -> Call:
     """One step of a network whose blocks, and then the rest of it, are sharded over a group."""
     mesh = DeviceMesh.from_group(group, "cpu")
     model = work.build()

@@ -23,7 +23,7 @@ from torch import nn
 import hpctrain as ht
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.torch.pieces import local_tensor
-from hpctrain.worker.bench.workloads import GPT_SIZE, Workload, shared_workload
+from hpctrain.worker.bench.workloads import GPT_SIZE, BenchWorkload, shared_workload
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.train.parallel_plan import plan_of
 
@@ -56,7 +56,7 @@ def variants(model: str, ranks: int) -> dict[str, Variant]:
     return found
 
 
-class Process:
+class ProcessMemory:
     """The memory of this process: resident memory, or on a GPU what PyTorch has allocated."""
 
     def __init__(self, device: torch.device) -> None:
@@ -116,7 +116,7 @@ def measure(comm: Communicator, variant: Variant, model: str, batch: int, device
     """
     work = shared_workload(comm, variant.mesh, model, batch=batch, image_size=0)
     work = replace(work, x=work.x.to(device), y=work.y.to(device))
-    process = Process(device)
+    process = ProcessMemory(device)
     before = process.settled()
     network = work.build().to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
@@ -132,7 +132,7 @@ def measure(comm: Communicator, variant: Variant, model: str, batch: int, device
     return {**found, "state": max(sum(each.values()) for each in moments), "peak": peak}
 
 
-def train(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, int]]:
+def train(work: BenchWorkload, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, int]]:
     """Train one step; returns the :func:`state` after its forward pass, backward pass and update."""
     optimizer.zero_grad()
     loss = work.loss(model)
@@ -143,7 +143,7 @@ def train(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return [forward, backward, state(model, optimizer)]
 
 
-def own_parameters(work: Workload, mesh: Mesh) -> float:
+def own_parameters(work: BenchWorkload, mesh: Mesh) -> float:
     """How many parameters a rank holds: tp divides the linear layers of a GPT's blocks, 12 width^2 in each."""
     whole = sum(each.numel() for each in work.build().parameters())
     divided = 12 * GPT_SIZE.width**2 * GPT_SIZE.layers if mesh.tp > 1 else 0

@@ -17,12 +17,12 @@ from hpctrain.common.recipes.mesh import Mesh, parse_mesh
 from hpctrain.worker.adapters.torch.parallel import ParallelPlan
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.worker.bench.step import adapted, alone, sgd
-from hpctrain.worker.bench.workloads import Workload, mean_loss, shared_workload
+from hpctrain.worker.bench.workloads import BenchWorkload, mean_loss, shared_workload
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.train.parallel_plan import plan_of
 
 
-def pipelined(work: Workload, comm: Communicator, plan: ParallelPlan) -> Call:
+def pipelined(work: BenchWorkload, comm: Communicator, plan: ParallelPlan) -> Call:
     """``ht.Pipeline`` with its defaults, whose stages are divided over the ranks of pp."""
     model = work.build()
     optimizer = sgd(model)

@@ -30,7 +30,7 @@ from hpctrain.common.run.events.kinds import StepEvent
 from hpctrain.worker.adapters.torch.guarding import guard_of
 from hpctrain.worker.bench.baselines import LeftOut, horovod_running, join_process_group, load_deepspeed, load_horovod
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
-from hpctrain.worker.bench.workloads import Workload, workload
+from hpctrain.worker.bench.workloads import BenchWorkload, workload
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.comm.shared.kernels import BLOCK_BYTES, all_finite
 from hpctrain.worker.train.checkpoint import Checkpoints
@@ -42,13 +42,13 @@ _GLOBAL_BATCH = 256
 _EACH, _CHECK = "supervision", "guard's check"
 
 
-def alone(work: Workload) -> Call:
+def alone(work: BenchWorkload) -> Call:
     """The limit: no communication between ranks."""
     model = work.build()
     return _step(work, model, sgd(model))
 
 
-def horovod_by_hand(work: Workload) -> Call:
+def horovod_by_hand(work: BenchWorkload) -> Call:
     """Horovod as its documentation shows it."""
     import horovod.torch as hvd
 
@@ -57,13 +57,13 @@ def horovod_by_hand(work: Workload) -> Call:
     return _step(work, model, hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters()))
 
 
-def ddp(work: Workload) -> Call:
+def ddp(work: BenchWorkload) -> Call:
     """PyTorch's own DistributedDataParallel on the default process group, with its defaults."""
     model = nn.parallel.DistributedDataParallel(work.build())
     return _step(work, model, sgd(model))
 
 
-def deepspeed_zero(work: Workload, stage: int) -> Call:
+def deepspeed_zero(work: BenchWorkload, stage: int) -> Call:
     """DeepSpeed's engine with this stage of ZeRO and its defaults, except clipping, which no other variant does."""
     import deepspeed
 
@@ -83,13 +83,13 @@ def deepspeed_zero(work: Workload, stage: int) -> Call:
     return step
 
 
-def adapted(work: Workload, comm: Communicator, **settings: Any) -> Call:
+def adapted(work: BenchWorkload, comm: Communicator, **settings: Any) -> Call:
     """``ht.distribute``, by default with its defaults."""
     model = work.build()
     return _step(work, *ht.distribute(model, sgd(model), comm=comm, **settings))
 
 
-def watched(work: Workload, comm: Communicator, folder: Path) -> dict[str, Call]:
+def watched(work: BenchWorkload, comm: Communicator, folder: Path) -> dict[str, Call]:
     """The calls that the training loop adds, for a network that has done a step."""
     model = work.build()
     model, optimizer = ht.distribute(model, sgd(model), comm=comm)
@@ -160,7 +160,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def _step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
+def _step(work: BenchWorkload, model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
     def step() -> None:
         # Without arguments: Horovod's optimizer knows none of PyTorch's newer ones.
         optimizer.zero_grad()
@@ -170,7 +170,7 @@ def _step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return step
 
 
-def _compressed(work: Workload, comm: Communicator) -> dict[str, Call]:
+def _compressed(work: BenchWorkload, comm: Communicator) -> dict[str, Call]:
     """Variants with compression, which changes the numbers and only affects what is sent between hosts."""
     return {
         "hpctrain over mpi, fp16 sent": adapted(work, comm, compression="fp16"),
@@ -179,7 +179,7 @@ def _compressed(work: Workload, comm: Communicator) -> dict[str, Call]:
 
 
 def variants(
-    work: Workload, comm: Communicator, world: MPI.Intracomm, left_out: LeftOut, folder: Path
+    work: BenchWorkload, comm: Communicator, world: MPI.Intracomm, left_out: LeftOut, folder: Path
 ) -> list[TimedGroup]:
     """All variants that work on this machine; ``left_out`` gets the reasons why others do not."""
     group = join_process_group(world)

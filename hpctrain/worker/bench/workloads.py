@@ -23,7 +23,7 @@ GPT_SIZE = GptSettings(layers=6, heads=8, width=384, context=_LENGTH, vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class BenchWorkload:
     """A network with new weights, equal at every call of ``build``, and one batch of samples and labels."""
 
     build: Callable[[], nn.Module]
@@ -50,7 +50,7 @@ def convnet() -> nn.Module:
     )
 
 
-def workload(model: str, *, batch: int, image_size: int, rank: int) -> Workload:
+def workload(model: str, *, batch: int, image_size: int, rank: int) -> BenchWorkload:
     """The network of ``hpctrain bench step --model``; the samples differ between ranks.
 
     Args:
@@ -61,17 +61,17 @@ def workload(model: str, *, batch: int, image_size: int, rank: int) -> Workload:
     if model in ("transformer", "gpt"):
         tokens, build = (_TOKENS, small_encoder) if model == "transformer" else (GPT_SIZE.vocabulary, _gpt)
         x, y = (torch.randint(0, tokens, (batch, _LENGTH), generator=random) for _ in range(2))
-        return Workload(build=_seeded(build), x=x, y=y)
+        return BenchWorkload(build=_seeded(build), x=x, y=y)
     if model == "digits":
         x = torch.rand(batch, 1, 8, 8, generator=random)
-        return Workload(build=_seeded(digits_cnn), x=x, y=torch.randint(0, 10, (batch,), generator=random))
+        return BenchWorkload(build=_seeded(digits_cnn), x=x, y=torch.randint(0, 10, (batch,), generator=random))
     build, size, classes = (convnet, _IMAGE, 10) if model == "convnet" else (resnet50, image_size, 1000)
     # Channels innermost, as in recipes: on a GPU a step takes almost twice as long with them outermost.
     x = torch.rand(batch, size, size, 3, generator=random).movedim(-1, 1)
-    return Workload(build=_seeded(build), x=x, y=torch.randint(0, classes, (batch,), generator=random))
+    return BenchWorkload(build=_seeded(build), x=x, y=torch.randint(0, classes, (batch,), generator=random))
 
 
-def shared_workload(comm: Communicator, mesh: Mesh, model: str, *, batch: int, image_size: int) -> Workload:
+def shared_workload(comm: Communicator, mesh: Mesh, model: str, *, batch: int, image_size: int) -> BenchWorkload:
     """A network with this rank's part of a batch, under a mesh that the ranks have from then on.
 
     Args:

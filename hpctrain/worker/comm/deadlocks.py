@@ -49,7 +49,7 @@ _PAIRED_HINT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class WaitPlace:
     """Where a rank waits.
 
     Attributes:
@@ -73,7 +73,7 @@ class Place:
         return f"in {self.what}{at}, after backward pass {self.passes}"
 
 
-def deadlock_error(places: Mapping[int, Place], names: Callable[[int], str]) -> HpctrainError | None:
+def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str]) -> HpctrainError | None:
     """The error for ranks whose waits cannot end; None if all wait in the same place."""
     if len({place.kind for place in places.values()}) == 1:
         return None
@@ -128,7 +128,7 @@ class DeadlockDetector:
         self._number = 0
         self._announced = False
         # On rank 0: each rank's place with the number of its wait, and the ranks that have confirmed theirs.
-        self._places: dict[int, tuple[int, Place]] = {}
+        self._places: dict[int, tuple[int, WaitPlace]] = {}
         self._confirmed: set[int] = set()
         self._ask_at = 0.0
 
@@ -141,7 +141,7 @@ class DeadlockDetector:
             self._number += 1
         if wait is not None and not self._announced and now - wait.since > ANNOUNCE_SECONDS:
             self._announced = True
-            place = Place(kind=wait.kind, what=wait.what, passes=self._passes(), line=script_line(), left=left_at())
+            place = WaitPlace(kind=wait.kind, what=wait.what, passes=self._passes(), line=script_line(), left=left_at())
             self._deliver(0, "in", self._number, place)
         if self._rank == 0:
             self._judge(now)
@@ -149,7 +149,7 @@ class DeadlockDetector:
     def receive(self, source: int, kind: str, *values: object) -> None:
         """Handle a message of another rank or of this one."""
         match kind, values:
-            case "in", (int(number), Place() as place):
+            case "in", (int(number), WaitPlace() as place):
                 self._places[source] = (number, place)
             case "out", ():
                 self._places.pop(source, None)
@@ -210,7 +210,7 @@ class StoreDeadlockDetector:
     def announce(self, kind: str, what: str) -> None:
         """Announce that this rank waits."""
         self._number += 1
-        place = Place(kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at())
+        place = WaitPlace(kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at())
         self._set(json.dumps({"number": self._number, "name": self._name, "place": asdict(place)}))
 
     def withdraw(self) -> None:
@@ -235,7 +235,7 @@ class StoreDeadlockDetector:
         if self._seen != before or not all(self._seen):
             return
         waits = [json.loads(text) for text in self._seen]
-        places = {rank: Place(**each["place"]) for rank, each in enumerate(waits)}
+        places = {rank: WaitPlace(**each["place"]) for rank, each in enumerate(waits)}
         if error := deadlock_error(places, lambda rank: str(waits[rank]["name"])):
             self._store.set(_STORE_ERROR, json.dumps([error.message, error.hint]))
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class MpiCommunicator(MpiControl):
     """Ranks started by MPI whose gradients hpctrain's own engine reduces.
 
-    ``node_of`` puts ranks on nodes, see :class:`hpctrain.worker.comm.shared.nodes.Node`.
+    ``node_of`` puts ranks on nodes, see :class:`hpctrain.worker.comm.shared.nodes.LocalNode`.
     """
 
     backend = "mpi"

@@ -11,7 +11,7 @@ from hpctrain.worker.comm.base import Wire, dense_wire
 from hpctrain.worker.comm.control_tensors import ControlTensorFlowEngine
 from hpctrain.worker.comm.mirrored import not_for_torch
 from hpctrain.worker.comm.mpi import MpiControl
-from hpctrain.worker.comm.tf_cluster import Cluster, already_initialized, join_cluster, take_gpu
+from hpctrain.worker.comm.tf_cluster import TfCluster, already_initialized, join_cluster, take_gpu
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,7 +32,7 @@ class MultiWorkerCommunicator(MpiControl):
     def __init__(self, world: MPI.Intracomm, reason: str) -> None:
         super().__init__(world, reason)
         self._engine: MultiWorkerEngine | None = None
-        self._cluster: Cluster | None = join_cluster(self._world, self.host, self.timeout, ["worker"] * self.size)
+        self._cluster: TfCluster | None = join_cluster(self._world, self.host, self.timeout, ["worker"] * self.size)
         try:
             take_gpu(self.local_rank, self.local_size)
             with self.timeout.blocking("starting TensorFlow's servers"):

@@ -22,7 +22,7 @@ VARIABLE = "TF_CONFIG"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class TfCluster:
     """The place of this process among TensorFlow's servers.
 
     Attributes:
@@ -35,7 +35,7 @@ class Cluster:
     reserved: socket.socket | None
 
 
-def join_cluster(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Sequence[str]) -> Cluster:
+def join_cluster(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Sequence[str]) -> TfCluster:
     """Tell all ranks each other's addresses, and write them to ``TF_CONFIG`` of this process. Collective.
 
     An earlier ``TF_CONFIG``, inherited from a cluster or another process, is overwritten: it names another task.
@@ -51,7 +51,7 @@ def join_cluster(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Seque
     index = list(tasks[: world.rank]).count(own)
     os.environ[VARIABLE] = json.dumps({"cluster": servers, "task": {"type": own, "index": index}})
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    return Cluster(resolver=resolver, task=own, reserved=ranks.own_socket)
+    return TfCluster(resolver=resolver, task=own, reserved=ranks.own_socket)
 
 
 def take_gpu(local_rank: int, local_size: int) -> None:

@@ -15,7 +15,7 @@ from hpctrain.common.settings import PARAMETER_SERVERS, TIMEOUT_HINT
 from hpctrain.worker.comm.mirrored import in_scope, not_for_torch
 from hpctrain.worker.comm.polled import duplicate
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.comm.tf_cluster import Cluster, already_initialized, join_cluster, take_gpu
+from hpctrain.worker.comm.tf_cluster import TfCluster, already_initialized, join_cluster, take_gpu
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ParameterServerCommunicator(SingleCommunicator):
         # Calls to a worker that is gone fail at once, so that its closures go to others.
         os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
         tasks = ["chief", *["ps"] * servers, *["worker"] * workers]
-        self._cluster: Cluster | None = join_cluster(self._world, self.host, self.timeout, tasks)
+        self._cluster: TfCluster | None = join_cluster(self._world, self.host, self.timeout, tasks)
         self.workers = workers
         if self.rank == 0:
             self._coordinate()

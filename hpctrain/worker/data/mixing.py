@@ -40,7 +40,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class MixedSamples:
     """The samples of a global batch that a rank computes together, and those that they are mixed with.
 
     Attributes:
@@ -54,7 +54,7 @@ class Piece:
     starts: Indices
 
 
-def piece(positions: Indices, length: int, group: int | None) -> Piece:
+def piece(positions: Indices, length: int, group: int | None) -> MixedSamples:
     """The samples and their partners in a global batch of ``length``.
 
     The batch is cut into the fewest groups of at most ``group`` samples, whose sizes differ by one at most, as over the
@@ -66,7 +66,7 @@ def piece(positions: Indices, length: int, group: int | None) -> Piece:
     wanted = partners[positions]
     everything = np.concatenate([positions, np.setdiff1d(wanted, positions)])
     order = np.argsort(everything, kind="stable")
-    return Piece(
+    return MixedSamples(
         positions=everything,
         partners=order[np.searchsorted(everything, wanted, sorter=order)],
         starts=starts[positions],
@@ -82,7 +82,7 @@ class Mixer:
         ]
         self._seed = seed
 
-    def mixture(self, part: Piece, epoch: int, first: int, height: int, width: int) -> Mixture:
+    def mixture(self, part: MixedSamples, epoch: int, first: int, height: int, width: int) -> Mixture:
         """The mixture of a piece.
 
         Args:

@@ -10,7 +10,7 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import Layer
 from hpctrain.worker.tracing import operators
-from hpctrain.worker.tracing.recorder import Access, Memory, Operator, Recording
+from hpctrain.worker.tracing.recorder import Access, Allocation, Operator, OpTrace
 
 # The numbers from here on belong to autograd nodes that accumulate gradients, which have no number of their own.
 _UNNUMBERED = 1 << 63
@@ -28,7 +28,7 @@ class Solved:
 class _Passes:
     """One recording, with the layer of each of its operators."""
 
-    def __init__(self, recording: Recording, starts: Sequence[int]) -> None:
+    def __init__(self, recording: OpTrace, starts: Sequence[int]) -> None:
         self.recording = recording
         self.starts = starts
         self._nodes = [recording.operators[start].node for start in starts]
@@ -46,7 +46,7 @@ class _Passes:
         return max(0, bisect_right(self._nodes, node) - 1)
 
 
-def layers(first: Recording, second: Recording, *, batches: tuple[int, int], item_bytes: int) -> tuple[Layer, ...]:
+def layers(first: OpTrace, second: OpTrace, *, batches: tuple[int, int], item_bytes: int) -> tuple[Layer, ...]:
     """The layers that both recordings show, the first with ``batches[0]`` samples, the second with ``batches[1]``.
 
     Args:
@@ -83,7 +83,7 @@ def _require_linear(both: list[list[dict[str, int]]], batches: tuple[int, int]) 
         )
 
 
-def _starts(first: Recording, second: Recording) -> list[int]:
+def _starts(first: OpTrace, second: OpTrace) -> list[int]:
     """The numbers of the forward operators with which layers begin: those whose traffic grows with the batch."""
     starts: list[int] = []
     node = -1
@@ -171,7 +171,7 @@ def _chains(operators: Sequence[Operator]) -> list[int]:
     return chains
 
 
-def _outlives(memory: Memory, end: int) -> bool:
+def _outlives(memory: Allocation, end: int) -> bool:
     return not memory.own or memory.freed is None or memory.freed > end
 
 
@@ -195,7 +195,7 @@ def _add_saved(found: list[dict[str, int]], passes: _Passes) -> None:
             _add(own, "mixed_saved_bytes", memory.nbytes * size)
 
 
-def _wide(recording: Recording) -> set[int]:
+def _wide(recording: OpTrace) -> set[int]:
     """The memories that hold float32 under bf16 autocast on a GPU, by its rules; weights and samples are among them."""
     wide = {memory.number for memory in recording.memories if not memory.own}
     for operator in recording.operators:

@@ -17,7 +17,7 @@ from hpctrain.worker.tracing.operators import POINTWISE, flops, is_creation, is_
 
 
 @dataclass(kw_only=True)
-class Memory:
+class Allocation:
     """A memory that one or more tensors share.
 
     Attributes:
@@ -42,7 +42,7 @@ class Memory:
 class Access:
     """How many bytes of a memory an operator reads or writes."""
 
-    memory: Memory
+    memory: Allocation
     nbytes: int
 
 
@@ -69,7 +69,7 @@ class Operator:
 
 
 @dataclass(kw_only=True)
-class Recording:
+class OpTrace:
     """What a recorder has seen, in order.
 
     Attributes:
@@ -83,12 +83,12 @@ class Recording:
     """
 
     operators: list[Operator] = field(default_factory=list)
-    saved: list[tuple[int, Memory]] = field(default_factory=list)
+    saved: list[tuple[int, Allocation]] = field(default_factory=list)
     samples: frozenset[int] = frozenset()
-    memories: list[Memory] = field(default_factory=list)
+    memories: list[Allocation] = field(default_factory=list)
     uses: dict[str, int] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)
-    gradients: dict[str, Memory] = field(default_factory=dict)
+    gradients: dict[str, Allocation] = field(default_factory=dict)
     outputs: int = 0
 
 
@@ -102,8 +102,8 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, model: torch.nn.Module, batch: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recording = Recording()
-        self._known: dict[int, Memory] = {}
+        self.recording = OpTrace()
+        self._known: dict[int, Allocation] = {}
         self._modules = {id(module): name for name, module in model.named_modules()}
         self._model = model
         self._calls: list[str] = []
@@ -190,11 +190,11 @@ class Recorder(TorchDispatchMode):
         # An expanded tensor has more elements than its memory.
         return Access(memory=memory, nbytes=min(tensor.numel() * tensor.element_size(), memory.nbytes))
 
-    def _memory(self, tensor: torch.Tensor, *, own: bool = True) -> Memory:
+    def _memory(self, tensor: torch.Tensor, *, own: bool = True) -> Allocation:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._known:
-            memory = Memory(
+            memory = Allocation(
                 number=len(self.recording.memories),
                 nbytes=storage.nbytes(),
                 shape=tuple(tensor.shape),

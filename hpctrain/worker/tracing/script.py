@@ -15,7 +15,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import Sample, Workload
 from hpctrain.worker.adapters.torch import no_sync
 from hpctrain.worker.adapters.torch.steps import trained
-from hpctrain.worker.tracing.recorder import Access, Memory, Operator, Recorder, Recording
+from hpctrain.worker.tracing.recorder import Access, Allocation, Operator, OpTrace, Recorder
 from hpctrain.worker.tracing.trace import workload
 
 
@@ -78,7 +78,7 @@ class ScriptTracer:
         self._done(workload(name, both, batches=(0, self._samples), sample=self._sample, model=self._model))
 
 
-def _without_samples(recording: Recording, model: torch.nn.Module, samples: int) -> Recording:
+def _without_samples(recording: OpTrace, model: torch.nn.Module, samples: int) -> OpTrace:
     """What a recording would be without samples: weights, their gradients, and memory with the shape of a weight.
 
     In a single step, only shapes show what depends on the batch: tensors whose dimension 0 is the batch's size do.
@@ -86,7 +86,7 @@ def _without_samples(recording: Recording, model: torch.nn.Module, samples: int)
     shapes = {tuple(sorted(parameter.shape)) for parameter in model.parameters()}
     gradients = {memory.number for memory in recording.gradients.values()}
 
-    def fixed(memory: Memory) -> bool:
+    def fixed(memory: Allocation) -> bool:
         if memory.number in recording.samples:
             return False
         known = not memory.own or memory.number in gradients

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import Sample, Workload
 from hpctrain.worker.tracing.layers import layers
-from hpctrain.worker.tracing.recorder import Recorder, Recording
+from hpctrain.worker.tracing.recorder import OpTrace, Recorder
 
 Batch = TypeVar("Batch")
 Loss = Callable[[torch.nn.Module, Batch], torch.Tensor]
@@ -78,7 +78,7 @@ def _without_onednn() -> Iterator[None]:
 
 
 def workload(
-    name: str, both: list[Recording], *, batches: tuple[int, int], sample: Sample, model: torch.nn.Module
+    name: str, both: list[OpTrace], *, batches: tuple[int, int], sample: Sample, model: torch.nn.Module
 ) -> Workload:
     """The workload that two recordings show."""
     first = next((each for each in model.parameters() if each.requires_grad), None)
@@ -96,7 +96,7 @@ def workload(
     )
 
 
-def _record(model: torch.nn.Module, batch: Any, loss: Loss[Any]) -> Recording:
+def _record(model: torch.nn.Module, batch: Any, loss: Loss[Any]) -> OpTrace:
     model.zero_grad(set_to_none=True)
     recorder = Recorder(model, batch)
     try:

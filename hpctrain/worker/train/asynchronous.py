@@ -38,7 +38,7 @@ class Server(Protocol):
         """The server's vector."""
 
 
-class Rule(Protocol):
+class AsynchronousRule(Protocol):
     """One rank's side of an asynchronous training.
 
     Attributes:
@@ -93,7 +93,7 @@ class Elastic:
         return own - move
 
 
-def rule_of(sync: Sync, server: Server, begun: Vector, ranks: int) -> Rule:
+def rule_of(sync: Sync, server: Server, begun: Vector, ranks: int) -> AsynchronousRule:
     """The recipe's rule."""
     if sync.rule == "easgd":
         return Elastic(server, begun, sync.moving_rate / ranks)
@@ -183,7 +183,7 @@ class AsynchronousLoop(Loop):
             for number, (batch, place, indices, first) in enumerate(places)
         ]
 
-    def _take_steps(self, parts: Sequence[_BatchPart], rule: Rule) -> tuple[dict[int, float], str | None]:
+    def _take_steps(self, parts: Sequence[_BatchPart], rule: AsynchronousRule) -> tuple[dict[int, float], str | None]:
         """Compute steps until none is left.
 
         Returns:
@@ -241,7 +241,7 @@ class AsynchronousLoop(Loop):
         )
         return loss
 
-    def _exchange(self, rule: Rule, recorded: _Recorded) -> None:
+    def _exchange(self, rule: AsynchronousRule, recorded: _Recorded) -> None:
         begin = time.perf_counter()
         self._trainer.set_vector(rule.exchange(self._trainer.vector()))
         recorded.communication_seconds += time.perf_counter() - begin

@@ -39,7 +39,7 @@ from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.replicas import Checksums
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import RanksLostError
-from hpctrain.worker.train.division import Division
+from hpctrain.worker.train.division import StateDivision
 from hpctrain.worker.train.state import State, Stateful
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class Checkpoints:
         self._policy = policy
         self._scores = dict(scores or {})
         self._share = CheckpointShare()
-        self._division = Division(comm)
+        self._division = StateDivision(comm)
         self._limit = TIMEOUT.read()
         self._abandoned = threading.Event()
         self._save: _Save | None = None
@@ -190,7 +190,7 @@ class Checkpoints:
         found = newest_whole(self._folder, hashes=False) if self._comm.rank == 0 else Newest()
         self.newest = self._comm.broadcast_object(found.iteration)
         self._save, self._abandoned = None, threading.Event()
-        self._division = Division(self._comm)
+        self._division = StateDivision(self._comm)
         if self._comm.rank == 0 and (last := save or self._done):
             self._record_for_dead_ranks(last)
         return self.newest < begun

@@ -12,7 +12,7 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.train.state import LazyState, State
 
 
-class Division:
+class StateDivision:
     """Divides states over the ranks, and remembers what the ranks agreed on.
 
     Args:

@@ -12,7 +12,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker import models
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.mixing import Mixer, Piece, piece
+from hpctrain.worker.data.mixing import MixedSamples, Mixer, piece
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import Indices, RankShare, endless_order, epoch_order, global_batches, parts, share
 
@@ -67,15 +67,15 @@ class Feed:
         """The samples to load: all of this rank's parts of all batches."""
         return (batch[part.positions] for batch in batches for part in self.parts(batch))
 
-    def parts(self, batch: Indices, rank: int | None = None) -> list[Piece]:
+    def parts(self, batch: Indices, rank: int | None = None) -> list[MixedSamples]:
         """The parts of a batch that this rank, or ``rank``, computes, with the samples that they are mixed with."""
         own = parts(self.share(np.arange(len(batch)), rank), self.count(batch))
         mixing = self._recipe.mixing
         if mixing is None:
-            return [Piece(positions=positions, partners=_NOTHING, starts=_NOTHING) for positions in own]
+            return [MixedSamples(positions=positions, partners=_NOTHING, starts=_NOTHING) for positions in own]
         return [piece(positions, len(batch), mixing.group) for positions in own]
 
-    def completed(self, samples: Samples, part: Piece, epoch: int, first: int) -> Samples:
+    def completed(self, samples: Samples, part: MixedSamples, epoch: int, first: int) -> Samples:
         """The samples of a part with their random choices: how they are mixed, and which blocks are dropped.
 
         Args:
@@ -89,7 +89,7 @@ class Feed:
         height, width = samples.images.shape[1:3]
         return replace(samples, mixture=self._mixer.mixture(part, epoch, first, height, width))
 
-    def _depths(self, part: Piece, epoch: int, first: int) -> NDArray[np.float32]:
+    def _depths(self, part: MixedSamples, epoch: int, first: int) -> NDArray[np.float32]:
         """Depend only on the seed, the epoch and the samples' places in it, so that they are the same on any ranks."""
         own = part.positions[: len(part.partners) or None]
         blocks = models.BLOCKS[self._recipe.model.name]

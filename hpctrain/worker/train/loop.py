@@ -27,7 +27,7 @@ from hpctrain.common.run.events.kinds import (
 )
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.mixing import Piece
+from hpctrain.worker.data.mixing import MixedSamples
 from hpctrain.worker.data.samples import BROKEN, Samples, Source
 from hpctrain.worker.data.sampling import Indices, batch_count, sample_of
 from hpctrain.worker.train.checkpoint import Checkpoints
@@ -313,7 +313,7 @@ class Loop:
             self._energy.record(self._iteration)
         return bool(stop > 0)
 
-    def _timed_parts(self, stream: Iterator[Samples], parts: Sequence[Piece], own: int) -> Generator[Samples]:
+    def _timed_parts(self, stream: Iterator[Samples], parts: Sequence[MixedSamples], own: int) -> Generator[Samples]:
         """The next parts of a stream; the time spent waiting for them becomes this step's ``data_seconds``.
 
         Samples after this rank's ``own`` lose their labels: they are there only for layers that communicate.

@@ -35,18 +35,18 @@ _LARGEST = 2**26
 _Count = Annotated[int, Field(ge=0, lt=2**62)]
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """A line: its number from 1, and the bytes before it."""
 
     number: _Count
     offset: _Count
 
 
-def _newest() -> deque[Place]:
+def _newest() -> deque[LinePlace]:
     return deque(maxlen=_NEWEST)
 
 
-class Index(BaseModel):
+class LineIndex(BaseModel):
     """The places in a file up to a length.
 
     Attributes:
@@ -61,9 +61,9 @@ class Index(BaseModel):
 
     length: _Count = 0
     lines: _Count = 0
-    few: list[tuple[Place, Place | None]] = Field(default_factory=list)
-    steps: deque[Place] = Field(default_factory=_newest, max_length=_NEWEST)
-    logs: deque[Place] = Field(default_factory=_newest, max_length=_NEWEST)
+    few: list[tuple[LinePlace, LinePlace | None]] = Field(default_factory=list)
+    steps: deque[LinePlace] = Field(default_factory=_newest, max_length=_NEWEST)
+    logs: deque[LinePlace] = Field(default_factory=_newest, max_length=_NEWEST)
     check: int = 0
     end: int = 0
     modified: int = 0
@@ -81,17 +81,17 @@ class Index(BaseModel):
             elif kind == b"log":
                 logs.append((number, offset))
             else:
-                self.few.append((Place(number, offset), Place(*steps[-1]) if steps else None))
+                self.few.append((LinePlace(number, offset), LinePlace(*steps[-1]) if steps else None))
                 check = zlib.crc32(line, check)
             offset += len(line)
         self.lines, self.length, self.check = number, offset, check
-        self.steps, self.logs = (deque(starmap(Place, places), maxlen=_NEWEST) for places in (steps, logs))
+        self.steps, self.logs = (deque(starmap(LinePlace, places), maxlen=_NEWEST) for places in (steps, logs))
 
-    def newest(self, kind: type[StepEvent | LogEvent]) -> deque[Place]:
+    def newest(self, kind: type[StepEvent | LogEvent]) -> deque[LinePlace]:
         """The last hundred steps or logs."""
         return self.steps if kind is StepEvent else self.logs
 
-    def last(self) -> Place | None:
+    def last(self) -> LinePlace | None:
         """The last line."""
         return max((*self.steps, *self.logs, *(place for place, _ in self.few[-1:])), default=None)
 
@@ -112,22 +112,22 @@ class Index(BaseModel):
         return check == self.check
 
 
-def line_at(file: BufferedReader, place: Place) -> bytes:
+def line_at(file: BufferedReader, place: LinePlace) -> bytes:
     """The line at a place of a file."""
     file.seek(place.offset)
     return file.readline(LONGEST_LINE)
 
 
-def load(events: Path, file: BufferedReader) -> Index:
+def load(events: Path, file: BufferedReader) -> LineIndex:
     """The index beside a file of events, which is open; an empty one where there is none that fits."""
     try:
-        index = Index.model_validate_json(read_regular(_path(events), _LARGEST, links=False))
+        index = LineIndex.model_validate_json(read_regular(_path(events), _LARGEST, links=False))
     except (OSError, ValidationError):
-        return Index()
-    return index if index.length and index.fits(file) else Index()
+        return LineIndex()
+    return index if index.length and index.fits(file) else LineIndex()
 
 
-def save(index: Index, events: Path, file: BufferedReader) -> None:
+def save(index: LineIndex, events: Path, file: BufferedReader) -> None:
     """Write the index beside a file of events, where that is this user's and can be written."""
     now = os.fstat(file.fileno())
     if now.st_uid != os.geteuid():

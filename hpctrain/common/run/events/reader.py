@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
-from hpctrain.common.run.events.index import Index, line_at, load, save
+from hpctrain.common.run.events.index import LineIndex, line_at, load, save
 from hpctrain.common.run.events.kinds import (
     BrokenImagesEvent,
     EpochEvent,
@@ -70,7 +70,7 @@ class EventsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._index = Index()
+        self._index = LineIndex()
         with _refused(path), contextlib.suppress(FileNotFoundError), open_regular(path, links=False) as file:
             self._index = load(path, file)
             known = self._index.length

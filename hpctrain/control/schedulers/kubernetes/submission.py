@@ -32,7 +32,7 @@ from hpctrain.control.schedulers.kubernetes.settings import KubernetesProfile
 from hpctrain.control.schedulers.places import kubectl_commands
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.request import JobRequest
-from hpctrain.control.schedulers.slurm.submission import Job
+from hpctrain.control.schedulers.slurm.submission import PreparedJob
 
 # The share of a pod's grace period that ranks have; the rest is for ending the launcher.
 _STOP_SHARE = 0.8
@@ -96,7 +96,7 @@ def prepare_pods(
     hosts: HostOptions,
     start: Start,
     restarts: int | None,
-) -> tuple[PodRun, Job]:
+) -> tuple[PodRun, PreparedJob]:
     """Prepare a run on pods, and the same as a job, for what is predicted of it. Writes nothing and asks nobody.
 
     Args:
@@ -161,7 +161,7 @@ def prepare_pods(
         files=files,
     )
     notices = tuple(_notices(work, kubernetes))
-    job = Job(
+    job = PreparedJob(
         profile=profile,
         request=request,
         plans={None: plan},

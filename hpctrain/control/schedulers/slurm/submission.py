@@ -49,7 +49,7 @@ class Submission(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class PreparedJob:
     """Everything that a submission consists of.
 
     Attributes:
@@ -85,7 +85,7 @@ class Job:
         return self.render(directory)
 
 
-def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple[str, ...]]:
+def submit(job: PreparedJob, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple[str, ...]]:
     """Make the run directory and submit; returns the directory and the jobs' numbers, first to last.
 
     Args:
@@ -173,7 +173,7 @@ def _prepare(directory: RunDirectory) -> set[Path]:
     return before
 
 
-def _submission(job: Job, jobs: Sequence[str]) -> Submission:
+def _submission(job: PreparedJob, jobs: Sequence[str]) -> Submission:
     return Submission(
         cluster=job.profile.name,
         request=job.request,
@@ -184,7 +184,7 @@ def _submission(job: Job, jobs: Sequence[str]) -> Submission:
     )
 
 
-def _write(job: Job, directory: RunDirectory) -> None:
+def _write(job: PreparedJob, directory: RunDirectory) -> None:
     for task, plan in job.plans.items():
         run = directory if task is None else RunDirectory(directory.path / f"task-{task}")
         run.create(plan)

@@ -13,7 +13,7 @@ from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_
 from hpctrain.worker.comm import Communicator
 
 
-class Passes:
+class DatasetPasses:
     """The passes over a sharded dataset.
 
     Args:
@@ -48,10 +48,10 @@ class Passes:
         self._begun = True
 
 
-_passes: weakref.WeakKeyDictionary[tf.data.Dataset, Passes] = weakref.WeakKeyDictionary()
+_passes: weakref.WeakKeyDictionary[tf.data.Dataset, DatasetPasses] = weakref.WeakKeyDictionary()
 
 
-def register(dataset: tf.data.Dataset, passes: Passes) -> tf.data.Dataset:
+def register(dataset: tf.data.Dataset, passes: DatasetPasses) -> tf.data.Dataset:
     """Record the passes over a dataset that ``ht.shard`` returns."""
     _passes[dataset] = passes
     return dataset
@@ -75,7 +75,7 @@ class ContinueOrders(keras.callbacks.Callback):  # type: ignore[misc]
             note_data_position() if epoch else warn_of_data_restart(self._comm)
 
 
-def _registered(dataset: Any) -> Iterator[tuple[Passes, tf.data.Dataset]]:
+def _registered(dataset: Any) -> Iterator[tuple[DatasetPasses, tf.data.Dataset]]:
     """The recorded passes of a dataset, or of the datasets that it was made from."""
     if passes := _passes.get(dataset):
         yield passes, dataset

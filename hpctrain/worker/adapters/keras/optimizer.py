@@ -21,7 +21,7 @@ from hpctrain.worker.adapters.keras.reducing import (
     reduction_of,
     synchronise,
 )
-from hpctrain.worker.adapters.keras.reduction import Reduction
+from hpctrain.worker.adapters.keras.reduction import GradientReduction
 from hpctrain.worker.adapters.keras.steps import patch_steps, unwrap_errors
 from hpctrain.worker.adapters.keras.strategy import refuse_keras_distribution
 from hpctrain.worker.adapters.keras.variables import is_built
@@ -84,7 +84,7 @@ def distribute(
     distribution = _distributed(model, comm)
     comm = distribution.comm
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    reduction = Reduction(distribution, model, wire, guard_every, adds_rows=_is_linear(inner))
+    reduction = GradientReduction(distribution, model, wire, guard_every, adds_rows=_is_linear(inner))
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         insert_mixin(optimizer, ScalingAlike, reduction)
     else:

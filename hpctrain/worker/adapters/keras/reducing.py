@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.distribution import distribution_of
-from hpctrain.worker.adapters.keras.reduction import Reduction
+from hpctrain.worker.adapters.keras.reduction import GradientReduction
 from hpctrain.worker.adapters.keras.variables import broadcast
 from hpctrain.worker.comm.base import TopK, Wire
 
@@ -22,7 +22,7 @@ class Reducing:
     micro-batches were added up, before they are clipped. ``apply`` runs once a micro-batch.
     """
 
-    _reduction: Reduction
+    _reduction: GradientReduction
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
@@ -56,13 +56,13 @@ def _in_order(value: Any) -> Any:
 class ScalingAlike:
     """Makes LossScaleOptimizer skip the same steps on all ranks."""
 
-    _reduction: Reduction
+    _reduction: GradientReduction
 
     def check_finite(self, grads: Sequence[Any]) -> tf.Tensor:
         return self._reduction.all_finite(super().check_finite(grads))  # type: ignore[misc]
 
 
-def reduction_of(optimizer: keras.optimizers.Optimizer) -> Reduction | None:
+def reduction_of(optimizer: keras.optimizers.Optimizer) -> GradientReduction | None:
     """The reduction that ``distribute`` gave this optimizer, or the one that it wraps."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner._reduction if isinstance(inner, Reducing) else None
@@ -102,7 +102,7 @@ def synchronise(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> No
     reduction.synchronised = True
 
 
-def insert_mixin(optimizer: keras.optimizers.Optimizer, mixin: type, reduction: Reduction) -> None:
+def insert_mixin(optimizer: keras.optimizers.Optimizer, mixin: type, reduction: GradientReduction) -> None:
     """Change the class of this instance in place, so that its state and all references to it stay valid."""
     own = type(optimizer)
     # Keras saves an object under what its __class__ says, and looks up registered names by it.

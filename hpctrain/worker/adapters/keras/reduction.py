@@ -23,7 +23,7 @@ from hpctrain.worker.comm.graph_errors import preserve_errors
 _NUMBERS = itertools.count()
 
 
-class Reduction:
+class GradientReduction:
     """Averages the gradients of one optimizer over the ranks, and proves that the ranks stay equal.
 
     Attributes:

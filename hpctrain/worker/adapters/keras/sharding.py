@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.keras.epochs import Passes, register
+from hpctrain.worker.adapters.keras.epochs import DatasetPasses, register
 from hpctrain.worker.adapters.keras.parts import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
 from hpctrain.worker.adapters.keras.share import BatchShare
 from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, sample_indices, summarise
@@ -82,7 +82,7 @@ def shard(
                 "use dataset.shuffle(buffer, seed=…).batch(GLOBAL_BATCH) before ht.shard",
             )
         sharded = _shard_dataset(data, comm)
-        passes = Passes(own=False, next_epoch=epoch)
+        passes = DatasetPasses(own=False, next_epoch=epoch)
         if epoch:
             passes.begin_at(epoch, sharded)
         return register(sharded, passes)
@@ -95,7 +95,7 @@ def shard(
         )
     if batch_size is None or batch_size < 1:
         raise HpctrainError(f"batch_size={batch_size}: arrays need the number of samples of a global batch")
-    passes = Passes(own=True, next_epoch=epoch)
+    passes = DatasetPasses(own=True, next_epoch=epoch)
     sharded = _shard_arrays(data, comm, passes, batch_size=batch_size, shuffle=shuffle is not False, seed=seed)
     return register(sharded, passes)
 
@@ -127,7 +127,7 @@ def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
 
 
 def _shard_arrays(
-    arrays: tuple[Any, ...], comm: Communicator, passes: Passes, *, batch_size: int, shuffle: bool, seed: int
+    arrays: tuple[Any, ...], comm: Communicator, passes: DatasetPasses, *, batch_size: int, shuffle: bool, seed: int
 ) -> tf.data.Dataset:
     arrays = tf.nest.map_structure(np.asarray, arrays)
     lengths = {len(array) for array in tf.nest.flatten(arrays)}

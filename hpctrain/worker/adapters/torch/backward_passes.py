@@ -19,7 +19,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.forwards import in_backward
 
 
-class Watcher(Protocol):
+class BackwardWatcher(Protocol):
     """Is notified at the beginning of each call of ``torch.autograd.backward``."""
 
     def backward_begins(self, roots: Sequence[torch.Tensor], *, trains: bool, within: bool) -> None:
@@ -32,11 +32,11 @@ class Watcher(Protocol):
         """
 
 
-_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+_watchers: weakref.WeakSet[BackwardWatcher] = weakref.WeakSet()
 _installed: list[object] = []
 
 
-def watch_backward(watcher: Watcher) -> None:
+def watch_backward(watcher: BackwardWatcher) -> None:
     """Notify ``watcher`` of every backward pass from now on, for as long as it lives."""
     _watchers.add(watcher)
     if _installed:

@@ -43,7 +43,7 @@ _COUNTED = (
 _all: weakref.WeakKeyDictionary[Communicator, Denominators] = weakref.WeakKeyDictionary()
 
 
-class Part(NamedTuple):
+class LossPart(NamedTuple):
     """A part of a loss.
 
     Attributes:
@@ -56,7 +56,7 @@ class Part(NamedTuple):
     samples: tuple[int, ...]
 
 
-Pass = tuple[Part, ...]
+Pass = tuple[LossPart, ...]
 """The parts of the loss at which a backward pass begins."""
 
 
@@ -105,7 +105,7 @@ class Denominators:
             self._passes.clear()  # left from an update that was refused, for example
             self._training = (weights, weights.epochs_forgotten)
         self._leave_out()
-        self._passes.append(tuple(Part(weights.behind(node), divided, weights.totals) for divided, node in found))
+        self._passes.append(tuple(LossPart(weights.behind(node), divided, weights.totals) for divided, node in found))
         self._trains = self.in_pipeline
         self._compare_with_agreed()
 
@@ -239,14 +239,14 @@ def _too_small(summed: DivisorProblem, ranks: int) -> Difference:
     return Difference(f"{text} by a factor of {ranks}", _SUMMED, summed.certain)
 
 
-def _scaled_apart(parts: Sequence[Part]) -> bool:
+def _scaled_apart(parts: Sequence[LossPart]) -> bool:
     """Whether ranks multiply their losses by different numbers that are not counts: each draws its own for mixup."""
     own = [each.divided for each in parts]
     alike = all(_close(own[0].divisor * each.bare, each.divisor * own[0].bare) for each in own)
     return not alike and any(each.is_scaled_by_chance for each in own)
 
 
-def _sum_problem(parts: dict[int, Part], ranks: int, *, alone: bool, accumulated: int) -> DivisorProblem | None:
+def _sum_problem(parts: dict[int, LossPart], ranks: int, *, alone: bool, accumulated: int) -> DivisorProblem | None:
     """What is wrong with the divisor of a sum."""
     _, divided, samples = next(each for each in parts.values() if not each.divided.is_off)
     if not divided.is_sum or not (divided.exact or alone):
@@ -254,7 +254,7 @@ def _sum_problem(parts: dict[int, Part], ranks: int, *, alone: bool, accumulated
     return divisor_problem(divided, samples=samples, ranks=ranks, accumulated=accumulated)
 
 
-def _uneven(parts: dict[int, Part], *, scaled: bool) -> Difference | None:
+def _uneven(parts: dict[int, LossPart], *, scaled: bool) -> Difference | None:
     ranks = list(parts)
     for other in ranks[1:]:
         pair = parts[ranks[0]], parts[other]
@@ -270,7 +270,7 @@ def _uneven(parts: dict[int, Part], *, scaled: bool) -> Difference | None:
     return None
 
 
-def _fit(one: Part, other: Part, own: float, theirs: float) -> bool:
+def _fit(one: LossPart, other: LossPart, own: float, theirs: float) -> bool:
     """Whether two ranks' divisors are those of a mean over the samples of both, or the same constant."""
     alike = _close(own, theirs) and (not one.divided.exact or one.weight == other.weight)
     return alike or _close(own * other.weight, theirs * one.weight)

@@ -16,7 +16,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 
-class Watcher(Protocol):
+class ForwardWatcher(Protocol):
     """Is notified of each forward pass."""
 
     def forward_done(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -29,12 +29,12 @@ class _Depth(threading.local):
     value = 0
 
 
-_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+_watchers: weakref.WeakSet[ForwardWatcher] = weakref.WeakSet()
 _depth = _Depth()
 _installed = False
 
 
-def watch_forwards(watcher: Watcher) -> None:
+def watch_forwards(watcher: ForwardWatcher) -> None:
     """Report every forward pass to ``watcher`` from now on, for as long as it lives."""
     global _installed
     _watchers.add(watcher)

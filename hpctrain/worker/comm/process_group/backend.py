@@ -30,7 +30,7 @@ _groups: Groups | None = None
 class Groups:
     """The process groups of a run: ``torch.distributed`` makes groups of the backend ``hpctrain`` through this object.
 
-    ``node_of`` puts ranks on nodes, see :class:`~hpctrain.worker.comm.shared.nodes.Node`.
+    ``node_of`` puts ranks on nodes, see :class:`~hpctrain.worker.comm.shared.nodes.LocalNode`.
 
     Args:
         world: all ranks, in the order of torch.distributed's default group; it is duplicated.

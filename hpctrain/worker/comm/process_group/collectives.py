@@ -16,7 +16,7 @@ import torch
 from hpctrain.worker.comm.polled import pieces
 from hpctrain.worker.comm.process_group.places import Places
 from hpctrain.worker.comm.process_group.reductions import Reduction
-from hpctrain.worker.comm.process_group.staging import Staging
+from hpctrain.worker.comm.process_group.staging import StagingBuffers
 from hpctrain.worker.comm.shared.kernels import cut
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause
 from hpctrain.worker.comm.shared.worker import no_pause
@@ -41,7 +41,7 @@ class Collectives:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, places: Places, numbers: Sequence[int], staging: Staging, timeout: Timeout
+        self, comm: MPI.Intracomm, places: Places, numbers: Sequence[int], staging: StagingBuffers, timeout: Timeout
     ) -> None:
         self._comm = comm
         self._numbers = numbers

@@ -11,9 +11,9 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.process_group.collectives import Collectives
 from hpctrain.worker.comm.process_group.messages import Messages
 from hpctrain.worker.comm.process_group.places import Places
-from hpctrain.worker.comm.process_group.staging import Staging
+from hpctrain.worker.comm.process_group.staging import StagingBuffers
 from hpctrain.worker.comm.process_group.work import Body, CollectiveTask, CollectiveWork
-from hpctrain.worker.comm.shared.nodes import Node
+from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.worker import Worker, no_pause, sleep, threads_may_call_mpi
 from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
 
@@ -30,7 +30,7 @@ class GroupEngine:
 
     Args:
         comm: the ranks of the group; the engine frees it.
-        node_of: gives the node of a rank of the group; see :class:`~hpctrain.worker.comm.shared.nodes.Node`.
+        node_of: gives the node of a rank of the group; see :class:`~hpctrain.worker.comm.shared.nodes.LocalNode`.
         number: this rank's number in the run, for messages.
         crowded: whether there are more ranks than cores, so that a waiting rank has to yield its core.
     """
@@ -49,10 +49,10 @@ class GroupEngine:
         self._comm = comm
         with timeout.blocking(_FORMING, COLLECTIVE):
             self._message_comm = comm.Dup()
-            self._node = Node(comm, node_of, number)
+            self._node = LocalNode(comm, node_of, number)
         self._beside = threads_may_call_mpi()
         pause = sleep if crowded else no_pause
-        self._staging = Staging(self._node, timeout)
+        self._staging = StagingBuffers(self._node, timeout)
         numbers = self._node.numbers
         self._collectives = Collectives(comm, Places.of(comm.rank, self._node.homes), numbers, self._staging, timeout)
         self.messages = Messages(self._message_comm, numbers, timeout, pause, beside=self._beside)

@@ -7,7 +7,7 @@ import zlib
 import torch
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.shared.nodes import Node
+from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause, Segment
 from hpctrain.worker.comm.shared.worker import no_pause
 from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
@@ -18,14 +18,14 @@ _FIRST_BYTES = 1 << 16
 _MOST_BYTES = 8 << 20
 
 
-class Staging:
+class StagingBuffers:
     """Two halves of shared memory for each rank of a node, which take turns.
 
     One barrier per turn is enough: a rank that writes to a half again has passed the barrier of the other half, at
     which all ranks had finished reading this one. Creating and freeing it is collective over the node.
     """
 
-    def __init__(self, node: Node, timeout: Timeout) -> None:
+    def __init__(self, node: LocalNode, timeout: Timeout) -> None:
         self._node = node
         self._timeout = timeout
         self._what = ""

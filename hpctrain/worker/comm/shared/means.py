@@ -19,7 +19,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import TopK
 from hpctrain.worker.comm.shared.exchange import Exchange
 from hpctrain.worker.comm.shared.kernels import Array, ThreadPool, add_up, all_finite, blocks, cut, sum_type
-from hpctrain.worker.comm.shared.nodes import Node
+from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause, Segment
 
 _LOOK_BYTES = 1_000_000
@@ -123,7 +123,7 @@ def _bytes(array: NDArray[np.uint8]) -> memoryview:
 
 
 def mean_by_slices(
-    buffer: Buffer, node: Node, exchange: Exchange | None, threads: ThreadPool, ranks: int, *, check_finite: bool
+    buffer: Buffer, node: LocalNode, exchange: Exchange | None, threads: ThreadPool, ranks: int, *, check_finite: bool
 ) -> Mean:
     """Each rank adds up its slice of all local buffers in the first of them, and copies the result to the others.
 

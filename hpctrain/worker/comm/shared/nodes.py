@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Node:
+class LocalNode:
     """This rank's node, and its place in it. Creating and freeing it is collective over the run.
 
     A node cuts each buffer into as many slices, one per lane, as the smallest node has ranks. On larger nodes several

@@ -14,7 +14,7 @@ from hpctrain.worker.comm.base import TopK
 from hpctrain.worker.comm.shared.exchange import RDMA_MESSAGE_BYTES, TCP_MESSAGE_BYTES, Exchange
 from hpctrain.worker.comm.shared.kernels import ThreadPool
 from hpctrain.worker.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
-from hpctrain.worker.comm.shared.nodes import Node
+from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import Bytes, Pause, Segment
 from hpctrain.worker.comm.shared.worker import Worker, no_pause, threads_may_call_mpi
 from hpctrain.worker.comm.timeout import REDUCTION, Timeout
@@ -32,7 +32,7 @@ _UNHURRIED_BYTES = 1_000_000
 class Reducer:
     """Reduces buffers of the ranks of ``world``, which all submit the same buffers in the same order.
 
-    ``node_of`` puts ranks on nodes, see :class:`~hpctrain.worker.comm.shared.nodes.Node`.
+    ``node_of`` puts ranks on nodes, see :class:`~hpctrain.worker.comm.shared.nodes.LocalNode`.
 
     Args:
         world: the ranks; the reducer makes communicators of its own from it.
@@ -63,7 +63,7 @@ class Reducer:
     def _connect(self, world: MPI.Intracomm) -> None:
         with self._timeout.blocking("setting up the reduction of gradients"):
             self._world = world.Dup()
-            self.node = Node(world, self._node_of, self._number)
+            self.node = LocalNode(world, self._node_of, self._number)
         peers = self.node.peers if self.node.count > 1 else None
         message_bytes = RDMA_MESSAGE_BYTES if self.node.rdma else TCP_MESSAGE_BYTES
         self._exchange = Exchange(peers, self._timeout, message_bytes) if peers else None

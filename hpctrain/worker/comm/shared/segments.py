@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.shared.nodes import Node
+from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.timeout import REDUCTION, Timeout
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Segment:
         marks: two more words of each local rank, for two barriers in turn.
     """
 
-    def __init__(self, node: Node, nbytes: int, timeout: Timeout, kind: str = REDUCTION) -> None:
+    def __init__(self, node: LocalNode, nbytes: int, timeout: Timeout, kind: str = REDUCTION) -> None:
         self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
         self._timeout = timeout
         self._kind = kind

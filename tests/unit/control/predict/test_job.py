@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.control.predict.compute import Compute
-from hpctrain.control.predict.job import Reduction, overlapped_step, slowest
+from hpctrain.control.predict.job import BucketReduction, overlapped_step, slowest
 
 _SLICE = 1e-3
 
@@ -25,7 +25,7 @@ def one_step(forward, backward, update, reductions, *, pace, jitter=0.0):
     )
     found = overlapped_step(
         compute,
-        [Reduction(after=after, seconds=columns(seconds)) for after, seconds in reductions],
+        [BucketReduction(after=after, seconds=columns(seconds)) for after, seconds in reductions],
         pace=columns(pace),
         jitter=columns(jitter),
     )

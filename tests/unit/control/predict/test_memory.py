@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Optimizer, Transition
 from hpctrain.common.workloads.workload import load_workload
-from hpctrain.control.predict.memory import CONTEXT_BYTES, Settings, largest_batch, memory
+from hpctrain.control.predict.memory import CONTEXT_BYTES, MemorySettings, largest_batch, memory
 
 SGD = Optimizer(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=1e-4)
 ADAM = Optimizer(name="adam", learning_rate=0.1)
@@ -22,7 +22,7 @@ LARS = Optimizer(name="lars", learning_rate=0.1, momentum=0.9, weight_decay=0.01
 TRANSITION = Transition(center=10, period=5, rmsprop_rate=0.1)
 
 
-def tracked(name: str, batch: int, settings: Settings) -> int:
+def tracked(name: str, batch: int, settings: MemorySettings) -> int:
     """The peak of the second of two steps, as MemTracker sees it."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -59,7 +59,7 @@ def tracked(name: str, batch: int, settings: Settings) -> int:
         torch.set_default_dtype(torch.float32)
 
 
-def torch_optimizer(settings: Settings, model: Any) -> Any:
+def torch_optimizer(settings: MemorySettings, model: Any) -> Any:
     import torch
 
     from hpctrain.worker.train.torch_rules import make_optimizer
@@ -81,8 +81,8 @@ def checkpoint_blocks(model: Any) -> None:
             module.forward = lambda *inputs, own=own, **named: checkpoint(own, *inputs, use_reentrant=False, **named)
 
 
-def check(name: str, batch: int, settings: Settings, *, within: float) -> None:
-    settings = Settings(**{**vars(settings), "bucket_bytes": None})
+def check(name: str, batch: int, settings: MemorySettings, *, within: float) -> None:
+    settings = MemorySettings(**{**vars(settings), "bucket_bytes": None})
     predicted = memory(load_workload(name), batch=batch, settings=settings)
     assert predicted.peak == pytest.approx(tracked(name, batch, settings), rel=within), predicted
 
@@ -92,7 +92,7 @@ def check(name: str, batch: int, settings: Settings, *, within: float) -> None:
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=lambda each: each.name)
 @pytest.mark.parametrize("batch", [2, 32, 256])
 def test_a_transformer_takes_what_is_tracked(batch: int, optimizer: Optimizer) -> None:
-    check("transformer", batch, Settings(optimizer=optimizer), within=0.001)
+    check("transformer", batch, MemorySettings(optimizer=optimizer), within=0.001)
 
 
 @needs.pytorch
@@ -106,7 +106,7 @@ def test_a_transformer_takes_what_is_tracked(batch: int, optimizer: Optimizer) -
     ],
 )
 def test_resnet50_takes_what_is_tracked(batch: int, optimizer: Optimizer) -> None:
-    check("resnet50", batch, Settings(optimizer=optimizer), within=0.001)
+    check("resnet50", batch, MemorySettings(optimizer=optimizer), within=0.001)
 
 
 @pytest.mark.long
@@ -132,7 +132,7 @@ def test_resnet50_takes_what_is_tracked(batch: int, optimizer: Optimizer) -> Non
 )
 def test_rules_of_recipes_take_what_is_tracked(settings: dict[str, Any]) -> None:
     optimizer = Optimizer(learning_rate=0.1, weight_decay=0.01, **settings)
-    check("digits_cnn", 2, Settings(optimizer=optimizer), within=0.002)
+    check("digits_cnn", 2, MemorySettings(optimizer=optimizer), within=0.002)
 
 
 @pytest.mark.long
@@ -140,15 +140,15 @@ def test_rules_of_recipes_take_what_is_tracked(settings: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("resnet18", Settings(optimizer=SGD, checkpointing=True)),
-        ("resnet18", Settings(optimizer=SGD, precision="bf16")),
-        ("resnet18", Settings(optimizer=SGD, precision="pure_bf16")),
-        ("transformer", Settings(optimizer=SGD, checkpointing=True)),
-        ("transformer", Settings(optimizer=SGD, precision="bf16")),
-        ("transformer", Settings(optimizer=SGD, precision="pure_bf16")),
+        ("resnet18", MemorySettings(optimizer=SGD, checkpointing=True)),
+        ("resnet18", MemorySettings(optimizer=SGD, precision="bf16")),
+        ("resnet18", MemorySettings(optimizer=SGD, precision="pure_bf16")),
+        ("transformer", MemorySettings(optimizer=SGD, checkpointing=True)),
+        ("transformer", MemorySettings(optimizer=SGD, precision="bf16")),
+        ("transformer", MemorySettings(optimizer=SGD, precision="pure_bf16")),
     ],
 )
-def test_other_ways_to_train_take_what_is_tracked(name: str, settings: Settings) -> None:
+def test_other_ways_to_train_take_what_is_tracked(name: str, settings: MemorySettings) -> None:
     check(name, 32, settings, within=0.02)
 
 
@@ -158,13 +158,15 @@ def test_other_ways_to_train_take_what_is_tracked(name: str, settings: Settings)
 @pytest.mark.parametrize(
     ("name", "batch", "settings"),
     [
-        ("convnet", 128, Settings(optimizer=SGD)),
-        ("convnet", 128, Settings(optimizer=SGD, in_place=False, parts=2)),
-        ("transformer", 8, Settings(optimizer=SGD, bucket_bytes=5e6, parts=2)),
-        pytest.param("transformer", 8, Settings(optimizer=SGD, in_place=False, parts=3), marks=pytest.mark.thorough),
+        ("convnet", 128, MemorySettings(optimizer=SGD)),
+        ("convnet", 128, MemorySettings(optimizer=SGD, in_place=False, parts=2)),
+        ("transformer", 8, MemorySettings(optimizer=SGD, bucket_bytes=5e6, parts=2)),
+        pytest.param(
+            "transformer", 8, MemorySettings(optimizer=SGD, in_place=False, parts=3), marks=pytest.mark.thorough
+        ),
     ],
 )
-def test_buckets_take_what_is_tracked(name: str, batch: int, settings: Settings) -> None:
+def test_buckets_take_what_is_tracked(name: str, batch: int, settings: MemorySettings) -> None:
     """On real tensors, with the buckets of ``ht.distribute``."""
     import torch
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -214,7 +216,7 @@ def test_buckets_take_what_is_tracked(name: str, batch: int, settings: Settings)
 @given(batch=st.integers(1, 500), more=st.integers(1, 100), size=st.sampled_from([64, 160, 224]))
 def test_more_samples_take_more(batch: int, more: int, size: int) -> None:
     workload = load_workload("resnet18", image_size=size)
-    settings = Settings(optimizer=SGD, precision="bf16")
+    settings = MemorySettings(optimizer=SGD, precision="bf16")
     less, greater = (memory(workload, batch=each, settings=settings) for each in (batch, batch + more))
     assert less.peak < greater.peak < less.peak * (batch + more) / batch
     assert less.total == less.peak + less.margin + CONTEXT_BYTES
@@ -222,29 +224,29 @@ def test_more_samples_take_more(batch: int, more: int, size: int) -> None:
 
 def test_parts_are_as_the_settings_say() -> None:
     workload = load_workload("resnet50")
-    found = memory(workload, batch=64, settings=Settings(optimizer=ADAM))
+    found = memory(workload, batch=64, settings=MemorySettings(optimizer=ADAM))
     weights = 4 * 25_557_032
     assert (found.parameters, found.optimizer_state) == (weights, 2 * weights)
     assert found.inputs == 64 * 3 * 224 * 224 * 4
     # A flag for each of 161 parameters, and one for all, travel with the last bucket.
     # What is in no bucket is reduced in place.
-    in_buckets = memory(workload, batch=64, settings=Settings(optimizer=ADAM, in_place=False))
+    in_buckets = memory(workload, batch=64, settings=MemorySettings(optimizer=ADAM, in_place=False))
     assert in_buckets.buckets == weights + (161 + 1) * 4
     assert in_buckets.gradients == 0
     assert 0 < found.buckets < weights / 2
     # Parts add their gradients up by themselves, and the last one's go into the buckets.
-    parts = memory(workload, batch=64, settings=Settings(optimizer=ADAM, in_place=False, parts=3))
+    parts = memory(workload, batch=64, settings=MemorySettings(optimizer=ADAM, in_place=False, parts=3))
     assert parts.gradients == weights
-    narrow = memory(workload, batch=64, settings=Settings(optimizer=ADAM, precision="bf16"))
+    narrow = memory(workload, batch=64, settings=MemorySettings(optimizer=ADAM, precision="bf16"))
     assert narrow.activations < 0.55 * found.activations
-    assert memory(workload, batch=64, settings=Settings(optimizer=LARS)).optimizer_state == weights
+    assert memory(workload, batch=64, settings=MemorySettings(optimizer=LARS)).optimizer_state == weights
     plain = Optimizer(name="sgd", learning_rate=0.1)
-    assert memory(workload, batch=64, settings=Settings(optimizer=plain)).optimizer_state == 0
+    assert memory(workload, batch=64, settings=MemorySettings(optimizer=plain)).optimizer_state == 0
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_the_largest_batch_fits_and_one_more_does_not(precision: Any) -> None:
-    workload, settings = load_workload("resnet50"), Settings(optimizer=SGD, precision=precision)
+    workload, settings = load_workload("resnet50"), MemorySettings(optimizer=SGD, precision=precision)
     batch = largest_batch(workload, 16e9, settings)
     assert memory(workload, batch=batch, settings=settings).total <= 16e9
     assert memory(workload, batch=batch + 1, settings=settings).total > 16e9

@@ -15,7 +15,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import kept, read_events
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.tracking import following
-from hpctrain.report.tracking.following import Backlog, Entry, follow
+from hpctrain.report.tracking.following import Backlog, NewEvent, follow
 from hpctrain.report.tracking.progress import TrackerProgress, only_sender, read_progress, write_progress
 
 START = {"time": 1_700_000_000.0, "event": "start", "attempt": 1, "iteration": 0}
@@ -66,7 +66,7 @@ def test_a_long_run_is_handed_over_in_parts(tmp_path: Path, monkeypatch: pytest.
     directory = write_run(
         tmp_path / "run", recipe_plan(), [START, run_events()[0], *lost, {**AGAIN, "iteration": 1000}, *again]
     )
-    got: list[list[Entry]] = []
+    got: list[list[NewEvent]] = []
 
     class Tracker:
         rewrites = True
@@ -76,7 +76,7 @@ def test_a_long_run_is_handed_over_in_parts(tmp_path: Path, monkeypatch: pytest.
             got.clear()
             return TrackerProgress()
 
-        def send(self, entries: Sequence[Entry]) -> None:
+        def send(self, entries: Sequence[NewEvent]) -> None:
             got.append([*entries])
 
         def close(self) -> None:

@@ -15,7 +15,7 @@ from unit.report.written_runs import recipe_plan, run_events, typed_run, write_r
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.report.tracking import tensorboard_files
 from hpctrain.report.tracking.curves import Curves
-from hpctrain.report.tracking.following import Entry, follow
+from hpctrain.report.tracking.following import NewEvent, follow
 from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
 
 
@@ -107,7 +107,7 @@ def test_each_record_is_there_at_once(tmp_path: Path) -> None:
     writer.open()
     curves = Curves()
     entries = [
-        Entry(number=number, event=event, point=curves.point(event), needed=0)
+        NewEvent(number=number, event=event, point=curves.point(event), needed=0)
         for number, event in enumerate(typed_run()[:3], 1)
     ]
     writer.send(entries)

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.worker.adapters.torch.denominators import Part, denominators_of, difference  # noqa: E402
+from hpctrain.worker.adapters.torch.denominators import LossPart, denominators_of, difference  # noqa: E402
 from hpctrain.worker.adapters.torch.divisors import Divided, divisors  # noqa: E402
 from hpctrain.worker.adapters.torch.mean_loss import mean_loss  # noqa: E402
 from hpctrain.worker.adapters.torch.weights import batch_weights  # noqa: E402
@@ -72,7 +72,7 @@ def test_a_loss_over_the_ranks_is_left_out():
 def _passes(*counts, samples, weights=None, **settings):
     weights = weights or [1.0] * len(counts)
     parts = (
-        Part(each, Divided("k", count, **settings), (samples,)) for each, count in zip(weights, counts, strict=True)
+        LossPart(each, Divided("k", count, **settings), (samples,)) for each, count in zip(weights, counts, strict=True)
     )
     return [[(part,)] for part in parts]
 
@@ -113,7 +113,7 @@ def _mixed(samples, part, *ranks):
     return [
         [
             tuple(
-                Part(weight, Divided("k", count / each if each else math.inf, exact=True, bare=count), (samples,))
+                LossPart(weight, Divided("k", count / each if each else math.inf, exact=True, bare=count), (samples,))
                 for each in (part(rank), 1 - part(rank))
             )
         ]
@@ -161,7 +161,9 @@ def _squares():
 
 def _judged(losses, *, ranks=2, own=6, others=()):
     """What is found of one rank's backward passes, the same on all ranks."""
-    passes = [tuple(Part(1.0, part, (own * ranks, *others)) for part, _ in divisors(loss.grad_fn)) for loss in losses]
+    passes = [
+        tuple(LossPart(1.0, part, (own * ranks, *others)) for part, _ in divisors(loss.grad_fn)) for loss in losses
+    ]
     found = difference([passes] * ranks, ranks)
     return "right" if found is None else "wrong" if found.certain else "doubtful"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.worker.comm.deadlocks import ANNOUNCE_SECONDS, DeadlockDetector, Place, deadlock_error
+from hpctrain.worker.comm.deadlocks import ANNOUNCE_SECONDS, DeadlockDetector, WaitPlace, deadlock_error
 from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Wait
 
 KINDS = (REDUCTION, CONTROL, END)
@@ -91,8 +91,8 @@ def test_a_rank_whose_message_is_late_has_to_confirm_it():
 
 
 def test_the_error_says_who_is_where_and_what_to_do():
-    left = Place(kind=END, what="allgather", passes=35)
-    inside = Place(kind=REDUCTION, what="gradients.0.1", passes=36)
+    left = WaitPlace(kind=END, what="allgather", passes=35)
+    inside = WaitPlace(kind=REDUCTION, what="gradients.0.1", passes=36)
     error = deadlock_error({0: inside, 1: left, 2: inside}, lambda rank: f"rank {rank}")
     assert error is not None and error.exit_code == 1
     assert "rank 0, rank 2 in the reduction of gradients, in its backward pass 36" in error.message
@@ -103,7 +103,7 @@ def test_the_error_says_who_is_where_and_what_to_do():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crowd_is_named_in_short(kind):
-    places = {rank: Place(kind=REDUCTION, what="", passes=1) for rank in range(40)}
-    places[40] = Place(kind=kind if kind != REDUCTION else CONTROL, what="barrier", passes=1)
+    places = {rank: WaitPlace(kind=REDUCTION, what="", passes=1) for rank in range(40)}
+    places[40] = WaitPlace(kind=kind if kind != REDUCTION else CONTROL, what="barrier", passes=1)
     error = deadlock_error(places, str)
     assert error is not None and "and 32 more" in error.message

@@ -24,7 +24,7 @@ from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
-from hpctrain.worker.adapters.torch.parallel.passes import Passes, watch_gradients
+from hpctrain.worker.adapters.torch.parallel.passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.sharding import divide, is_sharded, recompute
 from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
@@ -118,7 +118,7 @@ class Division:
 
 def _watch_passes(model: nn.Module) -> Callable[[], None]:
     """Watch a model's backward passes. Returns a check that raises HpctrainError after one that an error ended."""
-    passes = Passes(lambda: None, lambda: None)
+    passes = BackwardPasses(lambda: None, lambda: None)
 
     def made() -> None:
         passes.check_ended()

@@ -29,7 +29,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.buckets import refuse_graph
 from hpctrain.worker.adapters.torch.denominators import Denominators
 from hpctrain.worker.adapters.torch.forwards import in_backward
-from hpctrain.worker.adapters.torch.parallel.passes import Passes
+from hpctrain.worker.adapters.torch.parallel.passes import BackwardPasses
 from hpctrain.worker.adapters.torch.weights import BatchWeights, unfrozen
 
 _Groups = list[FSDPParamGroup]
@@ -50,7 +50,7 @@ class Gathered:
         self._groups: _Groups = [
             each for state in self._root._state_ctx.all_states for each in state._fsdp_param_groups
         ]
-        self._passes = Passes(self._before_pass, self._after_pass)
+        self._passes = BackwardPasses(self._before_pass, self._after_pass)
         # Parameters with gradients that are not reduced yet, and the versions of their divided gradients.
         self._unreduced: dict[FSDPParam, int] = {}
         self._changed = False

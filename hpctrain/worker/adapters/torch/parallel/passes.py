@@ -11,7 +11,7 @@ from hpctrain.worker.adapters.torch.backward_passes import refuse_ended, watch_b
 from hpctrain.worker.adapters.torch.forwards import in_backward
 
 
-class Passes:
+class BackwardPasses:
     """Backward passes through given parameters. One within another, such as a reentrant checkpoint's, is part of it.
 
     Args:

@@ -23,7 +23,7 @@ from hpctrain.worker.adapters.torch.closures import with_closure
 from hpctrain.worker.adapters.torch.guarding import checksums
 from hpctrain.worker.adapters.torch.parallel.optimizers import rewire
 from hpctrain.worker.adapters.torch.parallel.overflow import unscale_whole_gradients
-from hpctrain.worker.adapters.torch.parallel.passes import Passes, watch_gradients
+from hpctrain.worker.adapters.torch.parallel.passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.pieces import local_tensor
 from hpctrain.worker.adapters.torch.references import Optimizer, optimizers_in, parameters_of, set_whole
 from hpctrain.worker.comm import Communicator
@@ -58,7 +58,7 @@ class _Shared:
             for name in _own_methods(each):
                 setattr(each, name, self._watched(name, getattr(each, name)))
         # Set the parts' gradients after each pass, for scripts that clip the optimizer's parameters.
-        passes = Passes(lambda: None, self._take_gradients)
+        passes = BackwardPasses(lambda: None, self._take_gradients)
         watch_gradients((whole for _, whole in self._parts), passes.reached)
 
     def _part(self, parameter: nn.Parameter) -> nn.Parameter:
