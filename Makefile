@@ -54,7 +54,7 @@ tests = $(BIN)/python -m pytest --durations 10 $(1) || { [ $$? -eq 1 ] && $(BIN)
 
 # 447 runs that are hurt on purpose, five hours on two cores; `make thorough` has a short campaign.
 faults: horovod
-	$(BIN)/python tests/faults/campaign.py --seed 0
+	$(BIN)/python tests/support/faults/campaign.py --seed 0
 
 # Trainings over every MPI that can be had here, by mpirun and by srun: seven minutes on two cores, and the first time
 # five more for each MPI, whose Horovod is compiled.
@@ -115,17 +115,17 @@ gpu-wheels: .venv/packages.stamp
 
 # A Slurm of four nodes on this machine, to try jobs on.
 cluster: .venv/packages.stamp
-	$(BIN)/python tests/slurm/local_slurm.py start
+	$(BIN)/python tests/support/slurm/local_slurm.py start
 
 cluster-stop:
-	$(BIN)/python tests/slurm/local_slurm.py stop
+	$(BIN)/python tests/support/slurm/local_slurm.py stop
 
 # Hosts with links of their own on this machine, to try runs over several on.
 hosts: .venv/packages.stamp
-	$(BIN)/python tests/hosts/local_hosts.py start
+	$(BIN)/python tests/support/hosts/local_hosts.py start
 
 hosts-stop:
-	$(BIN)/python tests/hosts/local_hosts.py stop
+	$(BIN)/python tests/support/hosts/local_hosts.py stop
 
 # Asked each time: it answers at once while Horovod still fits the MPI and the frameworks of today.
 horovod: .venv/packages.stamp

@@ -40,11 +40,11 @@ from rich.table import Table
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "hosts"))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "slurm"))
-import local_slurm
-from environments import linked_environment
-from launching import AS_ROOT
-from local_hosts import LocalHosts, Settings, obstacle
-from slurm_on_hosts import SlurmOnHosts
+from support.environments import linked_environment
+from support.hosts.local_hosts import LocalHosts, Settings, obstacle
+from support.hosts.slurm_on_hosts import SlurmOnHosts
+from support.launching import AS_ROOT
+from support.slurm import local_slurm
 
 _STEP = """\
 import pathlib, time

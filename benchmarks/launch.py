@@ -27,8 +27,8 @@ from hpctrain.common.run.events.kinds import EndEvent, RunEvent, StartEvent, Ste
 # Where the hosts are made.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "hosts"))
-from launching import AS_ROOT
-from local_hosts import LocalHosts, Settings, obstacle
+from support.hosts.local_hosts import LocalHosts, Settings, obstacle
+from support.launching import AS_ROOT
 
 # 25 steps an epoch of 1437 samples.
 _SETTINGS = ("epochs=2", "batch.size=58", "schedule.warmup_epochs=0")

@@ -34,11 +34,11 @@ from hpctrain.common.shards.fake import FakeSet, make_fake
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "hosts"))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "spark"))
-import local_hosts
-import local_spark
-from launching import AS_ROOT
-from local_hosts import LocalHosts, Settings
-from local_spark import LocalSpark
+from support import local_spark
+from support.hosts import local_hosts
+from support.hosts.local_hosts import LocalHosts, Settings
+from support.launching import AS_ROOT
+from support.local_spark import LocalSpark
 
 _LIMIT_SECONDS = 600.0
 _HOSTS = {1: "one host", 2: "two hosts, a rank each", 4: "four hosts, a rank each"}

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from launching import AS_ROOT, Launch, warm_interpreters
+
+from support.launching import AS_ROOT, Launch, warm_interpreters
 
 # No case has to be over within a time: a busy machine is no fault. In CI the same cases each time, so that a change
 # fails for its own sake; new ones each time at a developer's desk.

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import warm_start
+
+from support.startup import warm_start
 
 pytest.importorskip("torch")
 

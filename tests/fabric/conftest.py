@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_fabric import Simulated
 
 from hpctrain.control.topology.fat_tree import fat_tree
+from support.topology.simulated_fabric import Simulated
 
 _PACKAGES = {
     "ibsim": "ibsim-utils",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated_fabric import Simulated
 
 from hpctrain.control.topology.build import read_fabric
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.levels import oversubscription
 from hpctrain.control.topology.routes import Routes
+from support.topology.simulated_fabric import Simulated
 
 _PAIRS = 200
 # "[5] -> switch port {0x…}[2] lid 5-5 "spine001"": leaves by port 5, arrives at spine001.

@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import campaign
 import pytest
-from cases import KINDS, Case
-from oracle import kept_steps, read_lines
-from references import EPOCHS, Library, Setting
+
+from support.faults import campaign
+from support.faults.cases import KINDS, Case
+from support.faults.oracle import kept_steps, read_lines
+from support.faults.references import EPOCHS, Library, Setting
 
 # Digits without the fifth that is tested with.
 SAMPLES = 1437

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import case_of, deck
-from faulted_run import Ended
-from oracle import Promise, foreign_records, judge, other_curve, read_lines, trained_twice, wrong_order
 from safetensors.numpy import save_file
+
+from support.faults.cases import case_of, deck
+from support.faults.faulted_run import Ended
+from support.faults.oracle import Promise, foreign_records, judge, other_curve, read_lines, trained_twice, wrong_order
 
 SAMPLES, BATCH, SEED, EPOCHS = 10, 4, 3, 2
 STEPS = EPOCHS * 3
@@ -269,7 +270,7 @@ def test_nobody_can_promise_silence() -> None:
 
 
 def test_a_case_follows_from_its_seed_alone() -> None:
-    import campaign  # noqa: F401
+    from support.faults import campaign  # noqa: F401
 
     cards = len(deck())
     assert cards >= 200

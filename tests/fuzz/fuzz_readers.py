@@ -31,7 +31,9 @@ _MOST_WORDS = 300
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("readers", nargs="*", metavar="READER", help="all of tests/fuzz/outside_readers.py if none")
+    parser.add_argument(
+        "readers", nargs="*", metavar="READER", help="all of tests/support/fuzz/outside_readers.py if none"
+    )
     parser.add_argument("--seconds", type=int, default=3600, help="over all of the readers")
     parser.add_argument("--out", type=Path, default=Path("fuzz"))
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
@@ -39,7 +41,7 @@ def main() -> int:
     if options.in_this_process:
         _fuzz(options.readers[0], options.out, options.seconds)
         return 0
-    from outside_readers import READERS
+    from support.fuzz.outside_readers import READERS
 
     names = options.readers or list(READERS)
     found = sum(_run(name, options.out, options.seconds // len(names)) for name in names)
@@ -69,9 +71,8 @@ def _fuzz(name: str, out: Path, seconds: int) -> None:
     import atheris
 
     with atheris.instrument_imports(include=_INSTRUMENTED):
-        import outside_readers
-
         from hpctrain.common.errors import HpctrainError
+        from support.fuzz import outside_readers
 
         reader = outside_readers.READERS[name]
         seeds = [seed for seed in reader.seeds() if len(seed) <= 8 * _MOST_BYTES]

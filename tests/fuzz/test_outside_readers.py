@@ -11,9 +11,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from outside_readers import READERS
 
 from hpctrain.common.errors import HpctrainError
+from support.fuzz.outside_readers import READERS
 
 _MOST_BYTES = 3 << 30
 _EXAMPLES = 100

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from run_directories import cases, index, warm_up
 
 from hpctrain.cli.main import main
+from support.fuzz.run_directories import cases, index, warm_up
 
 
 @pytest.mark.long

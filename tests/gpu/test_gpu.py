@@ -20,18 +20,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from framework_scripts import REPORT as GROUP
-from framework_scripts import SCRIPTS, VARIABLES
-from framework_scripts import losses as framework_losses
-from framework_scripts import missing as frameworks_missing
-from imported_programs import imported
-from interrupted_runs import assert_same_bits, interrupted
-from launching import Launch
-from refused_patterns import REFUSED
 
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.horovod.cuda import find_toolkit
+from support.framework_scripts import REPORT as GROUP
+from support.framework_scripts import SCRIPTS, VARIABLES
+from support.framework_scripts import losses as framework_losses
+from support.framework_scripts import missing as frameworks_missing
+from support.imported_programs import imported
+from support.interrupted_runs import assert_same_bits, interrupted
+from support.launching import Launch
+from support.refused_patterns import REFUSED
 
 PROGRAMS = Path(__file__).with_name("programs")
 OF_RANKS = Path(__file__).parents[1] / "mpi" / "programs"

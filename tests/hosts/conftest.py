@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import local_hosts
 import pytest
-from launching import AS_ROOT, Launch
-from local_hosts import LocalHosts
+
+from support.hosts import local_hosts
+from support.hosts.local_hosts import LocalHosts
+from support.launching import AS_ROOT, Launch
 
 _PROGRAMS = Path(sys.executable).parent
 _CHECKOUT = Path(__file__).parents[2]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import Launch
-from local_hosts import LocalHosts
+
+from support.hosts.local_hosts import LocalHosts
+from support.launching import Launch
 
 pytest.importorskip("torch")
 

@@ -1,6 +1,6 @@
 """Faults of the network at the worst moments, while ranks and what starts them look for each other.
 
-``python tests/faults/campaign.py --only hosts`` has all kinds, at all moments.
+``python tests/support/faults/campaign.py --only hosts`` has all kinds, at all moments.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-import campaign
-import kinds_of_hosts
 import pytest
-from cases import KINDS, Case
-from local_hosts import LocalHosts
-from references import Library
+
+from support.faults import campaign, kinds_of_hosts
+from support.faults.cases import KINDS, Case
+from support.faults.references import Library
+from support.hosts.local_hosts import LocalHosts
 
 pytest.importorskip("torch")
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from local_hosts import HostsError, LocalHosts, obstacle
+
+from support.hosts.local_hosts import HostsError, LocalHosts, obstacle
 
 _SEND = """\
 import socket, sys, time
@@ -194,7 +195,7 @@ def test_nothing_is_left_when_the_process_that_started_them_is_killed(tmp_path: 
     folder = tmp_path / "hosts"
     script = f"""\
 import pathlib, signal
-from local_hosts import LocalHosts, Settings
+from support.hosts.local_hosts import LocalHosts, Settings
 LocalHosts(pathlib.Path({str(folder)!r}), Settings(hosts=2)).start()
 print("up", flush=True)
 signal.pause()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from local_hosts import LocalHosts
 
 from hpctrain.common.run.events import read_events
+from support.hosts.local_hosts import LocalHosts
 
 pytest.importorskip("torch")
 

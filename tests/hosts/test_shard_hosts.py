@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launching import Launch
-
 from hpctrain.cli.main import main
 from hpctrain.common.shards.fake import FakeSet, make_fake
+from support.launching import Launch
 
 
 def contents(folder: Path) -> dict[str, bytes]:

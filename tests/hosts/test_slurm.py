@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import local_slurm
 import pytest
-from environments import linked_environment
-from local_hosts import LocalHosts
-from slurm_on_hosts import SlurmOnHosts
 
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import EndEvent, EpochEvent, RunEvent
+from support.environments import linked_environment
+from support.hosts.local_hosts import LocalHosts
+from support.hosts.slurm_on_hosts import SlurmOnHosts
+from support.slurm import local_slurm
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from launching import Launch
-from local_hosts import LocalHosts
 
 import hpctrain
 from hpctrain.common.run.events import read_events
+from support.hosts.local_hosts import LocalHosts
+from support.launching import Launch
 
 # Until a user knows what is wrong.
 LIMIT_SECONDS = 20

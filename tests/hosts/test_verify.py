@@ -7,8 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from launching import Launch
-from local_hosts import LocalHosts
+
+from support.hosts.local_hosts import LocalHosts
+from support.launching import Launch
 
 # A slow link carries it in a twenty-fifth of a second.
 _SIZE = ("--size-mb", "0.5")

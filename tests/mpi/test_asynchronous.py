@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated_ranks import simulated
 
 from hpctrain.common.run.events import read_events
+from support.simulated_ranks import simulated
 
 pytest.importorskip("torch")
 

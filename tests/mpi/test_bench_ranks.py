@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import Launch
+
+from support.launching import Launch
 
 
 def test_allreduce_of_all_engines(hpctrain: Launch, tmp_path: Path):

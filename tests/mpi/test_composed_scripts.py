@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from imported_programs import imported
+
+from support.imported_programs import imported
 
 pytest.importorskip("torch")
 

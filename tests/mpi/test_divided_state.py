@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import Launch
 from safetensors.numpy import load_file
 
 from hpctrain.common.checkpoints.find import newest_whole, verify
 from hpctrain.common.checkpoints.layout import share_name
 from hpctrain.common.checkpoints.read import read_state
 from hpctrain.common.errors import HpctrainError
+from support.launching import Launch
 
 torch = pytest.importorskip("torch")
 PROGRAM = Path(__file__).parent / "programs" / "divided_state.py"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import Launch
 
 import hpctrain
 from hpctrain.worker.programs.doctor import _expected, _numbers
+from support.launching import Launch
 
 PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "doctor.py"
 # Starts as many processes as it is asked for, each of which MPI takes for the only one.

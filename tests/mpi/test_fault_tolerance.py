@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from imported_programs import imported
-from launching import Launch
 
 from hpctrain.common.checkpoints.find import Newest, newest_whole
 from hpctrain.common.run.directory import RunDirectory
@@ -21,6 +19,8 @@ from hpctrain.worker.data.samples import InMemory
 from hpctrain.worker.data.sampling import epoch_order, global_batches, share
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.loop import Loop, learning_rate
+from support.imported_programs import imported
+from support.launching import Launch
 
 pytest.importorskip("torch")
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from framework_scripts import (
+
+from support.framework_scripts import (
     REPORT,
     SCRIPTS,
     TOLERANCE,
@@ -20,7 +21,7 @@ from framework_scripts import (
     missing,
     write_all,
 )
-from launching import Launch
+from support.launching import Launch
 
 pytest.importorskip("torch")
 if reason := missing():

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from imported_programs import imported
 
 from hpctrain.common.checkpoints.find import verify
 from hpctrain.common.run.events import kept, read_events
+from support.imported_programs import imported
 
 pytest.importorskip("torch")
 

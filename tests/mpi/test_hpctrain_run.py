@@ -16,12 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import Launch
 
 from hpctrain.common.cluster.machine import usable_cores
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.records import read_records
+from support.launching import Launch
 
 PROGRAM = Path(__file__).parent / "programs" / "run_script.py"
 HOST = socket.gethostname()

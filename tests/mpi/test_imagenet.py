@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupted_runs import BIN, assert_same_bits, interrupted
-from launching import Launch
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.events import read_events
+from support.interrupted_runs import BIN, assert_same_bits, interrupted
+from support.launching import Launch
 
 
 @pytest.fixture(scope="module")

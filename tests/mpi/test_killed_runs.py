@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from launching import Launch
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.records import read_records
+from support.launching import Launch
 
 BIN = Path(sys.executable).parent
 # A window makes a further file in shared memory.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from launching import Launch
+from support.launching import Launch
 
 
 def test_two_ranks_of_this_machine(hpctrain: Launch):

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from small_disks import mounted_over
+
+from support.small_disks import mounted_over
 
 BIN = Path(sys.executable).parent
 SHARED = Path("/dev/shm")

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from interrupted_runs import assert_same_bits
-from launching import Launch
 
 from hpctrain.worker.bench.photographs import photographs, write_folders, write_shards
+from support.interrupted_runs import assert_same_bits
+from support.launching import Launch
 
 if TYPE_CHECKING:
-    from s3_server import S3Server
+    from support.s3_server import S3Server
 
 _SMALL = ("images.size=32", "images.test_resize=37", "images.test_size=32", "model.name=resnet18", "data.workers=1")
 # Of 30 photographs to train on in tens of shards, and those for validation.
@@ -33,7 +33,7 @@ def server(disk: Path) -> Iterator[S3Server]:
     pytest.importorskip("torch")
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
-    from s3_server import s3_server
+    from support.s3_server import s3_server
 
     with s3_server() as server:
         server.put(disk)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from imported_programs import imported
-from launching import Launch
 
 from hpctrain.common.run.events import read_events
+from support.imported_programs import imported
+from support.launching import Launch
 
 PROGRAM = Path(__file__).parent / "programs" / "odd_numbers.py"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from imported_programs import imported
+
+from support.imported_programs import imported
 
 pytest.importorskip("pytorch_optimizer")
 

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import AS_ROOT, Launch
 
 from hpctrain.common.cluster import launch_files
 from hpctrain.common.cluster.mpi import find_mpi
 from hpctrain.common.cluster.node_map import Slot
 from hpctrain.control.topology.live import this_node
+from support.launching import AS_ROOT, Launch
 
 PROGRAM = Path(__file__).parent / "programs" / "where.py"
 HOST = socket.gethostname()

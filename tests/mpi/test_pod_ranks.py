@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from interrupted_runs import assert_same_bits
-from launching import Launch
-from local_pods import LocalJob, wait_for_steps, whatever_is_missing
 
 from hpctrain.common.run.events import read_events
+from support.interrupted_runs import assert_same_bits
+from support.launching import Launch
+from support.schedulers.local_pods import LocalJob, wait_for_steps, whatever_is_missing
 
 pytest.importorskip("torch")
 

@@ -8,9 +8,9 @@ import statistics
 from pathlib import Path
 
 import pytest
-from launching import Launch
 
 from hpctrain.cli.main import main
+from support.launching import Launch
 
 
 @pytest.mark.long

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from interrupted_runs import BIN, ask, assert_same_bits, interrupted, numbers, paused, wait_for_steps
-from launching import Launch
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.records import read_records
+from support.interrupted_runs import BIN, ask, assert_same_bits, interrupted, numbers, paused, wait_for_steps
+from support.launching import Launch
 
 TORCH = ["--set", "epochs=6"]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import Launch
 
 from hpctrain.common.checkpoints.find import Newest, newest_whole
 from hpctrain.common.checkpoints.layout import hidden
 from hpctrain.common.run.events import read_events
+from support.launching import Launch
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.thorough

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import Launch
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.read import open_shards
+from support.launching import Launch
 
 _SHARD = ("--shard-mb", "0.1", "--seed", "5")
 

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import scripts
+
+from support.pages import scripts
 
 pytest.importorskip("torch")
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from refused_patterns import (
+
+from support.refused_patterns import (
     REFUSED,
     REFUSED_ON_A_MESH,
     REFUSED_ON_A_MESH_OVER_3,

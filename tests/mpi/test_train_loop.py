@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from imported_programs import imported
 
 from hpctrain.common.run.events import read_events
+from support.imported_programs import imported
 
 pytest.importorskip("torch")
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import local_slurm
 import pytest
-from launching import AS_ROOT, Launch
-from local_slurm import LocalSlurm
-from submitted_runs import Submit
 
 from hpctrain.cli.main import main
+from support.launching import AS_ROOT, Launch
+from support.slurm import local_slurm
+from support.slurm.local_slurm import LocalSlurm
+from support.slurm.submitted_runs import Submit
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from local_slurm import LocalSlurm
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.preparation import find_cluster, requested
 from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.control.schedulers.slurm.discover import discover, profile_yaml
+from support.slurm.local_slurm import LocalSlurm
 
 
 @pytest.fixture(autouse=True)

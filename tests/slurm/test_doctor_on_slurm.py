@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import AS_ROOT
-from local_slurm import LocalSlurm
+
+from support.launching import AS_ROOT
+from support.slurm.local_slurm import LocalSlurm
 
 pytestmark = pytest.mark.long
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import AS_ROOT
-from local_slurm import LocalSlurm
+
+from support.launching import AS_ROOT
+from support.slurm.local_slurm import LocalSlurm
 
 pytest.importorskip("torch")
 

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from framework_scripts import TOLERANCE, VARIABLES, losses_alone, losses_of_all, missing, write_all
-from launching import AS_ROOT
-from local_slurm import LocalSlurm
+
+from support.framework_scripts import TOLERANCE, VARIABLES, losses_alone, losses_of_all, missing, write_all
+from support.launching import AS_ROOT
+from support.slurm.local_slurm import LocalSlurm
 
 pytest.importorskip("torch")
 if reason := missing():

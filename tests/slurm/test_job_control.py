@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import Launch
-from local_slurm import LocalSlurm
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.records import ranks_listen
+from support.launching import Launch
+from support.slurm.local_slurm import LocalSlurm
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from local_slurm import LocalSlurm
 
 from hpctrain.control.schedulers.slurm.script import directive
+from support.slurm.local_slurm import LocalSlurm
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "jobs").glob("*.sh"))
 # What the local cluster does not have; the tests' profiles name them.

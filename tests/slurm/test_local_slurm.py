@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import local_slurm
 import psutil
 import pytest
-from launching import AS_ROOT, Launch
-from listings import listing
-from local_slurm import LocalSlurm, Settings, SlurmError
 
 from hpctrain.control.hosts.fabric_sources import known_fabric
+from support.launching import AS_ROOT, Launch
+from support.slurm import local_slurm
+from support.slurm.local_slurm import LocalSlurm, Settings, SlurmError
+from support.topology.listings import listing
 
 _BIN = Path(sys.executable).parent
 _RANK = """\

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from launching import Launch
-from local_slurm import LocalSlurm
+
+from support.launching import Launch
+from support.slurm.local_slurm import LocalSlurm
 
 ODD = {
     "blank": "a  b",

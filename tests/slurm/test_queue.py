@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import Launch
-from local_slurm import LocalSlurm
-from unit.control.schedulers.slurm_programs import write_submission
-from unit.report.written_runs import recipe_plan, write_run
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.slurm.queue import JobState, job_states
+from support.launching import Launch
+from support.report.written_runs import recipe_plan, write_run
+from support.schedulers.slurm_programs import write_submission
+from support.slurm.local_slurm import LocalSlurm
 
 Submit = Callable[..., str]
 

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from local_slurm import LocalSlurm
-from submitted_runs import (
+
+from support.slurm.local_slurm import LocalSlurm
+from support.slurm.submitted_runs import (
     SIZE,
     Submit,
     events,

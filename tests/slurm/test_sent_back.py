@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import local_slurm
 import pytest
-from launching import Launch
-from local_slurm import LocalSlurm
-from slurm_conf import Settings
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.records import ranks_listen
+from support.launching import Launch
+from support.slurm import local_slurm
+from support.slurm.local_slurm import LocalSlurm
+from support.slurm.slurm_conf import Settings
 
 pytestmark = pytest.mark.long
 

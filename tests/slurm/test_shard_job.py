@@ -12,13 +12,13 @@ from subprocess import CompletedProcess
 
 import psutil
 import pytest
-from launching import Launch
-from local_slurm import LocalSlurm
-from submitted_runs import events, wait_until
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.records import read_records
 from hpctrain.common.shards.fake import FakeSet, make_fake
+from support.launching import Launch
+from support.slurm.local_slurm import LocalSlurm
+from support.slurm.submitted_runs import events, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import psutil
-from local_slurm import LocalSlurm
+
+from support.slurm.local_slurm import LocalSlurm
 
 
 def test_daemons_listen_at_the_loopback_alone(slurm: LocalSlurm) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import Launch
-from local_slurm import LocalSlurm
-from submitted_runs import SIZE, TWO_NODES, Submit, events, held, jobs_of, wait_for_step
+
+from support.launching import Launch
+from support.slurm.local_slurm import LocalSlurm
+from support.slurm.submitted_runs import SIZE, TWO_NODES, Submit, events, held, jobs_of, wait_for_step
 
 pytestmark = pytest.mark.slow
 

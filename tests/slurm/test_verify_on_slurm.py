@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import AS_ROOT
-from local_slurm import LocalSlurm
+
+from support.launching import AS_ROOT
+from support.slurm.local_slurm import LocalSlurm
 
 _HPCTRAIN = Path(sys.executable).parent / "hpctrain"
 # All nodes are this machine, so that what one flow reaches beside another says nothing.

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import local_spark
 import psutil
 import pytest
-from local_spark import LocalSpark
 
 from hpctrain.cli.main import main
 from hpctrain.common.shards.fake import FakeSet, make_fake
+from support import local_spark
+from support.local_spark import LocalSpark
 
 pytestmark = pytest.mark.slow
 

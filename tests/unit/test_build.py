@@ -13,12 +13,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from unit.requirements_of_project import PROJECT, ROOT, closure
 
 import hpctrain
 from hpctrain.commit import of_checkout
 from hpctrain.common.recipes.names import recipe_names
 from hpctrain.control.schedulers.profiles import profile_names
+from support.requirements_of_project import PROJECT, ROOT, closure
 
 
 @dataclass(frozen=True, kw_only=True)

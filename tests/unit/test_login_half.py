@@ -12,11 +12,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-import needs
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from unit.requirements_of_project import PROJECT, PYPROJECT, closure
 
 from hpctrain.cli.main import main
 from hpctrain.common.cluster.machine import Machine
@@ -25,6 +23,8 @@ from hpctrain.common.extras import MODULES, missing_extra, require
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.planning.planner import make_plan
+from support import needs
+from support.requirements_of_project import PROJECT, PYPROJECT, closure
 
 FABRIC = """\
 SwitchName=leaf1 Nodes=n[1-2]

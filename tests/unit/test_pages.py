@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
-from pages import ROOT, files, is_there, scripts
 
 from hpctrain.common.cluster.gpu_models import gpus
 from hpctrain.control.predict.constants import buses, constants
+from support.pages import ROOT, files, is_there, scripts
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import needs
 import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.common.files.private import make_folder
+from support import needs
 
 _OTHERS = 0o077
 

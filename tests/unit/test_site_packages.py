@@ -13,9 +13,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from unit.requirements_of_project import PROJECT, PYPROJECT, ROOT
 
 import hpctrain
+from support.requirements_of_project import PROJECT, PYPROJECT, ROOT
 
 FOLDER = ROOT / "packaging"
 VERSION = hpctrain.__version__

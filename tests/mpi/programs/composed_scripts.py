@@ -32,7 +32,7 @@ from hpctrain.worker.adapters.torch.parallel.distribute import of_divided_tensor
 sys.path.append(str(Path(__file__).parents[2]))
 sys.path.append(str(Path(__file__).parents[2] / "startup"))
 
-from launching import AS_ROOT, warm_interpreters
+from support.launching import AS_ROOT, warm_interpreters
 
 __all__ = ["CHOICES", "drawn", "results"]
 

@@ -6,18 +6,18 @@ import json
 import shutil
 from pathlib import Path
 
-import needs
 import numpy as np
 import pytest
-from launching import Launch
-from unit.report.written_runs import recipe_plan, run_events, script_plan, write_run
-from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
 from hpctrain.common.checkpoints.find import set_aside
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.events import read_events
 from hpctrain.worker.data import open_sources
+from support import needs
+from support.launching import Launch
+from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
+from support.written_checkpoints import progress_of, write_checkpoint
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import resource
 from collections.abc import Iterator
 
 import pytest
-from launching import Launch
 from typer.testing import CliRunner
 
 from hpctrain.cli import doctor
 from hpctrain.cli.main import app
 from hpctrain.common.cluster.checks import Check
+from support.launching import Launch
 
 KEYS = {"name", "status", "found", "wanted", "remedy", "source", "where"}
 

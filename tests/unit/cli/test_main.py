@@ -10,11 +10,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from unit.report.written_runs import recipe_plan
 
 from hpctrain.cli.main import main
 from hpctrain.commit import of_checkout
 from hpctrain.common.run.directory import RunDirectory
+from support.report.written_runs import recipe_plan
 
 ROOT = Path(__file__).parents[3]
 LOADED = """

@@ -7,7 +7,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import needs
 import pytest
 
 from hpctrain.cli.main import main
@@ -17,6 +16,7 @@ from hpctrain.common.run.directory import new_directory
 from hpctrain.control.horovod import check
 from hpctrain.control.horovod.fingerprint import Fingerprint
 from hpctrain.control.horovod.installed import Installed
+from support import needs
 
 
 @pytest.fixture(autouse=True)

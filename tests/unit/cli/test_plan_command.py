@@ -7,11 +7,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from two_switches import NODE, TREE
 
 from hpctrain.cli.main import main
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.run.plan import Plan
+from support.topology.two_switches import NODE, TREE
 
 OPEN_MPI = MpiInstallation(flavour="open-mpi-5", version="5.0", mpirun=Path("/mpi/mpirun"), mpicc=None, mpicxx=None)
 

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from two_switches import NODE, TREE
 
 from hpctrain.cli.main import main
 from hpctrain.cli.prediction_options import link_rate, node_counts
 from hpctrain.common.errors import HpctrainError
+from support.topology.two_switches import NODE, TREE
 
 MEASURED = Path(__file__).parents[1] / "control" / "predict" / "measured"
 H100 = ["--gpu", "h100-sxm", "--gpus-per-node", "8"]

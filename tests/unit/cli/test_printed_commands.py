@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import typer
-from pages import PAGES, PrintedCommand, commands, commands_of, options
 
 from hpctrain.cli.main import app
 from hpctrain.common.cluster.backends import BACKENDS
@@ -15,6 +14,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe, mesh_overrides
 from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.tracking import parse_trackers
+from support.pages import PAGES, PrintedCommand, commands, commands_of, options
 
 # Options of mpirun, srun, sbatch and ibnetdiscover.
 OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}

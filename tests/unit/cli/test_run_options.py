@@ -16,10 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import needs
 import psutil
 import pytest
-from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory, read_model
@@ -28,6 +26,8 @@ from hpctrain.common.run.events.kinds import StoppedEvent
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.shards.folders import training_fingerprint
 from hpctrain.common.shards.manifest import read_manifest
+from support import needs
+from support.written_checkpoints import progress_of, write_checkpoint
 
 
 @pytest.fixture(autouse=True)

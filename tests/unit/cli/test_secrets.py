@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import needs
 import pytest
 
 from hpctrain.cli.main import main
@@ -16,6 +15,7 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
 from hpctrain.control.schedulers.profiles import load_profile
+from support import needs
 
 _NAMES = ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_SECRET", "DB_PASSWORD", "SSH_KEY", "BASIC_AUTH")
 _SECRETS = {name: f"hush-{number}-{name.lower()[::-1]}" for number, name in enumerate(_NAMES)}

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.control.schedulers.slurm_programs import (
+
+from hpctrain.cli.main import main
+from hpctrain.common.run.directory import RunDirectory, write_json
+from hpctrain.common.run.records import RankRecord, write_record
+from support.report.written_runs import recipe_plan, run_events, write_run
+from support.schedulers.slurm_programs import (
     NO_ACCOUNTING,
     NO_CONTROLLER,
     UNKNOWN_JOB,
@@ -22,11 +27,6 @@ from unit.control.schedulers.slurm_programs import (
     row,
     write_submission,
 )
-from unit.report.written_runs import recipe_plan, run_events, write_run
-
-from hpctrain.cli.main import main
-from hpctrain.common.run.directory import RunDirectory, write_json
-from hpctrain.common.run.records import RankRecord, write_record
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from listings import listing
 
 from hpctrain.cli import topology
 from hpctrain.cli.main import main
@@ -19,6 +18,7 @@ from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import nvidia_smi
 from hpctrain.control.topology.verify import End, Flow
+from support.topology.listings import listing
 
 SMALL = Path(__file__).parents[1] / "control" / "topology" / "discovered"
 DATA = Path(__file__).parents[4] / "shared" / "data" / "fabrics"

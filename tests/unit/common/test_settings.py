@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import ROOT
 
 from hpctrain.common import settings
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import Setting
+from support.pages import ROOT
 
 _DECLARED = {each.name: each for each in vars(settings).values() if isinstance(each, Setting)}
 _VARIABLE = re.compile(r"\b(?<!_)HPCTRAIN_[A-Z]\w*")

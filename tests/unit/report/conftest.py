@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.common.run.directory import RunDirectory
+from support.report.written_runs import recipe_plan, run_events, write_run
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from predicted_plans import figure, record, row, written
-from written_runs import EPOCHS, STEPS, Line, digits, recipe_plan, run_events, typed, write_run
 
 from hpctrain.common.run.events.kinds import EnergyEvent, HostEnergy
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
@@ -19,6 +17,8 @@ from hpctrain.report.page import render
 from hpctrain.report.predicted import PredictedRow
 from hpctrain.report.record import Record
 from hpctrain.report.summary import summarise
+from support.report.predicted_plans import figure, record, row, written
+from support.report.written_runs import EPOCHS, STEPS, Line, digits, recipe_plan, run_events, typed, write_run
 
 # The run took 10.5 s, and had 3 epochs.
 PLAN = recipe_plan(recipe=digits().model_copy(update={"epochs": EPOCHS}))

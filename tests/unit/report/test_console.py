@@ -4,10 +4,10 @@ import io
 import os
 
 import pytest
-from written_runs import run_events, typed, typed_run
 
 from hpctrain.common.run.events.kinds import EndEvent, FaultEvent
 from hpctrain.report.console import Console
+from support.report.written_runs import run_events, typed, typed_run
 
 
 class _Terminal(io.StringIO):

@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from written_runs import recipe_plan, run_events, script_plan, write_run
 
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.plan import Script
 from hpctrain.report.page import write_report
+from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
 
 _BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _LONG = "/lustre/projects/" + "a-folder-whose-name-has-no-blank_" * 8

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from written_curves import write_tensorboard
-from written_runs import EPOCHS, Line, recipe_plan, run_events, typed
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter, kept
@@ -24,6 +22,8 @@ from hpctrain.report.plots import Means
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise_record
+from support.report.written_curves import write_tensorboard
+from support.report.written_runs import EPOCHS, Line, recipe_plan, run_events, typed
 
 
 def non_finite(iteration: int, **values: Any) -> Line:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan, write_run
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
@@ -18,6 +17,7 @@ from hpctrain.common.run.records import RankError, RankRecord, write_record
 from hpctrain.report.page import read_summary, render, settings, write_report
 from hpctrain.report.plots import curves, overlap
 from hpctrain.report.record import Record
+from support.report.written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan, write_run
 
 _VOID = {"meta", "br", "hr", "img", "link"}
 

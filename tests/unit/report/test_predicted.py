@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from predicted_plans import figure, record, row, written
-from written_runs import recipe_plan, run_events, script_plan, write_run
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
@@ -15,6 +13,8 @@ from hpctrain.common.run.plan import Plan, Slots
 from hpctrain.report.page import read_comparison, render
 from hpctrain.report.predicted import own_prediction, read_prediction
 from hpctrain.report.summary import summarise
+from support.report.predicted_plans import figure, record, row, written
+from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
 
 
 def read(path: Path, content: Any, plan: Plan | None = None) -> Any:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import typer
-from predicted_plans import figure, record, row, written
 from typer.testing import CliRunner
-from written_runs import recipe_plan
 
 from hpctrain.cli.main import main
 from hpctrain.cli.report import report
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.report.summary import summarise
+from support.report.predicted_plans import figure, record, row, written
+from support.report.written_runs import recipe_plan
 
 
 def _invoke(*arguments: str) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from written_runs import Line, digits, recipe_plan, run_events, typed, write_run
 
 from hpctrain.cli.main import main
 from hpctrain.common.recipes.schema import Recipe
@@ -19,6 +18,7 @@ from hpctrain.report.page import render
 from hpctrain.report.repeats import read_repeats, table
 from hpctrain.report.results import MEDIAN, median_accuracy, reported_text, result_name, result_title
 from hpctrain.report.summary import summarise
+from support.report.written_runs import Line, digits, recipe_plan, run_events, typed, write_run
 
 GOYAL = ({"value": 0.7640, "deviation": 0.0012, "batch": 256}, {"value": 0.7626, "deviation": 0.0009, "batch": 8192})
 # The fourth of five is the median.

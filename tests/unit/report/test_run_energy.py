@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from written_runs import EPOCHS, STEPS, Line, recipe_plan, run_events, write_run
 
 from hpctrain.cli.status import _table
 from hpctrain.common.run.directory import RunDirectory
@@ -21,6 +20,7 @@ from hpctrain.report.page import read_summary, render
 from hpctrain.report.record import Record
 from hpctrain.report.status import read_status
 from hpctrain.report.summary import summarise
+from support.report.written_runs import EPOCHS, STEPS, Line, recipe_plan, run_events, write_run
 
 SAMPLES = 64
 

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from unit.control.schedulers.slurm_programs import install, prints, row, write_submission
-from unit.report.written_runs import recipe_plan, run_events, script_plan, write_run
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.report.runs import list_runs
+from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
+from support.schedulers.slurm_programs import install, prints, row, write_submission
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from written_runs import Line, recipe_plan, run_events, write_run
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.held import HeldDirectory
@@ -22,6 +21,7 @@ from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.record import Progress, Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
+from support.report.written_runs import Line, recipe_plan, run_events, write_run
 
 # Of run_events: the time of the last event of its second epoch.
 NOW = 1_700_000_012.0

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from written_runs import EPOCHS, STEPS, recipe_plan, run_events, script_plan, typed, write_run
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.report.summary import summarise
+from support.report.written_runs import EPOCHS, STEPS, recipe_plan, run_events, script_plan, typed, write_run
 
 
 def test_figures_of_a_finished_run(finished: RunDirectory) -> None:

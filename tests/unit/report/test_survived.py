@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written_runs import Line, recipe_plan, run_events, typed, write_run
 
 from hpctrain.cli.main import main
 from hpctrain.control.schedulers.find_run import find_run
@@ -20,6 +19,7 @@ from hpctrain.report.plots import EpochsDone
 from hpctrain.report.record import Progress, Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise
+from support.report.written_runs import Line, recipe_plan, run_events, typed, write_run
 
 RECOVERED = {"iteration": 7, "recovery_seconds": 0.0321, "samples_affected": 1, "ranks": 3}
 LINES = {

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_disks import small_disk_at
-from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.common.checkpoints import find, keep
 from hpctrain.common.checkpoints.find import Newest, newest_whole
@@ -21,6 +19,8 @@ from hpctrain.common.checkpoints.layout import checkpoint_path
 from hpctrain.common.checkpoints.manifest import OtherVersionError
 from hpctrain.common.checkpoints.read import read_state
 from hpctrain.common.errors import HpctrainError
+from support.small_disks import small_disk_at
+from support.written_checkpoints import progress_of, write_checkpoint
 
 EQUAL = {"model.a": np.arange(6, dtype=np.float32).reshape(2, 3), "optimizer.0.step": np.array(3.0)}
 OWN = tuple({f"random.cpu.{rank}": np.full(3, rank, np.uint8)} for rank in range(2))

@@ -10,12 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from divided_arrays import Held, held_by, part, pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from thread_ranks import ThreadCommunicator, on_ranks
-from written_checkpoints import guard_over, progress_of, write_checkpoint
 
 from hpctrain.common.checkpoints.find import newest_whole, verify
 from hpctrain.common.checkpoints.layout import checkpoint_path, share_name
@@ -25,6 +22,9 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.events import EventWriter
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.state import LazyState
+from support.divided_arrays import Held, held_by, part, pieces
+from support.thread_ranks import ThreadCommunicator, on_ranks
+from support.written_checkpoints import guard_over, progress_of, write_checkpoint
 
 TYPES = [np.float32, np.float64, ml_dtypes.bfloat16, np.int64, np.bool_]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.common.checkpoints import keep
 from hpctrain.common.checkpoints.find import newest_whole
 from hpctrain.common.checkpoints.keep import Policy
 from hpctrain.common.checkpoints.layout import hidden, iterations
+from support.written_checkpoints import progress_of, write_checkpoint
 
 POLICIES = st.builds(Policy, last=st.integers(1, 4), best=st.booleans(), every_epochs=st.none() | st.integers(1, 3))
 # (iteration, its epoch, whether it ends the epoch, accuracy or none)

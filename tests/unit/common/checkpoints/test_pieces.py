@@ -8,13 +8,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from divided_arrays import cut
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.common.checkpoints.layout import shares, writers
 from hpctrain.common.checkpoints.pieces import Box, Place, check_cover
 from hpctrain.common.errors import HpctrainError
+from support.divided_arrays import cut
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 # Many end as the keys of pieces do.

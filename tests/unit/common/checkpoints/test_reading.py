@@ -21,7 +21,6 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.common.checkpoints.find import newest_whole, verify
 from hpctrain.common.checkpoints.layout import share_name, shares
@@ -29,6 +28,7 @@ from hpctrain.common.checkpoints.manifest import read_manifest
 from hpctrain.common.checkpoints.read import read_state
 from hpctrain.common.checkpoints.share import CheckpointShare, blocks_of_memory, write_through
 from hpctrain.common.errors import HpctrainError
+from support.written_checkpoints import progress_of, write_checkpoint
 
 EQUAL = {f"model.{i}": np.random.default_rng(i).normal(size=(i + 1, 3)).astype(np.float32) for i in range(9)}
 

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from script_runs import happened, script_run
-from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
 from hpctrain.common.checkpoints.layout import checkpoint_path
@@ -20,6 +18,8 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, StartEvent
 from hpctrain.control.resuming.attempts import attempt_from_here, run_events
+from support.script_runs import happened, script_run
+from support.written_checkpoints import progress_of, write_checkpoint
 
 
 @pytest.fixture

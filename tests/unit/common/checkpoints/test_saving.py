@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_checkpoints import filled, guard_over, progress_of, write_checkpoint
 
 from hpctrain.common.checkpoints import publish as publishing
 from hpctrain.common.checkpoints.find import Newest, newest_whole, verify
@@ -24,6 +23,7 @@ from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.state import LazyState, State
+from support.written_checkpoints import filled, guard_over, progress_of, write_checkpoint
 
 
 def share_of(value: float, rank: int = 0) -> CheckpointShare:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from written_checkpoints import filled, guard_over, progress_of, tensors_of, write_checkpoint
 
 from hpctrain.common.checkpoints.find import Newest, newest_whole
 from hpctrain.common.checkpoints.keep import Policy
@@ -26,6 +25,7 @@ from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.train import checkpoint as saving
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.state import LazyState, State
+from support.written_checkpoints import filled, guard_over, progress_of, tensors_of, write_checkpoint
 
 
 class Ranks:

@@ -12,10 +12,10 @@ import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from power_zones import RANGE, SERVER, PowerZones
 
 from hpctrain.worker import energy
 from hpctrain.worker.energy import HostMeter
+from support.power_zones import RANGE, SERVER, PowerZones
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ pytest.importorskip("keras")
 
 import keras
 import torch
-from optimizer_runs import START, keras_in_float64, settings
 
 from hpctrain.worker.train import keras_rules
 from hpctrain.worker.train.torch_rules import clip_gradients
+from support.optimizer_runs import START, keras_in_float64, settings
 
 
 def in_torch(gradients, bound):

@@ -34,7 +34,8 @@ import keras
 import optax
 import pytorch_optimizer
 import torch
-from optimizer_runs import (
+
+from support.optimizer_runs import (
     GRADIENTS,
     INTERRUPTED,
     RATES,

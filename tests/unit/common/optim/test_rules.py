@@ -15,7 +15,13 @@ pytest.importorskip("keras")
 import keras
 import tensorflow as tf
 import torch
-from optimizer_runs import (
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.optim.rules import decay
+from hpctrain.common.recipes.schema import ModelSettings
+from hpctrain.worker import models
+from hpctrain.worker.train import keras_rules, torch_rules
+from support.optimizer_runs import (
     INTERRUPTED,
     KINDS,
     RATES,
@@ -31,12 +37,6 @@ from optimizer_runs import (
     torch_path,
     torch_steps,
 )
-
-from hpctrain.common.errors import HpctrainError
-from hpctrain.common.optim.rules import decay
-from hpctrain.common.recipes.schema import ModelSettings
-from hpctrain.worker import models
-from hpctrain.worker.train import keras_rules, torch_rules
 
 PATHS = {"torch": torch_path, "keras": keras_path}
 NORM_AND_BIAS = ("norm", "bias")

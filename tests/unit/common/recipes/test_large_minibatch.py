@@ -10,13 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import needs
 import numpy as np
 import pytest
 
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.worker.data import open_sources
 from hpctrain.worker.train.loop import learning_rate
+from support import needs
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = ROOT / "benchmarks/large_minibatch.py"

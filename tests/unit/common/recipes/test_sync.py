@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from digits_recipes import digits_recipe
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.difference import deciding_differences
@@ -15,6 +14,7 @@ from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import EPOCHS, smoke
 from hpctrain.common.recipes.used import used_values
+from support.digits_recipes import digits_recipe
 
 DILOCO = {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
 

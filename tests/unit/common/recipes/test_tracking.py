@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unit.report.written_runs import digits, recipe_plan, script_plan
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.difference import deciding_differences, differences
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.tracking import parse_trackers
 from hpctrain.control.resuming.resume import changed_work
+from support.report.written_runs import digits, recipe_plan, script_plan
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 import pytest
-from unit.report.written_runs import recipe_plan, write_run
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Start
 from hpctrain.common.run.records import RankRecord, read_records, write_record
+from support.report.written_runs import recipe_plan, write_run
 
 
 def test_an_attempt_begins_without_what_killed_processes_left_half_written(tmp_path):

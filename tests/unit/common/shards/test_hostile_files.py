@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hostile_files import cost_of
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.shards import archives, devkit
@@ -32,6 +31,7 @@ from hpctrain.common.shards.text.documents import Span, TextFile, divide, docume
 from hpctrain.common.shards.text.manifest import read_text_manifest
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
 from hpctrain.common.shards.text.read import TokenShards
+from support.hostile_files import cost_of
 
 _SECONDS = 2.0
 

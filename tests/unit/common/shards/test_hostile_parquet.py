@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile_files import cost_of
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.shards.bounded import memory_limit
 from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.listing import list_part
 from hpctrain.common.shards.parquet import Columns, RowGroup, row_groups
+from support.hostile_files import cost_of
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from small_disks import small_disk_at
 
 from hpctrain.cli.main import main
 from hpctrain.common import extras
@@ -32,11 +31,12 @@ from hpctrain.common.shards.text.prepare import Preparation, prepare_text
 from hpctrain.common.shards.text.read import TokenShards
 from hpctrain.worker.bench.photographs import photographs, write_folders, write_shards
 from hpctrain.worker.data import open_sources
+from support.small_disks import small_disk_at
 
 pytestmark = pytest.mark.slow
 
 if TYPE_CHECKING:
-    from s3_server import S3Server
+    from support.s3_server import S3Server
 
 # Seconds for all that takes time beside a limit, the start of a worker too, where others have the cores.
 _SPARE = 30
@@ -58,7 +58,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def running(disk: Path) -> Iterator[S3Server]:
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
-    from s3_server import s3_server
+    from support.s3_server import s3_server
 
     with s3_server() as server:
         server.put(disk)

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import needs
 import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import buckets, load_workload, read_workload, workload_names
+from support import needs
 
 # GMAC of a forward pass at 224 pixels as torchvision states them (`_ops` of its weights,
 # https://docs.pytorch.org/vision/stable/models.html), and parameters.

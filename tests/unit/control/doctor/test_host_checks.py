@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_machine import SWITCH, FakeMachine, configuration, full_machine
 
 from hpctrain.common.cluster.checks import Check
 from hpctrain.control.doctor import gpus, infiniband, interfaces, limits
 from hpctrain.control.doctor.facts import Host
 from hpctrain.control.doctor.host import CHECKS
+from support.fake_machine import SWITCH, FakeMachine, configuration, full_machine
 
 FAR = "pci0000:ae/0000:ae:00.0/0000:af:00.0"
 SECOND = "pci0000:b0/0000:b0:00.0/0000:b1:00.0"

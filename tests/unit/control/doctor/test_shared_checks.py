@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_machine import FakeMachine
 
 from hpctrain.common.cluster.checks import Check
 from hpctrain.control.doctor import ranks, software, storage
@@ -16,6 +15,7 @@ from hpctrain.control.doctor.storage import Disk
 from hpctrain.control.horovod.check import AN_MPI
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.readers import slurm
+from support.fake_machine import FakeMachine
 
 TREE = """\
 SwitchName=core Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]

@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-import needs
 import pytest
 
 from hpctrain.common.cluster.container import Container
@@ -45,6 +44,7 @@ from hpctrain.control.launchers.launcher_choice import (
 )
 from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.planning.planner import make_plan
+from support import needs
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "launch"
 MACHINE = Machine(host="n1", cores=8, frameworks=frozenset({"torch"}), versions={})

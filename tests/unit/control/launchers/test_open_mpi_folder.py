@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_disks import small_disk_at
 
 from hpctrain.control.launchers.open_mpi_folder import has_place, own_folder, remove_leftovers
+from support.small_disks import small_disk_at
 
 NAME = "hpctrain-open-mpi-abcdefgh"
 

@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from small_disks import small_disk_at
-
 from hpctrain.control.launchers.shortages import shortages, socket_fault
+from support.small_disks import small_disk_at
 
 
 def test_a_host_with_room_lacks_nothing(tmp_path: Path) -> None:

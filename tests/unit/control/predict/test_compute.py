@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from plain_values import one_layer, plain
 
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.compute import Device, compute
+from support.report.plain_values import one_layer, plain
 
 IDEAL = {
     "memory_efficiency": 1.0,

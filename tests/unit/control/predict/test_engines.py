@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_values import plain
 
 from hpctrain.control.predict.collectives import Ranks, allreduce
 from hpctrain.control.predict.constants import buses
 from hpctrain.control.predict.curves import Curve
 from hpctrain.control.predict.nccl import choose_algorithm, tuner_seconds
 from hpctrain.control.predict.network import stated_network
+from support.report.plain_values import plain
 
 GBIT = 1e9 / 8
 ENGINES = ("nccl", "horovod", "mpi", "gloo")

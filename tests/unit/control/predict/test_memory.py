@@ -6,7 +6,6 @@ import re
 from contextlib import nullcontext
 from typing import Any
 
-import needs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Optimizer, Transition
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.memory import CONTEXT_BYTES, MemorySettings, largest_batch, memory
+from support import needs
 
 SGD = Optimizer(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=1e-4)
 ADAM = Optimizer(name="adam", learning_rate=0.1)

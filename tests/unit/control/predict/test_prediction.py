@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from plain_values import plain
 
 from hpctrain.common.cluster.gpu_models import gpu_reported_as, gpus
 from hpctrain.common.errors import HpctrainError
@@ -21,6 +20,7 @@ from hpctrain.control.predict.sweep import make_sweep
 from hpctrain.control.predict.training import epochs, recipe_training, script_training
 from hpctrain.control.predict.values import Estimate
 from hpctrain.report.prediction import memory_warnings, prediction_notes, prediction_record
+from support.report.plain_values import plain
 
 GBIT = 1e9 / 8
 

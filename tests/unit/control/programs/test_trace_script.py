@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import needs
 import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.programs.trace import trace_script
+from support import needs
 
 pytestmark = needs.pytorch
 

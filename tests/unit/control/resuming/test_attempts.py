@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from script_runs import happened, script_run
-from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.common.checkpoints.find import set_aside
 from hpctrain.common.checkpoints.layout import checkpoint_path
@@ -23,6 +21,8 @@ from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, FaultEve
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.control.resuming import attempts
 from hpctrain.control.resuming.attempts import Attempt, hold_run, next_attempt, require_nobody, run_events
+from support.script_runs import happened, script_run
+from support.written_checkpoints import progress_of, write_checkpoint
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
@@ -17,6 +16,7 @@ from hpctrain.common.run.events.kinds import EndEvent, PlanEvent
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.control.resuming.attempts import Attempt, run_events
 from hpctrain.control.resuming.proof import changed_script, replace_plan, require_own_plan, script_sha256
+from support.written_checkpoints import progress_of, write_checkpoint
 
 PLAN = Plan(recipe=load_recipe("digits"), framework="torch", ranks=1, hosts=(), threads_per_rank=1)
 

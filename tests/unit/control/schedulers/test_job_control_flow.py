@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_programs import ON_EACH_NODE, Programs, end, slurm_programs, started
-from job_scripts import PLAIN, script
 
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.staging import StagedPaths, Staging
+from support.schedulers.fake_programs import ON_EACH_NODE, Programs, end, slurm_programs, started
+from support.schedulers.job_scripts import PLAIN, script
 
 TERM_THEN_4 = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_programs import NO_ACCOUNTING, install, prints
 
 from hpctrain.control.schedulers.slurm.energy import consumed_joules
+from support.schedulers.slurm_programs import NO_ACCOUNTING, install, prints
 
 
 def test_jobs_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
-from fake_programs import Programs
 
 from hpctrain.cli.main import main
 from hpctrain.common.cluster.gpu_models import gpus
 from hpctrain.control.schedulers.profiles import load_profile, profile_names
+from support import needs
+from support.schedulers.fake_programs import Programs
 
 pytestmark = needs.pytorch
 

@@ -12,9 +12,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from job_scripts import CASES
 
 from hpctrain.control.schedulers.profiles import slurm_folder
+from support.schedulers.job_scripts import CASES
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "jobs"
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import pytest
 import yaml
-from pod_runs import CASES, GPUS, PLAIN, VOLUME, of_kubernetes, pod_run
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.common.cluster.host_list import expand_slots
@@ -28,6 +27,7 @@ from hpctrain.control.schedulers.kubernetes.pod_template import PLAN, PodRun, me
 from hpctrain.control.schedulers.kubernetes.settings import ClaimMount, KubernetesProfile
 from hpctrain.control.schedulers.kubernetes.submission import object_name
 from hpctrain.control.schedulers.profile import ClusterProfile
+from support.schedulers.pod_runs import CASES, GPUS, PLAIN, VOLUME, of_kubernetes, pod_run
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "kubernetes"
 # podFailurePolicy is stable from the first on; the second is the newest that the validator has.

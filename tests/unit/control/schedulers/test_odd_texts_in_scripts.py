@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from fake_programs import Programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from job_scripts import PLAIN, script
 
 from hpctrain.common.cluster.container import Container
 from hpctrain.control.schedulers.slurm.script import directive
 from hpctrain.control.schedulers.staging import StagedPaths, Staging
+from support.schedulers.fake_programs import Programs
+from support.schedulers.job_scripts import PLAIN, script
 
 # What means something to a shell, often, among everything else that a variable or a path can hold.
 _COMMANDS = ("$(touch pwned)", "`touch pwned`", "'; touch pwned; '")

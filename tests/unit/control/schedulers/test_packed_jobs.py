@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_programs import ON_EACH_NODE, Programs, end, slurm_programs
-from job_scripts import PLAIN, script
 
 from hpctrain.control.schedulers.profiles import slurm_folder
 from hpctrain.control.schedulers.staging import PackedEnvironment
+from support.schedulers.fake_programs import ON_EACH_NODE, Programs, end, slurm_programs
+from support.schedulers.job_scripts import PLAIN, script
 
 SBCAST = "import shutil\nshutil.copy(*sys.argv[2:])"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from job_scripts import PLAIN
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.preparation import host_options
+from support.schedulers.job_scripts import PLAIN
 
 
 def test_a_topologys_name_needs_a_file_before_the_job_waits_in_a_queue(tmp_path: Path) -> None:

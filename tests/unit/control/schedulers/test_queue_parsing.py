@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slurm_programs import NO_ACCOUNTING, NO_CONTROLLER, UNKNOWN_JOB, install, prints, row
 
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.slurm.queue import JobState, is_job_id, job_states, jobs_of_user
+from support.schedulers.slurm_programs import NO_ACCOUNTING, NO_CONTROLLER, UNKNOWN_JOB, install, prints, row
 
 ODD = "/runs/odd dir|=\n$(x) StdErr=y,z:1"
 

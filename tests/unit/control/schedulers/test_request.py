@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from job_scripts import GPUS, PLAIN
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.profile import NodeProfile
 from hpctrain.control.schedulers.request import array_tasks, further_options, job_request
 from hpctrain.control.schedulers.slurm.script import directives
+from support.schedulers.job_scripts import GPUS, PLAIN
 
 
 def test_a_task_a_gpu_with_its_share_of_the_cores() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from job_scripts import PLAIN
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.request import job_request
 from hpctrain.control.schedulers.slurm.script import ScriptVariables, list_variables, render, variables
+from support.schedulers.job_scripts import PLAIN
 
 
 def rendered(text: str, folder: Path) -> str:

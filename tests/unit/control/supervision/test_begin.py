@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
 
 from hpctrain.common.cluster.machine import Machine
@@ -25,6 +24,7 @@ from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.repeats import Series
 from hpctrain.control.supervision.request import ReadyRun, RunRequest
 from hpctrain.report.summary import summarise
+from support import needs
 
 
 class Heard:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import needs
 import psutil
 import pytest
 
@@ -17,6 +16,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.run.events import read_events
 from hpctrain.control.launchers.command import TRAIN
 from hpctrain.control.supervision import host_questions, host_watch, supervisor
+from support import needs
 
 pytestmark = [needs.pytorch, pytest.mark.slow]
 

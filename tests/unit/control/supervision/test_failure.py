@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from script_runs import script_run
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.supervision.failure import find_failure
+from support.script_runs import script_run
 
 OPEN_MPI = """\
 --------------------------------------------------------------------------

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.events import read_events
+from support import needs
 
 pytestmark = pytest.mark.slow
 

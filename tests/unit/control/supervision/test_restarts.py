@@ -10,11 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
 from hpctrain.common.cluster.machine import this_machine
@@ -29,6 +27,8 @@ from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
 from hpctrain.control.supervision.restarts import Reach, next_restart, wait_seconds
 from hpctrain.control.supervision.supervisor import Restart, Supervisor
+from support import needs
+from support.written_checkpoints import progress_of, write_checkpoint
 
 KILLED = Failure(code="HT-rank-killed", message="rank 1 was killed", exit_code=4)
 RAISED = Failure(code="HT-rank-exception", message="rank 1 failed: RuntimeError", exit_code=1)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from script_runs import script_run
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
@@ -28,6 +27,7 @@ from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.supervision.run import run_ranks
+from support.script_runs import script_run
 
 # A rank's record, written by the program itself so that pid and start are real. It holds the directory as ranks do.
 RECORD = """

@@ -6,7 +6,6 @@ import os
 import signal
 from pathlib import Path
 
-import needs
 import pytest
 
 from hpctrain.cli.main import main
@@ -18,6 +17,7 @@ from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.resuming.resume import changed_work
 from hpctrain.control.supervision.repeats import Series, create_series, read_series, repeated, require_count
+from support import needs
 
 
 def a_plan(seed: int = 7) -> Plan:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from infiniband_texts import DUMP_LFTS, IBNETDISCOVER
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric, read_fabric
@@ -20,6 +19,7 @@ from hpctrain.control.topology.link_speed import bandwidth
 from hpctrain.control.topology.names import host_and_device, is_service_host, natural_key, switch_name
 from hpctrain.control.topology.readers import forwarding, ibnetdiscover
 from hpctrain.control.topology.records import FabricNode, Link, Record, Remark, SwitchGroup
+from support.topology.infiniband_texts import DUMP_LFTS, IBNETDISCOVER
 
 
 class Plant:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from small_fabric import small_fabric
 
 from hpctrain.common.cluster.host_list import expand_hosts
 from hpctrain.common.errors import HpctrainError
@@ -23,6 +22,7 @@ from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import ibnetdiscover, slurm, slurm_yaml
 from hpctrain.control.topology.records import SwitchGroup
 from hpctrain.control.topology.subtrees import Subtree, subtrees
+from support.topology.small_fabric import small_fabric
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "slurm"
 WRITERS = {

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from small_fabric import small_fabric, two_levels
 
 from hpctrain.control.topology.drawing import Ring, draw, ring_load, to_png, to_svg
+from support.topology.small_fabric import small_fabric, two_levels
 
 SVG = "{http://www.w3.org/2000/svg}"
 CROSSING, IDLE, INSIDE = "#0b4f8a", "#b8c2cc", "#7fb3dd"

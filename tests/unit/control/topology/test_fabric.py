@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_fabric import small_fabric, two_levels
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.summary import host_numbers, leaf_oversubscription
+from support.topology.small_fabric import small_fabric, two_levels
 
 
 def test_the_leaves_of_each_host() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from small_fabric import small_fabric, two_levels
 
 from hpctrain.control.topology.folding import Folded, fold
+from support.topology.small_fabric import small_fabric, two_levels
 
 
 def names(folded: Folded, level: int) -> list[tuple[str, ...]]:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import networkx as nx
 import numpy as np
 import pytest
-from listings import listing
-from random_fabrics import Cables, kinds, ragged
 
 from hpctrain.control.topology import placement
 from hpctrain.control.topology.build import build_fabric
@@ -18,6 +16,8 @@ from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.placement import report
 from hpctrain.control.topology.readers import ibnetdiscover, slurm
 from hpctrain.control.topology.records import SwitchGroup
+from support.topology.listings import listing
+from support.topology.random_fabrics import Cables, kinds, ragged
 
 Hosts = frozenset[str]
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from infiniband_texts import DUMP_LFTS, IBLINKINFO, IBNETDISCOVER, IBNETDISCOVER_PORTS
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.readers import forwarding, iblinkinfo, ibnetdiscover, ibnetdiscover_ports
 from hpctrain.control.topology.records import FabricNode, Forward, Link, Record, Remark
+from support.topology.infiniband_texts import DUMP_LFTS, IBLINKINFO, IBNETDISCOVER, IBNETDISCOVER_PORTS
 
 Reader = Callable[[str, str], Iterator[Record]]
 _FABRICS: dict[str, tuple[Reader, str]] = {

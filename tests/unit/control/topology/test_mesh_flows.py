@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-import needs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from hpctrain.common.recipes.mesh import AXES, Axis, Mesh, Pipeline, Sharding
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
 from hpctrain.control.topology.mesh_flows import groups, mesh_flows, stage_ranks
+from support import needs
 
 MODEL = MeshModel(
     parameters=4800,

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_fabric import small_fabric, two_levels
 
 from hpctrain.common.recipes.mesh import AXES, Axis, Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
@@ -24,6 +23,7 @@ from hpctrain.control.topology.mesh_flows import mesh_flows
 from hpctrain.control.topology.mesh_layout import TORCH, Layout, host_grid, in_one_node, lay, whole_runs
 from hpctrain.control.topology.placement import Rings, report
 from hpctrain.control.topology.readers import ibnetdiscover
+from support.topology.small_fabric import small_fabric, two_levels
 
 DATA = Path(__file__).parents[5] / "shared" / "data" / "fabrics"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no listings of real clusters: {DATA} is absent")

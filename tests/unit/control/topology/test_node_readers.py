@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from node_texts import (
+
+from hpctrain.common.cluster.cores import cores_of_list, cores_of_mask, cores_of_nodes
+from hpctrain.common.cluster.launch_files import host_variables
+from hpctrain.common.cluster.node_map import NodeMap, NumaNode, slots
+from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.live import this_node
+from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
+from support.topology.node_texts import (
     EARLY,
     GPUS_ONLY,
     LEGEND,
@@ -22,13 +29,6 @@ from node_texts import (
     port_lid,
     with_bonds,
 )
-
-from hpctrain.common.cluster.cores import cores_of_list, cores_of_mask, cores_of_nodes
-from hpctrain.common.cluster.launch_files import host_variables
-from hpctrain.common.cluster.node_map import NodeMap, NumaNode, slots
-from hpctrain.common.errors import HpctrainError
-from hpctrain.control.topology.live import this_node
-from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 
 REAL = Path(__file__).parents[5] / "shared" / "data" / "nodes"
 READERS = {"nvidia-smi": nvidia_smi.read, "NCCL": nccl.read, "hwloc": hwloc.read}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_fabric import small_fabric, two_levels
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric
@@ -17,6 +16,7 @@ from hpctrain.control.topology.min_hop import MinHop
 from hpctrain.control.topology.placement import place, report
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes
+from support.topology.small_fabric import small_fabric, two_levels
 
 SPEEDS = st.sampled_from([2.0, 2.0, 2.0, 1.0])
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_fabric import small_fabric, two_levels
 
 from hpctrain.control.topology.components import components
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.placement import report
 from hpctrain.control.topology.rails import rail_adapters
 from hpctrain.control.topology.routes import Routes
+from support.topology.small_fabric import small_fabric, two_levels
 
 
 def paired(fabric: Fabric, hosts: list[int]) -> list[list[str]]:

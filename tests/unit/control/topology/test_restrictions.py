@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from node_texts import hwloc_export, port_lid
 
 from hpctrain.common.cluster.adapter_kinds import link_layer_of_name, verbs_devices
 from hpctrain.common.cluster.launch_files import cpu_bind, host_variables, slot_variables
@@ -17,6 +16,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.topology.node_file import read_node_map
 from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
+from support.topology.node_texts import hwloc_export, port_lid
 
 GPU_CLASS = 'class="0x030200" vendor="0x10de" device="0x2330"'
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_fabric import small_fabric, two_levels
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric
@@ -14,6 +13,7 @@ from hpctrain.control.topology.fabric import NO_PORT, Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes
+from support.topology.small_fabric import small_fabric, two_levels
 
 
 def generated(**shape: int) -> Fabric:

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_fabric import small_fabric, two_levels
 
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.traffic import (
@@ -16,6 +15,7 @@ from hpctrain.control.topology.traffic import (
     ring,
     second_parents,
 )
+from support.topology.small_fabric import small_fabric, two_levels
 
 
 def sent(steps: list[Phase], adapters: int) -> np.ndarray:

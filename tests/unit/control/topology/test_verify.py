@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_fabric import small_fabric, two_levels
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.faults import Fault
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.verify import End, Flow, adapter_of, compare, rounds
+from support.topology.small_fabric import small_fabric, two_levels
 
 SPEED = 50e9
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
@@ -17,6 +16,7 @@ from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.tracking import following
 from hpctrain.report.tracking.following import Backlog, NewEvent, follow
 from hpctrain.report.tracking.progress import TrackerProgress, only_sender, read_progress, write_progress
+from support.report.written_runs import recipe_plan, run_events, write_run
 
 START = {"time": 1_700_000_000.0, "event": "start", "attempt": 1, "iteration": 0}
 AGAIN = {**START, "attempt": 2, "iteration": 4, "time": 1_700_000_050.0}

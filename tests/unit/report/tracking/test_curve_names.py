@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import needs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from unit.report.written_curves import write_tensorboard
-from unit.report.written_runs import recipe_plan, run_events, typed_run, write_run
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import LogEvent, StartEvent, StepEvent
 from hpctrain.report.tracking.curves import Curves, curve_name
+from support import needs
+from support.report.written_curves import write_tensorboard
+from support.report.written_runs import recipe_plan, run_events, typed_run, write_run
 
 
 @pytest.mark.long

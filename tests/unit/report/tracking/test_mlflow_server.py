@@ -13,16 +13,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import needs
 import pytest
-from mlflow_server import MlflowServer, mlflow_server
-from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import LogEvent
 from hpctrain.report.tracking.parameters import parameters, texts
+from support import needs
+from support.mlflow_server import MlflowServer, mlflow_server
+from support.report.written_runs import recipe_plan, run_events, write_run
 
 pytestmark = [needs.mlflow, pytest.mark.slow]
 

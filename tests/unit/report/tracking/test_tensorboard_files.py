@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from unit.report.written_curves import write_tensorboard
-from unit.report.written_runs import recipe_plan, run_events, typed_run, write_run
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.report.tracking import tensorboard_files
 from hpctrain.report.tracking.curves import Curves
 from hpctrain.report.tracking.following import NewEvent, follow
 from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
+from support.report.written_curves import write_tensorboard
+from support.report.written_runs import recipe_plan, run_events, typed_run, write_run
 
 
 def _read(directory: RunDirectory) -> EventAccumulator:

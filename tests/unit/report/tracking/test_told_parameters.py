@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unit.report.written_runs import recipe_plan, script_plan
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import ChangedEvent, RunEvent
 from hpctrain.common.run.plan import Script
 from hpctrain.report.tracking.parameters import facts, parameters, texts, title
 from hpctrain.report.tracking.redaction import secrets, server, without
+from support.report.written_runs import recipe_plan, script_plan
 
 
 def test_a_recipes_values_that_take_effect() -> None:

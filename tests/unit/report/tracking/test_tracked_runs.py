@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.supervision.trackers import require_trackers
+from support.report.written_runs import recipe_plan, run_events, write_run
 
 SCRIPT = "import hpctrain as ht\nht.init()\nht.log(loss=0.5, step=1)\n"
 

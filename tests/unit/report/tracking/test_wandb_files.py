@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
-from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory
+from support import needs
+from support.report.written_runs import recipe_plan, run_events, write_run
 
 pytestmark = [needs.wandb, pytest.mark.slow]
 

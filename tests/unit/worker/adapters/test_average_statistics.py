@@ -6,10 +6,10 @@ import copy
 
 import numpy as np
 import pytest
-from thread_ranks import on_ranks
 
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
+from support.thread_ranks import on_ranks
 
 
 def test_running_statistics_of_any_normalisation_become_the_mean_over_the_ranks():

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import needs
 import pytest
 
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.worker.adapters.frameworks import framework_variables
+from support import needs
 
 pytestmark = pytest.mark.slow
 

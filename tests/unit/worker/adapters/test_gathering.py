@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thread_ranks import on_ranks
 
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters import gathering
+from support.thread_ranks import on_ranks
 
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from unit.report.written_curves import write_tensorboard
 
 import hpctrain as ht
 from hpctrain.cli.status import _table
@@ -28,6 +27,7 @@ from hpctrain.report.tracking.following import Backlog
 from hpctrain.report.tracking.progress import TrackerProgress
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.comm.single import SingleCommunicator
+from support.report.written_curves import write_tensorboard
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
-from thread_ranks import ThreadCommunicator, on_ranks
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import Group
+from support.thread_ranks import ThreadCommunicator, on_ranks
 
 torch = pytest.importorskip("torch")
 

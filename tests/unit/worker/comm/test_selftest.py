@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-import needs
 import numpy as np
 import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm import selftest
 from hpctrain.worker.comm.single import SingleCommunicator
+from support import needs
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hostile_files import cost_of, eps, jpeg_of_segments, png, progressive_jpeg, webp, wide_jpeg
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import hpctrain
 from hpctrain.common.shards import decoding
 from hpctrain.common.shards.decoding import BrokenImageError, count_scans, decode, fault, look
+from support.hostile_files import cost_of, eps, jpeg_of_segments, png, progressive_jpeg, webp, wide_jpeg
 
 FLOWER = Image.fromarray(load_sample_images().images[1])
 LARGE = FLOWER.resize((2600, 1700))

@@ -6,10 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from digits_recipes import digits_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_rank import OneRank
 from scipy import stats
 
 from hpctrain.common.recipes.augmentation import Mixing
@@ -17,6 +15,8 @@ from hpctrain.worker.data.mixing import Mixer, cutmix_box, piece
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import cut
 from hpctrain.worker.train.feed import Feed
+from support.digits_recipes import digits_recipe
+from support.one_rank import OneRank
 
 torch = pytest.importorskip("torch")
 

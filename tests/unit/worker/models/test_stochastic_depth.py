@@ -6,12 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from one_rank import OneRank
 
 from hpctrain.common.recipes.schema import ModelSettings, Recipe
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models import BLOCKS, build
 from hpctrain.worker.train.feed import Feed
+from support.one_rank import OneRank
 
 torch = pytest.importorskip("torch")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import needs
 import pytest
 
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import load_workload
+from support import needs
 
 pytestmark = needs.pytorch
 

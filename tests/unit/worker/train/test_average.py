@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from small_resnets import small_resnets
 
 from hpctrain.common.recipes.augmentation import Averaging
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import Samples
+from support.small_resnets import small_resnets
 
 torch = pytest.importorskip("torch")
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402

@@ -9,9 +9,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from divided_arrays import cut, part
-from small_resnets import small_resnets
-from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.common.checkpoints.layout import OWN
 from hpctrain.common.checkpoints.pieces import Box, Place
@@ -21,6 +18,9 @@ from hpctrain.common.recipes.schema import ModelSettings
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.programs.export import export
 from hpctrain.worker import models
+from support.divided_arrays import cut, part
+from support.small_resnets import small_resnets
+from support.written_checkpoints import progress_of, write_checkpoint
 
 LOAD = """
 import sys, keras, numpy

@@ -8,9 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from digits_recipes import digits_recipe
-from power_zones import SERVER, PowerZones
-from written_checkpoints import guard_over
 
 from hpctrain import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
@@ -22,6 +19,9 @@ from hpctrain.worker.train import energy, loop
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.state import LazyState
+from support.digits_recipes import digits_recipe
+from support.power_zones import SERVER, PowerZones
+from support.written_checkpoints import guard_over
 
 
 class Recorder:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from digits_recipes import digits_recipe
 
 from hpctrain.common.recipes.augmentation import Mixing
 from hpctrain.common.recipes.schema import ModelSettings, Recipe
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.mixing import Mixer, Mixture, piece
 from hpctrain.worker.data.samples import BROKEN, Samples
+from support.digits_recipes import digits_recipe
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from digits_recipes import digits_recipe
-from power_zones import SERVER, PowerZones
 
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import EventWriter, read_events
@@ -21,6 +19,8 @@ from hpctrain.report.summary import summarise
 from hpctrain.worker.energy import HostMeter
 from hpctrain.worker.train import energy
 from hpctrain.worker.train.energy import RunEnergy
+from support.digits_recipes import digits_recipe
+from support.power_zones import SERVER, PowerZones
 
 # Each reading finds 2 J more on the package and 1 J more on the DRAM; with a third argument the second one is the last.
 PROGRAM = """

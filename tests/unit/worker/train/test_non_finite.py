@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from digits_recipes import digits_recipe
-from written_checkpoints import guard_over
 
 from hpctrain.common.checkpoints.keep import Policy
 from hpctrain.common.errors import HpctrainError
@@ -28,6 +26,8 @@ from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.non_finite import mean_of_finite
 from hpctrain.worker.train.state import LazyState
 from hpctrain.worker.train.trainer import GradientNumbers
+from support.digits_recipes import digits_recipe
+from support.written_checkpoints import guard_over
 
 
 def recipe(**values: Any) -> Recipe:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import Launch
-from small_disks import small_disk_at
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan, Script, Slots
+from support.launching import Launch
+from support.small_disks import small_disk_at
 
 
 def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, Any], str]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_resnets import small_resnets
 
 from hpctrain.common.checkpoints.layout import STATISTICS
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.train.state import State
+from support.small_resnets import small_resnets
 
 _RANDOM = np.random.default_rng(0)
 SAMPLES = Samples(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from digits_recipes import digits_recipe
 
 from hpctrain.common.recipes.schema import ModelSettings, Recipe
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import load_digits
+from support.digits_recipes import digits_recipe
 
 torch = pytest.importorskip("torch")
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from digits_recipes import digits_recipe
-from small_resnets import small_resnets
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import load_digits
 from hpctrain.worker.data.samples import BROKEN, Samples
+from support.digits_recipes import digits_recipe
+from support.small_resnets import small_resnets
 
 TRAIN, TEST = load_digits(test_fraction=0.2, seed=0)
 

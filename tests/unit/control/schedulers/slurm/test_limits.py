@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from job_scripts import PLAIN
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.preparation import Cluster, requested
 from hpctrain.control.schedulers.slurm.limits import Limits, check_limits, read_limits
+from support.schedulers.job_scripts import PLAIN
 
 HOUR = Limits(partition="batch", total=4, least=2, most=3, time="01:00:00")
 

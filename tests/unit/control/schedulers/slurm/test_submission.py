@@ -10,15 +10,15 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import needs
 import pytest
-from fake_programs import Programs
-from slurm_programs import row
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.staging import plan_staging
+from support import needs
+from support.schedulers.fake_programs import Programs
+from support.schedulers.slurm_programs import row
 
 COUNT = "count = sum(1 for line in open({notes!r})); print(f'{{100 + count}};cluster')"
 

@@ -1,0 +1,1 @@
+"""Runs that are hurt on purpose, and what is promised of them."""

@@ -1,0 +1,105 @@
+"""Ranks whose numbers, clock or code go wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from support.faults.cases import Scene, kind
+from support.faults.kinds_of_signals import RESTARTED
+from support.faults.oracle import Event, Promise
+
+GUARDED = 5
+# An hour, as when a clock is set by hand or by a time server that was wrong.
+_JUMPS = (3600.0, -3600.0, -30.0)
+
+
+def once(scene: Scene, what: str, **arguments: Any) -> dict[str, Any]:
+    """Something that happens to one rank before one step, in one attempt."""
+    step, _ = scene.moment(2)
+    return {"what": what, "rank": scene.rank(), "step": step, "once": scene.once(), **arguments}
+
+
+@kind("a rank raises", tm=2, th=2, ts=1, km=1, kh=1)
+def raise_on_rank(scene: Scene) -> Promise:
+    injected = once(scene, "fail", message="the sensor is gone")
+    scene.begin(injected=[injected])
+    return Promise(codes=RESTARTED, says=(rf"rank {injected['rank']} on \S+ failed: RuntimeError: the sensor is gone",))
+
+
+@kind("a bit flipped in a rank's parameters", tm=3, th=3, km=2, kh=1)
+def flip_bit(scene: Scene) -> Promise:
+    """The guard's next check finds it: with three ranks it names the one, of two it cannot tell which."""
+    if scene.draw.random() < 0.5:
+        scene.change(ranks=3)
+    injected = once(scene, "flip", parameter=scene.draw.randrange(6), bit=scene.draw.randint(8, 22))
+    scene.begin("--set", f"guard.every={GUARDED}", injected=[injected])
+
+    def check(events: Sequence[Event]) -> list[str]:
+        first = [event["event"] for event in events].index("fault")
+        found = [event["iteration"] for event in events[:first] if event["event"] == "step"][-1]
+        late = not injected["step"] <= found + 1 <= injected["step"] + GUARDED
+        return [f"flipped before step {injected['step']}, found after step {found}"] if late else []
+
+    alone, two = rf"differs on rank {injected['rank']} \(", r"differs between rank 0 \(\S+\) and rank 1 \("
+    names = r"different parameters: '\S+' " + (alone if scene.setting.ranks > 2 else two)
+    return Promise(codes=RESTARTED, says=(names, "its element"), check=check)
+
+
+def _not_finite(events: Sequence[Event], rule: str, step: int, rank: int) -> list[str]:
+    told = [(event["rule"], event["iteration"], event["ranks"]) for event in events if event["event"] == "non_finite"]
+    return [] if told == [(rule, step, [rank])] else [f"told of as not finite: {told}, not {(rule, step, [rank])}"]
+
+
+@kind("a sample that is not a number, rule stop", tm=1, th=1, ts=1, km=1, kh=1)
+def poison_and_stop(scene: Scene) -> Promise:
+    injected = once(scene, "poison")
+    scene.begin(injected=[injected])
+    dumps = scene.place.directory.path / "dumps" / f"step-{injected['step']:08}"
+
+    def check(events: Sequence[Event]) -> list[str]:
+        wrong = _not_finite(events, "stop", injected["step"], injected["rank"])
+        ranks = [json.loads(dump.read_text())["rank"] for dump in sorted(dumps.glob("rank-*.json"))]
+        return wrong if ranks == list(range(scene.setting.ranks)) else [*wrong, f"{dumps} is of ranks {ranks}"]
+
+    named = rf"step {injected['step']} of epoch \d+ has numbers that are not finite on rank {injected['rank']} \("
+    return Promise(codes=(1,), says=(named,), check=check)
+
+
+@kind("a sample that is not a number, rule skip", tm=1, th=1, ts=1, km=1, kh=1)
+def poison_and_skip(scene: Scene) -> Promise:
+    injected = once(scene, "poison")
+    scene.begin("--set", "numbers.non_finite=skip", injected=[injected])
+    step, rank = injected["step"], injected["rank"]
+    return Promise(codes=(0,), equal="accuracy", check=lambda events: _not_finite(events, "skip", step, rank))
+
+
+@kind("a sample that is not a number, rule roll_back", tm=1, th=1, km=1, kh=1)
+def poison_and_roll_back(scene: Scene) -> Promise:
+    step = scene.draw.randint(25, 85)
+    injected = {**once(scene, "poison"), "step": step}
+    scene.begin("--set", "numbers.non_finite=roll_back", injected=[injected])
+    rank = injected["rank"]
+    return Promise(codes=(0,), equal="accuracy", check=lambda events: _not_finite(events, "roll_back", step, rank))
+
+
+@kind("the clock jumps", tm=2, th=1, ts=1, km=1, kh=1)
+def clock(scene: Scene) -> Promise:
+    """The day's clock, on launcher and ranks; what is measured is measured by another."""
+    trigger = Path(scene.once("jump"))
+    seconds = scene.draw.choice(_JUMPS)
+    training = scene.begin(injected=[{"what": "jump", "seconds": seconds, "when": str(trigger)}])
+    training.wait_for_step(*scene.moment())
+    trigger.touch()
+
+    def check(events: Sequence[Event]) -> list[str]:
+        timed = [
+            event for event in events if "seconds" in event and event["event"] in ("step", "epoch", "checkpoint", "end")
+        ]
+        return [
+            f"it took {each['seconds']} s: {each}" for each in timed if not 0 <= each["seconds"] < scene.place.limit
+        ][:1]
+
+    return Promise(codes=(0,), check=check)

@@ -1,0 +1,1 @@
+"""Readers of outside data, with samples that are damaged for them."""

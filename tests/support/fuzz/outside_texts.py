@@ -1,0 +1,347 @@
+"""Readers of texts: recipes, profiles, fabrics, events, and what Slurm and a run's own files say."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+_TESTS = Path(__file__).parents[1]
+# What the readers' own tests read.
+sys.path += [str(_TESTS), *(str(_TESTS / "unit" / folder) for folder in ("topology", "batch", "report"))]
+
+from hpctrain.common.errors import HpctrainError  # noqa: E402
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """One reader.
+
+    Attributes:
+        read: of the bytes and a folder of its own for files; what it returns does not matter.
+        seeds: makes what it reads without a fault, and what is nearly so.
+    """
+
+    read: Callable[[bytes, Path], object]
+    seeds: Callable[[], Iterable[bytes]]
+
+
+def _text(content: bytes) -> str:
+    return content.decode(errors="replace")
+
+
+def write(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _recipe(content: bytes, folder: Path) -> None:
+    from hpctrain.common.recipes.entries import load_entry, variant_names
+    from hpctrain.common.recipes.load import override_recipe
+    from hpctrain.common.recipes.schema import Recipe
+
+    path = str(write(folder, "recipe.yaml", content))
+    names = variant_names(path)
+    entry = load_entry(f"{path}@{names[-1]}" if names else path)
+    if isinstance(entry, Recipe):
+        entry.at(2)
+        override_recipe(entry, ["seed=2", "data.name=digits"])
+
+
+def _override(content: bytes, _: Path) -> None:
+    from hpctrain.common.recipes.load import load_recipe
+
+    load_recipe("digits", _text(content).split("\n"))
+
+
+def _recipes() -> Iterable[bytes]:
+    import hpctrain.common.recipes
+
+    return [path.read_bytes() for path in sorted(Path(hpctrain.common.recipes.__path__[0]).glob("*.yaml"))]
+
+
+def _profile(content: bytes, folder: Path) -> None:
+    from hpctrain.control.schedulers.profiles import load_profile
+    from hpctrain.control.schedulers.slurm.discover import profile_yaml
+
+    profile = load_profile(str(write(folder, "profile.yaml", content)))
+    assert load_profile(str(write(folder, "again.yaml", profile_yaml(profile).encode()))) == profile
+
+
+def _profiles() -> Iterable[bytes]:
+    from hpctrain.control.schedulers.profiles import slurm_folder
+
+    return [path.read_bytes() for path in sorted((slurm_folder() / "clusters").glob("*.yaml"))]
+
+
+def _hosts(content: bytes, folder: Path) -> None:
+    from hpctrain.common.cluster.host_list import expand_slots, fold_hosts
+    from hpctrain.control.hosts.hostfile import read_hostfile
+
+    with contextlib.suppress(HpctrainError):
+        # ClusterShell takes seconds for tens of thousands of names with two numbers each.
+        fold_hosts(list(expand_slots(_text(content), "--hosts"))[:1000])
+    read_hostfile(write(folder, "hostfile", content))
+
+
+def _fabric(content: bytes, folder: Path) -> None:
+    from hpctrain.control.topology.build import read_fabric
+    from hpctrain.control.topology.convert import topology_conf
+
+    topology_conf(read_fabric(write(folder, "fabric.txt", content)))
+
+
+def _fabrics() -> Iterable[bytes]:
+    from support.topology.infiniband_texts import IBLINKINFO, IBNETDISCOVER, IBNETDISCOVER_PORTS
+
+    return [text.encode() for text in (IBLINKINFO, IBNETDISCOVER, IBNETDISCOVER_PORTS)]
+
+
+_SLURM_TREES = (
+    b"SwitchName=core Switches=s[1-2]   # the top\nswitchname=s1 nodes=n[1-2] LINKSPEED=100\n\n"
+    b'SwitchName = "s2" \\\n    Nodes=n3,n4\n',
+    b"BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2,4\n",
+    b"---\n- topology: ours\n  cluster_default: true\n  tree:\n    switches:\n      - switch: core\n"
+    b"        children: s[1-2]\n      - switch: s1\n        nodes: n[1-2]\n      - {switch: s2, nodes: 'n3,n4'}\n",
+    b"- topology: ours\n  block:\n    block_sizes: [2, 4]\n    blocks:\n      - {block: b1, nodes: 'n[1-2]'}\n",
+    b"core.s1.n1 switch.switch.node\ncore.s2.n2 switch.switch.node\n",
+)
+
+
+def _routes(content: bytes, folder: Path) -> None:
+    from hpctrain.control.topology.build import read_fabric
+    from support.topology.infiniband_texts import IBNETDISCOVER
+
+    read_fabric(write(folder, "fabric.txt", IBNETDISCOVER.encode()), write(folder, "routes.txt", content))
+
+
+def _tables() -> Iterable[bytes]:
+    from support.topology.infiniband_texts import DUMP_LFTS
+
+    return [DUMP_LFTS.encode()]
+
+
+def _node(content: bytes, folder: Path) -> None:
+    from hpctrain.common.cluster.node_map import slots
+    from hpctrain.control.topology.node_file import read_node_map
+
+    slots(read_node_map(write(folder, "node.txt", content)), 2)
+
+
+def _nodes() -> Iterable[bytes]:
+    from support.topology.node_texts import EARLY, GPUS_ONLY, NCCL_DUMP, NO_AFFINITY, WITH_ADAPTERS, hwloc_export
+
+    texts = (EARLY, GPUS_ONLY, NCCL_DUMP, NO_AFFINITY, WITH_ADAPTERS, hwloc_export("2.0"), hwloc_export("3.0"))
+    return [text.encode() for text in texts]
+
+
+@functools.cache
+def _plan() -> Any:
+    from support.report.written_runs import recipe_plan
+
+    return recipe_plan()
+
+
+def _events(content: bytes, folder: Path) -> None:
+    from hpctrain.common.run.directory import RunDirectory
+    from hpctrain.common.run.events import EventWriter, read_events
+    from hpctrain.common.run.events.kinds import FaultEvent
+    from hpctrain.report.faults import fault_line, trouble_lines
+    from hpctrain.report.record import Progress
+    from hpctrain.report.status import KnownRun
+    from hpctrain.report.summary import summarise
+
+    directory, plan = RunDirectory(folder), _plan()
+    events = write(folder, "events.jsonl", content)
+    with contextlib.suppress(HpctrainError):
+        for event in read_events(events):
+            trouble_lines([event])
+            if isinstance(event, FaultEvent):
+                fault_line(event)
+    known = KnownRun(
+        directory=directory,
+        plan=plan,
+        progress=Progress.read(directory),
+        jobs=(),
+        job_ids=(),
+        task=None,
+        summary=None,
+        alive=None,
+    )
+    known.status(2e9)
+    json.dumps(summarise(directory, plan, "done"))
+    with EventWriter(None) as writer:
+        writer.take_over(events)
+
+
+def _runs() -> Iterable[bytes]:
+    from support.report.written_runs import run_events
+
+    aside = [
+        {"event": "damaged", "path": "step-00000005", "fault": "no state.json", "kept_as": "damaged-step-00000005"},
+        {"event": "changed", "differences": {"epochs": [3, 5], "data.path": [None, "/data"]}},
+        {"event": "start", "attempt": 2, "iteration": 4, "job": "12", "launcher": "mpirun", "hosts": ["n1"]},
+        {"event": "stall", "rank": 1, "host": "n1", "iteration": 4, "waiting_for": "a reduction", "seconds": 61.0},
+        {"event": "fault", "rank": None, "host": None, "message": "the host n1 is gone"},
+        {"event": "fault", "rank": 1, "host": "n1", "message": "killed", "iteration": 5, "recovery_seconds": 0.5}
+        | {"samples_affected": 8, "ranks": 1},
+        {"event": "broken_images", "epoch": 1, "count": 1, "names": ["n01_1"]},
+        {"event": "non_finite", "iteration": 5, "epoch": 2, "rule": "roll_back", "ranks": [0, 1], "to": 4}
+        | {"parameters": 2, "parameter": "head"},
+        {"event": "spike", "iteration": 5, "epoch": 2, "loss": 9.5, "median": 1.5},
+        {"event": "stopped", "iteration": 5, "reason": "SIGTERM"},
+        {"event": "checkpoint", "iteration": 5, "epoch": 2, "seconds": 0.1, "path": "step-00000005"},
+    ]
+    events = run_events()
+    texts = (events[:8], [*events[:6], *({"time": 1_700_000_100.0, **event} for event in aside)], events[-3:])
+    return [b"".join(json.dumps(event).encode() + b"\n" for event in text) for text in texts]
+
+
+def _run_files(content: bytes, folder: Path) -> None:
+    """The content as a plan, a summary, a submission, the record of a rank and the seeds of a series."""
+    from hpctrain.common.run.directory import RunDirectory, read_model
+    from hpctrain.common.run.plan import Plan
+    from hpctrain.common.run.records import read_records
+    from hpctrain.control.schedulers.outcome import summary_status
+    from hpctrain.control.schedulers.slurm.submission import Submission
+    from hpctrain.control.supervision.repeats import read_series
+    from hpctrain.report.page import read_summary, settings
+
+    clear(folder)
+    directory = RunDirectory(folder)
+    directory.ranks.mkdir()
+    for path in (directory.plan, directory.summary, directory.submission, directory.rank(0), folder / "repeats.json"):
+        path.write_bytes(content)
+
+    def show_plan() -> None:
+        plan = read_model(directory.plan, Plan)
+        settings(plan)
+        read_summary(directory)
+
+    for read in (
+        show_plan,
+        lambda: summary_status(directory),
+        lambda: read_model(directory.submission, Submission),
+        lambda: read_records(directory),
+        lambda: read_series(folder),
+    ):
+        with contextlib.suppress(HpctrainError):
+            read()
+
+
+def _run_texts() -> Iterable[bytes]:
+    from hpctrain.common.run.records import RankRecord
+    from hpctrain.control.schedulers.request import JobRequest
+    from hpctrain.control.schedulers.slurm.submission import Submission
+    from support.report.written_runs import recipe_plan, script_plan
+
+    summary = {"status": "done", "epochs": 3, "steps": 12, "samples_per_s": 1.5, "communication_share": 0.1}
+    models = (
+        recipe_plan(),
+        script_plan(),
+        RankRecord(rank=0, host="n1", pid=4, started=1.0, status="failed", exit_code=1),
+        Submission(
+            cluster="generic", request=JobRequest(name="digits"), jobs=("1",), submitted=0.0, host="n", folder="/"
+        ),
+    )
+    texts = [model.model_dump_json().encode() for model in models]
+    return [*texts, json.dumps({**summary, "metrics": {"test_accuracy": 0.9}}).encode(), b'{"seeds": [1, 2, 3]}']
+
+
+def _slurm(content: bytes, _: Path) -> None:
+    """What Slurm's programs print; four answers, one after the other, with form feeds between them."""
+    from hpctrain.control.schedulers.slurm.discover import Answers, profile_from, profile_yaml
+    from hpctrain.control.schedulers.slurm.queue import read_sacct, read_squeue
+    from hpctrain.report.status import _waits_for
+
+    text = _text(content)
+    for jobs in (read_squeue, read_sacct):
+        with contextlib.suppress(HpctrainError):
+            for job in jobs(text):
+                job.has_task(3)
+                _waits_for(job)
+    config, partitions, nodes, mpi = (text.split("\f") + [""] * 4)[:4]
+    found = profile_from(Answers(nodes=nodes, config=config, partitions=partitions, mpi=mpi), None, date(2026, 11, 21))
+    profile_yaml(found.profile)
+
+
+def _slurm_texts() -> Iterable[bytes]:
+    from test_discover_text import A100, CONFIG, GPU, MPI
+
+    from support.schedulers.slurm_programs import row
+
+    sacct = ["7", "7", "CANCELLED by 1000", "None", "1795249391", "00:10:00", "01:00:00", "n1", "0:15", "/runs", "\n"]
+    return [
+        "\f".join((CONFIG, GPU, A100, MPI)).encode(),
+        row("12_[4-9%2]", "RUNNING", "/runs", start="1795249391", used="1-02:03:04", nodes="n[1-2]").encode(),
+        "\x1f".join(sacct).encode(),
+    ]
+
+
+def _measurements(content: bytes, folder: Path) -> None:
+    """The content as a calibration, a traced network, and a prediction that a run's directory keeps."""
+    from hpctrain.common.workloads.workload import read_workload
+    from hpctrain.control.predict.calibration import read_calibration
+    from hpctrain.report.predicted import read_prediction
+
+    path = write(folder, "file", content)
+    for read in (
+        lambda: read_calibration([path]),
+        lambda: read_workload(path),
+        lambda: read_prediction(path, _plan()),
+    ):
+        with contextlib.suppress(HpctrainError):
+            read()
+
+
+def _measured() -> Iterable[bytes]:
+    import hpctrain.common.workloads
+    from support.report.predicted_plans import row
+
+    measured = sorted((_TESTS / "unit" / "control" / "predict" / "measured").glob("nccl-tests*.txt"))[:3]
+    network = Path(hpctrain.common.workloads.__file__).parent / "transformer.json"
+    curves = [
+        {"engine": "mpi", "ranks": 2, "hosts": 1, "bytes": nbytes, "median_s": 1e-9 * nbytes}
+        for nbytes in (4096, 2**20)
+    ]
+    times = [{"batch": batch, "median_s": 0.001 * batch, "spread": 0.01} for batch in (4, 8)]
+    sweep = {"model": "convnet", "device": "cpu", "ranks": 2, "rows": times, "fixed_s": 0.001, "per_sample_s": 0.001}
+    texts = [{"recipe": "digits", "rows": [row()]}, {"rows": curves}, {"sweeps": [sweep]}]
+    return [
+        *(path.read_bytes()[:8000] for path in measured),
+        network.read_bytes(),
+        *(json.dumps(text).encode() for text in texts),
+    ]
+
+
+READERS: Mapping[str, Reader] = {
+    "recipe": Reader(read=_recipe, seeds=_recipes),
+    "override": Reader(
+        read=_override, seeds=lambda: [b"epochs=5\nbatch.size=64", b"fault_tolerance=shrink\noptimizer={name: sgd}"]
+    ),
+    "profile": Reader(read=_profile, seeds=_profiles),
+    "hosts": Reader(
+        read=_hosts, seeds=lambda: [b"gpu[001-032,040]:8,login1", b"# ours\nn1 slots=4 max_slots=8\nn2:4\n", b"a\na\nb"]
+    ),
+    "fabric": Reader(read=_fabric, seeds=_fabrics),
+    "slurm_topology": Reader(read=_fabric, seeds=lambda: _SLURM_TREES),
+    "routes": Reader(read=_routes, seeds=_tables),
+    "node": Reader(read=_node, seeds=_nodes),
+    "events": Reader(read=_events, seeds=_runs),
+    "run_files": Reader(read=_run_files, seeds=_run_texts),
+    "measurements": Reader(read=_measurements, seeds=_measured),
+    "slurm": Reader(read=_slurm, seeds=_slurm_texts),
+}

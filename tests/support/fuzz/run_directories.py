@@ -1,0 +1,328 @@
+"""Mutates the directory of a run, as a disk, a bug or somebody else may have left it, and asks each command about it.
+
+    python tests/support/fuzz/run_directories.py --cases 10000
+
+A command may refuse such a directory. It may not end in a traceback, send a signal, write outside of the directory,
+print what controls a terminal, or take more than two seconds of processor time or half a gigabyte. Each case is one
+seed: ``--seed 41 --cases 1`` repeats that one. Links and devices are put in place of files too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpctrain.cli.main import main as hpctrain
+from hpctrain.common.run.events import index as events_index
+
+MOST_SECONDS, MOST_MB = 2.0, 500
+# What a hung command gets before it is ended.
+_HUNG_SECONDS = 120
+_FAULT, _HUNG = 99, -1
+
+_NUMBERS = (0, -1, 1, 10**9, 10**18, 2**63, 1e308, float("nan"), 0.5)
+_TERMINAL = "\x1b]0;x\x07\x9b2J\u202e"
+_TEXTS = ("", "n[1", "n[1-999999999]", _TERMINAL, "x" * 10**6, "../../outside", "-lead", "a\nb", "\ud800")
+_COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("status",),
+    ("status", "--json"),
+    ("report",),
+    ("report", "--json"),
+    ("checkpoint", "list"),
+    ("checkpoint", "verify"),
+    ("logs",),
+    ("cancel",),
+    ("run", "--resume", "--dry-run", "--run-dir"),
+)
+# What no terminal should get, besides the styles of tables, which are not written to a pipe.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+
+_JSON = (".json", ".jsonl", ".index")
+
+Mutation = Callable[[random.Random, Path, Path], None]
+
+
+def _is_small(path: Path) -> bool:
+    """Whether it is a file that can be read here: an earlier mutation may have made another of it."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size < 2**26
+
+
+def _some_file(chance: random.Random, run: Path) -> Path:
+    small = [path for path in sorted(run.rglob("*")) if _is_small(path)]
+    # What is read first is mutated most.
+    known = [path for path in small if path.suffix in (".json", ".jsonl", ".log", ".index")]
+    return chance.choice(known if known and chance.random() < 0.8 else small or [run / "plan.json"])
+
+
+def _bytes(chance: random.Random, run: Path, outside: Path) -> None:
+    path = _some_file(chance, run)
+    content = bytearray(path.read_bytes())
+    for _ in range(chance.choice((1, 1, 3, 30))):
+        if content:
+            content[chance.randrange(len(content))] = chance.choice((0, 10, 34, 48, 57, 92, 125, 0xFF))
+    path.write_bytes(content)
+
+
+def _cut(chance: random.Random, run: Path, outside: Path) -> None:
+    path = _some_file(chance, run)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(chance.choice((0, size // 2, max(0, size - 1), size + 4096)))
+
+
+def _gone(chance: random.Random, run: Path, outside: Path) -> None:
+    path = chance.choice(sorted(run.rglob("*")))
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _lines(chance: random.Random, run: Path, outside: Path) -> None:
+    """Lines in another order, doubled, left out, or very many."""
+    path = run / "events.jsonl"
+    if chance.random() < 0.2 or not _is_small(path):
+        path = _some_file(chance, run)
+    lines = path.read_bytes().splitlines(keepends=True)
+    match chance.randrange(4):
+        case 0:
+            chance.shuffle(lines)
+        case 1:
+            lines += lines * chance.choice((1, 20))
+        case 2:
+            lines = chance.sample(lines, len(lines) // 2)
+        case _:
+            lines.insert(chance.randrange(len(lines) + 1), b"x" * chance.choice((1, 10**5, 2**24)))
+    path.write_bytes(b"".join(lines))
+
+
+def _value(chance: random.Random, run: Path, outside: Path) -> None:
+    """Another value somewhere in JSON: extreme, of another type, a process of somebody else's."""
+    path = chance.choice([each for each in sorted(run.rglob("*.*")) if each.suffix in _JSON and _is_small(each)])
+    text = path.read_text(errors="replace")
+    lines = text.splitlines() if path.suffix == ".jsonl" else [text]
+    for _ in range(chance.choice((1, 1, 5))):
+        number = chance.randrange(len(lines)) if lines else 0
+        with contextlib.suppress(ValueError, IndexError):
+            value = json.loads(lines[number])
+            _change(chance, value)
+            lines[number] = json.dumps(value)
+    path.write_text("\n".join([*lines, ""]))
+
+
+def _change(chance: random.Random, value: Any) -> None:
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)) if isinstance(value, list) else ())
+    if not keys:
+        return
+    key = chance.choice(keys)
+    if isinstance(value[key], dict | list) and value[key] and chance.random() < 0.7:
+        _change(chance, value[key])
+        return
+    others: tuple[Any, ...] = (None, [], {}, [["deep"] * 3] * 1000, True, os.getpid(), os.getppid(), 1)
+    value[key] = chance.choice((*_NUMBERS, *_TEXTS, *others))
+    if isinstance(value, dict) and chance.random() < 0.1:
+        value[chance.choice(_TEXTS) or "new"] = value.pop(key)
+
+
+def _instead(chance: random.Random, run: Path, outside: Path) -> None:
+    """Something else in place of a file."""
+    path = _some_file(chance, run)
+    path.unlink()
+    match chance.randrange(7):
+        case 0:
+            os.mkfifo(path)
+        case 1:
+            path.symlink_to("/dev/zero")
+        case 2:
+            path.symlink_to(outside / "authorized_keys")
+        case 3:
+            path.mkdir()
+        case 4:
+            with path.open("wb") as file:
+                # All of a log is printed, if that is asked for.
+                file.truncate(10**6 if path.suffix == ".log" else 20 * 10**9)
+        case 5:
+            path.symlink_to(path)
+        case _:
+            path.hardlink_to(outside / "authorized_keys")
+
+
+def _new(chance: random.Random, run: Path, outside: Path) -> None:
+    """A file or link that was not there, where a command writes or looks."""
+    names = ("report.html", "stop", "prediction.json", "submission.json", "chain", "tracking", "repeats.json", "lock")
+    path = run / chance.choice((*names, "ranks/rank-7.json", "ranks/rank-x.json", "logs/rank-9.log"))
+    path = path if path.parent.is_dir() else run / "report.html"
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    match chance.randrange(4):
+        case 0:
+            path.symlink_to(outside / chance.choice(("authorized_keys", "not-there")))
+        case 1:
+            os.mkfifo(path)
+        case 2:
+            path.write_bytes(chance.randbytes(1000))
+        case _:
+            path.write_text(json.dumps({"jobs": ["1"], "pid": os.getppid(), "seeds": [10**9]}))
+
+
+MUTATIONS: tuple[Mutation, ...] = (_bytes, _cut, _gone, _lines, _value, _value, _value, _instead, _new)
+
+
+def mutate(seed: int, run: Path, outside: Path) -> tuple[str, ...]:
+    """Change a copy of a run's directory; returns the command to ask about it."""
+    chance = random.Random(seed)
+    for mutation in chance.choices(MUTATIONS, k=chance.choice((1, 1, 1, 2, 4))):
+        # An earlier one may have taken away what this one would change.
+        with contextlib.suppress(OSError, IndexError):
+            mutation(chance, run, outside)
+    return (*chance.choice(_COMMANDS), str(run))
+
+
+def _refuse_signals(sent: list[str]) -> None:
+    for module, name in ((os, "kill"), (os, "killpg"), (signal, "pidfd_send_signal")):
+
+        def send(*arguments: Any, name: str = name) -> None:
+            # Signal 0 asks whether a process is there.
+            if arguments[1]:
+                sent.append(f"{name}{arguments}")
+
+        setattr(module, name, send)
+
+
+def ask(command: Sequence[str]) -> tuple[int, float, float, str]:
+    """Run a command in a process of its own: exit code, seconds of processor time, MB, and what it printed."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as out:
+        if (child := os.fork()) == 0:
+            code = _FAULT
+            try:
+                code = _ask_here(command, out)
+            finally:
+                out.flush()
+                os._exit(code)
+        status, used = _wait(child)
+        out.seek(0)
+        return status, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, out.read()
+
+
+def _ask_here(command: Sequence[str], out: io.TextIOBase) -> int:
+    sent: list[str] = []
+    _refuse_signals(sent)
+    faulthandler.enable(out.fileno())
+    # Where a command takes far too much, the others need not suffer.
+    resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30, 4 * 2**30))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, 2**28))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            code = hpctrain(command)
+        except BaseException:
+            traceback.print_exc(file=out)
+            return _FAULT
+    if sent:
+        out.write(f"signals were sent: {sent}\n")
+        return _FAULT
+    return code
+
+
+def _wait(child: int) -> tuple[int, resource.struct_rusage]:
+    def end(*_: Any) -> None:
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(_HUNG_SECONDS)
+    _, status, used = os.wait4(child, 0)
+    signal.alarm(0)
+    return (_HUNG if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)), used
+
+
+def outside_state(outside: Path) -> list[tuple[str, bytes, int]]:
+    """What lies outside of the run."""
+    return [(path.name, path.read_bytes(), path.lstat().st_mode) for path in sorted(outside.rglob("*"))]
+
+
+def cases(run: Path, seeds: Sequence[int], folder: Path) -> Iterator[tuple[int, Sequence[str], str]]:
+    """Try the seeds; gives those at which something is wrong, the command, and what."""
+    outside = folder / "outside"
+    for seed in seeds:
+        shutil.rmtree(outside, ignore_errors=True)
+        outside.mkdir()
+        (outside / "authorized_keys").write_text("ssh-ed25519 AAAA me\n")
+        copy = folder / "runs" / "run"
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+        shutil.copytree(run, copy)
+        command = mutate(seed, copy, outside)
+        known = outside_state(outside)
+        code, seconds, mb, said = ask(command)
+        wrong = _verdict(code, seconds, mb, said)
+        if outside_state(outside) != known or {each.name for each in folder.iterdir()} != {"outside", "runs"}:
+            wrong = "wrote outside of the directory"
+        yield seed, command, f"{wrong}\n{said[-3000:]}" if wrong else ""
+
+
+def _verdict(code: int, seconds: float, mb: float, said: str) -> str:
+    if code == _HUNG:
+        return f"was killed, or hung for {_HUNG_SECONDS} s"
+    if code == _FAULT or "Traceback (most recent call last)" in said:
+        return "ended in a traceback, or sent a signal"
+    if seconds > MOST_SECONDS or mb > MOST_MB:
+        return f"took {seconds:.1f} s and {mb:.0f} MB"
+    if found := _CONTROLS.search(said):
+        return f"printed {found[0]!r}"
+    return ""
+
+
+def index(run: Path) -> None:
+    """Write the index of the events, which a short run has none of, beside them."""
+    place = run / "events.jsonl"
+    with place.open("rb") as file:
+        made = events_index.Index()
+        made.extend(file)
+        events_index.save(made, place, file)
+
+
+def warm_up(run: Path) -> None:
+    """Import what the commands import, of which each case then has a copy for nothing."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        for command in _COMMANDS:
+            hpctrain([*command, str(run)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="by default a small training of digits, on two ranks")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--cases", type=int, default=1000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fuzz-runs-") as name:
+        run = options.run or Path(name) / "trained"
+        if not options.run and hpctrain(
+            ["run", "digits", "--smoke", "-np", "2", "--oversubscribe", "--run-dir", str(run)]
+        ):
+            return 1
+        index(run)
+        warm_up(run)
+        (folder := Path(name) / "cases").mkdir()
+        found: Counter[str] = Counter()
+        for seed, command, wrong in cases(run, range(options.seed, options.seed + options.cases), folder):
+            if wrong:
+                found[wrong.partition("\n")[0]] += 1
+                print(f"seed {seed}: hpctrain {' '.join(command[:-1])}: {wrong}", flush=True)
+        print(f"{options.cases} directories, {sum(found.values())} faults", *found.items(), sep="\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Hosts of this machine with links of their own."""

@@ -1,0 +1,1 @@
+"""Plans and run directories that are written by hand."""

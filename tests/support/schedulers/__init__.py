@@ -1,0 +1,1 @@
+"""Jobs and pods, and programs in the place of Slurm's."""

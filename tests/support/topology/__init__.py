@@ -1,0 +1,1 @@
+"""Fabrics, and what programs print of them."""
