@@ -38,8 +38,6 @@ from rich.table import Table
 
 # Where the hosts and their Slurm are made.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "hosts"))
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "slurm"))
 from support.environments import linked_environment
 from support.hosts.local_hosts import LocalHosts, Settings, obstacle
 from support.hosts.slurm_on_hosts import SlurmOnHosts

@@ -26,7 +26,7 @@ from hpctrain.common.run.events import Event, read_events
 from hpctrain.common.run.events.kinds import EpochEvent, FaultEvent, RecoveredFaultEvent, StepEvent
 
 # What starts, hurts and ends runs is the fault campaign's.
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "faults"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.faults.faulted_run import OutOfTimeError, Place, Training
 
 RANKS, EPOCHS, STEPS_AN_EPOCH, SAMPLES = 4, 8, 23, 1437

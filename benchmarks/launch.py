@@ -26,7 +26,6 @@ from hpctrain.common.run.events.kinds import EndEvent, RunEvent, StartEvent, Ste
 
 # Where the hosts are made.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "hosts"))
 from support.hosts.local_hosts import LocalHosts, Settings, obstacle
 from support.launching import AS_ROOT
 

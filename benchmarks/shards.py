@@ -32,8 +32,6 @@ from hpctrain.common.shards.fake import FakeSet, make_fake
 
 # Where the hosts and the cluster of Spark are made.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "hosts"))
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "spark"))
 from support import local_spark
 from support.hosts import local_hosts
 from support.hosts.local_hosts import LocalHosts, Settings

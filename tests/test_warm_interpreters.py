@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support import launching
 from support.startup import warm_start
 
 pytest.importorskip("torch")
@@ -174,7 +175,7 @@ def test_the_rank_ends_when_its_process_is_killed(start):
 
 
 def test_they_end_with_the_process_that_started_them(tmp_path):
-    program = Path(__file__).with_name("warm_interpreters.py")
+    program = Path(launching.__file__).with_name("warm_interpreters.py")
     start = f"subprocess.Popen([sys.executable, '{program}', str(os.getpid()), '.'])"
     text = f"import os, subprocess, sys, time; {start}; time.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path)

@@ -21,12 +21,11 @@ from pathlib import Path
 
 from flavour_environments import FLAVOURS, Environment, FlavourError
 
-_TESTS = Path(__file__).parents[1]
-sys.path += [str(_TESTS), str(_TESTS / "slurm")]
+sys.path.append(str(Path(__file__).parents[1]))
 
-from support.launching import AS_ROOT  # noqa: E402
-from support.slurm import local_slurm  # noqa: E402
-from support.slurm.local_slurm import LocalSlurm, SlurmError  # noqa: E402
+from support.launching import AS_ROOT
+from support.slurm import local_slurm
+from support.slurm.local_slurm import LocalSlurm, SlurmError
 
 _RANKS = "2"
 # The floor that the project's other tests hold.

@@ -19,7 +19,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 # What interprets outside data in Python for the package.
 _INSTRUMENTED = ["hpctrain", "yaml", "tarfile", "ClusterShell", "numpy.lib", "PIL", "scipy.io", "json"]
 _MOST_BYTES = 16384
@@ -31,9 +31,7 @@ _MOST_WORDS = 300
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "readers", nargs="*", metavar="READER", help="all of tests/support/fuzz/outside_readers.py if none"
-    )
+    parser.add_argument("readers", nargs="*", metavar="READER", help="all of support/fuzz/outside_readers.py if none")
     parser.add_argument("--seconds", type=int, default=3600, help="over all of the readers")
     parser.add_argument("--out", type=Path, default=Path("fuzz"))
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)

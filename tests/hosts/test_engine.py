@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from support.hosts.local_hosts import LocalHosts
+from support.imported_programs import imported
 from support.launching import Launch
 
 pytest.importorskip("torch")
@@ -20,17 +20,14 @@ CASES = ("momentum", "odd", "float32", "bfloat16", "wire_fp16")
 
 
 @pytest.mark.parametrize("hosts_and_slots", ["h1:2,h3:2", pytest.param("h1,h2,h3,h4", marks=pytest.mark.long)])
-def test_ranks_on_several_hosts_equal_one_process(
-    hosts_hpctrain: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts_and_slots: str
-):
+def test_ranks_on_several_hosts_equal_one_process(hosts_hpctrain: Launch, tmp_path: Path, hosts_and_slots: str):
     out = tmp_path / "out"
     started = ("run", str(PROGRAM), "-H", hosts_and_slots, "--backend", "mpi", "--run-dir", "run")
     result = hosts_hpctrain(*started, "--", str(out), *CASES)
     assert result.returncode == 0, result.stdout
     found = [dict(np.load(f"{out}-{rank}.npz")) for rank in range(4)]
     assert {int(each["nodes"]) for each in found} == {hosts_and_slots.count("h")}
-    monkeypatch.syspath_prepend(str(PROGRAM.parent))
-    program = importlib.import_module("torch_equivalence")
+    program = imported(PROGRAM.with_name("torch_equivalence.py"))
     for name in CASES:
         reference = program.reference(name)
         for each in found:

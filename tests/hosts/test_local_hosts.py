@@ -200,7 +200,7 @@ LocalHosts(pathlib.Path({str(folder)!r}), Settings(hosts=2)).start()
 print("up", flush=True)
 signal.pause()
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment)
     assert starter.stdout is not None
     assert starter.stdout.readline() == b"up\n"

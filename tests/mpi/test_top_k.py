@@ -7,28 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.imported_programs import imported
+
 PROGRAM = Path(__file__).parent / "programs" / "top_k.py"
 
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 @pytest.mark.long
-def test_parameters_are_those_of_the_method_by_hand(framework, mpirun, tmp_path, monkeypatch):
+def test_parameters_are_those_of_the_method_by_hand(framework, mpirun, tmp_path):
     pytest.importorskip(framework)
     mpirun(PROGRAM, 3, framework, str(tmp_path / "out"))
-    monkeypatch.syspath_prepend(str(PROGRAM.parent))
-    from top_k import reference
-
-    compare(reference(framework), tmp_path)
+    compare(imported(PROGRAM).reference(framework), tmp_path)
 
 
 @pytest.mark.long
-def test_nothing_is_lost_of_a_parameter_that_only_some_steps_use(mpirun, tmp_path, monkeypatch):
+def test_nothing_is_lost_of_a_parameter_that_only_some_steps_use(mpirun, tmp_path):
     pytest.importorskip("torch")
     mpirun(PROGRAM, 3, "now_and_then", str(tmp_path / "out"))
-    monkeypatch.syspath_prepend(str(PROGRAM.parent))
-    from top_k import reference_now_and_then
-
-    compare(reference_now_and_then(), tmp_path)
+    compare(imported(PROGRAM).reference_now_and_then(), tmp_path)
 
 
 def compare(wanted: list[np.ndarray], tmp_path: Path) -> None:

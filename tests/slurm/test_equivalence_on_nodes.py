@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from support.imported_programs import imported
 from support.launching import AS_ROOT
 from support.slurm.local_slurm import LocalSlurm
 
@@ -34,11 +34,8 @@ def results(slurm: LocalSlurm, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 @pytest.mark.thorough
-def test_eight_ranks_on_four_nodes_equal_one_process(
-    results: list[dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(PROGRAM.parent))
-    program = importlib.import_module("torch_equivalence")
+def test_eight_ranks_on_four_nodes_equal_one_process(results: list[dict[str, np.ndarray]]) -> None:
+    program = imported(PROGRAM.with_name("torch_equivalence.py"))
     for name in CASES:
         reference = program.reference(name)
         assert np.isfinite(reference).all()

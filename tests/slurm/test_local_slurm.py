@@ -179,7 +179,7 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path)
 
 
 def test_start_and_stop_by_hand(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("local_slurm.py")
+    script = Path(local_slurm.__file__)
     environment = {"PATH": "/usr/bin:/usr/sbin", "XDG_RUNTIME_DIR": str(tmp_path)}
 
     def do(action: str) -> str:

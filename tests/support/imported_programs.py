@@ -10,6 +10,9 @@ from types import ModuleType
 
 def imported(program: Path) -> ModuleType:
     """A file as a module of its own name, which what it defines can be pickled by."""
+    # As for the rank that runs it: its folder is where it finds the programs beside it.
+    if str(program.parent) not in sys.path:
+        sys.path.append(str(program.parent))
     spec = importlib.util.spec_from_file_location(program.stem, program)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

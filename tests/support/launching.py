@@ -23,8 +23,7 @@ _STARTUP = Path(__file__).with_name("startup")
 @contextlib.contextmanager
 def warm_interpreters() -> Iterator[None]:
     """Start the interpreters in which the ranks of this process, and of those that it starts, begin."""
-    # tests/support/startup/sitecustomize.py in every process that tests start, pytest's own workers and the jobs of Slurm
-    # included.
+    # startup/sitecustomize.py in every process that tests start, pytest's own workers and the jobs of Slurm included.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH"))))
     folder = tempfile.mkdtemp(prefix="hpctrain-warm-")
     program = Path(__file__).with_name("warm_interpreters.py")

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 # As the ranks: which of several equal numbers is the largest depends on the last bits of sums.
 torch.set_num_threads(1)
 
-PROGRAM = Path(__file__).parent / "programs" / "local_steps.py"
+PROGRAM = Path(__file__).parents[1] / "mpi" / "programs" / "local_steps.py"
 
 
 program = imported(PROGRAM)

@@ -30,7 +30,6 @@ import hpctrain as ht
 from hpctrain.worker.adapters.torch.parallel.distribute import of_divided_tensors
 
 sys.path.append(str(Path(__file__).parents[2]))
-sys.path.append(str(Path(__file__).parents[2] / "startup"))
 
 from support.launching import AS_ROOT, warm_interpreters
 

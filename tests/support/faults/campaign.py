@@ -1,7 +1,7 @@
 """Runs that are hurt in all ways that are known, and what becomes of them.
 
-``python tests/support/faults/campaign.py --runs 200 --seed 0``: each case follows from its seed alone, so ``--seed S --runs 1``
-repeats one. Exits 1 if any ends otherwise than promised.
+``python tests/support/faults/campaign.py --runs 200 --seed 0``: each case follows from its seed alone, so
+``--seed S --runs 1`` repeats one. Exits 1 if any ends otherwise than promised.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from typing import get_args
 from rich.console import Console
 from rich.table import Table
 
-from support.faults import (
-    kinds_of_chains,  # noqa: F401
-    kinds_of_disks,  # noqa: F401
-    kinds_of_edges,  # noqa: F401
-    kinds_of_files,  # noqa: F401
-    kinds_of_hosts,  # noqa: F401
-    kinds_of_meshes,  # noqa: F401
-    kinds_of_numbers,  # noqa: F401
-    kinds_of_reads,  # noqa: F401
-    kinds_of_signals,  # noqa: F401
-    kinds_of_slurm,  # noqa: F401
+# It is a program too.
+sys.path.append(str(Path(__file__).parents[2]))
+
+from support.faults import (  # noqa: F401
+    kinds_of_chains,
+    kinds_of_disks,
+    kinds_of_edges,
+    kinds_of_files,
+    kinds_of_hosts,
+    kinds_of_meshes,
+    kinds_of_numbers,
+    kinds_of_reads,
+    kinds_of_signals,
+    kinds_of_slurm,
 )
 from support.faults.cases import KINDS, Case, NotHereError, Result, carry_out, case_of, deck
 from support.faults.faulted_run import Ended, OutOfTimeError, Place

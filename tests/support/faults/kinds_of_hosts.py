@@ -9,15 +9,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from support.faults.cases import NotHereError, Scene, kind
 from support.faults.faulted_run import OutOfTimeError, Training
 from support.faults.oracle import Event, Promise, foreign_records, trained_twice
 from support.faults.references import STEPS
-
-if TYPE_CHECKING:
-    from support.hosts.local_hosts import LocalHosts
+from support.hosts.local_hosts import LocalHosts, obstacle
+from support.launching import AS_ROOT
 
 # Until a host that is silent is lost, until a rank that is waited for is named, and until the others give up.
 HOST_TIMEOUT, STALL, TIMEOUT = 8, 8, 25
@@ -45,20 +43,12 @@ def local_hosts(scene: Scene) -> LocalHosts:
     Raises:
         NotHereError: what they need is missing.
     """
-    tests = Path(__file__).parents[1]
-    sys.path += [str(tests), str(tests / "hosts")]
-    from support.hosts import local_hosts
-
-    if reason := local_hosts.obstacle():
+    if reason := obstacle():
         raise NotHereError(reason)
-    from support.launching import AS_ROOT
-
     folder = Path(tempfile.gettempdir(), f"hpctrain-hosts-{secrets.token_hex(4)}")
     # What links point to too: the environment may be one.
-    shared = sorted({scene.library.folder.parent, tests.parent, Path(sys.prefix).resolve()})
-    hosts: LocalHosts = scene.library.kept(
-        "hosts", lambda: local_hosts.LocalHosts(folder, shared=shared, variables=AS_ROOT)
-    )
+    shared = sorted({scene.library.folder.parent, Path(__file__).parents[3], Path(sys.prefix).resolve()})
+    hosts: LocalHosts = scene.library.kept("hosts", lambda: LocalHosts(folder, shared=shared, variables=AS_ROOT))
     scene.place.undone.callback(hosts.restore)
     scene.place.hosts, scene.place.limit = hosts, LIMIT
     return hosts

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from support.faults.cases import NotHereError, Scene, kind
 from support.faults.faulted_run import Training
 from support.faults.oracle import Event, Promise
-
-if TYPE_CHECKING:
-    from support.slurm.local_slurm import LocalSlurm
+from support.launching import AS_ROOT
+from support.slurm.local_slurm import LocalSlurm, obstacle
 
 # A core a rank, as on the machine of the run without a fault: threads decide the last bits.
 _SIZE = ("--nodes", "2", "--tasks-per-node", "1", "--cpus-per-task", "1", "--gpus-per-node", "0", "--time", "10")
@@ -25,13 +21,9 @@ def cluster(scene: Scene) -> LocalSlurm:
     Raises:
         NotHereError: what it needs is missing.
     """
-    tests = Path(__file__).parents[1]
-    sys.path += [str(tests), str(tests / "slurm")]
-    from support.slurm import local_slurm
-
-    if reason := local_slurm.obstacle():
+    if reason := obstacle():
         raise NotHereError(reason)
-    slurm: LocalSlurm = scene.library.kept("slurm", local_slurm.LocalSlurm)
+    slurm: LocalSlurm = scene.library.kept("slurm", LocalSlurm)
 
     def clear() -> None:
         slurm.run("scancel", "--user=root", "--full")
@@ -43,8 +35,6 @@ def cluster(scene: Scene) -> LocalSlurm:
 
 def _submit(scene: Scene, slurm: LocalSlurm) -> Training:
     """A job that trains, and a command that waits for its end; the job is slow to write its checkpoints."""
-    from support.launching import AS_ROOT
-
     work, backend = scene.setting.work, scene.setting.backend
     return scene.begin_as(
         "submit",

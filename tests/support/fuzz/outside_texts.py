@@ -6,18 +6,13 @@ import contextlib
 import functools
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-_TESTS = Path(__file__).parents[1]
-# What the readers' own tests read.
-sys.path += [str(_TESTS), *(str(_TESTS / "unit" / folder) for folder in ("topology", "batch", "report"))]
-
-from hpctrain.common.errors import HpctrainError  # noqa: E402
+from hpctrain.common.errors import HpctrainError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,8 +274,7 @@ def _slurm(content: bytes, _: Path) -> None:
 
 
 def _slurm_texts() -> Iterable[bytes]:
-    from test_discover_text import A100, CONFIG, GPU, MPI
-
+    from support.schedulers.discover_texts import A100, CONFIG, GPU, MPI
     from support.schedulers.slurm_programs import row
 
     sacct = ["7", "7", "CANCELLED by 1000", "None", "1795249391", "00:10:00", "01:00:00", "n1", "0:15", "/runs", "\n"]
@@ -311,7 +305,9 @@ def _measured() -> Iterable[bytes]:
     import hpctrain.common.workloads
     from support.report.predicted_plans import row
 
-    measured = sorted((_TESTS / "unit" / "control" / "predict" / "measured").glob("nccl-tests*.txt"))[:3]
+    measured = sorted(
+        (Path(__file__).parents[2] / "unit" / "control" / "predict" / "measured").glob("nccl-tests*.txt")
+    )[:3]
     network = Path(hpctrain.common.workloads.__file__).parent / "transformer.json"
     curves = [
         {"engine": "mpi", "ranks": 2, "hosts": 1, "bytes": nbytes, "median_s": 1e-9 * nbytes}

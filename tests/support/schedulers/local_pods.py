@@ -28,9 +28,9 @@ from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.request import job_request
 
 _BIN = Path(sys.executable).parent
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _NAMESPACES = ("unshare", "--uts", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child=KILL")
-_NAMED = Path(__file__).parent / "programs" / "named_host.py"
+_NAMED = _ROOT / "tests" / "mpi" / "programs" / "named_host.py"
 _SECONDS = 300
 
 

@@ -25,6 +25,9 @@ from typing import Self
 
 import psutil
 
+# It is a program too.
+sys.path.append(str(Path(__file__).parents[2]))
+
 from support.slurm import slurm_conf
 from support.slurm.slurm_conf import Settings
 
