@@ -81,11 +81,29 @@ class InvalidValueError(ValueError):
     def __init__(self, code: str, sentence: str, /, **values: Any) -> None:
         super().__init__(sentence.format(**values))
         self.code = code
+        self.sentence = sentence
         self.values = values
+
+    def at(self, **place: Any) -> HpctrainError:
+        """The error that the user sees, with the values of its place beside its own."""
+        return HpctrainError(self.code, self.sentence, **{**place, **self.values})
 
 
 class TransientError(HpctrainError):
     """A fault that another attempt will probably not see, such as flipped bits or lost ranks."""
+
+
+def joined(faults: Sequence[HpctrainError], hint: str, *, more: int = 0) -> HpctrainError:
+    """The only fault of a file; for several, one error with their codes and values.
+
+    Args:
+        more: how many faults there are besides.
+    """
+    if len(faults) == 1 and not more:
+        return faults[0].but(hint=hint)
+    lines = [fault.message for fault in faults] + ([f"and {more} more faults"] if more else [])
+    named = [{"code": fault.code, "values": fault.values} for fault in faults]
+    return HpctrainError("HT-file-faults", "{lines}", hint, lines="\n".join(lines), faults=named, more=more)
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
-from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.errors import HpctrainError, InvalidValueError, joined, nearest
 from hpctrain.common.files.bounded_yaml import BoundedLoader
 
 Location = tuple[int | str, ...]
@@ -191,9 +191,8 @@ def validate(values: Any, model: type[M], where: Callable[[Location], str], kind
         return model.model_validate_json(json.dumps(values, default=repr))
     except ValidationError as error:
         found = error.errors()
-        faults = [f"{where(fault['loc'])}: {_describe(fault, model, kind)}" for fault in found[:_MOST_FAULTS]]
-        more = [f"and {len(found) - _MOST_FAULTS} more faults"] if len(found) > _MOST_FAULTS else []
-        raise HpctrainError("\n".join(faults + more), hint) from error
+        faults = [_fault(each, model, where(each["loc"]), kind) for each in found[:_MOST_FAULTS]]
+        raise joined(faults, hint, more=len(found) - len(faults)) from error
 
 
 def subsection(section: type[BaseModel], key: str) -> type[BaseModel] | None:
@@ -253,9 +252,13 @@ def _line(node: yaml.Node, location: Location) -> int:
     return int(line) + 1
 
 
-def _describe(fault: ErrorDetails, model: type[BaseModel], kind: str) -> str:
+def _fault(fault: ErrorDetails, model: type[BaseModel], where: str, kind: str) -> HpctrainError:
     *parents, last = fault["loc"] or (f"the {kind}",)
     key = ".".join(map(str, (*parents, last)))
+    own = fault.get("ctx", {}).get("error")
+    if isinstance(own, InvalidValueError):
+        return own.at(where=where, key=key).but(before=f"{where}: {key}: ")
+    values: dict[str, Any] = {"where": where, "key": key, "value": reprlib.repr(fault["input"])}
     match fault["type"]:
         case "extra_forbidden":
             section: type[BaseModel] | None = model
@@ -264,12 +267,18 @@ def _describe(fault: ErrorDetails, model: type[BaseModel], kind: str) -> str:
                 assert section is not None
                 section = subsection(section, part)
             assert section is not None
-            return f"unknown key {key!r}; {nearest(str(last), section.model_fields)}"
+            choices = nearest(str(last), section.model_fields)
+            return HpctrainError(
+                "HT-file-unknown-key", "{where}: unknown key {key!r}; {choices}", where=where, key=key, choices=choices
+            )
         case "missing":
-            return f"the key {key!r} is missing"
+            return HpctrainError("HT-file-missing-key", "{where}: the key {key!r} is missing", where=where, key=key)
         case "value_error":
-            return f"{key}: {fault['msg'].removeprefix('Value error, ')}"
+            return HpctrainError("HT-file-value", "{where}: {key}: {problem}", problem=str(own), **values)
         case "string_type" if isinstance(fault["input"], (bool, int, float)):
-            return f"{key}: input should be a string, not {fault['input']!r}: put it in quotes"
+            return HpctrainError(
+                "HT-file-value", "{where}: {key}: input should be a string, not {value}: put it in quotes", **values
+            )
         case _:
-            return f"{key}: {fault['msg'][:1].lower()}{fault['msg'][1:]}, not {reprlib.repr(fault['input'])}"
+            problem = f"{fault['msg'][:1].lower()}{fault['msg'][1:]}"
+            return HpctrainError("HT-file-value", "{where}: {key}: {problem}, not {value}", problem=problem, **values)

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import ErrorDetails, PydanticSerializationError
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, InvalidValueError, joined
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.private import make_folder, private
 from hpctrain.common.files.regular import read_regular
@@ -44,6 +44,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 # The limit for a plan, a record or a summary: the plan of ten thousand ranks has about one megabyte.
 _MOST_BYTES = 2**24
+# How many faults a message lists.
+_MOST_FAULTS = 20
+_CODES = {
+    "missing": "HT-file-missing-key",
+    "extra_forbidden": "HT-file-unknown-key",
+    "json_invalid": "HT-file-not-json",
+}
 
 
 @dataclass(frozen=True)
@@ -236,10 +243,22 @@ def read_model(path: Path, model: type[Model], *, limit: int = _MOST_BYTES, link
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
     except ValidationError as error:
-        # A file that is no JSON has no key to name.
-        faults = [": ".join([str(path), *_key(fault["loc"]), fault["msg"]]) for fault in error.errors()]
-        raise HpctrainError("\n".join(faults), "the file is damaged: restore it, or run again") from error
+        raise model_error(error, path, "the file is damaged: restore it, or run again") from error
 
 
-def _key(location: tuple[int | str, ...]) -> list[str]:
-    return [".".join(map(str, location))] if location else []
+def model_error(error: ValidationError, path: str | Path, hint: str) -> HpctrainError:
+    """What a model refuses in a JSON file, by its keys."""
+    found = error.errors(include_url=False)
+    faults = [_fault(each, str(path)) for each in found[:_MOST_FAULTS]]
+    return joined(faults, hint, more=len(found) - len(faults))
+
+
+def _fault(fault: ErrorDetails, where: str) -> HpctrainError:
+    key = ".".join(map(str, fault["loc"]))
+    own = fault.get("ctx", {}).get("error")
+    # A file that is no JSON has no key to name.
+    place = f"{where}: {key}: " if key else f"{where}: "
+    if isinstance(own, InvalidValueError):
+        return own.at(where=where, key=key).but(before=place)
+    code = _CODES.get(fault["type"], "HT-file-value")
+    return HpctrainError(code, "{problem}", where=where, key=key, problem=fault["msg"]).but(before=place)

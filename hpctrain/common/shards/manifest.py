@@ -21,14 +21,13 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, mo
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_regular
+from hpctrain.common.run.directory import model_error
 
 MANIFEST = "manifest.json"
 # The settings of the folder, written when its making begins; a staged copy has none.
 SETTINGS = "sharding.json"
 # The limit for a manifest: a shard takes about 150 bytes, so 100,000 shards fit.
 MOST_MANIFEST_BYTES = 1 << 24
-# How many faults a message lists.
-_MOST_FAULTS = 20
 # In a cache, the file that names the URL.
 ORIGIN = "origin.json"
 # offset: of the image's first byte in the shard. key: in UTF-8, as in the shard, for messages.
@@ -154,15 +153,7 @@ def parse_manifest(content: bytes, where: str, hint: str) -> ShardManifest:
     try:
         return ShardManifest.model_validate_json(content)
     except ValidationError as error:
-        raise HpctrainError(faults_in(error, where), hint) from error
-
-
-def faults_in(error: ValidationError, where: str) -> str:
-    """The faults of a manifest, one a line; a long list is cut off."""
-    if error.error_count() > _MOST_FAULTS:
-        return f"{where}: {error.error_count()} keys and values are wrong"
-    faults = error.errors(include_input=False, include_context=False, include_url=False)
-    return "\n".join(f"{where}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+        raise model_error(error, where, hint) from error
 
 
 def remake(folder: Path) -> str:

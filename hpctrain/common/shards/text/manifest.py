@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_regular
-from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, Count, SplitName, faults_in
+from hpctrain.common.run.directory import model_error
+from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, Count, SplitName
 from hpctrain.common.shards.text.tokenizer import BYTES, TokenizerSettings
 
 SETTINGS = "preparation.json"
@@ -112,7 +113,7 @@ def read_text_manifest(folder: Path) -> TextManifest:
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of tokens") from error
     except ValidationError as error:
-        raise HpctrainError(faults_in(error, str(path)), f"{again} writes it again") from error
+        raise model_error(error, path, f"{again} writes it again") from error
 
 
 def is_of_text(content: bytes) -> bool:
