@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.common.cluster.container import Container
-from hpctrain.common.errors import nearest
+from hpctrain.common.errors import InvalidValueError, nearest
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import is_secret
@@ -88,31 +88,42 @@ def _is_line(text: str) -> bool:
 
 def _line(text: str) -> str:
     if not _is_line(text):
-        raise ValueError(f"must be one line of text, not {text!r}")
+        raise InvalidValueError("HT-value-not-one-line", "must be one line of text, not {text!r}", text=text)
     return text
 
 
 def _word(text: str) -> str:
     if not re.fullmatch(r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*", text):
-        raise ValueError(f"must be a name without blanks, as Slurm names it, not {text!r}")
+        raise InvalidValueError(
+            "HT-slurm-not-a-name", "must be a name without blanks, as Slurm names it, not {text!r}", text=text
+        )
     return text
 
 
 def _exported(text: str) -> str:
     if "\0" in text:
-        raise ValueError("no variable can hold the character NUL")
+        raise InvalidValueError("HT-profile-nul-in-variable", "no variable can hold the character NUL")
     return text
 
 
 def _stop_signal(name: str) -> str:
     if name not in STOP_SIGNALS:
-        raise ValueError(f"{name!r} cannot announce the end of a job; {nearest(name, STOP_SIGNALS)}")
+        raise InvalidValueError(
+            "HT-profile-unknown-signal",
+            "{name!r} cannot announce the end of a job; {choices}",
+            name=name,
+            choices=nearest(name, STOP_SIGNALS),
+        )
     return name
 
 
 def _time_limit(text: str) -> str:
     if slurm_seconds(text) is None:
-        raise ValueError(f"must be a time limit such as 90 (minutes), 2:00:00 or 1-12:00:00, not {text!r}")
+        raise InvalidValueError(
+            "HT-slurm-bad-time-limit",
+            "must be a time limit such as 90 (minutes), 2:00:00 or 1-12:00:00, not {text!r}",
+            text=text,
+        )
     return text
 
 
@@ -151,7 +162,9 @@ class NodeProfile(Section):
     @model_validator(mode="after")
     def _consistent(self) -> NodeProfile:
         if self.gpu_type is not None and not self.gpus:
-            raise ValueError(f"gpu_type is {self.gpu_type}, but gpus is 0")
+            raise InvalidValueError(
+                "HT-profile-gpu-type-without-gpus", "gpu_type is {gpu_type}, but gpus is 0", gpu_type=self.gpu_type
+            )
         return self
 
 
@@ -195,17 +208,31 @@ class ClusterProfile(Section):
     @model_validator(mode="after")
     def _consistent(self) -> ClusterProfile:
         if self.kubernetes and (slurms := sorted(_OF_SLURM & self.model_fields_set)):
-            raise ValueError(f"{', '.join(slurms)}: for Slurm, and this is a profile for Kubernetes")
+            raise InvalidValueError(
+                "HT-profile-slurm-keys-for-kubernetes",
+                "{keys}: for Slurm, and this is a profile for Kubernetes",
+                keys=", ".join(slurms),
+            )
         if self.container and self.container.runtime == "pyxis" and self.launcher == "mpirun":
-            raise ValueError("pyxis is a plugin of srun, so the launcher is srun-pmix, srun-pmi2 or auto, not mpirun")
+            raise InvalidValueError(
+                "HT-profile-pyxis-needs-srun",
+                "pyxis is a plugin of srun, so the launcher is srun-pmix, srun-pmi2 or auto, not mpirun",
+            )
         for name in filter(is_secret, self.environment):
-            raise ValueError(
-                f"environment: {name} is a secret and does not belong in a file: export it, and submit with --env "
-                f"{name}"
+            raise InvalidValueError(
+                "HT-profile-secret-in-environment",
+                "environment: {name} is a secret and does not belong in a file: export it, and submit "
+                "with --env {name}",
+                name=name,
             )
         for option, value in self.sbatch.items():
             if option in _KEYS:
-                raise ValueError(f"sbatch: {option} is set by {_KEYS[option]}")
+                raise InvalidValueError(
+                    "HT-profile-sbatch-option-has-key",
+                    "sbatch: {option} is set by {set_by}",
+                    option=option,
+                    set_by=_KEYS[option],
+                )
             if fault := sbatch_fault(option, value):
-                raise ValueError(f"sbatch: {fault}")
+                raise InvalidValueError("HT-profile-bad-sbatch-option", "sbatch: {problem}", problem=fault)
         return self

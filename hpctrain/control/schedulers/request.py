@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.checked_yaml import Section, validate
 from hpctrain.control.schedulers.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
 from hpctrain.control.schedulers.slurm.times import slurm_seconds
@@ -31,17 +31,27 @@ def array_tasks(spec: str) -> tuple[int, ...]:
     """
     listed, percent, throttle = spec.partition("%")
     if percent and not re.fullmatch(r"[1-9][0-9]{0,8}", throttle, re.ASCII):
-        raise ValueError(f"{spec!r}: the number of tasks that run at a time follows the %, as in 0-9%2")
+        raise InvalidValueError(
+            "HT-slurm-array-bad-limit",
+            "{spec!r}: the number of tasks that run at a time follows the %, as in 0-9%2",
+            spec=spec,
+        )
     tasks: set[int] = set()
     for part in listed.split(","):
         match = _ARRAY_PART.fullmatch(part)
         if match is None:
-            raise ValueError(f"{spec!r} is not a list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2")
+            raise InvalidValueError(
+                "HT-slurm-array-not-numbers",
+                "{spec!r} is not a list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2",
+                spec=spec,
+            )
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
-            raise ValueError(f"{spec!r}: {part} holds no task")
+            raise InvalidValueError("HT-slurm-array-empty-part", "{spec!r}: {part} holds no task", spec=spec, part=part)
         if (last - first) // step >= _MOST_TASKS:
-            raise ValueError(f"{spec!r}: more than {_MOST_TASKS} tasks")
+            raise InvalidValueError(
+                "HT-slurm-array-too-many-tasks", "{spec!r}: more than {most} tasks", spec=spec, most=_MOST_TASKS
+            )
         tasks.update(range(first, last + 1, step))
     return tuple(sorted(tasks))
 
@@ -100,7 +110,10 @@ class JobRequest(Section):
     @model_validator(mode="after")
     def _consistent(self) -> JobRequest:
         if self.chain > 1 and self.array is not None:
-            raise ValueError("--chain and --array exclude each other: each task of an array requeues itself")
+            raise InvalidValueError(
+                "HT-slurm-chain-and-array",
+                "--chain and --array exclude each other: each task of an array requeues itself",
+            )
         return self
 
     @property

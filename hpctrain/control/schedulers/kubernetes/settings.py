@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
@@ -15,7 +16,11 @@ _DOMAIN = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 
 def _mount_path(path: str) -> str:
     if not path.startswith("/") or ":" in path or ".." in PurePosixPath(path).parts or path == "/":
-        raise ValueError(f"must be an absolute path without ':' and '..', and not /, but is {path!r}")
+        raise InvalidValueError(
+            "HT-profile-bad-mount-path",
+            "must be an absolute path without ':' and '..', and not /, but is {path!r}",
+            path=path,
+        )
     return path
 
 
@@ -98,9 +103,13 @@ class KubernetesProfile(Section):
     @model_validator(mode="after")
     def _consistent(self) -> KubernetesProfile:
         if all(volume.read_only for volume in self.volumes):
-            raise ValueError("volumes: none can be written to, and a run directory has to be on one")
+            raise InvalidValueError(
+                "HT-profile-no-writable-volume", "volumes: none can be written to, and a run directory has to be on one"
+            )
         for what in ("claim", "path"):
             values = [getattr(volume, what) for volume in self.volumes]
             if twice := [value for value in values if values.count(value) > 1]:
-                raise ValueError(f"volumes: the {what} {twice[0]} appears twice")
+                raise InvalidValueError(
+                    "HT-profile-volume-twice", "volumes: the {kind} {name} appears twice", kind=what, name=twice[0]
+                )
         return self
