@@ -54,4 +54,10 @@ def _error(modules: Sequence[str], extras: Sequence[str]) -> HpctrainError:
     if "deepspeed" in extras:
         # DeepSpeed's setup imports the installed PyTorch, and would otherwise compile.
         install = f"DS_BUILD_OPS=0 {install} --no-build-isolation"
-    return HpctrainError(f"{', '.join(modules)} {verb} not installed in this Python", install)
+    return HpctrainError(
+        "HT-package-not-installed",
+        "{modules} {verb} not installed in this Python",
+        install,
+        modules=", ".join(modules),
+        verb=verb,
+    )

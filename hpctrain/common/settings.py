@@ -48,7 +48,14 @@ class Setting(Generic[_Value]):
             return self.default
         value = self.parse(text)
         if value is None:
-            raise HpctrainError(f"{self.name}={text!r} is not {self.valid}", f"unset {self.name}")
+            raise HpctrainError(
+                "HT-variable-invalid",
+                "{name}={value!r} is not {valid}",
+                f"unset {self.name}",
+                name=self.name,
+                value=text,
+                valid=self.valid,
+            )
         return value
 
 

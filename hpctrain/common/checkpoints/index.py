@@ -77,7 +77,14 @@ def read_index(path: Path, manifest: CheckpointManifest) -> Index:
         for each in others:
             if each.dtype != first.dtype:
                 raise HpctrainError(
-                    f"{name!r} is of type {first.dtype} in {first.file}, and {each.dtype} in {each.file}", exit_code=1
+                    "HT-checkpoint-dtypes-differ",
+                    "{name!r} is of type {dtype} in {file}, and {other_dtype} in {other_file}",
+                    exit_code=1,
+                    name=name,
+                    dtype=first.dtype,
+                    file=first.file,
+                    other_dtype=each.dtype,
+                    other_file=each.file,
                 )
     return index
 
@@ -87,11 +94,24 @@ def _stored(file: Path) -> Iterator[Stored]:
         for key, entry in _header(file).items():
             yield Stored(file=file, key=key, dtype=entry.dtype, place=Place.of(key, entry.shape))
     except OSError as error:
-        raise HpctrainError(f"cannot read {file}: {error.strerror}", exit_code=1) from error
+        raise HpctrainError(
+            "HT-file-unreadable", "cannot read {path}: {reason}", exit_code=1, path=file, reason=error.strerror
+        ) from error
     except ValidationError as error:
-        raise HpctrainError(f"cannot read {file}: its header is not that of a safetensors file", exit_code=1) from error
+        raise HpctrainError(
+            "HT-checkpoint-not-safetensors",
+            "cannot read {path}: its header is not that of a safetensors file",
+            exit_code=1,
+            path=file,
+        ) from error
     except ValueError as error:
-        raise HpctrainError(f"{file} is not what was written: {error}", exit_code=1) from error
+        raise HpctrainError(
+            "HT-checkpoint-damaged",
+            "{path} is not what was written: {problem}",
+            exit_code=1,
+            path=file,
+            problem=str(error),
+        ) from error
 
 
 def _header(file: Path) -> dict[str, _Entry]:

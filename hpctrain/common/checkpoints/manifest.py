@@ -32,9 +32,12 @@ class OtherVersionError(HpctrainError):
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(
-            f"{path} was written by another version of hpctrain: {what}",
+            "HT-checkpoint-other-version",
+            "{path} was written by another version of hpctrain: {difference}",
             "resume with that version, or start a new run with another --run-dir",
             exit_code=1,
+            path=path,
+            difference=what,
         )
 
 
@@ -119,7 +122,14 @@ def read_manifest(path: Path) -> CheckpointManifest:
     # The names are opened below the checkpoint's folder.
     ranks, names = manifest.progress.ranks, list(manifest.files)
     if len(names) != ranks or names != [share_name(rank, ranks) for rank in range(ranks)]:
-        raise HpctrainError(f"{path / MANIFEST}: files: not those of {ranks} ranks, but {names[:10]}", exit_code=1)
+        raise HpctrainError(
+            "HT-checkpoint-files-of-other-ranks",
+            "{path}: files: not those of {ranks} ranks, but {names}",
+            exit_code=1,
+            path=path / MANIFEST,
+            ranks=ranks,
+            names=names[:10],
+        )
     return manifest
 
 
@@ -143,9 +153,20 @@ def _check(path: Path) -> None:
     try:
         content, wanted = read_regular(path / MANIFEST, _MOST_BYTES), read_regular(path / SUM, _MOST_BYTES)
     except OSError as error:
-        raise HpctrainError(f"cannot read {error.filename}: {error.strerror}", exit_code=1) from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            exit_code=1,
+            path=error.filename,
+            reason=error.strerror,
+        ) from error
     if wanted != _sum(content):
-        raise HpctrainError(f"{path / MANIFEST} is not what was written: its SHA-256 differs", exit_code=1)
+        raise HpctrainError(
+            "HT-checkpoint-damaged",
+            "{path} is not what was written: its SHA-256 differs",
+            exit_code=1,
+            path=path / MANIFEST,
+        )
 
 
 def _sum(content: bytes) -> bytes:

@@ -125,11 +125,26 @@ def check_cover(places: Iterable[tuple[Place, str]]) -> None:
         first, there = shapes.setdefault(name, (shape, where))
         if shape != first:
             raise HpctrainError(
-                f"{name!r} has shape {list(first)} in {there}, and {list(shape)} in {where}", exit_code=1
+                "HT-checkpoint-shapes-differ",
+                "{name!r} has shape {shape_there} in {there}, and {shape} in {where}",
+                exit_code=1,
+                name=name,
+                shape_there=list(first),
+                there=there,
+                shape=list(shape),
+                where=where,
             )
         boxes = arrays.setdefault(name, {})
         if box in boxes:
-            raise HpctrainError(f"{name!r} {box} is both in {boxes[box]} and in {where}", exit_code=1)
+            raise HpctrainError(
+                "HT-checkpoint-piece-twice",
+                "{name!r} {box} is both in {there} and in {where}",
+                exit_code=1,
+                name=name,
+                box=box,
+                there=boxes[box],
+                where=where,
+            )
         boxes[box] = where
     for name, boxes in arrays.items():
         _check_array(name, shapes[name][0], boxes)
@@ -138,15 +153,29 @@ def check_cover(places: Iterable[tuple[Place, str]]) -> None:
 def _check_array(name: str, shape: tuple[int, ...], boxes: Mapping[Box, str]) -> None:
     if len(boxes) > 1 and (two := _overlapping(boxes)):
         there, where = (f"{box} in {boxes[box]}" for box in two)
-        raise HpctrainError(f"pieces of {name!r} overlap: {there}, and {where}", exit_code=1)
+        raise HpctrainError(
+            "HT-checkpoint-pieces-overlap",
+            "pieces of {name!r} overlap: {there}, and {where}",
+            exit_code=1,
+            name=name,
+            there=there,
+            where=where,
+        )
     size, held = math.prod(shape), sum(box.size for box in boxes)
     if held < size:
         found = ", ".join(f"{box} in {where}" for box, where in sorted(boxes.items())[:4])
         further = f" and {len(boxes) - 4} more" if len(boxes) > 4 else ""
         raise HpctrainError(
-            f"{size - held} of the {size} elements of {name!r}, of shape {list(shape)}, are missing: "
-            f"there is only {found}{further}",
+            "HT-checkpoint-elements-missing",
+            "{missing} of the {size} elements of {name!r}, of shape {shape}, are missing: there is only "
+            "{found}{further}",
             exit_code=1,
+            missing=size - held,
+            size=size,
+            name=name,
+            shape=list(shape),
+            found=found,
+            further=further,
         )
 
 

@@ -98,7 +98,12 @@ def publish(
             return None
         if not _agree(receipt.proof for receipt in receipts.values()):
             path = checkpoint_path(fresh.parent, progress.iteration)
-            raise TransientError(f"the ranks hold different parameters, so {path} is abandoned", exit_code=1)
+            raise TransientError(
+                "HT-checkpoint-parameters-differ",
+                "the ranks hold different parameters, so {path} is abandoned",
+                exit_code=1,
+                path=path,
+            )
         files = {name: receipt.file for name, receipt in receipts.items()}
         manifest = CheckpointManifest(progress=progress, plan=plan, files=files)
         write_manifest(fresh, manifest)
@@ -143,10 +148,14 @@ def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: floa
             missing, deadline, poll = still, time.monotonic() + seconds, _POLL_SECONDS
         elif time.monotonic() > deadline:
             raise HpctrainError(
-                f"{fresh}: no rank's share arrived within {seconds:g} s; missing: {', '.join(missing[:10])}"
-                + (f" and {len(missing) - 10} more" if len(missing) > 10 else ""),
+                "HT-checkpoint-share-missing",
+                "{fresh}: no rank's share arrived within {seconds:g} s; missing: {missing}{more}",
                 "is the file system of the run directory the same on all hosts, and does it answer?",
                 exit_code=RESUMABLE,
+                fresh=fresh,
+                seconds=seconds,
+                missing=", ".join(missing[:10]),
+                more=f" and {len(missing) - 10} more" if len(missing) > 10 else "",
             )
         elif abandoned.wait(poll):
             return None

@@ -110,7 +110,14 @@ class SavedState(Mapping[str, "NDArray[Any]"]):
             mean: NDArray[Any] = np.mean(np.stack(ordered), axis=0, dtype=np.float64).astype(ordered[0].dtype)
         except (TypeError, ValueError) as error:
             folder = values[min(values)].file.parent
-            raise HpctrainError(f"{folder}: the ranks' {name!r} differ: {error}", exit_code=1) from error
+            raise HpctrainError(
+                "HT-checkpoint-means-differ",
+                "{folder}: the ranks' {name!r} differ: {problem}",
+                exit_code=1,
+                folder=folder,
+                name=name,
+                problem=str(error),
+            ) from error
         return mean
 
 
@@ -155,7 +162,12 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise HpctrainError(
-            f"cannot read {path}: {error}", "--resume uses the checkpoint before it", exit_code=1
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            "--resume uses the checkpoint before it",
+            exit_code=1,
+            path=path,
+            reason=str(error),
         ) from error
 
 
@@ -166,7 +178,14 @@ def _dtype(stored: Stored) -> Any:
 
     name = next((name for name, written in TYPES.items() if written == stored.dtype), None)
     if name is None:
-        raise HpctrainError(f"{stored.file}: {stored.key!r} is of type {stored.dtype}", exit_code=1)
+        raise HpctrainError(
+            "HT-checkpoint-unknown-dtype",
+            "{file}: {key!r} is of type {dtype}",
+            exit_code=1,
+            file=stored.file,
+            key=stored.key,
+            dtype=stored.dtype,
+        )
     if name == "bfloat16":
         import ml_dtypes
 

@@ -142,7 +142,12 @@ def _type(name: str, dtype: np.dtype[Any]) -> str:
     if dtype.name in TYPES:
         return TYPES[dtype.name]
     raise HpctrainError(
-        f"a checkpoint cannot hold {name!r}: its type is {dtype.name}", f"it can hold {', '.join(TYPES)}", exit_code=1
+        "HT-checkpoint-cannot-hold-dtype",
+        "a checkpoint cannot hold {name!r}: its type is {dtype}",
+        f"it can hold {', '.join(TYPES)}",
+        exit_code=1,
+        name=name,
+        dtype=dtype.name,
     )
 
 

@@ -24,7 +24,12 @@ def cores_of_list(text: str, where: str) -> tuple[int, ...]:
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < MOST_CPUS:
-            raise HpctrainError(f"{where}: {text.strip()[:80]!r} is not a list of CPUs such as 0-31,64-95")
+            raise HpctrainError(
+                "HT-cores-not-a-list",
+                "{where}: {text!r} is not a list of CPUs such as 0-31,64-95",
+                where=where,
+                text=text.strip()[:80],
+            )
         cpus.update(range(first, last + 1))
     return tuple(sorted(cpus))
 
@@ -42,7 +47,12 @@ def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
     digits = 8 if len(words) > 1 else MOST_CPUS // 4
     word_of_mask = re.compile(rf"((0x)?[0-9a-fA-F]{{1,{digits}}})?")
     if len(words) * 32 > MOST_CPUS or not all(map(word_of_mask.fullmatch, words)):
-        raise HpctrainError(f"{where}: {text.strip()[:80]!r} is not a mask of CPUs such as 00000000,0000ffff")
+        raise HpctrainError(
+            "HT-cores-not-a-mask",
+            "{where}: {text!r} is not a mask of CPUs such as 00000000,0000ffff",
+            where=where,
+            text=text.strip()[:80],
+        )
     mask = 0
     for word in words:
         mask = mask << 32 | int(word or "0", 16)

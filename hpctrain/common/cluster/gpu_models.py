@@ -56,7 +56,9 @@ def gpu(name: str) -> GpuModel:
     """
     found = gpus().get(name)
     if found is None:
-        raise HpctrainError(f"--gpu {name}: no such GPU is known", nearest(name, sorted(gpus())))
+        raise HpctrainError(
+            "HT-gpu-unknown", "--gpu {name}: no such GPU is known", nearest(name, sorted(gpus())), name=name
+        )
     return found
 
 

@@ -135,4 +135,11 @@ def _expand(part: str, text: str, where: str) -> Iterator[str]:
 
 def _not_a_list(text: str, where: str, why: str, hint: str = "for example gpu[001-032],login1") -> HpctrainError:
     shown = text if len(text) <= 60 else f"{text[:60]}…"
-    return HpctrainError(f"{where}: {shown!r} is not a list of hosts: {why}", hint)
+    return HpctrainError(
+        "HT-hosts-not-a-list",
+        "{where}: {text!r} is not a list of hosts: {reason}",
+        hint,
+        where=where,
+        text=shown,
+        reason=why,
+    )

@@ -32,7 +32,9 @@ def open_mpi_rankfile(hosts: Placed, logical: Mapping[int, int]) -> str:
         for slot in slots:
             _require_cores(host, slot)
             if missing := sorted(set(slot.cores) - set(logical)):
-                raise HpctrainError(f"{host}: core {missing[0]} is not in its node map")
+                raise HpctrainError(
+                    "HT-cores-not-in-node-map", "{host}: core {core} is not in its node map", host=host, core=missing[0]
+                )
             cores = ",".join(str(number) for number in sorted(logical[core] for core in slot.cores))
             lines.append(f"rank {len(lines)}={host} slot={cores}")
     return "".join(f"{line}\n" for line in lines)
@@ -76,8 +78,11 @@ def cpu_bind(hosts: Placed) -> str:
             _require_cores(host, slot)
         if [slot.cores for slot in slots] != [slot.cores for slot in first]:
             raise HpctrainError(
-                f"the ranks of {host} and {first_host} have different cores, but srun takes one list for all hosts",
+                "HT-cores-differ-between-hosts",
+                "the ranks of {host} and {first_host} have different cores, but srun takes one list for all hosts",
                 "start with mpirun and a rankfile",
+                host=host,
+                first_host=first_host,
             )
     return "--cpu-bind=mask_cpu:" + ",".join(f"{sum(1 << core for core in slot.cores):#x}" for slot in first)
 
@@ -134,6 +139,8 @@ def slot_variables(slot: Slot) -> dict[str, str]:
 def _require_cores(host: str, slot: Slot) -> None:
     if not slot.cores:
         raise HpctrainError(
-            f"{host}: the cores of its ranks are not known for certain",
+            "HT-cores-not-certain",
+            "{host}: the cores of its ranks are not known for certain",
             "give a node map that lists cores and their threads: lstopo --of xml writes one",
+            host=host,
         )

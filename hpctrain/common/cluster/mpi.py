@@ -58,11 +58,22 @@ def find_mpi() -> MpiInstallation:
     try:
         answer = run_program(str(mpirun), "--version")
     except HpctrainError as error:
-        raise HpctrainError(f"{mpirun} --version does not run: {error.message}", INSTALL_HINT) from error
+        raise HpctrainError(
+            "HT-mpi-does-not-run",
+            "{mpirun} --version does not run: {problem}",
+            INSTALL_HINT,
+            mpirun=mpirun,
+            problem=error.message,
+        ) from error
     # Some modules' wrappers print their own lines, and some print the version to stderr.
     text = answer.stdout + answer.stderr
     if "HOME" not in os.environ and "home directory" in text:
-        raise HpctrainError(f"{mpirun} needs the variable HOME, which is not set here", "export HOME=DIR")
+        raise HpctrainError(
+            "HT-mpi-needs-home",
+            "{mpirun} needs the variable HOME, which is not set here",
+            "export HOME=DIR",
+            mpirun=mpirun,
+        )
     flavour, version = parse_version(text, mpirun)
     # Only compilers beside mpirun are certain to belong to it.
     return MpiInstallation(
@@ -88,15 +99,20 @@ def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
         return "mpich-hydra", match["version"]
     first = next(iter(text.strip().splitlines()), "nothing")
     raise HpctrainError(
-        f"{mpirun} belongs to an unknown MPI: its --version prints {first!r}",
+        "HT-mpi-unknown",
+        "{mpirun} belongs to an unknown MPI: its --version prints {line!r}",
         f"known: Open MPI 4 and later, MPICH and others with Hydra, Intel MPI; {INSTALL_HINT}",
+        mpirun=mpirun,
+        line=first,
     )
 
 
 def _find_mpirun() -> Path:
     found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if found is None:
-        raise HpctrainError("there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT)
+        raise HpctrainError(
+            "HT-mpi-not-found", "there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT
+        )
     return Path(found)
 
 

@@ -203,7 +203,11 @@ def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
     gpus: list[Gpu | None] = list(node_map.gpus[:ranks]) or [None] * ranks
     if len(gpus) < ranks:
         raise HpctrainError(
-            f"{ranks} ranks for {len(gpus)} GPUs: NCCL takes one rank per GPU", f"start at most {len(gpus)} ranks here"
+            "HT-ranks-not-one-per-gpu",
+            "{ranks} ranks for {gpus} GPUs: NCCL takes one rank per GPU",
+            f"start at most {len(gpus)} ranks here",
+            ranks=ranks,
+            gpus=len(gpus),
         )
     homes = _homes(node_map.numa_nodes, gpus)
     cores = _shares(node_map.numa_nodes, homes)
@@ -233,9 +237,12 @@ def _homes(nodes: Sequence[NumaNode], gpus: Sequence[Gpu | None]) -> list[int | 
         return wanted
     if len(gpus) > sum(room.values()) and not cut:
         raise HpctrainError(
-            f"{len(gpus)} ranks for {sum(room.values())} cores: every rank needs a core of its own",
+            "HT-ranks-more-than-cores",
+            "{ranks} ranks for {cores} cores: every rank needs a core of its own",
             f"start at most {sum(room.values())} ranks here; a node map that was written inside a job has only that "
             "job's cores: write it outside, or with lstopo --disallowed --of xml",
+            ranks=len(gpus),
+            cores=sum(room.values()),
         )
     used: Counter[int] = Counter()
     homes: list[int | None] = []
@@ -340,7 +347,15 @@ def checked(node_map: NodeMap, where: str) -> NodeMap:
     for kind, names in named.items():
         for name, count in Counter(names).items():
             if count > 1:
-                raise HpctrainError(f"{where}: {kind} {name} appears {count} times", "give one file of one host")
+                raise HpctrainError(
+                    "HT-node-map-name-twice",
+                    "{where}: {kind} {name} appears {count} times",
+                    "give one file of one host",
+                    where=where,
+                    kind=kind,
+                    name=name,
+                    count=count,
+                )
     return replace(
         node_map, warnings=(*node_map.warnings, *_unknown_cores(node_map, where), *_left_out(node_map, where))
     )

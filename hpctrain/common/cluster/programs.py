@@ -33,7 +33,7 @@ def run_program(
     inherited = os.environ if environment is None else environment
     environment = {name: value for name, value in inherited.items() if not name.startswith(_SLURM_OPTIONS)}
     if shutil.which(program, path=environment.get("PATH")) is None:
-        raise HpctrainError(f"{program} is not on the PATH")
+        raise HpctrainError("HT-program-not-found", "{program} is not on the PATH", program=program)
     try:
         return subprocess.run(
             [program, *arguments],
@@ -46,9 +46,17 @@ def run_program(
             input=given,
         )
     except OSError as error:
-        raise HpctrainError(f"{program} cannot be run: {error.strerror}") from error
+        raise HpctrainError(
+            "HT-program-cannot-run", "{program} cannot be run: {reason}", program=program, reason=error.strerror
+        ) from error
     except subprocess.TimeoutExpired as error:
-        raise HpctrainError(f"{program} did not answer within {seconds:g} s", exit_code=1) from error
+        raise HpctrainError(
+            "HT-program-no-answer",
+            "{program} did not answer within {seconds:g} s",
+            exit_code=1,
+            program=program,
+            seconds=seconds,
+        ) from error
 
 
 def program_output(program: str, *arguments: str) -> str:

@@ -125,9 +125,14 @@ class Document:
 
 def read_document(text: str, path: Path, kind: str) -> Document:
     """Parse a file; arguments and errors are those of :func:`load_checked`."""
-    root = _parse(text, kind, lambda error: f"{path}{_line_of(error)}: not valid YAML: {_problem(error)}")
+    root = _parse(text, kind, path)
     if not isinstance(root, yaml.MappingNode):
-        raise HpctrainError(f"{path} holds no {kind}: its top level is not a mapping of keys to values")
+        raise HpctrainError(
+            "HT-file-no-mapping",
+            "{path} holds no {kind}: its top level is not a mapping of keys to values",
+            path=path,
+            kind=kind,
+        )
     _refuse_duplicates(root, path)
     return Document(values=_value(root, kind), where=lambda location: f"{path}:{_line(root, location)}")
 
@@ -170,7 +175,7 @@ def parse_value(text: str, kind: str, where: str) -> Any:
     Raises:
         HpctrainError: it is not valid; begins with ``where``.
     """
-    root = _parse(text, kind, lambda error: f"{where}: the value is not valid YAML: {_problem(error)}")
+    root = _parse(text, kind, where, "the value is ")
     return None if root is None else _value(root, kind)
 
 
@@ -202,24 +207,22 @@ def subsection(section: type[BaseModel], key: str) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _parse(text: str, kind: str, describe: Callable[[yaml.YAMLError], str]) -> yaml.Node | None:
+def _parse(text: str, kind: str, place: object, one_value: str = "") -> yaml.Node | None:
     try:
         return _Reader(text, kind).get_single_node()
     except yaml.YAMLError as error:
-        raise HpctrainError(describe(error)) from error
+        mark = getattr(error, "problem_mark", None)
+        raise HpctrainError(
+            "HT-file-not-yaml",
+            "{where}: {one_value}not valid YAML: {problem}",
+            where=f"{place}:{mark.line + 1}" if mark and not one_value else place,
+            one_value=one_value,
+            problem=str(getattr(error, "problem", error)),
+        ) from error
 
 
 def _value(root: yaml.Node, kind: str) -> Any:
     return _Reader("", kind).construct_document(root)
-
-
-def _problem(error: yaml.YAMLError) -> str:
-    return str(getattr(error, "problem", error))
-
-
-def _line_of(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f":{mark.line + 1}" if mark else ""
 
 
 def _refuse_duplicates(node: yaml.Node, path: Path) -> None:
@@ -230,7 +233,14 @@ def _refuse_duplicates(node: yaml.Node, path: Path) -> None:
     for key, value in node.value:
         line = key.start_mark.line + 1
         if key.value in seen:
-            raise HpctrainError(f"{path}:{line}: the key {key.value!r} was already given in line {seen[key.value]}")
+            raise HpctrainError(
+                "HT-file-key-twice",
+                "{path}:{line}: the key {key!r} was already given in line {first_line}",
+                path=path,
+                line=line,
+                key=key.value,
+                first_line=seen[key.value],
+            )
         seen[key.value] = line
         _refuse_duplicates(value, path)
 

@@ -22,9 +22,23 @@ def disk_error(error: OSError, path: Path | None, elsewhere: str = ANOTHER_RUN) 
     """The error for a file that cannot be written; ``elsewhere`` says how to write to another place."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"free some space there, or {elsewhere}"
-        return HpctrainError(f"no space left to write {path}: {error.strerror}", hint, exit_code=1)
+        return HpctrainError(
+            "HT-disk-full",
+            "no space left to write {path}: {reason}",
+            hint,
+            exit_code=1,
+            path=path,
+            reason=error.strerror,
+        )
     exit_code = 2 if error.errno in _WRONG_PLACE else 1
-    return HpctrainError(f"cannot write {path}: {error.strerror}", elsewhere, exit_code=exit_code)
+    return HpctrainError(
+        "HT-file-unwritable",
+        "cannot write {path}: {reason}",
+        elsewhere,
+        exit_code=exit_code,
+        path=path,
+        reason=error.strerror,
+    )
 
 
 def temporary_folder(

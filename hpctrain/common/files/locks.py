@@ -41,9 +41,12 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
         if not lock(descriptor, path, seconds, "choose another folder"):
             waited = f", waited {seconds:g} s for it" if seconds else ""
             raise HpctrainError(
-                f"another process is writing in {folder}{waited}",
+                "HT-folder-in-use",
+                "another process is writing in {folder}{waited}",
                 "wait for it to end, or end it; what is done is kept",
                 exit_code=1,
+                folder=folder,
+                waited=waited,
             )
         yield
     finally:

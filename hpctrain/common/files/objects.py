@@ -88,7 +88,7 @@ class Objects:
     def __init__(self, url: str) -> None:
         fault = url_fault(url)
         if fault:
-            raise HpctrainError(fault, "for example s3://BUCKET/PREFIX")
+            raise HpctrainError("HT-url-with-credentials", "{problem}", "for example s3://BUCKET/PREFIX", problem=fault)
         self.url = url.rstrip("/")
 
     def at(self, name: str) -> str:
@@ -159,11 +159,16 @@ class Objects:
             waited = time.monotonic() - begun
             kind = DamagedObjectError if isinstance(error, (_DamagedError, FileNotFoundError)) else HpctrainError
             raise kind(
-                f"{self.at(name)}: {_words(error)}; gave up in attempt {attempts} of at most {_ATTEMPTS}, after "
-                f"{waited:.1f} s",
+                "HT-object-not-fetched",
+                "{object}: {problem}; gave up in attempt {attempts} of at most {most}, after {waited:.1f} s",
                 f"hpctrain data verify {quote(self.url)} compares all objects with the manifest; endpoint and "
                 "credentials come from the environment (AWS_ENDPOINT_URL, AWS_PROFILE and the like)",
                 exit_code=1,
+                object=self.at(name),
+                problem=_words(error),
+                attempts=attempts,
+                most=_ATTEMPTS,
+                waited=waited,
             ) from error
         finally:
             fresh.unlink(missing_ok=True)
@@ -179,7 +184,11 @@ class Objects:
             filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, **_options(protocol))
         except (ValueError, ImportError) as error:
             raise HpctrainError(
-                f"{self.url}: {error}", "a URL that fsspec knows, for example s3://BUCKET/PREFIX"
+                "HT-url-unknown",
+                "{url}: {problem}",
+                "a URL that fsspec knows, for example s3://BUCKET/PREFIX",
+                url=self.url,
+                problem=str(error),
             ) from error
         if protocol in _S3:
             filesystem.retries = 1

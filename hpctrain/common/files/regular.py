@@ -84,9 +84,18 @@ def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "st
     try:
         return read_regular(path, limit).decode("utf-8-sig", errors)
     except OSError as error:
-        raise HpctrainError(f"cannot read the {kind} {path}: {error.strerror}", hint) from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read the {kind} {path}: {reason}",
+            hint,
+            kind=kind,
+            path=path,
+            reason=error.strerror,
+        ) from error
     except UnicodeDecodeError as error:
-        raise HpctrainError(f"{path} is not a text file, so it is not a {kind}", hint) from error
+        raise HpctrainError(
+            "HT-file-not-text", "{path} is not a text file, so it is not a {kind}", hint, path=path, kind=kind
+        ) from error
 
 
 def sha256(path: Path) -> tuple[str, int]:

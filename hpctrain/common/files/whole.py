@@ -31,9 +31,14 @@ def require_room(folder: Path, wanted: int, done: str, hint: str) -> None:
     free = shutil.disk_usage(folder).free
     if wanted > free:
         raise HpctrainError(
-            f"no space left for {folder}: {wanted / 1e9:.3g} GB are to be {done}, {free / 1e9:.3g} GB are free",
+            "HT-disk-no-room",
+            "no space left for {folder}: {wanted:.3g} GB are to be {done}, {free:.3g} GB are free",
             hint,
             exit_code=1,
+            folder=folder,
+            wanted=wanted / 1e9,
+            done=done,
+            free=free / 1e9,
         )
 
 

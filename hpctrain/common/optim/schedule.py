@@ -103,9 +103,11 @@ def learning_rate(recipe: Recipe, samples: int) -> LearningRate:
     iterations = recipe.batch.iterations(recipe.data.per_epoch(samples))
     if not iterations:
         raise HpctrainError(
-            f"batch.size={recipe.global_batch} with batch.drop_last leaves no step: there are {samples} training "
-            "samples",
+            "HT-data-too-few-for-batch",
+            "batch.size={batch} with batch.drop_last leaves no step: there are {samples} training samples",
             f"--set batch.size={samples} or less, or --set batch.drop_last=false",
+            batch=recipe.global_batch,
+            samples=samples,
         )
     return LearningRate(
         schedule=recipe.schedule,

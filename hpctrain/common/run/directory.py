@@ -145,8 +145,10 @@ class RunDirectory:
             if Path(error.filename) != self.plan:
                 raise disk_error(error, self.path) from error
             raise HpctrainError(
-                f"{self.path} already holds a run",
+                "HT-run-directory-taken",
+                "{path} already holds a run",
                 "--resume continues it; choose another place with --run-dir, or remove that directory",
+                path=self.path,
             ) from error
         except OSError as error:
             raise disk_error(error, self.path) from error
@@ -173,8 +175,11 @@ class RunDirectory:
         for folder in (self.ranks, self.logs, self.dumps, self.tracking, self.tensorboard, self.wandb):
             if folder.is_symlink():
                 raise HpctrainError(
-                    f"{folder} is a symbolic link: a run would write and remove files in {folder.resolve()}",
+                    "HT-run-directory-link",
+                    "{folder} is a symbolic link: a run would write and remove files in {target}",
                     f"put the folder itself there; of a run's folders, {self.checkpoints.name} alone may be a link",
+                    folder=folder,
+                    target=folder.resolve(),
                 )
 
 
@@ -193,6 +198,7 @@ def plan_text(plan: BaseModel) -> bytes:
         return f"{plan.model_dump_json(indent=2)}\n".encode()
     except PydanticSerializationError as error:
         raise HpctrainError(
+            "HT-plan-not-utf8",
             "an option holds text that is not UTF-8, and plan.json can hold no other",
             "rename the file that it names, or give the option another value",
         ) from error
@@ -241,7 +247,13 @@ def read_model(path: Path, model: type[Model], *, limit: int = _MOST_BYTES, link
     try:
         return model.model_validate_json(read_regular(path, limit, links=links))
     except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            "is this a run directory?",
+            path=path,
+            reason=error.strerror,
+        ) from error
     except ValidationError as error:
         raise model_error(error, path, "the file is damaged: restore it, or run again") from error
 

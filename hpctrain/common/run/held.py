@@ -36,9 +36,11 @@ class HeldDirectory:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             raise HpctrainError(
-                f"{self._path} was moved or deleted before it was used",
+                "HT-run-directory-gone",
+                "{path} was moved or deleted before it was used",
                 "after a move, hpctrain run --resume goes on at the new place; otherwise start the run anew",
                 exit_code=1,
+                path=self._path,
             ) from None
         except OSError as error:
             raise disk_error(error, self._path) from error
@@ -74,10 +76,13 @@ class HeldDirectory:
         """An error with the directory's name in place of what :attr:`work` calls it."""
         if isinstance(error, HpctrainError):
             # A path may name another rank's descriptor of the directory, which has another number.
-            error.message, error.hint = (
-                _BY_NUMBER.sub(f"{self._named.path}/", text) for text in (error.message, error.hint)
-            )
+            error.message, error.hint = map(self._named_in, (error.message, error.hint))
+            paths = {name: value for name, value in error.values.items() if isinstance(value, (str, Path))}
+            error.values |= {name: self._named_in(str(value)) for name, value in paths.items()}
         return error
+
+    def _named_in(self, text: str) -> str:
+        return _BY_NUMBER.sub(f"{self._named.path}/", text)
 
     def now(self) -> RunDirectory | None:
         """The directory, under the name that it has now; None if it was deleted."""

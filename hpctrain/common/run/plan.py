@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hpctrain.common.cluster.backends import CAPABILITIES, Capabilities
 from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.node_map import Slot
+from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshTraffic
 from hpctrain.common.recipes.reliability import FaultTolerance
@@ -50,7 +51,13 @@ class Slots(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Slots:
         if len(self.places) not in (0, self.slots):
-            raise ValueError(f"{self.host}: {len(self.places)} places for {self.slots} slots")
+            raise InvalidValueError(
+                "HT-plan-places-not-slots",
+                "{host}: {places} places for {slots} slots",
+                host=self.host,
+                places=len(self.places),
+                slots=self.slots,
+            )
         return self
 
 
@@ -177,7 +184,9 @@ class Plan(BaseModel):
     def _consistent(self) -> Plan:
         placed = {bool(host.places) for host in self.hosts}
         if len(placed) > 1:
-            raise ValueError("all hosts have places for their ranks, or none has")
+            raise InvalidValueError(
+                "HT-plan-places-of-some-hosts", "all hosts have places for their ranks, or none has"
+            )
         return self
 
     @property

@@ -63,16 +63,27 @@ def _framework(work: Recipe | Script, installed: frozenset[Framework], framework
     if isinstance(work, Script):
         if framework:
             raise HpctrainError(
-                f"--framework {framework} is for recipes: {work.path.name} chooses by itself", "leave --framework out"
+                "HT-framework-for-recipes-only",
+                "--framework {framework} is for recipes: {script} chooses by itself",
+                "leave --framework out",
+                framework=framework,
+                script=work.path.name,
             )
         return None
     chosen = framework or ("keras" if installed == {"keras"} else "torch")
     for known in FRAMEWORKS:
         if chosen == known:
             if known not in installed:
-                raise HpctrainError(f"{known} is not installed in this Python", f"pip install 'hpctrain[{known}]'")
+                raise HpctrainError(
+                    "HT-framework-not-installed",
+                    "{framework} is not installed in this Python",
+                    f"pip install 'hpctrain[{known}]'",
+                    framework=known,
+                )
             return known
-    raise HpctrainError(f"unknown framework {chosen!r}", nearest(chosen, FRAMEWORKS))
+    raise HpctrainError(
+        "HT-framework-unknown", "unknown framework {framework!r}", nearest(chosen, FRAMEWORKS), framework=chosen
+    )
 
 
 def require_possible(plan: Plan) -> None:
@@ -92,18 +103,26 @@ def _require_framework(plan: Plan) -> None:
         return
     if plan.recipe and plan.recipe.model.name == "gpt":
         raise HpctrainError(
-            f"the network of {plan.title} is available only in PyTorch, not in Keras", "--framework torch"
+            "HT-framework-without-network",
+            "the network of {title} is available only in PyTorch, not in Keras",
+            "--framework torch",
+            title=plan.title,
         )
     if not mesh.replicates_only:
         raise HpctrainError(
-            f"the mesh {mesh} needs PyTorch, and {plan.title} is to run in Keras",
+            "HT-mesh-needs-pytorch",
+            "the mesh {mesh} needs PyTorch, and {title} is to run in Keras",
             f"choose --framework torch, or --mesh {_REPLICATED}",
+            mesh=mesh,
+            title=plan.title,
         )
 
 
 def require_backend(backend: str, plan: Plan) -> None:
     if backend not in BACKENDS:
-        raise HpctrainError(f"unknown backend {backend!r}", nearest(backend, BACKENDS))
+        raise HpctrainError(
+            "HT-backend-unknown", "unknown backend {backend!r}", nearest(backend, BACKENDS), backend=backend
+        )
     capable = CAPABILITIES.get(backend)
     if capable is None:
         return
@@ -112,33 +131,50 @@ def require_backend(backend: str, plan: Plan) -> None:
         if plan.framework == "torch":
             own, other, backends = "TensorFlow", "PyTorch", "mpi, nccl or gloo"
         raise HpctrainError(
-            f"backend {backend!r} reduces {own}'s gradients, and {plan.title} is to run in {other}",
+            "HT-backend-of-other-framework",
+            "backend {backend!r} reduces {own}'s gradients, and {title} is to run in {other}",
             f"choose --backend {backends}, or --framework {'torch' if own == 'PyTorch' else 'keras'}",
+            backend=backend,
+            own=own,
+            title=plan.title,
+            other=other,
         )
     _require_strategy(plan, backend, capable)
     if plan.start.launcher == TORCHRUN and capable.joins_ranks and not capable.meets_without_mpi:
         raise HpctrainError(
-            f"backend {backend!r} needs ranks that MPI started, and torchrun is to start them",
+            "HT-backend-needs-mpi",
+            "backend {backend!r} needs ranks that MPI started, and torchrun is to start them",
             "choose --backend gloo or nccl, or --launcher auto",
+            backend=backend,
         )
     if not plan.mesh.replicates_only and not capable.has_meshes:
         raise HpctrainError(
-            f"backend {backend!r} has no groups of ranks for the mesh {plan.mesh}", "choose --backend nccl, mpi or gloo"
+            "HT-backend-without-groups",
+            "backend {backend!r} has no groups of ranks for the mesh {mesh}",
+            "choose --backend nccl, mpi or gloo",
+            backend=backend,
+            mesh=plan.mesh,
         )
     if sends_largest(plan) and not capable.sends_largest:
         raise HpctrainError(
-            f"communication.compression: top_k needs --backend mpi; {backend!r} sends all gradients",
+            "HT-backend-without-compression",
+            "communication.compression: top_k needs --backend mpi; {backend!r} sends all gradients",
             "choose --backend mpi; or --set communication.compression=bf16",
+            backend=backend,
         )
     if is_async(plan) and not capable.serves_parameters:
         raise HpctrainError(
-            f"sync: async needs --backend mpi, whose ranks write to each other's memory; {backend!r} cannot",
+            "HT-backend-without-async",
+            "sync: async needs --backend mpi, whose ranks write to each other's memory; {backend!r} cannot",
             "choose --backend mpi; or --set sync.mode=local, with sync.every",
+            backend=backend,
         )
     if plan.fault_tolerant and not capable.outlives_ranks:
         raise HpctrainError(
-            f"fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
+            "HT-backend-without-shrink",
+            "fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
             "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead",
+            backend=backend,
         )
 
 
@@ -148,19 +184,30 @@ def _require_strategy(plan: Plan, backend: str, capable: Capabilities) -> None:
     """
     if plan.recipe and capable.distributes_scripts:
         raise HpctrainError(
-            f"backend {backend!r} is for scripts that bring a configuration of its own, and {plan.title} is a recipe",
+            "HT-backend-for-scripts-only",
+            "backend {backend!r} is for scripts that bring a configuration of its own, and {title} is a recipe",
             "choose --backend nccl, mpi or gloo; --mesh dp_shard=N with --set sharding.zero=1, 2 or 3 divides state",
+            backend=backend,
+            title=plan.title,
         )
     if plan.ranks < capable.min_ranks:
         raise HpctrainError(
-            f"backend {backend!r} needs {capable.min_ranks} ranks at least, and -np is {plan.ranks}: a coordinator, "
-            "one that keeps the parameters, and the workers",
+            "HT-backend-needs-more-ranks",
+            "backend {backend!r} needs {least} ranks at least, and -np is {ranks}: a coordinator, one "
+            "that keeps the parameters, and the workers",
             f"-np {capable.min_ranks} or more",
+            backend=backend,
+            least=capable.min_ranks,
+            ranks=plan.ranks,
         )
     if backend == "parameter_server" and plan.ranks < PARAMETER_SERVERS.read() + 2:
         raise HpctrainError(
-            f"{PARAMETER_SERVERS.name}={PARAMETER_SERVERS.read()} leaves no worker of -np {plan.ranks}",
+            "HT-backend-without-workers",
+            "{variable}={servers} leaves no worker of -np {ranks}",
             f"-np {PARAMETER_SERVERS.read() + 2} or more",
+            variable=PARAMETER_SERVERS.name,
+            servers=PARAMETER_SERVERS.read(),
+            ranks=plan.ranks,
         )
     if backend in _IN_SCOPE and plan.recipe:
         _require_plain(plan.recipe, backend)
@@ -178,9 +225,11 @@ def _require_plain(recipe: Recipe, backend: str) -> None:
     }
     if found := next((name for name, is_odd in odd.items() if is_odd), None):
         raise HpctrainError(
-            f"backend {backend!r} takes plain steps of networks without batch normalisation, and the recipe has "
-            f"{found}",
+            "HT-backend-for-plain-networks",
+            "backend {backend!r} takes plain steps of networks without batch normalisation, and the recipe has {found}",
             "choose --backend multi_worker, mpi or horovod",
+            backend=backend,
+            found=found,
         )
 
 

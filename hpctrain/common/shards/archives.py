@@ -60,21 +60,37 @@ def find_source(folder: Path, columns: Columns = Columns()) -> ImageSource:
             its parts.
     """
     if not folder.is_dir():
-        raise HpctrainError(f"{folder} is not a folder", _wanted())
+        raise HpctrainError("HT-source-not-a-folder", "{folder} is not a folder", _wanted(), folder=folder)
     archives = [name for name in CHECKSUMS if (folder / name).exists()]
     trees = [split for split in SPLITS if (folder / split).is_dir()]
     if archives and trees:
-        raise HpctrainError(f"{folder} holds both {archives[0]} and {trees[0]}/", "move one of them elsewhere")
+        raise HpctrainError(
+            "HT-source-archives-and-folders",
+            "{folder} holds both {archive} and {tree}/",
+            "move one of them elsewhere",
+            folder=folder,
+            archive=archives[0],
+            tree=trees[0],
+        )
     try:
         if not archives and (files := parquet_files(folder)):
             return _parquet(folder, files, columns)
         if not archives and not trees:
             raise HpctrainError(
-                f"{folder} holds neither archives nor folders of ImageNet, nor Parquet files", _wanted()
+                "HT-source-unknown",
+                "{folder} holds neither archives nor folders of ImageNet, nor Parquet files",
+                _wanted(),
+                folder=folder,
             )
         return _trees(folder) if trees else _archives(folder)
     except OSError as error:
-        raise HpctrainError(f"cannot read {error.filename}: {error.strerror}", "make it readable") from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            "make it readable",
+            path=error.filename,
+            reason=error.strerror,
+        ) from error
 
 
 def require_checksums(folder: Path) -> None:
@@ -88,15 +104,30 @@ def require_checksums(folder: Path) -> None:
             with open_regular(folder / name) as file:
                 found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         except OSError as error:
-            raise HpctrainError(f"cannot read {folder / name}: {error.strerror}", _wanted()) from error
+            raise HpctrainError(
+                "HT-file-unreadable",
+                "cannot read {path}: {reason}",
+                _wanted(),
+                path=folder / name,
+                reason=error.strerror,
+            ) from error
         if found != published:
-            raise HpctrainError(f"{folder / name}: its MD5 sum is {found}, not {published}", "download it again")
+            raise HpctrainError(
+                "HT-archive-wrong-checksum",
+                "{path}: its MD5 sum is {found}, not {published}",
+                "download it again",
+                path=folder / name,
+                found=found,
+                published=published,
+            )
 
 
 def _archives(folder: Path) -> ImageSource:
     for name in CHECKSUMS:
         if not (folder / name).exists():
-            raise HpctrainError(f"{folder} has no {name}", _wanted())
+            raise HpctrainError(
+                "HT-source-lacks-archive", "{folder} has no {name}", _wanted(), folder=folder, name=name
+            )
     devkit = read_devkit(folder / DEVKIT)
     return ImageSource(
         classes=tuple(devkit.samples),
@@ -114,8 +145,14 @@ def _class_tars(archive: Path, devkit: Devkit) -> tuple[ClassTar, ...]:
     for names, what in ((set(wanted) - set(found), "lacks"), (set(found) - set(wanted), "has")):
         if names:
             raise HpctrainError(
-                f"{archive} {what} {', '.join(sorted(names)[:3])}, against the {len(wanted)} classes of {DEVKIT}",
+                "HT-archive-wrong-classes",
+                "{archive} {problem} {classes}, against the {wanted} classes of {devkit}",
                 DOWNLOAD_AGAIN,
+                archive=archive,
+                problem=what,
+                classes=", ".join(sorted(names)[:3]),
+                wanted=len(wanted),
+                devkit=DEVKIT,
             )
     return tuple(
         ClassTar(archive=archive, info=found[name], label=label, samples=samples)
@@ -128,8 +165,11 @@ def _trees(folder: Path) -> ImageSource:
     differing = set(classes["train"]) ^ set(classes["val"])
     if differing:
         raise HpctrainError(
-            f"{folder}: {', '.join(sorted(differing)[:3])}: a class in only one of train/ and val/",
+            "HT-source-class-in-one-split",
+            "{folder}: {classes}: a class in only one of train/ and val/",
             "both need the same folders, one per class",
+            folder=folder,
+            classes=", ".join(sorted(differing)[:3]),
         )
     return ImageSource(
         classes=tuple(classes["train"]),
@@ -144,23 +184,31 @@ def _parquet(folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: C
     require("parquet")
     for split in SPLITS:
         if split not in files:
-            raise HpctrainError(f"{folder} has no Parquet file of {split}", "both train and val need some")
+            raise HpctrainError(
+                "HT-source-lacks-split",
+                "{folder} has no Parquet file of {split}",
+                "both train and val need some",
+                folder=folder,
+                split=split,
+            )
     classes, groups = row_groups(folder, {split: files[split] for split in SPLITS}, columns)
     return ImageSource(classes=classes, parts=groups, columns=columns)
 
 
 def _class_names(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise HpctrainError(f"there is no folder {folder}", _wanted())
+        raise HpctrainError("HT-source-lacks-folder", "there is no folder {folder}", _wanted(), folder=folder)
     entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
     for path in entries:
         if not path.is_dir():
             raise HpctrainError(
-                f"{path} is not the folder of a class",
+                "HT-source-not-a-class",
+                "{path} is not the folder of a class",
                 "the images of a split lie in one folder per class: move them there",
+                path=path,
             )
     if not entries:
-        raise HpctrainError(f"{folder} has no folder of a class", _wanted())
+        raise HpctrainError("HT-source-no-class", "{folder} has no folder of a class", _wanted(), folder=folder)
     return sorted(path.name for path in entries)
 
 

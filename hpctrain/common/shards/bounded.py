@@ -33,12 +33,15 @@ class BeyondLimitsError(HpctrainError):
     """
 
     def __init__(self, what: str, words: str) -> None:
-        super().__init__(f"{what}: {words}", "it is damaged, or made to do harm: leave it out, or get it anew")
+        super().__init__(
+            "HT-file-harmful",
+            "{what}: {words}",
+            "it is damaged, or made to do harm: leave it out, or get it anew",
+            what=what,
+            words=words,
+        )
         self.what = what
         self.words = words
-
-    def __reduce__(self) -> tuple[type[BeyondLimitsError], tuple[str, str]]:
-        return BeyondLimitsError, (self.what, self.words)
 
 
 @dataclass
@@ -79,10 +82,14 @@ def bounded(what: str, memory: int, seconds: float = _SECONDS) -> Iterator[None]
     """
     if (left := _left()) < memory:
         raise HpctrainError(
-            f"{what} is not read: that may take {memory / 1e9:.1f} GB of memory, and the limits of this shell or job "
-            f"leave {left / 1e9:.1f} GB",
+            "HT-memory-too-small",
+            "{subject} is not read: that may take {wanted:.1f} GB of memory, and the limits of this "
+            "shell or job leave {left:.1f} GB",
             "ulimit -v unlimited -d unlimited; ulimit -a shows the limits",
             exit_code=1,
+            subject=what,
+            wanted=memory / 1e9,
+            left=left / 1e9,
         )
     before = resource.getrlimit(resource.RLIMIT_CPU)
     if notes:

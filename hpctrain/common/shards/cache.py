@@ -61,7 +61,9 @@ class ShardFiles:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise HpctrainError(f"cannot read {path}", f"remove {self.folder}: it will be fetched again") from error
+            raise HpctrainError(
+                "HT-file-unreadable", "cannot read {path}", f"remove {self.folder}: it will be fetched again", path=path
+            ) from error
 
     def where(self, name: str) -> str:
         """Where a file comes from, for messages."""
@@ -156,7 +158,7 @@ def _root() -> Path:
     except OSError as error:
         raise disk_error(error, root, _ELSEWHERE) from error
     if foreign:
-        raise HpctrainError(f"{root} belongs to another user", _ELSEWHERE)
+        raise HpctrainError("HT-cache-of-other-user", "{root} belongs to another user", _ELSEWHERE, root=root)
     return root.absolute()
 
 
@@ -172,9 +174,12 @@ def _alone(path: Path, what: str) -> Iterator[None]:
     try:
         if not lock(descriptor, beside, seconds, _ELSEWHERE):
             raise HpctrainError(
-                f"{what}: another process on this node has been fetching it for {seconds:g} s",
+                "HT-cache-fetch-too-long",
+                "{object}: another process on this node has been fetching it for {seconds:g} s",
                 f"fuser {beside} names the process",
                 exit_code=1,
+                object=what,
+                seconds=seconds,
             )
         yield
     finally:

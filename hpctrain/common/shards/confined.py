@@ -92,7 +92,11 @@ class _Process:
         except OSError as error:
             self._close()
             raise HpctrainError(
-                f"cannot start a process: {error}", "ulimit -a shows the limits", exit_code=1
+                "HT-process-cannot-start",
+                "cannot start a process: {problem}",
+                "ulimit -a shows the limits",
+                exit_code=1,
+                problem=str(error),
             ) from error
         finally:
             theirs.close()
@@ -146,10 +150,12 @@ class _Process:
             return BeyondLimitsError(what, how + ", or had too little memory" * (status == signal.SIGABRT))
         how = signal.Signals(status).name if status > 0 else f"status {-status}"
         return HpctrainError(
-            f"a process that makes shards was ended from outside ({how}), as happens when memory runs out"
-            + (f", while it read {what}" if what else ""),
+            "HT-process-killed",
+            "a process that makes shards was ended from outside ({how}), as happens when memory runs out{place}",
             "the same command continues; with fewer processes if memory ran short",
             exit_code=1,
+            how=how,
+            place=f", while it read {what}" if what else "",
         )
 
 

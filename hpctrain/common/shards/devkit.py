@@ -59,11 +59,15 @@ def read_devkit(path: Path) -> Devkit:
             meta, truth = (_content(tar, name, path) for name in (META, GROUND_TRUTH))
     except FileNotFoundError as error:
         raise HpctrainError(
-            f"{path} is not there, and without it the labels of the validation images are unknown",
+            "HT-devkit-missing",
+            "{path} is not there, and without it the labels of the validation images are unknown",
             "download it into the folder of the other archives",
+            path=path,
         ) from error
     except (OSError, EOFError, zlib.error) as error:
-        raise HpctrainError(f"{path} cannot be read: {error}", DOWNLOAD_AGAIN) from error
+        raise HpctrainError(
+            "HT-devkit-unreadable", "{path} cannot be read: {problem}", DOWNLOAD_AGAIN, path=path, problem=str(error)
+        ) from error
     with bounded(str(path), _MOST_READING):
         synsets = _synsets(meta, path)
     wnids = sorted(synset["WNID"] for synset in synsets)
@@ -80,7 +84,13 @@ def _unpacked(path: Path) -> bytes:
     with gzip.open(io.BytesIO(read_regular(path, _MOST_PACKED))) as file:
         content = file.read(_MOST_UNPACKED + 1)
     if len(content) > _MOST_UNPACKED:
-        raise HpctrainError(f"{path} has more than {_MOST_UNPACKED / 1e6:.0f} MB in it", DOWNLOAD_AGAIN)
+        raise HpctrainError(
+            "HT-devkit-too-large",
+            "{path} has more than {most:.0f} MB in it",
+            DOWNLOAD_AGAIN,
+            path=path,
+            most=_MOST_UNPACKED / 1e6,
+        )
     return content
 
 
@@ -88,9 +98,13 @@ def _content(tar: tarfile.TarFile, name: str, path: Path) -> bytes:
     try:
         file = tar.extractfile(name)
     except KeyError as error:
-        raise HpctrainError(f"{path} holds no {name}", DOWNLOAD_AGAIN) from error
+        raise HpctrainError(
+            "HT-devkit-lacks-file", "{path} holds no {name}", DOWNLOAD_AGAIN, path=path, name=name
+        ) from error
     if file is None:
-        raise HpctrainError(f"{path}: {name} is not a file", DOWNLOAD_AGAIN)
+        raise HpctrainError(
+            "HT-devkit-not-a-file", "{path}: {name} is not a file", DOWNLOAD_AGAIN, path=path, name=name
+        )
     return file.read()
 
 
@@ -107,7 +121,14 @@ def _synsets(meta: bytes, path: Path) -> list[dict[str, Any]]:
         raise
     except Exception as error:
         # The reader raises whatever its parsing stumbles over.
-        raise HpctrainError(f"{path}: {META} is not a table of synsets: {error}", DOWNLOAD_AGAIN) from error
+        raise HpctrainError(
+            "HT-devkit-no-synsets",
+            "{path}: {name} is not a table of synsets: {problem}",
+            DOWNLOAD_AGAIN,
+            path=path,
+            name=META,
+            problem=str(error),
+        ) from error
 
 
 def _require_small(meta: bytes) -> None:
@@ -129,7 +150,14 @@ def _labels(truth: bytes, label_of: Mapping[int, int], path: Path) -> tuple[int,
         if len(line) > _LONGEST_LABEL or not line.isdigit() or int(line) not in label_of:
             label = line[:20].decode(errors="replace")
             raise HpctrainError(
-                f"{path}: {GROUND_TRUTH}, line {number}: {label!r} is not a class of {META}", DOWNLOAD_AGAIN
+                "HT-devkit-unknown-class",
+                "{path}: {file}, line {line}: {label!r} is not a class of {meta}",
+                DOWNLOAD_AGAIN,
+                path=path,
+                file=GROUND_TRUTH,
+                line=number,
+                label=label,
+                meta=META,
             )
         labels.append(label_of[int(line)])
     return tuple(labels)

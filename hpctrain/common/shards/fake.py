@@ -45,11 +45,19 @@ class FakeSet:
         if self.classes < 1 or self.validation < self.classes:
             least = self.classes * _VALIDATION_SHARE
             raise HpctrainError(
-                f"{self.images} images are too few for {self.classes} classes", f"--images must be at least {least}"
+                "HT-images-too-few",
+                "{images} images are too few for {classes} classes",
+                f"--images must be at least {least}",
+                images=self.images,
+                classes=self.classes,
             )
         if not 0 <= self.broken <= self.train // 2:
             raise HpctrainError(
-                f"--broken {self.broken} of {self.train} training images", f"at most {self.train // 2}, half of them"
+                "HT-images-too-many-broken",
+                "--broken {broken} of {train} training images",
+                f"at most {self.train // 2}, half of them",
+                broken=self.broken,
+                train=self.train,
             )
 
     @property
@@ -74,7 +82,12 @@ def make_fake(folder: Path, fake: FakeSet) -> None:
     """
     for name in (TRAIN, VALIDATION, DEVKIT):
         if (folder / name).exists():
-            raise HpctrainError(f"{folder / name} is there already", "choose another folder, or remove it")
+            raise HpctrainError(
+                "HT-folder-exists",
+                "{folder} is there already",
+                "choose another folder, or remove it",
+                folder=folder / name,
+            )
     # Before the processes fork, so that they share them.
     photographs()
     try:
@@ -86,6 +99,7 @@ def make_fake(folder: Path, fake: FakeSet) -> None:
         raise disk_error(error, folder, "choose another folder") from error
     except BrokenProcessPool as error:
         raise HpctrainError(
+            "HT-process-killed",
             "a process that makes images was killed",
             "usually memory ran out: --size PIXELS makes smaller ones",
             exit_code=1,

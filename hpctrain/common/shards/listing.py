@@ -75,7 +75,12 @@ class ClassTar:
             files = whole_members(inner, where)
         if len(files) != self.samples:
             raise HpctrainError(
-                f"{where} holds {len(files)} images where the devkit says {self.samples}", DOWNLOAD_AGAIN
+                "HT-source-wrong-image-count",
+                "{where} holds {count} images where the devkit says {wanted}",
+                DOWNLOAD_AGAIN,
+                where=where,
+                count=len(files),
+                wanted=self.samples,
             )
         for file in files:
             require_size(f"{where}: {file.name}", file.size)
@@ -105,16 +110,24 @@ class ValidationTar:
             files = sorted(whole_members(tar, str(self.archive)), key=lambda file: PurePosixPath(file.name).name)
         if len(files) != len(self.labels):
             raise HpctrainError(
-                f"{self.archive} holds {len(files)} images where the devkit's ground truth has {len(self.labels)}",
+                "HT-source-wrong-image-count",
+                "{where} holds {count} images where the devkit's ground truth has {wanted}",
                 DOWNLOAD_AGAIN,
+                where=self.archive,
+                count=len(files),
+                wanted=len(self.labels),
             )
         found = []
         for number, (file, label) in enumerate(zip(files, self.labels, strict=True), 1):
             key = f"ILSVRC2012_val_{number:08}"
             if _stem(file.name) != key:
                 raise HpctrainError(
-                    f"{self.archive}: {file.name} stands where {key}.JPEG should, so labels would be wrong",
+                    "HT-archive-other-image",
+                    "{archive}: {name} stands where {key}.JPEG should, so labels would be wrong",
                     DOWNLOAD_AGAIN,
+                    archive=self.archive,
+                    name=file.name,
+                    key=key,
                 )
             require_size(f"{self.archive}: {file.name}", file.size)
             found.append(ImageFile(str(self.archive), file.offset_data, file.size, label, key))
@@ -140,13 +153,22 @@ class ClassFolder:
                 continue
             if path.suffix.lower() not in _IMAGE_SUFFIXES or not path.is_file():
                 raise HpctrainError(
-                    f"{path} is not an image ({', '.join(_IMAGE_SUFFIXES)})", "move it out of the folder of images"
+                    "HT-source-not-an-image",
+                    "{path} is not an image ({suffixes})",
+                    "move it out of the folder of images",
+                    path=path,
+                    suffixes=", ".join(_IMAGE_SUFFIXES),
                 )
             size = path.stat().st_size
             require_size(str(path), size)
             found.append(ImageFile(str(path), 0, size, self.label, self._key(path)))
         if not found:
-            raise HpctrainError(f"{self.folder} holds no image", "each class needs some, in train/ and in val/")
+            raise HpctrainError(
+                "HT-source-no-image",
+                "{folder} holds no image",
+                "each class needs some, in train/ and in val/",
+                folder=self.folder,
+            )
         return found
 
     def _key(self, path: Path) -> str:
@@ -164,7 +186,12 @@ def require_size(where: str, size: int) -> None:
     """
     if size > MOST_BYTES:
         raise HpctrainError(
-            f"{where} has {size} bytes, but a photograph at most {MOST_BYTES}", "leave it out, or make it smaller"
+            "HT-image-too-large",
+            "{where} has {size} bytes, but a photograph at most {most}",
+            "leave it out, or make it smaller",
+            where=where,
+            size=size,
+            most=MOST_BYTES,
         )
 
 
@@ -178,7 +205,12 @@ def list_part(part: ArchivePart) -> list[ImageFile]:
         return part.members()
     except OSError as error:
         raise HpctrainError(
-            f"cannot read {error.filename}: {error.strerror}", "make it readable", exit_code=1
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            "make it readable",
+            exit_code=1,
+            path=error.filename,
+            reason=error.strerror,
         ) from error
 
 
@@ -193,11 +225,25 @@ def require_distinct(members: Iterable[ImageFile]) -> None:
         keys[member.key] += 1
         fault = _fault(member.key)
         if fault:
-            raise HpctrainError(f"{member.file}: an image has the name {member.key!a}, {fault}", "give it another name")
+            raise HpctrainError(
+                "HT-image-bad-name",
+                "{file}: an image has the name {key!a}, {problem}",
+                "give it another name",
+                file=member.file,
+                key=member.key,
+                problem=fault,
+            )
     for key, count in keys.most_common(1):
         if count > 1:
             files = [member.file for member in members if member.key == key]
-            raise HpctrainError(f"{count} images have the name {key}: {', '.join(files[:2])}", "rename all but one")
+            raise HpctrainError(
+                "HT-image-name-twice",
+                "{count} images have the name {key}: {files}",
+                "rename all but one",
+                count=count,
+                key=key,
+                files=", ".join(files[:2]),
+            )
 
 
 def _fault(key: str) -> str | None:
@@ -223,12 +269,26 @@ def open_tar(path: Path, member: tarfile.TarInfo | None = None) -> Iterator[tarf
             headers = cast("IO[bytes]", _Headers(file.fileno(), member))
             tar = stack.enter_context(tarfile.open(fileobj=headers, mode="r:"))
         except FileNotFoundError as error:
-            raise HpctrainError(f"{path} is not there", "name the folder that holds the archives") from error
+            raise HpctrainError(
+                "HT-archive-missing", "{path} is not there", "name the folder that holds the archives", path=path
+            ) from error
         except OSError as error:
-            raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a readable file") from error
+            raise HpctrainError(
+                "HT-file-unreadable",
+                "cannot read {path}: {reason}",
+                "make it a readable file",
+                path=path,
+                reason=error.strerror,
+            ) from error
         except _DAMAGE as error:
             where = f"{path}: {member.name}" if member else path
-            raise HpctrainError(f"{where} is not a tar file: {error}", DOWNLOAD_AGAIN) from error
+            raise HpctrainError(
+                "HT-archive-not-tar",
+                "{where} is not a tar file: {problem}",
+                DOWNLOAD_AGAIN,
+                where=where,
+                problem=str(error),
+            ) from error
         stack.enter_context(bounded(str(path), _MOST_LISTING, _LISTING_SECONDS))
         yield tar
 
@@ -269,7 +329,13 @@ def naming(where: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        raise HpctrainError(f"{where} is cut short or damaged: {error}", DOWNLOAD_AGAIN) from error
+        raise HpctrainError(
+            "HT-archive-damaged",
+            "{where} is cut short or damaged: {problem}",
+            DOWNLOAD_AGAIN,
+            where=where,
+            problem=str(error),
+        ) from error
 
 
 def whole_members(tar: tarfile.TarFile, where: str) -> Sequence[tarfile.TarInfo]:
@@ -287,10 +353,19 @@ def whole_members(tar: tarfile.TarFile, where: str) -> Sequence[tarfile.TarInfo]
     end = tar.fileobj.read(tarfile.BLOCKSIZE)
     if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
         last = f" after {members[-1].name}" if members else ""
-        raise HpctrainError(f"{where} is cut short or damaged{last}, at byte {tar.offset}", DOWNLOAD_AGAIN)
+        raise HpctrainError(
+            "HT-archive-damaged",
+            "{where} is cut short or damaged{last}, at byte {offset}",
+            DOWNLOAD_AGAIN,
+            where=where,
+            last=last,
+            offset=tar.offset,
+        )
     # Its bytes are not those that lie after its header.
     if sparse := next((member.name for member in members if member.issparse()), None):
-        raise HpctrainError(f"{where}: {sparse} is a sparse file", DOWNLOAD_AGAIN)
+        raise HpctrainError(
+            "HT-archive-sparse-file", "{where}: {name} is a sparse file", DOWNLOAD_AGAIN, where=where, name=sparse
+        )
     # Links, folders and devices are no images: they are missing where the numbers of images are compared.
     return [member for member in members if member.isfile()]
 

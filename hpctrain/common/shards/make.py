@@ -91,7 +91,13 @@ def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> lis
     found = list(run(partial(call_confined, list_part), parts))
     members = list(chain.from_iterable(found))
     if not members:
-        raise HpctrainError(f"{source} has no image in {split}", "both train and val need some")
+        raise HpctrainError(
+            "HT-source-lacks-split",
+            "{source} has no image in {split}",
+            "both train and val need some",
+            source=source,
+            split=split,
+        )
     require_distinct(members)
     return found
 
@@ -214,7 +220,13 @@ def _require_empty(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if others:
-        raise HpctrainError(f"{folder} holds other files already: {', '.join(others[:3])}", "choose another folder")
+        raise HpctrainError(
+            "HT-folder-not-empty",
+            "{folder} holds other files already: {others}",
+            "choose another folder",
+            folder=folder,
+            others=", ".join(others[:3]),
+        )
 
 
 def _require_same(folder: Path, begun: Settings, wanted: Settings) -> None:
@@ -223,8 +235,11 @@ def _require_same(folder: Path, begun: Settings, wanted: Settings) -> None:
         return
     what = "images" if "listing" in names else " and ".join(names)
     raise HpctrainError(
-        f"{folder} was begun with another source or other settings: {what} differ",
+        "HT-shards-begun-otherwise",
+        "{folder} was begun with another source or other settings: {settings} differ",
         f"{command(begun, folder)} goes on with it; choose another folder for this one, or remove that one",
+        folder=folder,
+        settings=what,
     )
 
 
@@ -252,9 +267,14 @@ def _finish(folder: Path, classes: tuple[str, ...], settings: Settings, tasks: S
         records = [record for task in own if (record := read_record(task))]
         if len(records) < len(own):
             raise HpctrainError(
-                f"{folder / RECORDS} lacks {len(own) - len(records)} of {len(own)} shards of {split} that were made",
+                "HT-shards-records-missing",
+                "{path} lacks {missing} of {count} shards of {split} that were made",
                 f"do all hosts see {folder} as the same folder? then {command(settings, folder)} makes them",
                 exit_code=1,
+                path=folder / RECORDS,
+                missing=len(own) - len(records),
+                count=len(own),
+                split=split,
             )
         content = _npy(np.concatenate([record.index(number) for number, record in enumerate(records)]))
         write_whole(index_path(folder, split), content)

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.run.directory import model_error
@@ -78,9 +78,9 @@ class Split(_Part):
     @model_validator(mode="after")
     def _consistent(self) -> Split:
         if len({shard.name for shard in self.shards}) < len(self.shards):
-            raise ValueError("two shards have one name")
+            raise InvalidValueError("HT-shards-name-twice", "two shards have one name")
         if sum(shard.samples for shard in self.shards) != self.samples:
-            raise ValueError("samples is not the sum of the shards'")
+            raise InvalidValueError("HT-shards-samples-not-sum", "samples is not the sum of the shards'")
         return self
 
 
@@ -120,7 +120,7 @@ class ShardManifest(_Part):
     def _whole(self) -> ShardManifest:
         missing = {"train", "val"} - set(self.splits)
         if missing:
-            raise ValueError(f"there is no split {missing.pop()}")
+            raise InvalidValueError("HT-shards-no-split", "there is no split {split}", split=missing.pop())
         return self
 
 
@@ -136,11 +136,20 @@ def read_manifest(folder: Path) -> ShardManifest:
     except FileNotFoundError as error:
         what = "is not there" if not folder.exists() else f"holds no complete set of shards: there is no {path}"
         raise HpctrainError(
-            f"{folder} {what}",
+            "HT-shards-not-there",
+            "{folder} {problem}",
             f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped",
+            folder=folder,
+            problem=what,
         ) from error
     except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of shards") from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            "name a folder of shards",
+            path=path,
+            reason=error.strerror,
+        ) from error
     return parse_manifest(content, str(path), f"{remake(folder)} writes it again")
 
 

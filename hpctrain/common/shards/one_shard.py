@@ -179,8 +179,13 @@ def _contents(members: Sequence[ImageFile], column: str | None) -> dict[ImageFil
     for member, content in contents.items():
         if len(content) != member.size:
             raise HpctrainError(
-                f"{member.file}: {member.key} has {len(content)} bytes of the {member.size} that were listed",
+                "HT-image-cut-short",
+                "{file}: {key} has {found} bytes of the {size} that were listed",
                 "the source changed meanwhile: begin again with it as it is now",
+                file=member.file,
+                key=member.key,
+                found=len(content),
+                size=member.size,
             )
     return contents
 
@@ -193,7 +198,13 @@ def _of_file(path: Path, members: Sequence[ImageFile]) -> dict[ImageFile, bytes]
         finally:
             os.close(file)
     except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is the source still there?") from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            "is the source still there?",
+            path=path,
+            reason=error.strerror,
+        ) from error
 
 
 def _tar(

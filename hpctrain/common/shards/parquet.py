@@ -81,8 +81,12 @@ class RowGroup:
             for row, content in enumerate(_images(file, self.file, self.number, self.image), self.first):
                 if not content:
                     raise HpctrainError(
-                        f"{self.file}, row {row}: there is no image in the column {self.image!r}",
+                        "HT-parquet-no-image",
+                        "{file}, row {row}: there is no image in the column {column!r}",
                         "leave the row out of the file",
+                        file=self.file,
+                        row=row,
+                        column=self.image,
                     )
                 require_size(f"{self.file}, row {row}", len(content))
                 if len(found) == len(self.labels):
@@ -94,7 +98,14 @@ class RowGroup:
         return found
 
     def _differing(self, how: str) -> HpctrainError:
-        return HpctrainError(f"{self.file}: row group {self.number} has {how} images than labels", _AGAIN)
+        return HpctrainError(
+            "HT-parquet-counts-differ",
+            "{file}: row group {group} has {how} images than labels",
+            _AGAIN,
+            file=self.file,
+            group=self.number,
+            how=how,
+        )
 
 
 def parquet_files(folder: Path) -> dict[SplitName, list[Path]]:
@@ -136,7 +147,13 @@ def row_groups(
                 rows += file.metadata.num_rows
                 named = _class_names(file, columns.label)
             if rows > most:
-                raise HpctrainError(f"{path}: {rows} rows up to here, where the files have no room for them", _AGAIN)
+                raise HpctrainError(
+                    "HT-parquet-too-many-rows",
+                    "{path}: {rows} rows up to here, where the files have no room for them",
+                    _AGAIN,
+                    path=path,
+                    rows=rows,
+                )
             if named:
                 names.setdefault(named, path)
             labels[path] = [_labels(file, number, path, columns.label) for number in range(file.num_row_groups)]
@@ -189,11 +206,20 @@ def _split(path: Path) -> SplitName | None:
     named = [beginning for part in path.parts for beginning in _SPLITS if part.startswith(beginning)]
     if not named:
         raise HpctrainError(
-            f"{path}: neither its name nor its folder says which split it belongs to",
+            "HT-parquet-unknown-split",
+            "{path}: neither its name nor its folder says which split it belongs to",
             "let it begin with train or val (test is left out), such as train-00000.parquet or train/00000.parquet",
+            path=path,
         )
     if len({*named}) > 1:
-        raise HpctrainError(f"{path}: its folder says {named[0]}, and its name {named[1]}", "rename one of them")
+        raise HpctrainError(
+            "HT-parquet-two-splits",
+            "{path}: its folder says {of_folder}, and its name {of_name}",
+            "rename one of them",
+            path=path,
+            of_folder=named[0],
+            of_name=named[1],
+        )
     return _SPLITS[named[0]]
 
 
@@ -216,7 +242,13 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
         raise
     except Exception as error:
         # The library raises whatever its parsing stumbles over: names that are no text, pages that are none.
-        raise HpctrainError(f"{path} cannot be read, or is not a complete Parquet file: {error}", _AGAIN) from error
+        raise HpctrainError(
+            "HT-parquet-unreadable",
+            "{path} cannot be read, or is not a complete Parquet file: {problem}",
+            _AGAIN,
+            path=path,
+            problem=str(error),
+        ) from error
 
 
 def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
@@ -226,22 +258,43 @@ def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
     for option, name in (("--image-column", columns.image), ("--label-column", columns.label)):
         if name not in schema.names:
             raise HpctrainError(
-                f"{path} has no column {name!r}, but {', '.join(map(repr, schema.names))}",
+                "HT-parquet-no-column",
+                "{path} has no column {column!r}, but {columns}",
                 f"{option} NAME says which; {nearest(name, schema.names)}",
+                path=path,
+                column=name,
+                columns=", ".join(map(repr, schema.names)),
             )
         if schema.names.count(name) > 1:
-            raise HpctrainError(f"{path} has several columns {name!r}", f"rename all but one, or {option} NAME")
+            raise HpctrainError(
+                "HT-parquet-column-twice",
+                "{path} has several columns {column!r}",
+                f"rename all but one, or {option} NAME",
+                path=path,
+                column=name,
+            )
     if not _holds_bytes(schema.field(columns.image).type):
         raise HpctrainError(
-            f"{path}: the column {columns.image!r} holds {schema.field(columns.image).type}",
+            "HT-parquet-wrong-type",
+            "{path}: the column {column!r} holds {type}",
             "images are binary, or a struct with them as bytes",
+            path=path,
+            column=columns.image,
+            type=str(schema.field(columns.image).type),
         )
     kind = schema.field(columns.label).type
     if kinds.is_dictionary(kind):
         # pandas writes a column of categories so.
         kind = kind.value_type
     if not (kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_large_string(kind)):
-        raise HpctrainError(f"{path}: the column {columns.label!r} holds {kind}", "labels are whole numbers or text")
+        raise HpctrainError(
+            "HT-parquet-wrong-type",
+            "{path}: the column {column!r} holds {type}",
+            "labels are whole numbers or text",
+            path=path,
+            column=columns.label,
+            type=kind,
+        )
 
 
 def _holds_bytes(kind: DataType) -> bool:
@@ -268,7 +321,13 @@ def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]
     for row, label in enumerate(labels):
         if label is None or (isinstance(label, int) and label < 0):
             raise HpctrainError(
-                f"{path}: row {row} of row group {group} has the label {label}", "leave out rows without a label"
+                "HT-parquet-bad-label",
+                "{path}: row {row} of row group {group} has the label {label}",
+                "leave out rows without a label",
+                path=path,
+                row=row,
+                group=group,
+                label=label,
             )
     return labels
 
@@ -301,26 +360,48 @@ def _classes(
     if not numbers:
         if values["train"] and (others := sorted(values["val"] - values["train"])):
             raise HpctrainError(
-                f"{folder}: {', '.join(map(repr, others[:3]))}: a class only in val",
+                "HT-parquet-class-only-in-val",
+                "{folder}: {classes}: a class only in val",
                 "write the labels of train and val alike, or leave its rows out",
+                folder=folder,
+                classes=", ".join(map(repr, others[:3])),
             )
         return tuple(sorted(found))
     if len(numbers) < len(found):
-        raise HpctrainError(f"{folder}: labels are numbers in one file and text in another", "write them alike")
+        raise HpctrainError(
+            "HT-parquet-mixed-labels",
+            "{folder}: labels are numbers in one file and text in another",
+            "write them alike",
+            folder=folder,
+        )
     if len(names) > 1:
         one, other = list(names.values())[:2]
         raise HpctrainError(
-            f"{one} and {other} name the classes differently", "number and name them alike in all files"
+            "HT-parquet-class-names-differ",
+            "{one} and {other} name the classes differently",
+            "number and name them alike in all files",
+            one=one,
+            other=other,
         )
     largest = max(numbers)
     if names:
         (classes,) = names
         if largest >= len(classes):
-            raise HpctrainError(f"{folder}: a row has the label {largest}, and {len(classes)} classes have names")
+            raise HpctrainError(
+                "HT-parquet-label-without-name",
+                "{folder}: a row has the label {label}, and {classes} classes have names",
+                folder=folder,
+                label=largest,
+                classes=len(classes),
+            )
         return classes
     if largest >= _MOST_CLASSES:
         raise HpctrainError(
-            f"{folder}: a row has the label {largest}, which is not a class number", "classes are numbered from 0"
+            "HT-parquet-label-too-large",
+            "{folder}: a row has the label {label}, which is not a class number",
+            "classes are numbered from 0",
+            folder=folder,
+            label=largest,
         )
     return tuple(map(str, range(largest + 1)))
 

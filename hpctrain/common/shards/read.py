@@ -119,7 +119,11 @@ class Shards:
         fault = index_fault(self._index, self._split, len(self.classes))
         if fault:
             raise HpctrainError(
-                f"{index_path(self.folder, self.split)}: {fault}", f"{remake(self.folder)} writes it again"
+                "HT-shards-index-damaged",
+                "{path}: {problem}",
+                f"{remake(self.folder)} writes it again",
+                path=index_path(self.folder, self.split),
+                problem=fault,
             )
 
     @property
@@ -127,7 +131,13 @@ class Shards:
         for name, split in self.manifest.splits.items():
             if name == self.split:
                 return split
-        raise HpctrainError(f"{self.folder} has no split {self.split!r}", nearest(self.split, self.manifest.splits))
+        raise HpctrainError(
+            "HT-shards-no-split",
+            "{folder} has no split {split!r}",
+            nearest(self.split, self.manifest.splits),
+            folder=self.folder,
+            split=self.split,
+        )
 
     @cached_property
     def _index(self) -> NDArray[np.void]:
@@ -150,9 +160,13 @@ class Shards:
     def _damaged(self, shard: int, what: str, key: str | None = None) -> HpctrainError:
         path = self.folder / self._split.shards[shard].name
         return HpctrainError(
-            f"{path}: {what}" + (f", at {key}" if key else ""),
+            "HT-shard-damaged",
+            "{path}: {problem}{place}",
             f"hpctrain data verify {shell_word(self.folder)} finds all that is damaged; "
             f"{remake(self.folder)} makes it again",
+            path=path,
+            problem=what,
+            place=f", at {key}" if key else "",
         )
 
 
@@ -183,14 +197,25 @@ def read_index(folder: Path, split: str) -> NDArray[np.void]:
                 raise ValueError("another version of NumPy's format")
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
             if dtype != INDEX_ROW or len(shape) != 1:
-                raise HpctrainError(f"{path} is not an index of shards", f"{remake(folder)} writes it again")
+                raise HpctrainError(
+                    "HT-shards-not-an-index",
+                    "{path} is not an index of shards",
+                    f"{remake(folder)} writes it again",
+                    path=path,
+                )
             index: NDArray[np.void] = np.memmap(file, dtype, "r", file.tell(), shape)
     except HpctrainError:
         raise
     except Exception as error:
         # NumPy's reader of headers raises whatever its parsing stumbles over.
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise HpctrainError(f"cannot read {path}: {reason}", f"{remake(folder)} writes it again") from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            f"{remake(folder)} writes it again",
+            path=path,
+            reason=reason,
+        ) from error
     return index
 
 

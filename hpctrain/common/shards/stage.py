@@ -46,8 +46,11 @@ class NodeShare:
     def __post_init__(self) -> None:
         if not 0 <= self.node < self.nodes:
             raise HpctrainError(
-                f"there is no node {self.node} of {self.nodes}",
+                "HT-stage-no-such-node",
+                "there is no node {node} of {nodes}",
                 f"--node must be 0 to {self.nodes - 1} with --nodes {self.nodes}",
+                node=self.node,
+                nodes=self.nodes,
             )
 
 
@@ -79,8 +82,10 @@ def stage(
     if isinstance(source, Objects):
         if share.nodes > 1:
             raise HpctrainError(
-                f"no symbolic link can lead to the other shards of {source.url}",
+                "HT-stage-link-to-url",
+                "no symbolic link can lead to the other shards of {url}",
                 "leave --nodes out: each node gets all of them",
+                url=source.url,
             )
         content = source.read(MANIFEST, MOST_MANIFEST_BYTES)
         manifest = parse_manifest(content, source.at(MANIFEST), "put the whole folder there again")
@@ -89,7 +94,12 @@ def stage(
         for split in manifest.splits:
             open_shards(source, split)
         if to.resolve() == source.resolve():
-            raise HpctrainError(f"{source} cannot be staged to itself", "name a folder on a disk of the node")
+            raise HpctrainError(
+                "HT-stage-to-itself",
+                "{source} cannot be staged to itself",
+                "name a folder on a disk of the node",
+                source=source,
+            )
         source = source.absolute()
         content = read_regular(source / MANIFEST, MOST_MANIFEST_BYTES)
     with locked(to, seconds=wait_seconds):
@@ -125,11 +135,22 @@ def _begin(to: Path, content: bytes) -> None:
     """Refuse a folder of something else; leave word of what this one is for."""
     for name in (MANIFEST, _BEGUN):
         if (to / name).exists() and read_regular(to / name, MOST_MANIFEST_BYTES) != content:
-            raise HpctrainError(f"{to} holds another set of shards", f"rm -r {shell_word(to)}, or {_ELSEWHERE}")
+            raise HpctrainError(
+                "HT-stage-other-shards-there",
+                "{folder} holds another set of shards",
+                f"rm -r {shell_word(to)}, or {_ELSEWHERE}",
+                folder=to,
+            )
     if not (to / MANIFEST).exists() and not (to / _BEGUN).exists():
         others = sorted(path.name for path in to.iterdir() if not path.name.startswith("."))
         if others:
-            raise HpctrainError(f"{to} holds other files already: {', '.join(others[:3])}", _ELSEWHERE)
+            raise HpctrainError(
+                "HT-folder-not-empty",
+                "{folder} holds other files already: {others}",
+                _ELSEWHERE,
+                folder=to,
+                others=", ".join(others[:3]),
+            )
         write_whole(to / _BEGUN, content)
     remove_leftovers(to)
 
@@ -173,7 +194,14 @@ def _blocks(path: Path) -> Iterator[bytes]:
             while block := file.read(_BLOCK_BYTES):
                 yield block
     except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is it still there?", exit_code=1) from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            "is it still there?",
+            exit_code=1,
+            path=path,
+            reason=error.strerror,
+        ) from error
 
 
 def _copy_index(source: Path | Objects, to: Path, split: Split) -> None:
@@ -192,7 +220,11 @@ def _copy_index(source: Path | Objects, to: Path, split: Split) -> None:
 
 def _damaged(path: Path) -> HpctrainError:
     return HpctrainError(
-        f"{path} is not as it was written: cut short or changed", f"{remake(path.parent)} makes it again", exit_code=3
+        "HT-shard-damaged",
+        "{path} is not as it was written: cut short or changed",
+        f"{remake(path.parent)} makes it again",
+        exit_code=3,
+        path=path,
     )
 
 

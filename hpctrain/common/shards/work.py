@@ -44,8 +44,7 @@ def naming_host(function: Callable[[Any], Any], task: Any) -> Any:
     try:
         return function(task)
     except HpctrainError as error:
-        told = f"on {socket.gethostname()}: {error.message}"
-        raise HpctrainError(told, error.hint, exit_code=error.exit_code) from error
+        raise error.but(before=f"on {socket.gethostname()}: ") from error
 
 
 def with_absolute_paths(work: Work) -> Work:

@@ -198,9 +198,12 @@ class Workload(_Frozen):
             return self
         if self.any_size is None:
             raise HpctrainError(
-                f"the workload {self.name!r} is for samples of {_by(self.sample.shape)}, not for images of "
-                f"{image_size} pixels a side",
+                "HT-workload-not-of-images",
+                "the workload {name!r} is for samples of {sample}, not for images of {image_size} pixels a side",
                 f"trace the network with images of that size; {', '.join(sorted(_image_networks()))} take any size",
+                name=self.name,
+                sample=_by(self.sample.shape),
+                image_size=image_size,
             )
         return load_workload(self.any_size, image_size=image_size)
 
@@ -241,7 +244,13 @@ class ImageNetwork(_Frozen):
             HpctrainError: a size below 32.
         """
         if image_size < 32:
-            raise HpctrainError(f"images of {image_size} pixels a side are too small for {self.name}", "at least 32")
+            raise HpctrainError(
+                "HT-workload-images-too-small",
+                "images of {image_size} pixels a side are too small for {name}",
+                "at least 32",
+                image_size=image_size,
+                name=self.name,
+            )
         layers = tuple(
             layer.model_copy(update={key: _at(terms, image_size) for key, terms in areas.items()})
             for layer, areas in zip(self.layers, self.areas, strict=True)
@@ -287,7 +296,12 @@ def load_workload(name: str, *, image_size: int | None = None) -> Workload:
         HpctrainError: an unknown name, or a size that the network does not take.
     """
     if name not in workload_names():
-        raise HpctrainError(f"there is no workload of a network {name!r}", nearest(name, workload_names()))
+        raise HpctrainError(
+            "HT-workload-unknown",
+            "there is no workload of a network {name!r}",
+            nearest(name, workload_names()),
+            name=name,
+        )
     text = (_SHIPPED / f"{name}{_SUFFIX}").read_text()
     if name in _image_networks():
         network = ImageNetwork.model_validate_json(text)
@@ -313,10 +327,17 @@ def read_workload(path: Path) -> Workload:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":
-            raise HpctrainError(f"{path} is not a complete JSON file: {first['ctx']['error']}", remedy) from error
+            raise HpctrainError(
+                "HT-file-not-json",
+                "{path} is not a complete JSON file: {problem}",
+                remedy,
+                path=path,
+                problem=first["ctx"]["error"],
+            ) from error
         where = ".".join(map(str, first["loc"]))
+        problem = ": ".join(filter(None, [where, first["msg"]]))
         raise HpctrainError(
-            f"{path} is not a workload: {where}{': ' if where else ''}{first['msg']}", remedy
+            "HT-workload-invalid", "{path} is not a workload: {problem}", remedy, path=path, key=where, problem=problem
         ) from error
 
 

@@ -74,15 +74,29 @@ def parse_event(line: bytes, where: str) -> Event:
         # Decoded first, because json.loads takes zero bytes of a damaged line for UTF-16 or UTF-32.
         value = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        raise HpctrainError(f"{where}: not an event: {error}") from error
+        raise HpctrainError(
+            "HT-event-not-json", "{where}: not an event: {problem}", where=where, problem=str(error)
+        ) from error
     if not isinstance(value, dict) or not isinstance(value.get("event"), str) or "time" not in value:
-        raise HpctrainError(f"{where}: not an event: it lacks 'event' or 'time'")
+        raise HpctrainError("HT-event-lacks-keys", "{where}: not an event: it lacks 'event' or 'time'", where=where)
     if (begun := _BEGINNING.match(line)) and begun[1].decode() != value["event"]:
-        raise HpctrainError(f"{where}: not an event: it is {begun[1].decode()!r}, and {value['event']!r} too")
+        raise HpctrainError(
+            "HT-event-two-names",
+            "{where}: not an event: it is {first!r}, and {second!r} too",
+            where=where,
+            first=begun[1].decode(),
+            second=value["event"],
+        )
     try:
         return class_of(value).model_validate(value)
     except ValidationError as error:
-        raise HpctrainError(f"{where}: the event {value['event']!r} {_fault(error)}") from error
+        raise HpctrainError(
+            "HT-event-invalid",
+            "{where}: the event {event!r} {problem}",
+            where=where,
+            event=value["event"],
+            problem=_fault(error),
+        ) from error
 
 
 def _fault(error: ValidationError) -> str:

@@ -173,7 +173,13 @@ def _refused(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            "is this a run directory?",
+            path=path,
+            reason=error.strerror,
+        ) from error
 
 
 def count_lines(path: Path) -> int:

@@ -163,9 +163,12 @@ def _drop_partial_line(path: Path) -> None:
     begin, text = _end_of(path, _has_a_line)
     if begin and not _has_a_line(text):
         raise HpctrainError(
-            f"{path} ends in {len(text) / 1e6:.0f} MB without the end of a line, which are no events",
+            "HT-events-without-line-ends",
+            "{path} ends in {megabytes:.0f} MB without the end of a line, which are no events",
             "restore it; without it, a run goes on from its newest checkpoint",
             exit_code=1,
+            path=path,
+            megabytes=len(text) / 1e6,
         )
     if (length := intact_length(text)) < len(text):
         os.truncate(path, begin + length)

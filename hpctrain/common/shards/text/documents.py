@@ -53,17 +53,30 @@ def list_files(sources: Sequence[Path]) -> list[TextFile]:
 def _files(source: Path) -> Iterator[TextFile]:
     paths = sorted(path for path in source.rglob("*") if path.suffix in _KINDS) if source.is_dir() else [source]
     if not paths:
-        raise HpctrainError(f"{source} has no text in it", f"looked for files that end in {', '.join(_KINDS)}")
+        raise HpctrainError(
+            "HT-text-empty",
+            "{source} has no text in it",
+            f"looked for files that end in {', '.join(_KINDS)}",
+            source=source,
+        )
     for path in paths:
         if path.suffix not in _KINDS:
             raise HpctrainError(
-                f"{path} is neither a text file nor a folder of text files",
+                "HT-text-not-a-file",
+                "{path} is neither a text file nor a folder of text files",
                 "a .txt, .md or .rst is one document; a .jsonl has one per line, an object with the key text",
+                path=path,
             )
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise HpctrainError(f"cannot read {path}: {error.strerror}", "name files or folders of text") from error
+            raise HpctrainError(
+                "HT-file-unreadable",
+                "cannot read {path}: {reason}",
+                "name files or folders of text",
+                path=path,
+                reason=error.strerror,
+            ) from error
         yield TextFile(path=path, name=str(path.relative_to(source)) if path != source else path.name, size=size)
 
 
@@ -106,10 +119,18 @@ def documents(span: Span) -> Iterator[str]:
         else:
             yield read_regular(span.path, _MOST_DOCUMENT_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
-        raise HpctrainError(f"cannot read {span.path}: {error.strerror}", "is the source still there?") from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            "is the source still there?",
+            path=span.path,
+            reason=error.strerror,
+        ) from error
     except UnicodeDecodeError as error:
         where = f"{span.path}, byte {error.start}"
-        raise HpctrainError(f"{where}: not UTF-8", "convert the file, or leave it out") from error
+        raise HpctrainError(
+            "HT-text-not-utf8", "{where}: not UTF-8", "convert the file, or leave it out", where=where
+        ) from error
 
 
 def _lines(span: Span) -> Iterator[str]:
@@ -123,13 +144,21 @@ def _lines(span: Span) -> Iterator[str]:
             line = file.readline(_MOST_LINE_BYTES + 1)
             if len(line) > _MOST_LINE_BYTES:
                 raise HpctrainError(
-                    f"{span.path}: the line that begins at byte {place} is longer than {_MOST_LINE_BYTES / 1e6:g} MB",
+                    "HT-text-line-too-long",
+                    "{path}: the line that begins at byte {place} is longer than {most:g} MB",
                     "divide it into several documents",
+                    path=span.path,
+                    place=place,
+                    most=_MOST_LINE_BYTES / 1e6,
                 )
             if not line:
                 raise HpctrainError(
-                    f"{span.path} ends at byte {place}, and had {span.end} when it was listed",
+                    "HT-text-cut-short",
+                    "{path} ends at byte {place}, and had {end} when it was listed",
                     "the source changed meanwhile: begin again with it as it is now",
+                    path=span.path,
+                    place=place,
+                    end=span.end,
                 )
             if line.strip():
                 yield _text(line, span.path, place)
@@ -145,6 +174,10 @@ def _text(line: bytes, path: Path, place: int) -> str:
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise HpctrainError(
-        f"{path}: the line that begins at byte {place} is not a JSON object whose key {_KEY!r} is a text",
+        "HT-text-line-not-json",
+        "{path}: the line that begins at byte {place} is not a JSON object whose key {key!r} is a text",
         "correct the line, or leave the file out",
+        path=path,
+        place=place,
+        key=_KEY,
     )

@@ -109,9 +109,21 @@ def read_text_manifest(folder: Path) -> TextManifest:
         return TextManifest.model_validate_json(read_regular(path, MOST_MANIFEST_BYTES))
     except FileNotFoundError as error:
         what = "is not there" if not folder.exists() else f"holds no complete text: there is no {path}"
-        raise HpctrainError(f"{folder} {what}", f"{again} makes it, or continues where it stopped") from error
+        raise HpctrainError(
+            "HT-tokens-not-there",
+            "{folder} {problem}",
+            f"{again} makes it, or continues where it stopped",
+            folder=folder,
+            problem=what,
+        ) from error
     except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of tokens") from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read {path}: {reason}",
+            "name a folder of tokens",
+            path=path,
+            reason=error.strerror,
+        ) from error
     except ValidationError as error:
         raise model_error(error, path, f"{again} writes it again") from error
 

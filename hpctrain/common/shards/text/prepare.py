@@ -132,7 +132,13 @@ def _begin(folder: Path, wanted: TextSettings) -> None:
         if path.exists():
             _require_same(folder, read_model(path, TextSettings, links=True), wanted)
         elif others := sorted(each.name for each in folder.iterdir() if not each.name.startswith(".")):
-            raise HpctrainError(f"{folder} holds other files already: {', '.join(others[:3])}", "choose another folder")
+            raise HpctrainError(
+                "HT-folder-not-empty",
+                "{folder} holds other files already: {others}",
+                "choose another folder",
+                folder=folder,
+                others=", ".join(others[:3]),
+            )
         write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
         (folder / RECORDS).mkdir(exist_ok=True)
         for place in (folder, folder / RECORDS):
@@ -146,8 +152,11 @@ def _require_same(folder: Path, begun: TextSettings, wanted: TextSettings) -> No
     # The same files may have moved.
     if changed := sorted(names - {"sources", "tokenizer_file"}):
         raise HpctrainError(
-            f"{folder} was begun with another source or other settings: {' and '.join(changed)} differ",
+            "HT-shards-begun-otherwise",
+            "{folder} was begun with another source or other settings: {settings} differ",
             f"{command(begun, folder)} goes on with it; choose another folder for this one, or remove that one",
+            folder=folder,
+            settings=" and ".join(changed),
         )
 
 
@@ -177,7 +186,12 @@ def make_part(task: PartTask) -> bool:
     known = task.settings.tokenizer
     tokenizer = _tokenizer(task.settings.tokenizer_file, task.settings.separator, known.sha256)
     if tokenizer.settings != known:
-        raise HpctrainError(f"{task.settings.tokenizer_file} changed meanwhile", "begin again in another folder")
+        raise HpctrainError(
+            "HT-tokenizer-changed",
+            "{path} changed meanwhile",
+            "begin again in another folder",
+            path=task.settings.tokenizer_file,
+        )
     texts: dict[SplitName, list[str]] = {split: [] for split in _SPLITS}
     for text in (text for span in task.spans for text in documents(span)):
         texts[split_of(text, task.settings)].append(text)
@@ -225,14 +239,23 @@ def is_done(task: PartTask) -> bool:
 def _finish(folder: Path, settings: TextSettings, tasks: Sequence[PartTask]) -> TextManifest:
     records = [record for task in tasks if (record := read_record(task))]
     if len(records) < len(tasks):
-        raise HpctrainError(f"{folder / RECORDS} changed meanwhile", command(settings, folder), exit_code=1)
+        raise HpctrainError(
+            "HT-tokens-changed",
+            "{path} changed meanwhile",
+            command(settings, folder),
+            exit_code=1,
+            path=folder / RECORDS,
+        )
     train, val = (TokenSplit(shards=tuple(getattr(each, split) for each in records)) for split in _SPLITS)
     manifest = TextManifest(train=train, val=val, settings=settings)
     for split in _SPLITS:
         if not manifest.split(split).documents:
             raise HpctrainError(
-                f"none of {train.documents + val.documents} documents is in {split}",
+                "HT-text-split-empty",
+                "none of {documents} documents is in {split}",
                 "begin again in another folder with another --validation-share; documents are not split in two",
+                documents=train.documents + val.documents,
+                split=split,
             )
     write_whole(folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
     return manifest

@@ -73,9 +73,21 @@ class TokenShards:
         except FileNotFoundError as error:
             if self._stored.objects:
                 return
-            raise HpctrainError(f"{path}: {error.strerror}", again) from error
+            raise HpctrainError(
+                "HT-file-unreadable", "{path}: {reason}", again, path=path, reason=error.strerror
+            ) from error
         except OSError as error:
-            raise HpctrainError(f"{path}: {error.strerror}", again) from error
+            raise HpctrainError(
+                "HT-file-unreadable", "{path}: {reason}", again, path=path, reason=error.strerror
+            ) from error
         if size != file.bytes:
             how = "cut short" if size < file.bytes else "too long"
-            raise HpctrainError(f"{path} is {how}: {size} bytes of {file.bytes}", again)
+            raise HpctrainError(
+                "HT-tokens-damaged",
+                "{path} is {how}: {size} bytes of {bytes}",
+                again,
+                path=path,
+                how=how,
+                size=size,
+                bytes=file.bytes,
+            )

@@ -92,7 +92,13 @@ class FileTokenizer:
         try:
             content = read_regular(path, _MOST_BYTES)
         except OSError as error:
-            raise HpctrainError(f"cannot read the tokeniser {path}: {error.strerror}", _CHOICES) from error
+            raise HpctrainError(
+                "HT-tokenizer-unreadable",
+                "cannot read the tokeniser {path}: {reason}",
+                _CHOICES,
+                path=path,
+                reason=error.strerror,
+            ) from error
         with bounded(str(path), _MOST_READING), self._naming("is not a tokeniser"):
             self._library = Library.from_buffer(content)
             self._library.no_truncation()
@@ -102,14 +108,21 @@ class FileTokenizer:
             special = [token.content for token in self._library.get_added_tokens_decoder().values()]
         if separator not in ids:
             raise HpctrainError(
-                f"{path} has no token {separator!r} to separate documents with",
+                "HT-tokenizer-no-separator",
+                "{path} has no token {separator!r} to separate documents with",
                 f"--separator TOKEN; {nearest(separator, special)}" if special else "--separator TOKEN names another",
+                path=path,
+                separator=separator,
             )
         vocabulary = max(ids.values()) + 1
         if vocabulary > _MOST:
             raise HpctrainError(
-                f"{path} has {vocabulary:,} tokens, but shards hold 16-bit tokens: at most {_MOST:,}",
+                "HT-tokenizer-too-large",
+                "{path} has {vocabulary:,} tokens, but shards hold 16-bit tokens: at most {most:,}",
                 "choose a tokeniser with fewer, such as GPT-2's with 50,257",
+                path=path,
+                vocabulary=vocabulary,
+                most=_MOST,
             )
         self.settings = TokenizerSettings(
             name=path.name,
@@ -140,7 +153,14 @@ class FileTokenizer:
             raise
         except BaseException as error:
             words = (str(error) or type(error).__name__)[:_MOST_CHARACTERS]
-            raise HpctrainError(f"{self._path} {what}: {words}", _CHOICES) from error
+            raise HpctrainError(
+                "HT-tokenizer-fails",
+                "{path} {problem}: {reason}",
+                _CHOICES,
+                path=self._path,
+                problem=what,
+                reason=words,
+            ) from error
 
 
 _CHOICES = f"--tokenizer takes a tokenizer.json of the tokenizers library, or {BYTES}"
