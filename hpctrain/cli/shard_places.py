@@ -131,6 +131,7 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
     """
     from hpctrain.cli.jobs import send_job, show_job
     from hpctrain.common.run.directory import default_directory
+    from hpctrain.common.run.request import TrainingRequest
     from hpctrain.control.programs.shard import START, require_extras, shard_script
     from hpctrain.control.schedulers.preparation import find_cluster, host_options, prepare, requested
     from hpctrain.control.schedulers.request import further_options
@@ -152,21 +153,14 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
         "sbatch": further_options(job.further or []),
     }
     request = requested(found, name, asked)
-    made = prepare(
-        found,
-        request,
-        {None: shard_script(work)},
-        framework=None,
+    training = TrainingRequest(
+        work=shard_script(work),
         backend="mpi",
-        hosts=host_options(found.profile, None, None, None),
+        host_options=host_options(found.profile, None, None, None),
         start=START,
-        restarts=None,
-        stage=(),
-        stage_environment=None,
-        pack=False,
-        template=None,
-        look_only=job.dry_run,
+        dry_run=job.dry_run,
     )
+    made = prepare(found, request, {None: training})
     for line in made.notices:
         tell(line)
     path = (job.run_dir or default_directory(name)).absolute()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
 from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES, Capabilities
 from hpctrain.common.cluster.launcher import TORCHRUN
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.requirements import require_between, require_ranks, require_recipe
 from hpctrain.common.recipes.schema import Framework, Recipe
+from hpctrain.common.recipes.tracking import Tracker
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start, Stop
 from hpctrain.common.settings import PARAMETER_SERVERS
+
+MOST_SEEDS = 1000
+"""How many runs a series can have."""
 
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
 # Strategies whose scope makes the variables once for all replicas or workers.
@@ -16,43 +24,80 @@ _IN_SCOPE = ("mirrored", "parameter_server")
 _REPLICATED = "dp_replicate=-1,dp_shard=1,pp=1,cp=1,tp=1"
 
 
-def unplaced_plan(
-    work: Recipe | Script,
-    frameworks: frozenset[Framework],
-    *,
-    ranks: int,
-    backend: str,
-    framework: str | None,
-    host_options: HostOptions,
-    start: Start,
-    stop: Stop,
-) -> Plan:
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """What the user asks for: of a new run, of one that is resumed, or of a job.
+
+    Attributes:
+        work: the recipe, with the changes of ``--set``, or the script; None to resume a run with its own.
+        ranks: their number; None for as many as the hosts have slots, or as the resumed run had.
+        backend: one of :data:`hpctrain.common.cluster.backends.BACKENDS`; None for ``auto``, or for what the resumed
+            run asked for.
+        framework: for a recipe; None for PyTorch where it is installed, else Keras.
+        host_options, start, stop: of a resumed run, what was given replaces the plan's.
+        overrides: ``key=value`` each, for the recipe or script of the resumed run where ``work`` is None.
+        mesh: as ``--mesh`` has it, for the resumed run where ``work`` is None.
+        tracking: where the resumed run's curves go; None for where they went, or ``work``'s go.
+        accept_changes: resume with another recipe or script than the run was begun with, or with an edited plan.
+        run_dir: the run directory; None for a new one.
+        submitted: a plan's file, with which a resumed run begins where its directory holds none.
+        repeat: the number of seeds; None for a single run.
+        dry_run: start nothing and write nothing.
+    """
+
+    work: Recipe | Script | None
+    ranks: int | None = None
+    backend: str | None = None
+    framework: str | None = None
+    host_options: HostOptions = field(default_factory=HostOptions)
+    start: Start = field(default_factory=Start)
+    stop: Stop = field(default_factory=Stop)
+    overrides: tuple[str, ...] = ()
+    mesh: str | None = None
+    tracking: tuple[Tracker, ...] | None = None
+    accept_changes: bool = False
+    run_dir: Path | None = None
+    submitted: Path | None = None
+    repeat: int | None = None
+    dry_run: bool = False
+    oversubscribe: bool = False
+
+    @property
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """The options that were given, by the names of their groups: they replace those of a resumed run's plan."""
+        groups = {"host_options": self.host_options, "start": self.start, "stop": self.stop}
+        return {name: {key: getattr(group, key) for key in group.model_fields_set} for name, group in groups.items()}
+
+
+def unplaced_plan(request: TrainingRequest, frameworks: frozenset[Framework]) -> Plan:
     """The plan of a run whose hosts are not known yet.
 
+    ``auto`` is ``single`` for one rank on this machine, else ``mpi`` where the recipe goes on without ranks that die,
+    else the backend of :func:`hpctrain.common.cluster.gpus.fitting_backend`.
+
     Args:
+        request: with its work and ranks.
         frameworks: the installed ones. A container is assumed to have both, since it cannot be seen from outside.
-        backend: one of :data:`hpctrain.common.cluster.backends.BACKENDS`; ``auto`` is ``single`` for one rank on this
-            machine, else ``mpi`` where the recipe goes on without ranks that die, else that of
-            :func:`hpctrain.common.cluster.gpus.fitting_backend`.
-        framework: for a recipe; by default PyTorch where it is installed, else Keras.
-        host_options: the options by which the hosts will be chosen.
 
     Raises:
         HpctrainError: fewer than one rank, a mesh that does not fit them, an unknown name, a framework that is not
             installed, a backend that does not serve the framework, the mesh or the recipe, or see
             :func:`hpctrain.common.recipes.requirements.require_recipe`.
     """
+    work, ranks, backend = request.work, request.ranks, request.backend or "auto"
+    assert work is not None and ranks is not None
     require_ranks(ranks)
+    seen = frozenset(FRAMEWORKS) if request.start.container else frameworks
     plan = Plan(
         recipe=work.at(ranks) if isinstance(work, Recipe) else None,
         script=work if isinstance(work, Script) else None,
-        framework=_framework(work, frozenset(FRAMEWORKS) if start.container else frameworks, framework),
+        framework=_framework(work, seen, request.framework),
         backend=backend,
         asked_backend=backend,
         ranks=ranks,
-        host_options=host_options,
-        start=start,
-        stop=stop,
+        host_options=request.host_options,
+        start=request.start,
+        stop=request.stop,
         threads_per_rank=1,
     )
     require_possible(plan)

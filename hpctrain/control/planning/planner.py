@@ -1,55 +1,40 @@
-"""Makes a plan from a recipe or script, ranks and machine. Pure: all facts are arguments."""
+"""Makes a plan from a request, hosts and machine. Pure: all facts are arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hpctrain.common.cluster.backends import CAPABILITIES
 from hpctrain.common.cluster.gpus import fitting_backend
 from hpctrain.common.cluster.launcher import TORCHRUN
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.requirements import require_ranks
-from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start, Stop
-from hpctrain.common.run.request import is_async, require_backend, require_possible, sends_largest, unplaced_plan
+from hpctrain.common.run.plan import Plan, Slots
+from hpctrain.common.run.request import (
+    TrainingRequest,
+    is_async,
+    require_backend,
+    require_possible,
+    sends_largest,
+    unplaced_plan,
+)
 from hpctrain.control.planning.place_hosts import Hosts
 
 
-def make_plan(
-    work: Recipe | Script,
-    machine: Machine,
-    *,
-    ranks: int = 1,
-    backend: str = "auto",
-    framework: str | None = None,
-    hosts: Hosts | None = None,
-    host_options: HostOptions = HostOptions(),
-    start: Start = Start(),
-    stop: Stop = Stop(),
-) -> Plan:
+def make_plan(request: TrainingRequest, machine: Machine, hosts: Hosts | None = None) -> Plan:
     """The plan of one run.
 
     Args:
-        ranks: the world size where no hosts are given; the ranks then share this machine's cores evenly.
-        hosts: the placement of the ranks; by default all are on this machine.
+        request: its ranks are one by default, and count only where no hosts are given.
+        hosts: the placement of the ranks; by default all are on this machine, and share its cores evenly.
 
-    For the other arguments and the errors, see :func:`unplaced_plan` and :func:`place_plan`.
+    For the errors, see :func:`unplaced_plan` and :func:`place_plan`.
     """
-    if hosts is None:
-        require_ranks(ranks)
-        hosts = Hosts(slots=(Slots(host=machine.host, slots=ranks),))
-    unplaced = unplaced_plan(
-        work,
-        machine.frameworks,
-        ranks=sum(host.slots for host in hosts.slots),
-        backend=backend,
-        framework=framework,
-        host_options=host_options,
-        start=start,
-        stop=stop,
-    )
-    return _placed(unplaced, hosts, machine)
+    asked = 1 if request.ranks is None else request.ranks
+    ranks = sum(host.slots for host in hosts.slots) if hosts else asked
+    plan = unplaced_plan(replace(request, ranks=ranks), machine.frameworks)
+    return _placed(plan, hosts or Hosts(slots=(Slots(host=machine.host, slots=ranks),)), machine)
 
 
 def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:

@@ -20,6 +20,7 @@ from hpctrain.common.extras import require
 from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.planning.planner import make_plan
@@ -93,7 +94,8 @@ def measure(
         out = folder / "measured.json"
         work = Script(path=path, arguments=(str(out), *arguments))
         start = Start(environment=dict(environment))
-        plan = make_plan(work, machine, hosts=arranged, host_options=hosts, backend=backend, start=start)
+        request = TrainingRequest(work=work, backend=backend, host_options=hosts, start=start)
+        plan = make_plan(request, machine, arranged)
         # The launcher is proved without a check of Horovod, which the benchmarks leave out where it is missing.
         launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None
         about = {"load": round(load, 2), "ranks": plan.ranks, "hosts": len(plan.hosts)}

@@ -1,68 +1,20 @@
-"""A request for a run, and the interface through which its progress is reported."""
+"""A run that is ready to start, and the interface through which its progress is reported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from hpctrain.common.cluster.machine import Machine
-    from hpctrain.common.recipes.schema import Recipe
-    from hpctrain.common.recipes.tracking import Tracker
     from hpctrain.common.run.directory import RunDirectory
-    from hpctrain.common.run.plan import Plan, Script
+    from hpctrain.common.run.plan import Plan
     from hpctrain.control.launchers.command import Launcher
     from hpctrain.control.resuming.attempts import Attempt
     from hpctrain.control.supervision.execution import Audience, Summary
     from hpctrain.control.supervision.failure import Failure
     from hpctrain.control.supervision.repeats import Series
-
-MOST_SEEDS = 1000
-"""How many runs a series can have."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """The arguments of ``hpctrain run``.
-
-    Attributes:
-        work: the recipe, with the changes of ``--set``, or the script; None to resume a run with its own.
-        overrides: ``key=value`` each, for the recipe or script of the resumed run where ``work`` is None.
-        mesh: as ``--mesh`` has it, for the resumed run where ``work`` is None.
-        tracking: where the resumed run's curves go; None for where they went, or ``work``'s go.
-        accept_changes: resume with another recipe or script than the run was begun with.
-        ranks: their number; None for as many as the hosts have slots, or as the resumed run had.
-        run_dir: the run directory; None for a new one.
-        submitted: a plan's file, with which a resumed run begins where its directory holds none.
-        repeat: the number of seeds; None for a single run.
-        dry_run: start nothing and write nothing.
-        host_options, start, stop: the fields of the plan's attributes of these names that the user gave.
-    """
-
-    work: Recipe | Script | None
-    overrides: tuple[str, ...] = ()
-    mesh: str | None = None
-    tracking: tuple[Tracker, ...] | None = None
-    accept_changes: bool = False
-    ranks: int | None = None
-    backend: str | None = None
-    framework: str | None = None
-    run_dir: Path | None = None
-    submitted: Path | None = None
-    repeat: int | None = None
-    dry_run: bool = False
-    oversubscribe: bool = False
-    host_options: Mapping[str, Any] = field(default_factory=dict)
-    start: Mapping[str, Any] = field(default_factory=dict)
-    stop: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def changes(self) -> dict[str, Mapping[str, Any]]:
-        """The fields that take precedence over the plan of a resumed run."""
-        return {"host_options": self.host_options, "start": self.start, "stop": self.stop}
 
 
 @dataclass(frozen=True, kw_only=True)

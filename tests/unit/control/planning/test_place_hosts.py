@@ -12,6 +12,7 @@ from hpctrain.common.cluster.node_map import NodeMap, NumaNode, Slot
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import Plan, Slots
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.place_hosts import Hosts, place_hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.topology.build import build_fabric
@@ -42,7 +43,7 @@ def test_hosts_of_a_leaf_are_neighbours() -> None:
 
 def test_each_rank_has_its_slot() -> None:
     hosts = placed(12, NODE)
-    plan = make_plan(load_recipe("digits"), MACHINE, hosts=hosts)
+    plan = make_plan(TrainingRequest(work=load_recipe("digits")), MACHINE, hosts)
     assert (plan.ranks, plan.threads_per_rank, plan.backend) == (12, 2, "mpi")
     first, second = (Slot(gpu=None, adapter=None, cores=cores, numa=0) for cores in ((0, 1), (2, 3)))
     assert [host.places for host in plan.hosts] == [(first, second)] * 6
@@ -50,7 +51,7 @@ def test_each_rank_has_its_slot() -> None:
 
 
 def test_threads_without_a_node_map_share_a_host() -> None:
-    assert make_plan(load_recipe("digits"), MACHINE, hosts=placed(12)).threads_per_rank == 4
+    assert make_plan(TrainingRequest(work=load_recipe("digits")), MACHINE, placed(12)).threads_per_rank == 4
 
 
 def test_one_host_has_no_order() -> None:
