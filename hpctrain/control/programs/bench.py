@@ -24,6 +24,7 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.planning.planner import make_plan
+from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.start import prove_launcher, run_plan
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -119,7 +120,8 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
         HpctrainError: a rank failed.
     """
     say = partial(print, file=sys.stderr)
-    failure = run_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say, notice=_notice)
+    ready = ReadyRun(plan=plan, machine=machine, launcher=launcher)
+    failure = run_plan(ready, RunDirectory(folder / "run"), Audience(line=say, notice=_notice))
     if failure:
         # The output of rank 0 was already shown, and its log is removed with the folder.
         raise HpctrainError(str(replace(failure, lines=()) if failure.rank == 0 else failure), exit_code=1)

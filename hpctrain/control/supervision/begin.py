@@ -13,6 +13,7 @@ from hpctrain.common.run.plan import HostOptions, Plan, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.resuming.attempts import job_id
+from hpctrain.control.supervision.audience import Output
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.supervision.one_run import begin_run, new_plan, ready, resume_run
 from hpctrain.control.supervision.pods import take_part
@@ -24,7 +25,6 @@ from hpctrain.control.supervision.repeats import (
     require_count,
     require_no_series,
 )
-from hpctrain.control.supervision.request import Output
 from hpctrain.control.supervision.start import require_packages
 from hpctrain.control.supervision.trackers import require_trackers
 

@@ -19,9 +19,9 @@ from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.control.resuming.attempts import Attempt, hold_run
+from hpctrain.control.supervision.audience import Output, ReadyRun
 from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.request import Output, ReadyRun
 from hpctrain.control.supervision.start import available_launcher, require_packages
 from hpctrain.control.supervision.trackers import require_trackers
 
@@ -119,9 +119,7 @@ def _go_on(
 def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
     """The run on hosts that were asked, if there are others than this machine."""
     try:
-        begun = run.attempt is not None
-        plan = drop_unready_hosts(run.plan, run.launcher, folder, run.machine, begun=begun, notice=output.notice)
-        return replace(run, plan=plan)
+        return replace(run, plan=drop_unready_hosts(run, folder, notice=output.notice))
     except HpctrainError as error:
         if run.attempt and error.exit_code == 1:
             # The hosts took part before, so they may come back.
@@ -144,11 +142,10 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
     with HeldDirectory(directory) as held:
         with output.follow(run.plan, directory) as audience:
             execution = Execution(
-                directory=directory,
                 held=held,
-                machine=run.machine,
                 interrupts=interrupts,
                 audience=audience,
+                machine=run.machine,
                 summarise=output.summarise,
             )
             failure, summary = execution.run(run.plan, run.attempt or Attempt(), run.launcher)

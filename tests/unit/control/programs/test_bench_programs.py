@@ -21,8 +21,8 @@ def test_the_end_of_a_failed_rank_is_shown_once(
 ) -> None:
     """What rank 0 prints is shown as it comes; of another rank only the error tells."""
 
-    def fails(*arguments, line, **options):
-        line("ValueError: of rank 0")
+    def fails(ready, directory, audience):
+        audience.line("ValueError: of rank 0")
         return Failure(
             code="HT-rank-exception",
             message=f"rank {rank} failed",

@@ -19,11 +19,10 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.supervision import begin, one_run
+from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.begin import begin_or_resume
-from hpctrain.control.supervision.execution import Audience
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.repeats import Series
-from hpctrain.control.supervision.request import ReadyRun
 from hpctrain.report.summary import summarise
 from support import needs
 
@@ -50,9 +49,7 @@ class Heard:
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory) -> Iterator[Audience]:
-        yield Audience(
-            show=lambda event: None, line=self.lines.append, notice=self.notice, failed=lambda failure, place: None
-        )
+        yield Audience(line=self.lines.append, notice=self.notice)
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:
         return summarise(directory, plan, status)

@@ -1,7 +1,8 @@
-"""A run that is ready to start, and the interface through which its progress is reported."""
+"""A run that is ready to start, and who is told of its progress."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from hpctrain.common.cluster.machine import Machine
     from hpctrain.common.run.directory import RunDirectory
+    from hpctrain.common.run.events import Event
     from hpctrain.common.run.plan import Plan
     from hpctrain.control.launchers.command import Launcher
     from hpctrain.control.resuming.attempts import Attempt
-    from hpctrain.control.supervision.execution import Audience, Summary
+    from hpctrain.control.supervision.execution import Summary
     from hpctrain.control.supervision.failure import Failure
     from hpctrain.control.supervision.repeats import Series
 
@@ -30,6 +32,28 @@ class ReadyRun:
     machine: Machine
     launcher: Launcher | None
     attempt: Attempt | None = None
+
+
+def _ignore(*news: object) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Where the remarks, warnings and progress of a run go; by default nowhere.
+
+    Attributes:
+        show: gets each event as it happens.
+        line: gets each line that rank 0 prints.
+        notice: gets what the user has to know now.
+        failed: gets why the run is not done, and where the run is by now, before any of it is written, which a full
+            disk would refuse.
+    """
+
+    show: Callable[[Event], None] = _ignore
+    line: Callable[[str], None] = _ignore
+    notice: Callable[[str], None] = _ignore
+    failed: Callable[[Failure, RunDirectory], None] = _ignore
 
 
 class Output(Protocol):
