@@ -19,7 +19,15 @@ from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.settings import HOST_INTERVAL, HOST_TIMEOUT
 from hpctrain.control.horovod.check import require
-from hpctrain.control.launchers.command import Command, Launcher, Torchrun, launch_command, settings_of, torchrun_port
+from hpctrain.control.launchers.command import (
+    Command,
+    Launcher,
+    LaunchSite,
+    Torchrun,
+    launch_command,
+    settings_of,
+    torchrun_port,
+)
 from hpctrain.control.launchers.launcher_choice import (
     PROBE_SECONDS,
     bindable_cores,
@@ -146,11 +154,8 @@ def command_for(
 ) -> Command:
     """The command that runs ``plan`` on this machine with this interpreter, or ``work`` on its ranks."""
     here = all(same_host(host.host, machine.host) for host in plan.hosts)
-    command = launch_command(
-        plan,
-        directory.path.absolute(),
+    site = LaunchSite(
         python=Path(sys.executable),
-        launcher=launcher,
         cores=bindable_cores(machine.cores),
         root=os.geteuid() == 0,
         slurm=slurm_settings(),
@@ -159,9 +164,8 @@ def command_for(
         host_timeout=HOST_TIMEOUT.read(),
         # Ranks of this machine inherit the settings.
         settings=() if here else settings_of(os.environ),
-        work=work,
-        attempt=attempt,
     )
+    command = launch_command(plan, directory.path.absolute(), launcher, site, work=work, attempt=attempt)
     open_mpi = isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"
     # Inside a container neither the MPI nor the visible folders of the host are known.
     own = open_mpi and here and plan.start.container is None and not has_place(os.environ, plan.start.arguments)

@@ -29,6 +29,7 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.launchers.command import (
     Command,
     Launcher,
+    LaunchSite,
     Srun,
     Torchrun,
     guarded_daemons,
@@ -77,12 +78,8 @@ def command(
     return launch_command(
         plan,
         RUN_DIRECTORY,
-        python=Path("/venv/bin/python"),
-        launcher=mpi(flavour) if isinstance(flavour, str) else flavour,
-        cores=MACHINE.cores,
-        root=root,
-        slurm=slurm,
-        settings=settings,
+        mpi(flavour) if isinstance(flavour, str) else flavour,
+        LaunchSite(python=Path("/venv/bin/python"), cores=MACHINE.cores, root=root, slurm=slurm, settings=settings),
     )
 
 
@@ -184,7 +181,7 @@ def test_pyxis_is_of_srun_alone() -> None:
 def test_a_directory_that_a_container_cannot_mount() -> None:
     plan = make_plan(TrainingRequest(work=load_recipe("digits"), ranks=2, start=Start(container=SIF)), MACHINE)
     with pytest.raises(HpctrainError, match="/a,b cannot be mounted"):
-        launch_command(plan, Path("/a,b"), python=Path("python"), launcher=SRUN, cores=1, root=False)
+        launch_command(plan, Path("/a,b"), SRUN, LaunchSite(python=Path("python"), cores=1, root=False))
 
 
 def test_the_shell_text_writes_the_files(tmp_path: Path) -> None:
