@@ -16,7 +16,7 @@ from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.planning.mesh import mesh_lines, mesh_model, mesh_work, parameters
-from hpctrain.control.planning.place_hosts import Hosts, place_hosts
+from hpctrain.control.planning.place_hosts import Hosts, KnownFabric, place_hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.readers import slurm
@@ -29,7 +29,7 @@ SCRIPT = Script(path=Path("/home/me/train.py"), mesh=Mesh(tp=2, dp_shard=-1))
 
 
 def placed(work: Recipe | Script, ranks: int = 8) -> Hosts:
-    return place_hosts(NAMES, ranks, FABRIC, known_from="topology.conf", work=mesh_work(work, ranks))
+    return place_hosts(dict.fromkeys(NAMES), ranks, KnownFabric(FABRIC, "topology.conf"), work=mesh_work(work, ranks))
 
 
 def digits(*overrides: str) -> Recipe:
@@ -107,7 +107,7 @@ def test_tp_over_nodes_is_said(mesh: Mesh) -> None:
 
 
 def test_one_host_needs_no_fabric() -> None:
-    hosts = place_hosts(("n1",), 4, None, known_from="", work=mesh_work(SCRIPT, 4))
+    hosts = place_hosts({"n1": None}, 4, None, work=mesh_work(SCRIPT, 4))
     assert hosts.traffic is not None
     assert hosts.traffic.warning is None
     assert [axis.levels for axis in hosts.traffic.laid.axes] == [(4,), (4,)]
