@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from other_allreduces import halving_doubling, hierarchical, ring
 from sharing import overlapped_allreduce
 
 from hpctrain.control.predict.network import network_of, usual_hosts
@@ -40,9 +39,12 @@ from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.traffic import (
     Phase,
     double_tree,
+    halving_doubling,
+    hierarchical,
     parents,
     predict_allreduce,
     rail_rings,
+    ring,
     second_parents,
 )
 
@@ -167,7 +169,7 @@ def pieces(hosts: int) -> int:
 def predict(routes: Routes, collective: str, steps: list[Phase], order: Sequence[int]) -> float:
     """Seconds, as hpctrain predicts them."""
     if collective == "tree":
-        network = network_of(routes, order, adapters_per_host=1, latency_s=0.0)
+        network = network_of(routes.fabric, routes, order, adapters_per_host=1, latency_s=0.0)
         return network.tree_seconds(SIZE, piece_bytes=SIZE / 2 / pieces(len(order)))
     if collective == "halving-doubling":
         return overlapped_allreduce(routes, steps, SIZE)

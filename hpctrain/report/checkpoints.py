@@ -86,7 +86,12 @@ def require_checkpoints(directory: RunDirectory) -> Path:
         HpctrainError: this is no run's directory.
     """
     if not directory.plan.exists() and not directory.checkpoints.is_dir():
-        raise HpctrainError(f"{directory.path} is not the directory of a run", "hpctrain run --run-dir names it")
+        raise HpctrainError(
+            "HT-run-not-found",
+            "{path} is not the directory of a run",
+            "hpctrain run --run-dir names it",
+            path=directory.path,
+        )
     return directory.checkpoints
 
 

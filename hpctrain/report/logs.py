@@ -36,7 +36,12 @@ class RankLogs:
     def __init__(self, directory: RunDirectory, ranks: frozenset[int] | None, world_size: int) -> None:
         beyond = sorted(rank for rank in ranks or () if rank >= world_size)
         if beyond:
-            raise HpctrainError(f"--rank: there is no rank {beyond[0]}", f"the run has the ranks 0 to {world_size - 1}")
+            raise HpctrainError(
+                "HT-run-no-such-rank",
+                "--rank: there is no rank {rank}",
+                f"the run has the ranks 0 to {world_size - 1}",
+                rank=beyond[0],
+            )
         self._directory = directory
         self._ranks = ranks
         self._logs: dict[int, _Log] = {}
@@ -74,7 +79,13 @@ class _Log(Tail):
                     return []
             return [*map(plain, self.lines(last=last, at_most=at_most))]
         except OSError as error:
-            raise HpctrainError(f"cannot read {self.path}: {error.strerror}", "--rank leaves it out") from error
+            raise HpctrainError(
+                "HT-file-unreadable",
+                "cannot read {path}: {reason}",
+                "--rank leaves it out",
+                path=self.path,
+                reason=error.strerror,
+            ) from error
 
 
 class JobLogs:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
@@ -27,7 +27,13 @@ class Range(BaseModel):
     @model_validator(mode="after")
     def _ordered(self) -> Range:
         if not self.low <= self.value <= self.high:
-            raise ValueError(f"{self.value:g} is not within its range, {self.low:g} to {self.high:g}")
+            raise InvalidValueError(
+                "HT-prediction-value-outside-range",
+                "{value:g} is not within its range, {low:g} to {high:g}",
+                value=self.value,
+                low=self.low,
+                high=self.high,
+            )
         return self
 
     def scaled(self, by: float) -> Range:
@@ -90,13 +96,26 @@ def read_prediction(path: Path, plan: Plan) -> tuple[bytes, PredictedRow]:
     try:
         content = read_regular(path, _MOST_BYTES)
     except OSError as error:
-        raise HpctrainError(f"cannot read the prediction {path}: {error.strerror}", _how(plan)) from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read the prediction {path}: {reason}",
+            _how(plan),
+            path=path,
+            reason=error.strerror,
+        ) from error
     try:
         file = _File.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
-        raise HpctrainError(f"{path} is not a prediction: {where}{first['msg']}", _how(plan)) from error
+        raise HpctrainError(
+            "HT-prediction-bad-file",
+            "{path} is not a prediction: {where}{problem}",
+            _how(plan),
+            path=path,
+            where=where,
+            problem=first["msg"],
+        ) from error
     return content, _row_for(file, plan, path)
 
 
@@ -113,21 +132,36 @@ def own_prediction(directory: RunDirectory, plan: Plan) -> tuple[PredictedRow | 
 def _row_for(file: _File, plan: Plan, path: Path) -> PredictedRow:
     recipe = plan.recipe
     if recipe and recipe.name != file.recipe:
-        raise HpctrainError(f"{path} is a prediction of {file.recipe}, but the run is of {recipe.name}", _how(plan))
+        raise HpctrainError(
+            "HT-prediction-other-recipe",
+            "{path} is a prediction of {predicted}, but the run is of {recipe}",
+            _how(plan),
+            path=path,
+            predicted=file.recipe,
+            recipe=recipe.name,
+        )
     rows = [row for row in file.rows if row.gpus == plan.ranks and (not plan.hosts or row.nodes == len(plan.hosts))]
     if not rows:
         known = ", ".join(f"{row.gpus} on {row.nodes}" for row in file.rows)
         nodes = f" on {len(plan.hosts)}" if plan.hosts else ""
         raise HpctrainError(
-            f"{path} is a prediction for other ranks and nodes ({known}), but the run has {plan.ranks}{nodes}",
+            "HT-prediction-other-ranks",
+            "{path} is a prediction for other ranks and nodes ({known}), but the run has {ranks}{nodes}",
             _how(plan),
+            path=path,
+            known=known,
+            ranks=plan.ranks,
+            nodes=nodes,
         )
     (row, *_) = rows
     if recipe and abs(row.batch_per_gpu * row.gpus - recipe.global_batch) >= 0.5:
         raise HpctrainError(
-            f"{path} is a prediction for steps of {row.batch_per_gpu * row.gpus:g} samples, but those of the run have "
-            f"{recipe.global_batch}",
+            "HT-prediction-other-batch",
+            "{path} is a prediction for steps of {predicted:g} samples, but those of the run have {batch}",
             _how(plan),
+            path=path,
+            predicted=row.batch_per_gpu * row.gpus,
+            batch=recipe.global_batch,
         )
     return row.lasting(recipe.epochs) if recipe else row
 

@@ -228,7 +228,9 @@ class Record(Outline):
         for event in kept(source):
             sums.add(event)
         if sums.totals.count and run is None:
-            raise HpctrainError(f"{where}: there are steps, but no event 'run' that says of what")
+            raise HpctrainError(
+                "HT-run-no-start-event", "{where}: there are steps, but no event 'run' that says of what", where=where
+            )
         counts = (run.epochs, run.iterations_per_epoch) if run else (None,)
         return cls(
             events=outline.events,

@@ -118,7 +118,12 @@ def _first(series: Series) -> tuple[Plan, Recipe]:
     file = series.runs[series.seeds[0]].plan
     plan = read_model(file, Plan)
     if plan.recipe is None:
-        raise HpctrainError(f"{file}: repeated runs are of a recipe", "the file is damaged: restore it, or run again")
+        raise HpctrainError(
+            "HT-series-no-recipe",
+            "{path}: repeated runs are of a recipe",
+            "the file is damaged: restore it, or run again",
+            path=file,
+        )
     return plan, plan.recipe
 
 

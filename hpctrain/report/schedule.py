@@ -51,8 +51,11 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
     each, samples = recipe.batch.per_rank, recipe.data.per_epoch(training_samples(recipe.data))
     if world is None and recipe.batch.fixed_size is None:
         raise HpctrainError(
-            f"{recipe.name} has {recipe.batch.per_rank} samples a rank: the rate depends on the number of ranks",
+            "HT-batch-depends-on-ranks",
+            "{recipe} has {per_rank} samples a rank: the rate depends on the number of ranks",
             "name it: --world 8",
+            recipe=recipe.name,
+            per_rank=recipe.batch.per_rank,
         )
     # Without a number of ranks, the batch is fixed, and the mesh does not matter.
     found = recipe.at(world) if world else recipe.at_data_ranks(1)
@@ -62,8 +65,12 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
         ranks, option = (f"{emulated} emulated", "--set batch.emulated_ranks=") if emulated else (data, "--world ")
         most = samples // each * (1 if emulated or not world else world // data)
         raise HpctrainError(
-            f"{ranks} ranks with {each} samples each leave no step: there are {samples} training samples",
+            "HT-batch-too-large",
+            "{ranks} ranks with {batch} samples each leave no step: there are {samples} training samples",
             f"{option}{most} or less" if samples >= each else f"--set batch.per_rank={samples} or less",
+            ranks=ranks,
+            batch=each,
+            samples=samples,
         )
     return found
 
@@ -127,7 +134,13 @@ def picture_format(file: Path) -> str:
     """
     kind = file.suffix.lower().removeprefix(".")
     if kind not in _FORMATS:
-        raise HpctrainError(f"--plot {file}: no picture ends in {file.suffix or 'nothing'}", f"valid: {_ENDINGS}")
+        raise HpctrainError(
+            "HT-plot-unknown-format",
+            "--plot {path}: no picture ends in {suffix}",
+            f"valid: {_ENDINGS}",
+            path=file,
+            suffix=file.suffix or "nothing",
+        )
     return kind
 
 

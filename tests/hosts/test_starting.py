@@ -17,6 +17,7 @@ import hpctrain
 from hpctrain.common.run.events import read_events
 from support.hosts.local_hosts import LocalHosts
 from support.launching import Launch
+from support.refusals import codes
 
 # Until a user knows what is wrong.
 LIMIT_SECONDS = 20
@@ -120,7 +121,8 @@ def test_an_interface_that_a_host_does_not_have(changed: LocalHosts, hosts_hpctr
     bridge(changed, "h1", "ib0", "10.88.0.1/24")
     result = hosts_hpctrain("run", "together.py", "-H", "h1,h2", "--interface", "ib0")
     assert result.returncode == 2
-    assert "--interface ib0: h2 has none of that name that is up\n  it has eth0\n" in result.stdout
+    assert codes(result.stdout) == ["HT-host-no-interface"]
+    assert "h2 has none" in result.stdout and "\n  it has eth0\n" in result.stdout
 
 
 def debian(hosts: LocalHosts, folder: Path) -> None:

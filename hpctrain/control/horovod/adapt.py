@@ -125,9 +125,12 @@ def _apply(source: Path, adaptation: Adaptation) -> None:
     text = path.read_text() if path.is_file() else ""
     if adaptation.old not in text:
         raise HpctrainError(
-            f"Horovod's {adaptation.file} lacks the text {adaptation.old.strip()!r} that has to change "
-            f"({adaptation.reason})",
+            "HT-horovod-sources-unknown",
+            "Horovod's {file} lacks the text {text!r} that has to change ({reason})",
             "the source package is not the release that hpctrain knows; update hpctrain",
             exit_code=1,
+            file=adaptation.file,
+            text=adaptation.old.strip(),
+            reason=adaptation.reason,
         )
     path.write_text(text.replace(adaptation.old, adaptation.new))

@@ -32,13 +32,21 @@ def require(framework: str | None) -> None:
     """
     installed = find_installed()
     if installed is None:
-        raise HpctrainError("Horovod is not built", f"{_FIRST_BUILD}; --backend mpi needs no build")
+        raise HpctrainError(
+            "HT-horovod-not-built", "Horovod is not built", f"{_FIRST_BUILD}; --backend mpi needs no build"
+        )
     checks = [_mpi(installed)] if framework is None else [_framework(framework, installed), _mpi(installed)]
     for check in checks:
         if check.status == "failed":
-            raise HpctrainError(f"{check.found}; wanted: {check.wanted}", check.remedy)
+            raise HpctrainError(
+                "HT-horovod-build-unfit",
+                "{found}; wanted: {wanted}",
+                check.remedy,
+                found=check.found,
+                wanted=check.wanted,
+            )
         if check.status == "not applicable":
-            raise HpctrainError(check.found, check.remedy)
+            raise HpctrainError("HT-horovod-build-unfit", "{found}", check.remedy, found=check.found)
 
 
 def report() -> list[Check]:

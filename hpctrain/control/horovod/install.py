@@ -42,7 +42,11 @@ def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]
     toolkit, nccl = find_accelerator()
     wanted = current_fingerprint(mpi, toolkit, nccl)
     if not wanted.packages:
-        raise HpctrainError("there is no framework to build Horovod for", "pip install 'hpctrain[torch]' or [keras]")
+        raise HpctrainError(
+            "HT-horovod-no-framework",
+            "there is no framework to build Horovod for",
+            "pip install 'hpctrain[torch]' or [keras]",
+        )
     installed = find_installed()
     if not force and installed and installed.fingerprint == wanted:
         return wanted, "already installed"
@@ -73,24 +77,36 @@ def _require_tools(mpi: MpiInstallation) -> None:
         missing.append("cmake")
     if missing:
         raise HpctrainError(
-            f"the build needs Python packages that are missing: {', '.join(missing)}",
+            "HT-horovod-packages-missing",
+            "the build needs Python packages that are missing: {missing}",
             "pip install 'hpctrain[horovod]'",
+            missing=", ".join(missing),
         )
     # A compiler may be named with a launcher before it and options after it.
     compiler = shlex.split(os.environ.get("CXX") or "c++")[0]
     missing = [name for name in (compiler, "make") if shutil.which(name) is None]
     if missing:
         raise HpctrainError(
-            f"the build needs programs that are not on the PATH: {', '.join(missing)}",
+            "HT-horovod-programs-missing",
+            "the build needs programs that are not on the PATH: {missing}",
             "load the cluster's compiler module, or: apt-get install g++ make",
+            missing=", ".join(missing),
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
-        raise HpctrainError(f"the build needs Python's header {header}", "apt-get install python3-dev")
+        raise HpctrainError(
+            "HT-horovod-header-missing",
+            "the build needs Python's header {header}",
+            "apt-get install python3-dev",
+            header=header,
+        )
     if environment_prefix(mpi) is None and mpi.mpicxx is None:
         raise HpctrainError(
-            f"{mpi.name} at {mpi.mpirun} has no mpicxx beside it, so nothing can be compiled for it",
+            "HT-horovod-no-compiler-wrapper",
+            "{name} at {mpirun} has no mpicxx beside it, so nothing can be compiled for it",
             "install its development package (Debian: libopenmpi-dev or libmpich-dev), or load its full module",
+            name=mpi.name,
+            mpirun=mpi.mpirun,
         )
 
 
@@ -99,7 +115,12 @@ def _pip(*arguments: str) -> None:
     answer = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if answer.returncode != 0:
         raise HpctrainError(
-            f"pip {arguments[0]} failed: {answer.stderr.strip()}", f"may you write to {Path(sys.prefix)}?", exit_code=1
+            "HT-horovod-pip-failed",
+            "pip {command} failed: {reason}",
+            f"may you write to {Path(sys.prefix)}?",
+            exit_code=1,
+            command=arguments[0],
+            reason=answer.stderr.strip(),
         )
     # Python has to see modules that were installed or removed.
     importlib.invalidate_caches()
@@ -144,8 +165,13 @@ def _run_selftest(mpi: MpiInstallation, framework: str, title: str) -> None:
     if answer.returncode != 0:
         end = "\n".join(answer.stdout.strip().splitlines()[-12:])
         raise HpctrainError(
-            f"Horovod was compiled, but its test with {title} on 2 ranks of {mpi.name} failed (exit "
-            f"{answer.returncode}); the end of its output:\n{end}",
+            "HT-horovod-selftest-failed",
+            "Horovod was compiled, but its test with {framework} on 2 ranks of {mpi} failed (exit "
+            "{status}); the end of its output:\n{output}",
             "it was removed again; `hpctrain horovod check` names the MPI and the frameworks",
             exit_code=1,
+            framework=title,
+            mpi=mpi.name,
+            status=answer.returncode,
+            output=end,
         )

@@ -180,7 +180,13 @@ def _run_logged(command: list[str], env: dict[str, str], path: Path, progress: P
     if process.returncode != 0:
         with path.open() as file:
             error = first_error(file)
-        raise HpctrainError(f"Horovod does not compile:\n{error}", f"the whole log: {path}", exit_code=1)
+        raise HpctrainError(
+            "HT-horovod-compile-failed",
+            "Horovod does not compile:\n{reason}",
+            f"the whole log: {path}",
+            exit_code=1,
+            reason=error,
+        )
 
 
 def fetch(directory: Path) -> Path:
@@ -198,10 +204,13 @@ def fetch(directory: Path) -> Path:
     if answer.returncode != 0:
         reasons = [line for line in answer.stderr.splitlines() if "rror" in line or "HASH" in line]
         raise HpctrainError(
-            f"pip could not download horovod {VERSION}: {' '.join(reasons[:3]) or answer.stderr.strip()}",
+            "HT-horovod-download-failed",
+            "pip could not download horovod {version}: {reason}",
             "check the network and pip's index (pip config list), or put the file into a folder named by "
             "PIP_FIND_LINKS",
             exit_code=1,
+            version=VERSION,
+            reason=" ".join(reasons[:3]) or answer.stderr.strip(),
         )
     with tarfile.open(directory / f"horovod-{VERSION}.tar.gz") as archive:
         archive.extractall(directory, filter="data")

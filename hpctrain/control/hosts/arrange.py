@@ -17,7 +17,7 @@ from hpctrain.common.run.plan import HostOptions, Script
 from hpctrain.control.hosts.fabric_sources import FLAT, given_fabric, known_fabric
 from hpctrain.control.hosts.hostfile import read_hostfile
 from hpctrain.control.planning.mesh import mesh_work
-from hpctrain.control.planning.place_hosts import Hosts, KnownFabric, place_hosts
+from hpctrain.control.planning.place_hosts import Hosts, place_hosts
 from hpctrain.control.topology.names import is_guid
 
 if TYPE_CHECKING:
@@ -58,34 +58,36 @@ def arrange(
     hosts_slots, warnings = _hosts(options, named, given, this_host)
     names = tuple(hosts_slots)
     node_map = _node_map(options)
-    known = _fabric(options, given, names, environment)
+    fabric, known_from = _fabric(options, given, names, environment)
     slots = _slots(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
     ranks = _default_ranks(names, slots, node_map) if ranks is None else ranks
     require_ranks(ranks)
     hosts = place_hosts(
-        slots or dict.fromkeys(names),
+        names,
         ranks,
-        known,
+        fabric,
+        known_from=known_from,
+        slots_of=slots,
         node_map=node_map,
         interface=options.interface,
         work=mesh_work(work, ranks) if work else None,
     )
-    warnings += known.fabric.warnings if known else ()
+    warnings += fabric.warnings if fabric else ()
     warnings += node_map.warnings if node_map else ()
     if hosts.traffic and hosts.traffic.warning:
         warnings += (hosts.traffic.warning,)
-    if known and known.source == FLAT and len(names) > 1:
+    if known_from == FLAT and len(names) > 1:
         warnings += ("no fabric is known, so the hosts stay in the order given: --fabric FILE names one",)
     return hosts, warnings
 
 
 def _fabric(
     options: HostOptions, given: Fabric | None, names: Sequence[str], environment: Mapping[str, str]
-) -> KnownFabric | None:
-    """The given fabric, else the known one; one host needs none."""
+) -> tuple[Fabric | None, str]:
+    """The given fabric, else the known one, and its source; one host needs none."""
     if given:
-        return KnownFabric(given, str(options.fabric))
-    return known_fabric(names, environment) if len(names) > 1 else None
+        return given, str(options.fabric)
+    return known_fabric(names, environment) if len(names) > 1 else (None, FLAT)
 
 
 def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ) -> bool:
@@ -96,8 +98,11 @@ def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ)
 def _require_named(options: HostOptions, fabric: Fabric, environment: Mapping[str, str]) -> None:
     if options.hosts is None and options.hostfile is None and not environment.get(_ALLOCATED):
         raise HpctrainError(
-            f"--fabric {options.fabric} has {len(fabric.hosts)} hosts, and nothing says which of them are yours",
+            "HT-fabric-hosts-unnamed",
+            "--fabric {fabric} has {hosts} hosts, and nothing says which of them are yours",
             "name them with --hosts, or start inside a Slurm allocation",
+            fabric=options.fabric,
+            hosts=len(fabric.hosts),
         )
 
 
@@ -133,7 +138,7 @@ class FoundHosts:
 def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> FoundHosts | None:
     """The hosts that the options or the allocation name; None where neither names any."""
     if options.hosts is not None and options.hostfile is not None:
-        raise HpctrainError("--hosts and --hostfile both say which hosts", "give one of them")
+        raise HpctrainError("HT-hosts-named-twice", "--hosts and --hostfile both say which hosts", "give one of them")
     if options.hosts is not None:
         return FoundHosts(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
     if options.hostfile is not None:
@@ -157,13 +162,24 @@ def _hosts(
         if nameless := [host for host in given.hosts if is_guid(host)]:
             warnings = (counted(f"hosts of {where} without a name, which no run can reach, left out", nameless),)
         if not hosts:
-            raise HpctrainError(f"{where}: none of its {len(nameless)} hosts has a name", "name yours with --hosts")
+            raise HpctrainError(
+                "HT-hosts-nameless",
+                "{where}: none of its {count} hosts has a name",
+                "name yours with --hosts",
+                where=where,
+                count=len(nameless),
+            )
     else:
         hosts, where = {this_host: None}, "this machine"
     if options.nodes is not None and not 1 <= options.nodes <= len(hosts):
         raise HpctrainError(
-            f"--nodes {options.nodes}: {where} has {len(hosts)} host{'' if len(hosts) == 1 else 's'}",
+            "HT-hosts-too-few",
+            "--nodes {nodes}: {where} has {count} host{plural}",
             "name more with --hosts, or give their --fabric",
+            nodes=options.nodes,
+            where=where,
+            count=len(hosts),
+            plural="" if len(hosts) == 1 else "s",
         )
     return dict(list(hosts.items())[: options.nodes]), warnings
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from hpctrain.common.cluster.programs import program_output
 from hpctrain.common.errors import HpctrainError, counted
 from hpctrain.common.run.plan import HostOptions
-from hpctrain.control.planning.place_hosts import KnownFabric
 from hpctrain.control.topology.choice import Choice
 from hpctrain.control.topology.readers import slurm, slurm_address
 from hpctrain.control.topology.records import Record, SwitchGroup
@@ -25,10 +24,12 @@ FLAT = "unknown, taken to be flat"
 _PRINT_ADDRESS = 'echo "$SLURM_TOPOLOGY_ADDR $SLURM_TOPOLOGY_ADDR_PATTERN"'
 
 
-def find_fabric(options: HostOptions, hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> KnownFabric:
-    """The fabric of :func:`given_fabric` or :func:`known_fabric`."""
+def find_fabric(
+    options: HostOptions, hosts: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> tuple[Fabric, str]:
+    """The fabric of :func:`given_fabric` or :func:`known_fabric`, and its source."""
     fabric = given_fabric(options, hosts)
-    return KnownFabric(fabric, str(options.fabric)) if fabric else known_fabric(hosts, environment)
+    return (fabric, str(options.fabric)) if fabric else known_fabric(hosts, environment)
 
 
 def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
@@ -47,15 +48,22 @@ def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
         return read_fabric(options.fabric, options.routes, choice=Choice(name=options.topology, hosts=hosts))
     if options.routes is not None:
         raise HpctrainError(
-            f"--routes {options.routes}: forwarding tables alone do not say what is cabled to what",
+            "HT-fabric-tables-alone",
+            "--routes {routes}: forwarding tables alone do not say what is cabled to what",
             "name the output of ibnetdiscover with --fabric",
+            routes=options.routes,
         )
     if options.topology is not None:
-        raise HpctrainError(f"--topology {options.topology} is one of a file", "name the file with --fabric")
+        raise HpctrainError(
+            "HT-topology-name-without-file",
+            "--topology {topology} is one of a file",
+            "name the file with --fabric",
+            topology=options.topology,
+        )
     return None
 
 
-def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> KnownFabric:
+def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Fabric, str]:
     """The fabric that can be known without a file, and where from: the first of ``scontrol show topology``,
     ``SLURM_TOPOLOGY_ADDR`` of the job's tasks, and :data:`FLAT`, one switch for all hosts.
 
@@ -74,10 +82,10 @@ def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.envir
             continue
         unknown = [host for host in hosts if host not in fabric.hosts]
         if not unknown:
-            return KnownFabric(replace(fabric, warnings=(*warnings, *fabric.warnings)), source)
+            return replace(fabric, warnings=(*warnings, *fabric.warnings)), source
         warnings.append(counted(f"{source} is not used: hosts that it lacks", unknown))
     flat = build_fabric([SwitchGroup(name="flat", hosts=tuple(hosts), where="the hosts of the run")])
-    return KnownFabric(replace(flat, warnings=(*warnings, *flat.warnings)), FLAT)
+    return replace(flat, warnings=(*warnings, *flat.warnings)), FLAT
 
 
 def _sources(

@@ -90,16 +90,19 @@ def parse_hostfile(text: str, name: str) -> Hostfile:
         for host in line.names:
             if line.slots is not None and host in hosts:
                 raise HpctrainError(
-                    f"{where}: slots= for {host}, which was named before: Open MPI does not take that either",
+                    "HT-hostfile-slots-twice",
+                    "{where}: slots= for {host}, which was named before: Open MPI does not take that either",
                     "name it once, with all of its slots",
+                    where=where,
+                    host=host,
                 )
             add_slots(hosts, host, line.added if line.slots is None else line.slots)
         alone.update(line.names if line.slots is line.added is None else ())
         ignored |= {pair: where for pair in line.ignored if pair not in ignored}
         if len(hosts) > MOST_HOSTS:
-            raise HpctrainError(f"{name} has more than {MOST_HOSTS} hosts")
+            raise HpctrainError("HT-hostfile-too-long", "{path} has more than {most} hosts", path=name, most=MOST_HOSTS)
     if not hosts:
-        raise HpctrainError(f"{name} names no host", _HINT)
+        raise HpctrainError("HT-hostfile-no-host", "{path} names no host", _HINT, path=name)
     if max(alone.values(), default=1) > 1:
         # Slurm's form: a name on its own line counts for one rank.
         hosts |= {host: 1 for host in alone if hosts[host] is None}
@@ -128,7 +131,13 @@ def _line(content: str, where: str) -> _Line:
     if not colon and numbers:
         line.slots = slots = numbers["slots" if "slots" in numbers else "most"]
         if numbers.get("most", slots) < slots:
-            raise HpctrainError(f"{where}: {content!r} has more slots than the most that it allows", _HINT)
+            raise HpctrainError(
+                "HT-hostfile-too-many-slots",
+                "{where}: {line!r} has more slots than the most that it allows",
+                _HINT,
+                where=where,
+                line=content,
+            )
     line.ignored = [(word.partition("=")[0], values[_kind(word)]) for word in rest if _kind(word) in _INSTEAD]
     return line
 
@@ -155,16 +164,36 @@ def _number(text: str, content: str, where: str) -> int:
 def _refuse_other_forms(first: str, rest: list[str], where: str) -> None:
     """Refuse the other forms of a line that Open MPI knows, each with its own advice."""
     if first.startswith("+"):
-        raise HpctrainError(f"{where}: {first[:60]!r} counts the nodes of an allocation", "name the hosts themselves")
+        raise HpctrainError(
+            "HT-hostfile-relative-host",
+            "{where}: {entry!r} counts the nodes of an allocation",
+            "name the hosts themselves",
+            where=where,
+            entry=first[:60],
+        )
     if first.startswith("^"):
-        raise HpctrainError(f"{where}: {first[:60]!r} leaves a host out", "leave out the lines that name it")
+        raise HpctrainError(
+            "HT-hostfile-excluded-host",
+            "{where}: {entry!r} leaves a host out",
+            "leave out the lines that name it",
+            where=where,
+            entry=first[:60],
+        )
     if first == "rank" and rest and re.match(r"\d+=", rest[0]):
-        raise HpctrainError(f"{where}: a line of a rankfile", f"hpctrain places ranks itself: {_HINT}")
+        raise HpctrainError(
+            "HT-hostfile-is-rankfile",
+            "{where}: a line of a rankfile",
+            f"hpctrain places ranks itself: {_HINT}",
+            where=where,
+        )
     address = first.rpartition("@")[2].partition("%")[0].strip("[]")
     if address.count(":") > 1 and _is_address(address):
         raise HpctrainError(
-            f"{where}: {address} is an IPv6 address, whose colons are not told from those of slots",
+            "HT-hostfile-ipv6-address",
+            "{where}: {address} is an IPv6 address, whose colons are not told from those of slots",
             "give the host a name, in /etc/hosts or ~/.ssh/config",
+            where=where,
+            address=address,
         )
 
 
@@ -181,11 +210,17 @@ def _require_own_user(user: str, host: str, where: str) -> None:
     if user == getpass.getuser():
         return
     raise HpctrainError(
-        f"{where}: {host} with the user {user[:60]!r}: hosts are named without their user",
+        "HT-hostfile-user-named",
+        "{where}: {host} with the user {user!r}: hosts are named without their user",
         f"write `Host {host}` and below it `User {user[:60]}` into ~/.ssh/config, and leave the user out here",
+        where=where,
+        host=host,
+        user=user[:60],
     )
 
 
 def _not_a_line(content: str, where: str) -> HpctrainError:
     shown = content if len(content) <= 60 else f"{content[:60]}…"
-    return HpctrainError(f"{where}: {shown!r} is not a host with its slots", _HINT)
+    return HpctrainError(
+        "HT-hostfile-bad-line", "{where}: {line!r} is not a host with its slots", _HINT, where=where, line=shown
+    )

@@ -79,8 +79,11 @@ def _portable_line(prefix: Path, path: Path, line: str, folder: Path | None) -> 
     for named in _ABSOLUTE.findall(line) if line.startswith("import") else ():
         if Path(named).exists() and not Path(named).resolve().is_relative_to(prefix):
             raise HpctrainError(
-                f"--pack: {path} runs code that refers to {named}, which is not packed",
+                "HT-pack-code-outside",
+                "--pack: {path} runs code that refers to {paths}, which is not packed",
                 "give the folder a line of its own there, or install what is in it",
+                path=path,
+                paths=named,
             )
     return line
 
@@ -101,7 +104,10 @@ def _require_resolved(site: Path, resolved: set[str]) -> None:
             if resolved.isdisjoint(line.partition(",")[0] for line in record):
                 project = installed.parent.name.partition("-")[0]
                 raise HpctrainError(
-                    f"--pack: {project} is an editable installation of a kind whose files cannot be found", _AS_IT_IS
+                    "HT-pack-editable-unknown",
+                    "--pack: {project} is an editable installation of a kind whose files cannot be found",
+                    _AS_IT_IS,
+                    project=project,
                 )
 
 
@@ -126,7 +132,9 @@ def _mapped(finder: Path) -> dict[str, Path]:
             case ast.AnnAssign(target=ast.Name(id="MAPPING"), value=ast.expr() as table):
                 break
     else:
-        raise HpctrainError(f"--pack: {finder} has no table of what it finds", _AS_IT_IS)
+        raise HpctrainError(
+            "HT-pack-finder-unknown", "--pack: {finder} has no table of what it finds", _AS_IT_IS, finder=finder
+        )
     return dict(_location(finder, name, Path(path)) for name, path in ast.literal_eval(table).items())
 
 
@@ -138,7 +146,14 @@ def _location(finder: Path, name: str, path: Path) -> tuple[str, Path]:
     for file in (path, *(path.with_name(path.name + suffix) for suffix in _MODULES)):
         if file.is_file():
             return at + _suffix(file.name), file
-    raise HpctrainError(f"--pack: {finder} finds {name} at {path}, where nothing is", _AS_IT_IS)
+    raise HpctrainError(
+        "HT-pack-file-missing",
+        "--pack: {finder} finds {name} at {path}, where nothing is",
+        _AS_IT_IS,
+        finder=finder,
+        name=name,
+        path=path,
+    )
 
 
 def _suffix(name: str) -> str:

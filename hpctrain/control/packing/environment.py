@@ -93,18 +93,24 @@ def _require_virtual_environment() -> None:
     for place in dict.fromkeys((sys.prefix, sys.base_prefix)):
         if (Path(place) / "conda-meta").exists():
             raise HpctrainError(
-                f"--pack packs virtual environments of a Python without conda, and {place} is conda's",
+                "HT-pack-conda",
+                "--pack packs virtual environments of a Python without conda, and {path} is conda's",
                 "conda-pack makes an archive of such an environment, which --stage-environment takes",
+                path=place,
             )
     if sys.prefix == sys.base_prefix:
         raise HpctrainError(
-            f"--pack packs a virtual environment, and {sys.executable} is in none",
+            "HT-pack-no-virtual-environment",
+            "--pack packs a virtual environment, and {executable} is in none",
             "python3 -m venv .venv, install hpctrain there, and submit with it",
+            executable=sys.executable,
         )
     if _uses_base() and any(Path(sys.base_prefix).glob("lib/python3/dist-packages")):
         raise HpctrainError(
-            f"--pack: {sys.prefix} also uses the packages of the system, which are not packed",
+            "HT-pack-system-packages",
+            "--pack: {prefix} also uses the packages of the system, which are not packed",
             "make an environment without --system-site-packages",
+            prefix=sys.prefix,
         )
 
 
@@ -141,7 +147,13 @@ def _interpreter(binary: Path) -> dict[str, Entry]:
         # Asked for by the base, because the default paths have the environment's prefix.
         library = Path(sysconfig.get_path(kind, vars={"base": str(base), "platbase": str(base)})).resolve()
         if not library.is_relative_to(base):
-            raise HpctrainError(f"--pack: the library of {binary} is at {library}, and not below {base}")
+            raise HpctrainError(
+                "HT-pack-library-outside",
+                "--pack: the library of {binary} is at {library}, and not below {base}",
+                binary=binary,
+                library=library,
+                base=base,
+            )
         at = library.relative_to(base).as_posix()
         without = {each.name for each in library.iterdir() if _NOT_OF_BASE.fullmatch(each.name)}
         if _uses_base():

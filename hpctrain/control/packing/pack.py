@@ -155,9 +155,12 @@ def find_pack() -> Pack:
 
 def _unreadable(error: OSError) -> HpctrainError:
     return HpctrainError(
-        f"--pack: cannot read {error.filename}: {error.strerror}",
+        "HT-file-unreadable",
+        "--pack: cannot read {path}: {reason}",
         "make it readable, or wait for what changes the environment to end, and submit again",
         exit_code=1,
+        path=error.filename,
+        reason=error.strerror,
     )
 
 
@@ -227,7 +230,13 @@ def _add(tar: tarfile.TarFile, name: str, entry: Entry, digest: str | None = Non
             through = _Hashed(file)
             tar.addfile(info, through)
         if digest is not None and through.digest.hexdigest() != digest:
-            raise HpctrainError(f"{entry.source} was changed while it was packed", "submit again", exit_code=1)
+            raise HpctrainError(
+                "HT-pack-file-changed",
+                "{path} was changed while it was packed",
+                "submit again",
+                exit_code=1,
+                path=entry.source,
+            )
 
 
 def _remove_old(folder: Path) -> None:

@@ -61,8 +61,12 @@ def _check_gpu(curve: Curve, device: str) -> Iterator[str]:
         yield f"{curve.source} was measured on {curve.gpu}, which is taken for {device}"
         return
     raise HpctrainError(
-        f"--calibration {curve.source}: measured on {curve.gpu}, and {device} is to be predicted",
+        "HT-calibration-other-gpu",
+        "--calibration {source}: measured on {gpu}, and {device} is to be predicted",
         f"measure on {device}, {f'predict --gpu {known}, ' if known else ''}or leave the file out",
+        source=curve.source,
+        gpu=curve.gpu,
+        device=device,
     )
 
 
@@ -72,10 +76,16 @@ def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
     sent, links = curve.groups * size / seconds, curve_rate(curve, ranks)
     if sent > FASTER * links:
         return HpctrainError(
-            f"--calibration {curve.source}: each of {curve.hosts} hosts sent at least {_rate(sent)}, and the "
-            f"adapters that {_rank_text(curve, ranks)} use carry {_rate(links)}",
+            "HT-calibration-too-fast",
+            "--calibration {source}: each of {hosts} hosts sent at least {rate}, and the adapters that "
+            "{ranks} use carry {links}",
             "state the adapters and links that were measured (--adapters-per-node, --link); or its hosts are one "
             "machine under several names, or not all of the ranks are listed",
+            source=curve.source,
+            hosts=curve.hosts,
+            rate=_rate(sent),
+            ranks=_rank_text(curve, ranks),
+            links=_rate(links),
         )
     size, seconds = curve.points[-1]
     if not ranks.by_nccl or size < _BANDWIDTH_BOUND_BYTES:
@@ -84,10 +94,16 @@ def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
     if seconds <= SLOWER * expected:
         return None
     return HpctrainError(
-        f"--calibration {curve.source}: {size / 1e6:.4g} MB took {seconds / expected:.3g} times what is expected where "
-        f"the adapters that {_rank_text(curve, ranks)} use carry {_rate(links)}",
+        "HT-calibration-too-slow",
+        "--calibration {source}: {megabytes:.4g} MB took {times:.3g} times what is expected where the "
+        "adapters that {ranks} use carry {links}",
         "NCCL may have used sockets or another interface (NCCL_DEBUG=INFO says which, NET/IB or NET/Socket); or state "
         "the links that were measured (--adapters-per-node, --link, --tcp)",
+        source=curve.source,
+        megabytes=size / 1e6,
+        times=seconds / expected,
+        ranks=_rank_text(curve, ranks),
+        links=_rate(links),
     )
 
 

@@ -81,21 +81,34 @@ def bench_curves(text: str, where: str) -> list[Curve]:
     """
     rows = _json(text, where).get("rows")
     if not isinstance(rows, list) or not rows:
-        raise HpctrainError(f"{where}: no rows", _MENDED)
+        raise HpctrainError("HT-calibration-no-rows", "{where}: no rows", _MENDED, where=where)
     points: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
     for number, row in enumerate(rows, start=1):
         at = f"{where}: row {number}"
         engine = row.get("engine") if isinstance(row, dict) else None
         if not isinstance(engine, str) or not engine:
-            raise HpctrainError(f"{at} has no engine", _MENDED)
+            raise HpctrainError("HT-calibration-row-no-engine", "{where} has no engine", _MENDED, where=at)
         ranks, hosts = _count(row, "ranks", at), _count({"hosts": 1, **row}, "hosts", at)
         if ranks % hosts:
-            raise HpctrainError(f"{at}: {ranks} ranks cannot be divided equally among {hosts} hosts", _MENDED)
+            raise HpctrainError(
+                "HT-calibration-ranks-not-divisible",
+                "{where}: {ranks} ranks cannot be divided equally among {hosts} hosts",
+                _MENDED,
+                where=at,
+                ranks=ranks,
+                hosts=hosts,
+            )
         point = float(_count(row, "bytes", at)), _seconds(row, at)
         if engine != _COPY:
             points[engine, ranks, hosts].append(point)
     if not points:
-        raise HpctrainError(f"{where}: only rows of engine {_COPY!r}, which moves nothing between ranks", _MENDED)
+        raise HpctrainError(
+            "HT-calibration-only-copies",
+            "{where}: only rows of engine {engine!r}, which moves nothing between ranks",
+            _MENDED,
+            where=where,
+            engine=_COPY,
+        )
     return [
         _curve(own, engine=engine, ranks=ranks, hosts=hosts, source=f"{where}, hpctrain bench allreduce")
         for (engine, ranks, hosts), own in points.items()
@@ -106,7 +119,13 @@ def _json(text: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise HpctrainError(f"{where}: not JSON: {error}", f"it is damaged or cut off: {_MENDED}") from error
+        raise HpctrainError(
+            "HT-file-not-json",
+            "{where}: not JSON: {problem}",
+            f"it is damaged or cut off: {_MENDED}",
+            where=where,
+            problem=str(error),
+        ) from error
     return found if isinstance(found, dict) else {}
 
 
@@ -156,12 +175,25 @@ def _curve(points: Iterable[tuple[float, float]], **measured: Any) -> Curve:
 def _count(row: Mapping[str, Any], key: str, at: str) -> int:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise HpctrainError(f"{at}: {key} is {value!r}, not a whole number of at least 1", _MENDED)
+        raise HpctrainError(
+            "HT-calibration-not-a-count",
+            "{where}: {key} is {value!r}, not a whole number of at least 1",
+            _MENDED,
+            where=at,
+            key=key,
+            value=value,
+        )
     return value
 
 
 def _seconds(row: Mapping[str, Any], at: str) -> float:
     value = row.get("median_s")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise HpctrainError(f"{at}: median_s is {value!r}, not a number of seconds above 0", _MENDED)
+        raise HpctrainError(
+            "HT-calibration-not-seconds",
+            "{where}: median_s is {value!r}, not a number of seconds above 0",
+            _MENDED,
+            where=at,
+            value=value,
+        )
     return float(value)

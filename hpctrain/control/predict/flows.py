@@ -69,10 +69,17 @@ def rail_rate(fabric: Fabric, adapters: Ints, stated: float | None) -> float:
     """
     if stated is not None:
         if not 0 < stated < float("inf"):
-            raise HpctrainError(f"an adapter with bytes_per_s={stated}", "it must be greater than 0, such as 25e9")
+            raise HpctrainError(
+                "HT-network-bad-rate",
+                "an adapter with bytes_per_s={rate}",
+                "it must be greater than 0, such as 25e9",
+                rate=stated,
+            )
         return stated
     if not fabric.has_speeds:
         raise HpctrainError(
-            "the fabric's listing has no speeds of links", "state the rate of an adapter as well, such as --link 200Gb"
+            "HT-fabric-no-speeds",
+            "the fabric's listing has no speeds of links",
+            "state the rate of an adapter as well, such as --link 200Gb",
         )
     return float(fabric.bandwidth[np.isin(fabric.source, adapters)].max())

@@ -79,7 +79,9 @@ class Hardware:
         """
         if self.gpu is None:
             raise HpctrainError(
-                "which GPUs is the prediction for?", "--gpu NAME, or --cluster PROFILE of one that names them"
+                "HT-prediction-no-gpu",
+                "which GPUs is the prediction for?",
+                "--gpu NAME, or --cluster PROFILE of one that names them",
             )
         return self.gpu
 
@@ -91,7 +93,7 @@ class Hardware:
             HpctrainError: not stated.
         """
         if self.gpus_per_node is None:
-            raise HpctrainError("how many GPUs has a node?", "--gpus-per-node N")
+            raise HpctrainError("HT-prediction-no-gpu-count", "how many GPUs has a node?", "--gpus-per-node N")
         return self.gpus_per_node
 
     @property
@@ -106,9 +108,16 @@ class Hardware:
             HpctrainError: a fabric that cannot be read, that has fewer hosts, or whose links have no speed.
         """
         if self.routes is not None and self.fabric is None:
-            raise HpctrainError("--routes are the forwarding tables of a fabric", "add --fabric FILE")
+            raise HpctrainError(
+                "HT-fabric-tables-alone", "--routes are the forwarding tables of a fabric", "add --fabric FILE"
+            )
         if self.topology is not None and self.fabric is None:
-            raise HpctrainError(f"--topology {self.topology} is one of a file", "name the file with --fabric")
+            raise HpctrainError(
+                "HT-topology-name-without-file",
+                "--topology {topology} is one of a file",
+                "name the file with --fabric",
+                topology=self.topology,
+            )
         adapters, rate = self.adapters or self._usual_adapters(), self.link_bytes_per_s or _DEFAULT_RATE
         if self.fabric is None:
             found = self._stated(counts, adapters, rate)
@@ -129,8 +138,11 @@ class Hardware:
             return found, fabric.warnings
         if max(counts) > len(fabric.hosts):
             raise HpctrainError(
-                f"{max(counts)} nodes on a fabric that has {len(fabric.hosts)} hosts",
+                "HT-fabric-too-few-hosts",
+                "{nodes} nodes on a fabric that has {hosts} hosts",
                 f"valid: 1 to {len(fabric.hosts)}",
+                nodes=max(counts),
+                hosts=len(fabric.hosts),
             )
         without = f"that no link is shared, as {self.fabric} has no cables"
         return self._stated(counts, adapters, rate), (*fabric.warnings, *self._assumed(adapters, rate, without))

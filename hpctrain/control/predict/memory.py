@@ -130,7 +130,7 @@ def memory(workload: Workload, *, batch: int, settings: MemorySettings) -> Memor
         batch: samples that the device computes at once: of one part where gradients are accumulated.
     """
     if batch < 1:
-        raise HpctrainError(f"a batch of {batch} samples", "at least 1")
+        raise HpctrainError("HT-prediction-bad-batch", "a batch of {batch} samples", "at least 1", batch=batch)
     resident = _resident(workload, batch, settings)
     moments = (*_passes(workload, batch, settings, resident), _update(workload, settings, resident))
     most = max(moments, key=lambda each: each.peak)
@@ -150,9 +150,12 @@ def largest_batch(workload: Workload, nbytes: float, settings: MemorySettings) -
     if not fits(1):
         wanted = memory(workload, batch=1, settings=settings).total
         raise HpctrainError(
-            f"training {workload.name} with one sample takes {wanted / 1e9:.3g} GB, and the device has "
-            f"{nbytes / 1e9:.3g} GB",
+            "HT-prediction-out-of-memory",
+            "training {workload} with one sample takes {gigabytes:.3g} GB, and the device has {available:.3g} GB",
             "choose bf16, activation checkpointing, an optimizer with less state, or a device with more memory",
+            workload=workload.name,
+            gigabytes=wanted / 1e9,
+            available=nbytes / 1e9,
         )
     low, high = 1, 2
     while high < _LARGEST_BATCH and fits(high):

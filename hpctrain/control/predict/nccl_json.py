@@ -76,16 +76,26 @@ def read_nccl_report(found: dict[str, Any], where: str) -> list[Measured]:
     # A run that was ended early has written only a part of these.
     for key in ("results", "out_of_bounds"):
         if key not in found:
-            raise HpctrainError(f"{where}: it has no {key}: the run did not end", AGAIN)
+            raise HpctrainError(
+                "HT-nccl-tests-unfinished", "{where}: it has no {key}: the run did not end", AGAIN, where=where, key=key
+            )
     try:
         report = _Report.model_validate(found)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
         why = "times of the CPU (-C)" if key.endswith(".time") and first["type"] == "missing" else first["msg"]
-        raise HpctrainError(f"{where}: {key}: {why}", AGAIN) from error
+        raise HpctrainError(
+            "HT-nccl-tests-bad-value", "{where}: {key}: {problem}", AGAIN, where=where, key=key, problem=why
+        ) from error
     if report.out_of_bounds.count:
-        raise HpctrainError(f"{where}: {report.out_of_bounds.count} values out of bounds", WRONG_RESULTS)
+        raise HpctrainError(
+            "HT-nccl-tests-wrong-results",
+            "{where}: {count} values out of bounds",
+            WRONG_RESULTS,
+            where=where,
+            count=report.out_of_bounds.count,
+        )
     run = Run(ranks=_ranks(report.config, where))
     test = PurePath(report.args[0]).name
     if "_perf" in test and not test.startswith("all_reduce"):
@@ -100,7 +110,12 @@ def _ranks(config: _Config, where: str) -> dict[int, Rank]:
     process = config.nthreads * config.ngpus
     numbers = sorted(device.rank for device in config.devices)
     if len(set(numbers)) < len(numbers):
-        raise HpctrainError(f"{where}: a rank for the second time", "under mpirun nccl-tests must be built with MPI=1")
+        raise HpctrainError(
+            "HT-nccl-tests-rank-twice",
+            "{where}: a rank for the second time",
+            "under mpirun nccl-tests must be built with MPI=1",
+            where=where,
+        )
     # Consecutive numbers mean that this version lists every rank.
     each = 1 if numbers == list(range(len(numbers))) and len(numbers) > 1 else process
     return {
@@ -117,5 +132,12 @@ def _add(run: Run, row: _Row, at: str) -> None:
         if times is None or not row.size:
             continue
         if times.nwrong:
-            raise HpctrainError(f"{at}: {times.nwrong:g} wrong values at {row.size} bytes", WRONG_RESULTS)
+            raise HpctrainError(
+                "HT-nccl-tests-wrong-results",
+                "{where}: {count:g} wrong values at {size} bytes",
+                WRONG_RESULTS,
+                where=at,
+                count=times.nwrong,
+                size=row.size,
+            )
         run.add(place, row.size, times.time, (times.alg_bw, times.bus_bw), at)

@@ -76,7 +76,7 @@ class Run:
             HpctrainError: a time of 0.
         """
         if not micros:
-            raise HpctrainError(f"{at}: a time of 0", AGAIN)
+            raise HpctrainError("HT-nccl-tests-zero-time", "{where}: a time of 0", AGAIN, where=at)
         self.points[place].append((size, micros * 1e-6))
         if rates[0] >= TELLING_GB_S:
             self.factors.append((at, rates[1] / rates[0]))
@@ -84,7 +84,9 @@ class Run:
 
 def not_all_reduce(at: str, what: str) -> HpctrainError:
     """The error for a run of another collective."""
-    return HpctrainError(f"{at}: {what}", "valid: all_reduce_perf")
+    return HpctrainError(
+        "HT-nccl-tests-not-all-reduce", "{where}: {found}", "valid: all_reduce_perf", where=at, found=what
+    )
 
 
 def all_reduces(runs: list[Run], where: str) -> list[Measured]:
@@ -101,17 +103,26 @@ def all_reduces(runs: list[Run], where: str) -> list[Measured]:
 
 def _measured(run: Run, where: str) -> Measured:
     if not any(run.points):
-        raise HpctrainError(f"{where}: no row with a time", AGAIN)
+        raise HpctrainError("HT-nccl-tests-no-times", "{where}: no row with a time", AGAIN, where=where)
     if len(run.kinds) > 1:
         raise HpctrainError(
-            f"{where}: several types or operations: {', '.join(sorted(run.kinds))}",
+            "HT-nccl-tests-mixed-kinds",
+            "{where}: several types or operations: {kinds}",
             "measure one, such as -d float -o sum",
+            where=where,
+            kinds=", ".join(sorted(run.kinds)),
         )
     ranks, hosts, groups = _groups(run.ranks, where)
     _check_factor(run, ranks)
     gpus = {rank.gpu for rank in run.ranks.values() if rank.gpu}
     if len(gpus) > 1:
-        raise HpctrainError(f"{where}: different GPUs: {', '.join(sorted(gpus))}", "measure on GPUs of one kind")
+        raise HpctrainError(
+            "HT-nccl-tests-mixed-gpus",
+            "{where}: different GPUs: {gpus}",
+            "measure on GPUs of one kind",
+            where=where,
+            gpus=", ".join(sorted(gpus)),
+        )
     return Measured(
         ranks=ranks,
         hosts=hosts,
@@ -130,36 +141,57 @@ def _groups(ranks: Mapping[int, Rank], where: str) -> tuple[int, int, int]:
     https://github.com/NVIDIA/nccl-tests).
     """
     if not ranks:
-        raise HpctrainError(f"{where}: no line '#  Rank  0 …', so the number of ranks is unknown", AGAIN)
+        raise HpctrainError(
+            "HT-nccl-tests-no-ranks",
+            "{where}: no line '#  Rank  0 …', so the number of ranks is unknown",
+            AGAIN,
+            where=where,
+        )
     members: dict[str, Counter[str]] = defaultdict(Counter)
     for rank in ranks.values():
         members[rank.group][rank.host] += 1
     if len({each.total() for each in members.values()}) > 1:
         sizes = ", ".join(str(size) for size in sorted({each.total() for each in members.values()}))
-        raise HpctrainError(f"{where}: groups of {sizes} ranks", "measure groups of one size")
+        raise HpctrainError(
+            "HT-nccl-tests-unequal-groups",
+            "{where}: groups of {sizes} ranks",
+            "measure groups of one size",
+            where=where,
+            sizes=sizes,
+        )
     shapes = {tuple(sorted(each.values())) for each in members.values()}
     on_host = Counter(host for each in members.values() for host in each)
     if len(shapes) > 1 or len(set(on_host.values())) > 1:
         raise HpctrainError(
-            f"{where}: its groups lie differently on their hosts, and the times are those of one of them",
+            "HT-nccl-tests-groups-differ",
+            "{where}: its groups lie differently on their hosts, and the times are those of one of them",
             "measure with NCCL_TESTS_SPLIT so that all have as many ranks on as many hosts, or without it",
+            where=where,
         )
     (shape,) = shapes
     if len(set(shape)) > 1:
         raise HpctrainError(
-            f"{where}: hosts with {' and '.join(map(str, sorted(set(shape))))} ranks",
+            "HT-nccl-tests-unequal-hosts",
+            "{where}: hosts with {ranks} ranks",
             "measure with the same number on each host",
+            where=where,
+            ranks=" and ".join(map(str, sorted(set(shape)))),
         )
     if sum(shape) == 1:
         raise HpctrainError(
-            f"{where}: each rank by itself: nothing was reduced between ranks",
+            "HT-nccl-tests-single-ranks",
+            "{where}: each rank by itself: nothing was reduced between ranks",
             "measure with several, such as -g 8; under mpirun nccl-tests must be built with MPI=1",
+            where=where,
         )
     groups = next(iter(on_host.values()))
     if groups > 1 and len(shape) == 1:
         raise HpctrainError(
-            f"{where}: {groups} groups within one host ran at the same time and share what joins its GPUs",
+            "HT-nccl-tests-shared-host",
+            "{where}: {groups} groups within one host ran at the same time and share what joins its GPUs",
             f'measure one group a host: without NCCL_TESTS_SPLIT, or with "DIV {groups * shape[0]}"',
+            where=where,
+            groups=groups,
         )
     return sum(shape), len(shape), groups
 
@@ -170,6 +202,12 @@ def _check_factor(run: Run, ranks: int) -> None:
     for at, factor in run.factors:
         if abs(factor - wanted) > 0.02 * wanted + 0.005:
             raise HpctrainError(
-                f"{at}: busbw is {factor:.3g} times algbw; of an all-reduce of {ranks} ranks it is {wanted:.3g} times",
+                "HT-nccl-tests-bad-bandwidth",
+                "{where}: busbw is {factor:.3g} times algbw; of an all-reduce of {ranks} ranks it is "
+                "{wanted:.3g} times",
                 "give all_reduce_perf's output with a line for each rank",
+                where=at,
+                factor=factor,
+                ranks=ranks,
+                wanted=wanted,
             )

@@ -63,13 +63,21 @@ def read_nccl_tests(text: str, where: str) -> list[Measured]:
         elif table.columns and table.run.other is None and line.split()[0].isdigit():
             _row(table, line.split(), f"{where}:{number}")
     if table.columns:
-        raise HpctrainError(f"{where}:{number}: it ends without '# Avg bus bandwidth': cut off", AGAIN)
+        raise HpctrainError(
+            "HT-nccl-tests-cut-off",
+            "{where}:{line}: it ends without '# Avg bus bandwidth': cut off",
+            AGAIN,
+            where=where,
+            line=number,
+        )
     if table.begun or not runs:
         if table.run.other:
             raise table.run.other
         raise HpctrainError(
-            f"{where}: no table of nccl-tests (no line with size, count and busbw)",
+            "HT-nccl-tests-no-table",
+            "{where}: no table of nccl-tests (no line with size, count and busbw)",
             "give the output of nccl-tests' all_reduce_perf, or of `hpctrain bench allreduce --json`",
+            where=where,
         )
     return all_reduces(runs, where)
 
@@ -106,20 +114,39 @@ def _remark(table: _Table, line: str, at: str) -> None:
     if rank := _RANK.match(line):
         if int(rank[1]) in run.ranks:
             raise HpctrainError(
-                f"{at}: rank {rank[1]} for the second time: several runs, or processes that do not know each other",
+                "HT-nccl-tests-rank-twice",
+                "{where}: rank {rank} for the second time: several runs, or processes that do not know each other",
                 "give one run a file; under mpirun nccl-tests must be built with MPI=1",
+                where=at,
+                rank=int(rank[1]),
             )
         run.ranks[int(rank[1])] = Rank(group=rank[2] or "0", host=rank[3], gpu=(rank[4] or "").strip())
     elif (test := _TEST.match(line)) and not test[1].startswith("all_reduce"):
         run.other = not_all_reduce(at, f"the test is {test[1]}")
     elif _is_header(line):
         if table.columns:
-            raise HpctrainError(f"{at}: a second table begins before '# Avg bus bandwidth' of the first", AGAIN)
+            raise HpctrainError(
+                "HT-nccl-tests-second-table",
+                "{where}: a second table begins before '# Avg bus bandwidth' of the first",
+                AGAIN,
+                where=at,
+            )
         table.columns = line.lstrip("# ").split()
         if "time" not in table.columns:
-            raise HpctrainError(f"{at}: no column time, perhaps times of the CPU (-C)", "measure without -C")
+            raise HpctrainError(
+                "HT-nccl-tests-no-time-column",
+                "{where}: no column time, perhaps times of the CPU (-C)",
+                "measure without -C",
+                where=at,
+            )
     elif (wrong := _WRONG_VALUES.match(line)) and int(wrong[1]):
-        raise HpctrainError(f"{at}: {wrong[1]} values out of bounds", WRONG_RESULTS)
+        raise HpctrainError(
+            "HT-nccl-tests-wrong-results",
+            "{where}: {count} values out of bounds",
+            WRONG_RESULTS,
+            where=at,
+            count=int(wrong[1]),
+        )
 
 
 def _row(table: _Table, cells: Sequence[str], at: str) -> None:
@@ -129,7 +156,14 @@ def _row(table: _Table, cells: Sequence[str], at: str) -> None:
         # The timestamp is one column of two words.
         columns, cells = columns[:-1], cells[:-2]
     if len(cells) != len(columns):
-        raise HpctrainError(f"{at}: a row with {len(cells)} of {len(columns)} columns, perhaps cut off", AGAIN)
+        raise HpctrainError(
+            "HT-nccl-tests-short-row",
+            "{where}: a row with {cells} of {columns} columns, perhaps cut off",
+            AGAIN,
+            where=at,
+            cells=len(cells),
+            columns=len(columns),
+        )
     named = dict(zip(columns[: columns.index("time")], cells, strict=False))
     table.run.other = other_collective(named.get("redop"), named.get("root"), at)
     if table.run.other:
@@ -140,9 +174,22 @@ def _row(table: _Table, cells: Sequence[str], at: str) -> None:
     for place, (start, end) in enumerate(zip(starts, [*starts[1:], len(columns)], strict=True)):
         measured = dict(zip(columns[start:end], cells[start:end], strict=True))
         if measured.get("#wrong", "N/A") != "N/A" and _number(measured["#wrong"], "#wrong", at):
-            raise HpctrainError(f"{at}: {measured['#wrong']} wrong values at {cells[0]} bytes", WRONG_RESULTS)
+            raise HpctrainError(
+                "HT-nccl-tests-wrong-results",
+                "{where}: {count} wrong values at {size} bytes",
+                WRONG_RESULTS,
+                where=at,
+                count=measured["#wrong"],
+                size=cells[0],
+            )
         if missing := [key for key in ("algbw", "busbw") if key not in measured]:
-            raise HpctrainError(f"{at}: the table has no column {missing[0]} for each of its times", AGAIN)
+            raise HpctrainError(
+                "HT-nccl-tests-missing-column",
+                "{where}: the table has no column {column} for each of its times",
+                AGAIN,
+                where=at,
+                column=missing[0],
+            )
         # nccl-tests round a size down to a multiple of the number of ranks, which can give 0.
         if measured["time"] == "N/A" or not size:
             continue
@@ -165,5 +212,12 @@ def _number(cell: str, column: str, at: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise HpctrainError(f"{at}: {column} is {cell!r}, not a number of at least 0", AGAIN)
+        raise HpctrainError(
+            "HT-nccl-tests-not-a-number",
+            "{where}: {column} is {value!r}, not a number of at least 0",
+            AGAIN,
+            where=at,
+            column=column,
+            value=cell,
+        )
     return value

@@ -50,6 +50,42 @@ class Network:
         assert self.hosts >= 1 and self.rails >= 1 and self.rail_bytes_per_s > 0
         assert all(0 < low <= high <= 1 for low, high in (self.ring_range, self.tree_range))
 
+    def ring_seconds(self, nbytes: float, *, ranks_per_host: int = 1, local_latency_s: float = 0.0) -> float:
+        """Seconds of an all-reduce by rings: 2 (n - 1) steps, each of one n-th of the rail's part.
+
+        Args:
+            ranks_per_host: n is the number of all ranks if rings go through each rank of a host before they leave it,
+                as NCCL's do; that of the hosts where one rank a rail has the sum of its host.
+            local_latency_s: of a small message between two ranks of a host.
+        """
+        if self.hosts == 1:
+            return 0.0
+        ranks = self.hosts * ranks_per_host
+        between, inside = 2 * (self.hosts - 1), 2 * (ranks - self.hosts)
+        latency = between * self.latency_s + inside * local_latency_s
+        return latency + 2 * (ranks - 1) / ranks * self._rail_seconds(nbytes) / self.ring_share
+
+    def tree_seconds(self, nbytes: float, *, piece_bytes: float = 0.0) -> float:
+        """Seconds of an all-reduce by two trees: up and down their height, and the bytes of the busiest link.
+
+        The first piece goes up and down before all links are busy: a host takes it from two children and gives it to
+        two, which share its cable, except at the root, so that it takes the time of 4 h - 2 pieces for a height h; it
+        counts among the 4 pieces that an adapter moves at a time. This is exact without contention (benchmarks/
+        collectives.py). Where another link is the busiest, it has work meanwhile.
+
+        Args:
+            piece_bytes: of the pieces that the trees pass on.
+        """
+        if self.hosts == 1:
+            return 0.0
+        height = (self.hosts - 1).bit_length()
+        piece = min(piece_bytes, nbytes / self.rails / 2) / self.rail_bytes_per_s
+        filling = max(0, 4 * height - 6) * piece * self.tree_share
+        return 2 * height * self.latency_s + filling + self.tree_volume * self._rail_seconds(nbytes) / self.tree_share
+
+    def _rail_seconds(self, nbytes: float) -> float:
+        return nbytes / self.rails / self.rail_bytes_per_s
+
 
 def stated_network(
     hosts: int,
@@ -73,7 +109,11 @@ def stated_network(
     for name, value in {"hosts": hosts, "adapters": adapters, "bytes_per_s": bytes_per_s}.items():
         if not value > 0 or value == float("inf"):
             raise HpctrainError(
-                f"a network with {name}={value}", f"{name} must be greater than 0, such as 25e9 bytes/s"
+                "HT-network-bad-number",
+                "a network with {name}={value}",
+                f"{name} must be greater than 0, such as 25e9 bytes/s",
+                name=name,
+                value=value,
             )
     _check_background(background)
     free = (1 - background[1], 1 - background[0]) if hosts > 1 else (1.0, 1.0)
@@ -92,6 +132,7 @@ def stated_network(
 
 
 def network_of(
+    fabric: Fabric,
     routes: Routes,
     hosts_in_order: Sequence[int],
     *,
@@ -103,7 +144,7 @@ def network_of(
     """The network between hosts of a fabric.
 
     Args:
-        routes: those of one fabric are made once and used for all its networks.
+        routes: of this fabric; those of one fabric are made once and used for all its networks.
         hosts_in_order: host numbers in the order of the rings, such as ``Placement.order``.
         adapters_per_host: rails used, the first ones; all that the hosts have in common where None.
         bytes_per_s: of one adapter, where the fabric has no speeds; else the fabric's own count.
@@ -116,23 +157,30 @@ def network_of(
     from hpctrain.control.predict.flows import rail_rate
     from hpctrain.control.topology.rails import rail_adapters
 
-    fabric = routes.fabric
     _check_background(background)
     if not hosts_in_order:
-        raise HpctrainError("a network of no hosts", "name at least one host of the fabric")
+        raise HpctrainError("HT-network-no-hosts", "a network of no hosts", "name at least one host of the fabric")
     bare = [fabric.hosts[host] for host in hosts_in_order if not fabric.adapters(host).size]
     if bare:
-        raise HpctrainError(f"{bare[0]} has no adapter in the fabric", "leave it out, or read a listing that has it")
+        raise HpctrainError(
+            "HT-fabric-host-no-adapter",
+            "{host} has no adapter in the fabric",
+            "leave it out, or read a listing that has it",
+            host=bare[0],
+        )
     adapters = rail_adapters(fabric, hosts_in_order)
     if adapters_per_host is not None:
         if not 1 <= adapters_per_host <= adapters.shape[1]:
             raise HpctrainError(
-                f"{adapters_per_host} adapters a host, of {len(hosts_in_order)} hosts of the fabric that begin with "
-                f"{fabric.hosts[hosts_in_order[0]]}",
+                "HT-network-too-many-adapters",
+                "{adapters} adapters a host, of {count} hosts of the fabric that begin with {host}",
                 f"these hosts have 1 to {adapters.shape[1]} on rails in common; leave out hosts that have fewer",
+                adapters=adapters_per_host,
+                count=len(hosts_in_order),
+                host=fabric.hosts[hosts_in_order[0]],
             )
         adapters = adapters[:, :adapters_per_host]
-    return _measure(routes, adapters, rail_rate(fabric, adapters, bytes_per_s), latency_s, background)
+    return _measure(fabric, routes, adapters, rail_rate(fabric, adapters, bytes_per_s), latency_s, background)
 
 
 def networks(
@@ -142,6 +190,7 @@ def networks(
     hosts: Sequence[int] | None = None,
     adapters_per_host: int | None = None,
     bytes_per_s: float | None = None,
+    latency_s: float = _LATENCY_S,
     background: tuple[float, float] = (0.0, 0.0),
 ) -> list[Network]:
     """The networks of the first hosts of one order, for several numbers of hosts.
@@ -166,17 +215,23 @@ def networks(
             others = len(fabric.hosts) - len(able)
             apart = f"; {others} more have other numbers of adapters or are not compute nodes" if others else ""
             raise HpctrainError(
-                f"{count} nodes on a fabric that has {len(able)} hosts for them{apart}",
+                "HT-fabric-too-few-hosts",
+                "{nodes} nodes on a fabric that has {hosts} hosts for them{apart}",
                 f"valid: 1 to {len(able)}; for more, leave the fabric out and state the adapters and their rate",
+                nodes=count,
+                hosts=len(able),
+                apart=apart,
             )
     order = place(fabric, able).order if hosts is None else able
     routes = Routes(fabric)
     return [
         network_of(
+            fabric,
             routes,
             order[:count],
             adapters_per_host=adapters_per_host,
             bytes_per_s=bytes_per_s,
+            latency_s=latency_s,
             background=background,
         )
         for count in wanted
@@ -201,6 +256,7 @@ def usual_hosts(fabric: Fabric, adapters_per_host: int | None = None) -> list[in
 
 
 def _measure(
+    fabric: Fabric,
     routes: Routes,
     adapters: Ints,
     rate: float,
@@ -211,7 +267,6 @@ def _measure(
     from hpctrain.control.predict.flows import Flows
     from hpctrain.control.topology.traffic import double_tree, rail_rings
 
-    fabric = routes.fabric
     hosts, rails = adapters.shape
     if hosts == 1:
         return Network(hosts=1, rails=rails, rail_bytes_per_s=rate, tree_volume=0.0)
@@ -256,5 +311,9 @@ def _check_background(background: tuple[float, float]) -> None:
     low, high = background
     if not 0 <= low <= high < 1:
         raise HpctrainError(
-            f"background load from {low} to {high} of the links", "valid: two shares, 0 <= low <= high < 1"
+            "HT-network-bad-background",
+            "background load from {low} to {high} of the links",
+            "valid: two shares, 0 <= low <= high < 1",
+            low=low,
+            high=high,
         )

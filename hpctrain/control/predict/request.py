@@ -67,27 +67,50 @@ def _engine(training: Training, request: PredictionRequest) -> str:
         return "nccl" if request.framework == "torch" else "horovod"
     found = CAPABILITIES[backend]
     if found.needs_gpus and on_cpu:
-        raise HpctrainError(f"backend {backend!r} needs GPUs, and --gpu cpu has none", "--backend mpi or gloo")
+        raise HpctrainError(
+            "HT-backend-needs-gpus",
+            "backend {backend!r} needs GPUs, and --gpu cpu has none",
+            "--backend mpi or gloo",
+            backend=backend,
+        )
     if not found.joins_ranks:
         raise HpctrainError(
-            f"backend {backend!r} is for one process", "leave --backend out, or choose mpi, nccl or horovod"
+            "HT-backend-for-one-process",
+            "backend {backend!r} is for one process",
+            "leave --backend out, or choose mpi, nccl or horovod",
+            backend=backend,
         )
     if request.framework not in found.frameworks:
         raise HpctrainError(
-            f"backend {backend!r} does not serve {request.framework}", "choose --backend mpi or horovod"
+            "HT-backend-not-for-framework",
+            "backend {backend!r} does not serve {framework}",
+            "choose --backend mpi or horovod",
+            backend=backend,
+            framework=request.framework,
         )
     if not request.hardware.rdma and (on_cpu or backend in ("mpi", "gloo")):
-        raise HpctrainError(f"--tcp is about NCCL, and {backend} does not use it here", "leave --tcp out")
+        raise HpctrainError(
+            "HT-backend-without-tcp",
+            "--tcp is about NCCL, and {backend} does not use it here",
+            "leave --tcp out",
+            backend=backend,
+        )
     return backend
 
 
 def _asked(training: Training, request: PredictionRequest) -> str:
     """The backend asked for, or the only one that the recipe can have."""
     if request.backend not in BACKENDS:
-        raise HpctrainError(f"unknown backend {request.backend!r}", nearest(request.backend, BACKENDS))
+        raise HpctrainError(
+            "HT-backend-unknown",
+            "unknown backend {backend!r}",
+            nearest(request.backend, BACKENDS),
+            backend=request.backend,
+        )
     recipe = training.recipe
     if recipe is not None and recipe.sync:
         raise HpctrainError(
+            "HT-prediction-sync-parameters",
             "predictions are for ranks that average their gradients in every step, but sync averages parameters",
             "--set sync=null predicts the same training without it",
         )
@@ -95,7 +118,9 @@ def _asked(training: Training, request: PredictionRequest) -> str:
         return request.backend
     if request.backend not in ("auto", "mpi"):
         raise HpctrainError(
-            f"fault_tolerance: shrink and compression: top_k need --backend mpi, not {request.backend!r}",
+            "HT-recipe-needs-mpi",
+            "fault_tolerance: shrink and compression: top_k need --backend mpi, not {backend!r}",
             "choose --backend mpi",
+            backend=request.backend,
         )
     return "mpi"

@@ -103,7 +103,10 @@ def plan_hardware(plan: Plan, gpu: str) -> tuple[Hardware, int]:
     """
     slots = {host.slots for host in plan.hosts}
     if len(slots) != 1:
-        raise HpctrainError("the hosts have different numbers of ranks, and a prediction is for nodes that are alike")
+        raise HpctrainError(
+            "HT-prediction-unequal-hosts",
+            "the hosts have different numbers of ranks, and a prediction is for nodes that are alike",
+        )
     adapters = {place.adapter for place in plan.hosts[0].places if place.adapter is not None}
     options = plan.host_options
     hardware = Hardware(

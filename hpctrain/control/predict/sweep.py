@@ -63,7 +63,12 @@ def make_sweep(
     """
     device = CPU if gpu is None else gpu_reported_as(gpu)
     if device is None:
-        raise HpctrainError(f"predictions do not know the GPU {gpu!r}", f"known: {', '.join(sorted(gpus()))}")
+        raise HpctrainError(
+            "HT-prediction-unknown-gpu",
+            "predictions do not know the GPU {gpu!r}",
+            f"known: {', '.join(sorted(gpus()))}",
+            gpu=gpu,
+        )
     rows = [
         SweepRow(batch=int(batch), median_s=statistics.median(times), spread=float(np.log(times).std()))
         for batch, times in seconds.items()

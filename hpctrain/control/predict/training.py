@@ -109,8 +109,11 @@ class Training:
         steps = recipe.batch.iterations(recipe.data.per_epoch(training))
         if not steps:
             raise HpctrainError(
-                f"an epoch of {training} samples has no whole batch of {recipe.global_batch}",
+                "HT-prediction-no-whole-batch",
+                "an epoch of {samples} samples has no whole batch of {global_batch}",
                 "--set batch.drop_last=false, a smaller batch, or more data",
+                samples=training,
+                global_batch=recipe.global_batch,
             )
         every = recipe.checkpoints.every_steps
         return Course(
@@ -135,8 +138,10 @@ def recipe_training(recipe: Recipe) -> Training:
     require_data_parallel(recipe.mesh)
     if recipe.data.name == "text":
         raise HpctrainError(
-            f"predictions do not know the workload of {recipe.name}, whose network has the size that its recipe says",
+            "HT-prediction-unknown-workload",
+            "predictions do not know the workload of {recipe}, whose network has the size that its recipe says",
             "hpctrain.trace writes that of a network; hpctrain plan FILE.json predicts with it",
+            recipe=recipe.name,
         )
     sizes = None if recipe.data.name == "digits" else _sizes(recipe)
     mean = None if sizes is None else round(float(np.sqrt(np.mean(sizes**2))))
@@ -158,8 +163,10 @@ def require_data_parallel(mesh: Mesh) -> None:
     """
     if not mesh.replicates_only:
         raise HpctrainError(
-            f"a prediction is for ranks that each have the whole model, not for mesh {mesh}",
+            "HT-prediction-not-data-parallel",
+            "a prediction is for ranks that each have the whole model, not for mesh {mesh}",
             "without --gpu and --cluster, plan shows what a mesh sends and keeps",
+            mesh=mesh,
         )
 
 
@@ -170,9 +177,19 @@ def require_known(optimizer: str, precision: str) -> None:
         HpctrainError: an unknown name.
     """
     if optimizer not in get_args(OptimizerName):
-        raise HpctrainError(f"--optimizer {optimizer}: no such optimizer", nearest(optimizer, get_args(OptimizerName)))
+        raise HpctrainError(
+            "HT-optimizer-unknown",
+            "--optimizer {optimizer}: no such optimizer",
+            nearest(optimizer, get_args(OptimizerName)),
+            optimizer=optimizer,
+        )
     if precision not in get_args(Precision):
-        raise HpctrainError(f"--precision {precision}: no such precision", nearest(precision, get_args(Precision)))
+        raise HpctrainError(
+            "HT-precision-unknown",
+            "--precision {precision}: no such precision",
+            nearest(precision, get_args(Precision)),
+            precision=precision,
+        )
 
 
 def script_training(

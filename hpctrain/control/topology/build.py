@@ -53,11 +53,18 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
     """
     found = sort_records(records)
     if found.groups and (found.nodes or found.ends):
-        raise HpctrainError(f"{found.where}: both a switch tree of names and a list of cables", "give one of them")
+        raise HpctrainError(
+            "HT-fabric-tree-and-cables",
+            "{where}: both a switch tree of names and a list of cables",
+            "give one of them",
+            where=found.where,
+        )
     if found.groups and found.forwards:
         raise HpctrainError(
-            f"{found.where}: a switch tree of names has no ports that forwarding tables could name",
+            "HT-fabric-tree-and-tables",
+            "{where}: a switch tree of names has no ports that forwarding tables could name",
             "leave --routes out, or give the output of ibnetdiscover as the fabric",
+            where=found.where,
         )
     if found.groups:
         return tree_fabric(found, leave_out)
@@ -203,9 +210,12 @@ def _with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> F
         ports.append(entry.port)
     if not rows:
         raise HpctrainError(
-            f"{found.forwards[0].where}: the forwarding tables belong to switches that {found.where} does not have: "
-            + abbreviated(list(strangers)),
+            "HT-fabric-tables-of-others",
+            "{where}: the forwarding tables belong to switches that {fabric} does not have: {switches}",
             "write both files on the same fabric, at the same time",
+            where=found.forwards[0].where,
+            fabric=found.where,
+            switches=abbreviated(list(strangers)),
         )
     tables = np.full((len(row), max(*lids, int(fabric.lid.max())) + 1), NO_PORT, np.int16)
     tables[rows, lids] = ports
@@ -229,8 +239,11 @@ def _no_hosts(found: Found) -> HpctrainError:
     names = [node.name or node.guid for node in found.nodes.values() if node.kind == "adapter"]
     what = f"adapters without a cable to anything: {abbreviated(names)}" if names else "no channel adapter"
     return HpctrainError(
-        f"{found.where}: no host on a fabric, only {what}",
+        "HT-fabric-no-hosts",
+        "{where}: no host on a fabric, only {found}",
         "discover again as root from a host whose port is Active (ibstat shows it; -C and -P choose the port)",
+        where=found.where,
+        found=what,
     )
 
 

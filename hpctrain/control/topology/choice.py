@@ -52,13 +52,17 @@ def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[
         named = [topology for topology in topologies if topology.name == choice.name]
         if not named:
             valid = nearest(choice.name, [topology.name for topology in topologies])
-            raise HpctrainError(f"{where}: no topology {choice.name!r}", valid)
+            raise HpctrainError(
+                "HT-topology-unknown", "{where}: no topology {name!r}", valid, where=where, name=choice.name
+            )
         topologies = named
     shaped = [topology for topology in topologies if topology.groups]
     if not shaped:
         raise HpctrainError(
-            f"{where}: it describes no tree and no blocks",
+            "HT-topology-no-groups",
+            "{where}: it describes no tree and no blocks",
             "there is nothing to place ranks by: give `ibnetdiscover` output instead",
+            where=where,
         )
     most = max(topology.count(choice.hosts) for topology in shaped)
     able = [topology for topology in shaped if topology.count(choice.hosts) == most]
@@ -67,7 +71,13 @@ def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[
         return taken, []
     names = ", ".join(topology.name for topology in able)
     if most and not taken.default:
-        raise HpctrainError(f"{where}: several topologies have these hosts: {names}", "--topology NAME chooses one")
+        raise HpctrainError(
+            "HT-topology-ambiguous",
+            "{where}: several topologies have these hosts: {names}",
+            "--topology NAME chooses one",
+            where=where,
+            names=names,
+        )
     which = "the default" if taken.default else "the first"
     text = f"of several topologies ({names}) {taken.name} is taken, {which}: --topology NAME chooses another"
     return taken, [Remark(text=text, where=where)]

@@ -99,7 +99,10 @@ def _require_names(fabric: Fabric) -> None:
     for host in fabric.hosts:
         if not re.fullmatch(r"[\w.-]+", host, re.ASCII):
             raise HpctrainError(
-                f"{host!r} is not a name of a host in Slurm", "rename it, or leave it out of the fabric"
+                "HT-host-bad-slurm-name",
+                "{host!r} is not a name of a host in Slurm",
+                "rename it, or leave it out of the fabric",
+                host=host,
             )
 
 

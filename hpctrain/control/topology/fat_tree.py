@@ -46,7 +46,13 @@ def fat_tree(
     """
     for name, value in {"hosts": hosts, "rails": rails, "leaf_down": leaf_down, "leaf_up": leaf_up}.items():
         if value < 1:
-            raise HpctrainError(f"a fat tree with {name}={value}", f"{name} must be at least 1")
+            raise HpctrainError(
+                "HT-fat-tree-bad-number",
+                "a fat tree with {name}={value}",
+                f"{name} must be at least 1",
+                name=name,
+                value=value,
+            )
     leaf_count = -(-hosts // leaf_down) * rails
     pod = min(pod_leaves or leaf_down, leaf_count) if levels == 3 else leaf_count
 
@@ -89,8 +95,12 @@ def _listing(switches: list[_Node], adapters: list[_Node], speed: str) -> Iterat
     most = max(len(switch.ports) for switch in switches)
     if len(switches) + len(adapters) > _LAST_LID or most > _MOST_PORTS:
         raise HpctrainError(
-            f"a fat tree of {len(switches)} switches with up to {most} ports and {len(adapters)} adapters",
+            "HT-fat-tree-too-large",
+            "a fat tree of {switches} switches with up to {ports} ports and {adapters} adapters",
             f"InfiniBand has {_LAST_LID} LIDs and {_MOST_PORTS} ports a switch; take fewer hosts or levels=3",
+            switches=len(switches),
+            ports=most,
+            adapters=len(adapters),
         )
     for lid, node in enumerate([*switches, *adapters], start=1):
         node.lid = lid

@@ -63,14 +63,26 @@ def this_node(root: Path = Path("/")) -> NodeMap:
 def _lstopo(sys: Path) -> NodeMap:
     program = shutil.which("lstopo")
     if program is None:
-        raise HpctrainError(f"{sys} lists no CPUs, and there is no lstopo", "install hwloc, which brings lstopo")
+        raise HpctrainError(
+            "HT-lstopo-missing",
+            "{path} lists no CPUs, and there is no lstopo",
+            "install hwloc, which brings lstopo",
+            path=sys,
+        )
     try:
         export = run_program(program, "--of", "xml", seconds=_LSTOPO_SECONDS)
     except HpctrainError as error:
-        raise HpctrainError(error.message, _LSTOPO_HINT) from error
+        raise error.but(hint=_LSTOPO_HINT) from error
     if export.returncode:
         said = f": {export.stderr.strip()}" if export.stderr.strip() else ""
-        raise HpctrainError(f"{program} failed with exit status {export.returncode}{said}", _LSTOPO_HINT)
+        raise HpctrainError(
+            "HT-lstopo-failed",
+            "{program} failed with exit status {status}{said}",
+            _LSTOPO_HINT,
+            program=program,
+            status=export.returncode,
+            said=said,
+        )
     return hwloc.read(export.stdout, program)
 
 

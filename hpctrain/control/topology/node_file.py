@@ -41,5 +41,5 @@ def read_node_map(path: Path) -> NodeMap:
     if text.lstrip().startswith("<") and "<system" in text:
         return nccl.read(text, str(path), host)
     if host is not None:
-        raise HpctrainError(f"{path} is of one host", f"leave @{host} out")
+        raise HpctrainError("HT-topology-single-host", "{path} is of one host", f"leave @{host} out", path=path)
     return hwloc.read(text, str(path)) if text.lstrip().startswith("<") else nvidia_smi.read(text, str(path))

@@ -310,12 +310,22 @@ def _groups(fabric: Fabric, adapters: Ints) -> list[Order]:
 
 def _check(fabric: Fabric, hosts: Sequence[int], owned: Sequence[Ints]) -> None:
     if not hosts:
-        raise HpctrainError("no hosts to place", "name at least one, such as --hosts gpu[001-032]")
+        raise HpctrainError(
+            "HT-placement-no-hosts", "no hosts to place", "name at least one, such as --hosts gpu[001-032]"
+        )
     twice = [fabric.hosts[host] for host, count in Counter(hosts).items() if count > 1]
     if twice:
         raise HpctrainError(
-            f"{twice[0]} is listed twice among the hosts", "name each host once; ranks share it by its slots"
+            "HT-placement-host-twice",
+            "{host} is listed twice among the hosts",
+            "name each host once; ranks share it by its slots",
+            host=twice[0],
         )
     bare = [fabric.hosts[host] for host, adapters in zip(hosts, owned, strict=True) if not adapters.size]
     if bare:
-        raise HpctrainError(f"{bare[0]} has no adapter in the fabric", "leave it out, or read a listing that has it")
+        raise HpctrainError(
+            "HT-fabric-host-no-adapter",
+            "{host} has no adapter in the fabric",
+            "leave it out, or read a listing that has it",
+            host=bare[0],
+        )

@@ -66,13 +66,20 @@ def read_records(
         if reader in (slurm.read, slurm_yaml.read):
             reader = partial(reader, choice=choice)
         elif choice.name is not None:
-            raise HpctrainError(f"{path} has no topologies to choose from", "leave --topology out")
+            raise HpctrainError(
+                "HT-topology-no-choice", "{path} has no topologies to choose from", "leave --topology out", path=path
+            )
         yield from reader(text, str(path))
     if routes is None:
         return
     files = sorted(file for file in routes.iterdir() if file.is_file()) if routes.is_dir() else [routes]
     if not files:
-        raise HpctrainError(f"{routes}: an empty folder", "it should hold the output of ibroute of each switch")
+        raise HpctrainError(
+            "HT-fabric-tables-empty-folder",
+            "{path}: an empty folder",
+            "it should hold the output of ibroute of each switch",
+            path=routes,
+        )
     if skip_damaged:
         yield from _undamaged_tables(files, routes)
         return
@@ -80,7 +87,7 @@ def read_records(
         yield from chain.from_iterable(forwarding.read(_text(file), str(file)) for file in files)
     except HpctrainError as error:
         skip = "`hpctrain topology` can leave a damaged table out with --skip-damaged"
-        raise HpctrainError(error.message, f"{error.hint}; {skip}") from error
+        raise error.but(hint=f"{error.hint}; {skip}") from error
 
 
 def _undamaged_tables(files: Sequence[Path], routes: Path) -> Iterator[Record]:
@@ -91,7 +98,10 @@ def _undamaged_tables(files: Sequence[Path], routes: Path) -> Iterator[Record]:
             yield record
     if not found:
         raise HpctrainError(
-            f"{routes}: every forwarding table is damaged", "run without --skip-damaged to see what is wrong"
+            "HT-fabric-tables-damaged",
+            "{path}: every forwarding table is damaged",
+            "run without --skip-damaged to see what is wrong",
+            path=routes,
         )
 
 
@@ -102,11 +112,19 @@ def reader_of(text: str, where: str) -> Reader:
             return reader
     if _TABLE.search(text):
         raise HpctrainError(
-            f"{where}: forwarding tables alone do not say what is cabled to what",
+            "HT-fabric-tables-alone",
+            "{where}: forwarding tables alone do not say what is cabled to what",
             f"give the output of ibnetdiscover as the fabric, and these with --routes {where}",
+            where=where,
         )
     what = "an empty file" if not text.strip() else "a binary file" if "\0" in text else "a file of no known format"
-    raise HpctrainError(f"{where}: {what}", f"valid: the output of {', '.join(_FORMATS)}")
+    raise HpctrainError(
+        "HT-fabric-unknown-format",
+        "{where}: {found}",
+        f"valid: the output of {', '.join(_FORMATS)}",
+        where=where,
+        found=what,
+    )
 
 
 def _text(path: Path) -> str:

@@ -115,7 +115,7 @@ class Routes:
             _, _, lost, at = self._walk(np.full_like(target, switch), target)
             for flow, where in zip(lost, at, strict=True):
                 if not self._without_table[where]:
-                    yield self._explain(int(switch), int(target[flow]), int(where))
+                    yield self._no_route(int(switch), int(target[flow]), int(where)).message
 
     def unknown_pairs(self) -> int:
         """The number of pairs of adapters in one subnet whose path contains a switch without a table."""
@@ -181,17 +181,27 @@ class Routes:
         names, subnet = self.fabric.names, self.fabric.subnet
         if subnet[source] != subnet[target]:
             return HpctrainError(
-                f"no cables lead from {names[source]} to {names[target]}: they are on separate subnets",
+                "HT-topology-separate-subnets",
+                "no cables lead from {source} to {target}: they are on separate subnets",
                 "take hosts of one subnet at a time",
+                source=names[source],
+                target=names[target],
             )
+        return self._no_route(source, target, at)
+
+    def _no_route(self, source: int, target: int, at: int) -> HpctrainError:
         hint = "is a switch or a cable missing in the listing? discover the fabric again"
         if self.fabric.tables is not None:
             hint = (
                 "tables and cables must be from the same day; without tables (no --routes) hpctrain assumes shortest "
                 "paths"
             )
-        return HpctrainError(self._explain(source, target, at), hint)
-
-    def _explain(self, source: int, target: int, at: int) -> str:
         names = self.fabric.names
-        return f"no route from {names[source]} to {names[target]}: it ends or loops at {names[at]}"
+        return HpctrainError(
+            "HT-topology-no-route",
+            "no route from {source} to {target}: it ends or loops at {at}",
+            hint,
+            source=names[source],
+            target=names[target],
+            at=names[at],
+        )

@@ -37,7 +37,11 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     hosts = sorted({host for group in groups.values() for host in group.hosts}, key=natural_key)
     if not hosts:
         raise HpctrainError(
-            f"{found.where}: no hosts in it{' but those left out' if apart else ''}", "its leaves need Nodes="
+            "HT-slurm-topology-no-hosts",
+            "{where}: no hosts in it{exception}",
+            "its leaves need Nodes=",
+            where=found.where,
+            exception=" but those left out" if apart else "",
         )
     warnings = [*found.warnings, *left.unmatched()]
     if apart:
@@ -47,7 +51,13 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     switches = blocks + sorted(groups.keys() - set(blocks), key=natural_key)
     below = {child for group in groups.values() for child in group.switches}
     if unknown := sorted(below - groups.keys()):
-        raise HpctrainError(f"{found.where}: switch {unknown[0]!r} is not defined", nearest(unknown[0], groups))
+        raise HpctrainError(
+            "HT-slurm-topology-undefined",
+            "{where}: switch {child!r} is not defined",
+            nearest(unknown[0], groups),
+            where=found.where,
+            child=unknown[0],
+        )
     level = _levels(groups)
     tops = [name for name in switches if name not in below]
     cables = [(child, group.name) for group in groups.values() for child in group.switches]

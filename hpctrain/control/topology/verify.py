@@ -158,7 +158,12 @@ def adapter_of(fabric: Fabric, end: End) -> int:
     named = [adapter for adapter in adapters if fabric.names[adapter] == str(end)]
     if not named and len(adapters) > 1:
         known = ", ".join(fabric.names[adapter] for adapter in adapters)
-        raise HpctrainError(f"adapter {str(end)!r} was measured, but the fabric does not have it", f"it has {known}")
+        raise HpctrainError(
+            "HT-fabric-unknown-adapter",
+            "adapter {adapter!r} was measured, but the fabric does not have it",
+            f"it has {known}",
+            adapter=str(end),
+        )
     return int((named or adapters)[0])
 
 

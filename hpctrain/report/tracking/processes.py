@@ -144,7 +144,7 @@ def send_later(run_dir: Path, names: str, notice: Callable[[str], None]) -> int:
     runs = [run for run in series.runs.values() if run.events.exists()] if series else [RunDirectory(run_dir)]
     for run in runs:
         if not run.events.exists():
-            raise HpctrainError(f"{run_dir} holds no events", "is this a run directory?")
+            raise HpctrainError("HT-run-no-events", "{path} holds no events", "is this a run directory?", path=run_dir)
     sent = True
     for run in runs:
         for process in [TrackerProcess(name, run, notice) for name in trackers]:

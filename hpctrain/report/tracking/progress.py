@@ -75,7 +75,13 @@ def only_sender(directory: RunDirectory, name: str) -> Iterator[None]:
         raise disk_error(error, path) from error
     try:
         if not lock(descriptor, path, _LOCK_SECONDS, "remove that folder"):
-            raise HpctrainError(f"another process sends {directory.path} there", "it sends all of it", exit_code=1)
+            raise HpctrainError(
+                "HT-run-already-sent",
+                "another process sends {path} there",
+                "it sends all of it",
+                exit_code=1,
+                path=directory.path,
+            )
         yield
     finally:
         os.close(descriptor)

@@ -17,6 +17,7 @@ from hpctrain.control.horovod import check
 from hpctrain.control.horovod.fingerprint import Fingerprint
 from hpctrain.control.horovod.installed import Installed
 from support import needs
+from support.refusals import codes
 
 
 @pytest.fixture(autouse=True)
@@ -189,10 +190,11 @@ def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(check, "find_installed", lambda: None)
     for dry_run in ([], ["--dry-run"]):
         assert main(["run", "digits", "-np", "2", "--backend", "horovod", *dry_run]) == 2
-        assert "Horovod is not built\n  run: hpctrain horovod build" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert codes(said) == ["HT-horovod-not-built"] and "hpctrain horovod build" in said
     Path("train.py").touch()
     assert main(["run", "train.py", "-np", "2", "--backend", "horovod"]) == 2
-    assert "Horovod is not built" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-horovod-not-built"]
     assert not Path("runs").exists()
     for others in (["-np", "1"], ["-np", "2"], ["-np", "2", "--backend", "gloo"]):
         assert main(["run", "digits", *others, "--dry-run"]) == 0

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.events import EventWriter
@@ -17,6 +16,7 @@ from hpctrain.common.run.records import RankError, RankRecord, write_record
 from hpctrain.report.page import read_summary, render, settings, write_report
 from hpctrain.report.plots import curves, overlap
 from hpctrain.report.record import Record
+from support.refusals import refused
 from support.report.written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan, write_run
 
 _VOID = {"meta", "br", "hr", "img", "link"}
@@ -206,7 +206,7 @@ def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
 
 
 def test_not_a_run_directory(tmp_path: Path) -> None:
-    with pytest.raises(HpctrainError, match="is this a run directory"):
+    with refused("HT-file-unreadable", path=tmp_path / "plan.json"):
         write_report(RunDirectory(tmp_path))
 
 
@@ -234,33 +234,34 @@ def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "said"),
+    ("file", "text", "code", "values"),
     [
-        ("plan.json", "{}", "plan.json: ranks: Field required"),
-        ("summary.json", "{}", "summary.json: status: Field required"),
-        ("summary.json", "[1", "summary.json: "),
-        ("ranks/rank-0.json", "{", "ranks/rank-0.json: "),
-        ("ranks/rank-0.json", '{"rank": "x"}', "ranks/rank-0.json: rank: Input should be a valid integer"),
-        ("events.jsonl", '{"time": 1, "event": "step"}\n', "events.jsonl:1: the event 'step' lacks 'iteration'"),
+        ("plan.json", "{}", "HT-file-missing-key", {"key": "ranks"}),
+        ("summary.json", "{}", "HT-file-missing-key", {"key": "status"}),
+        ("summary.json", "[1", "HT-file-not-json", {}),
+        ("ranks/rank-0.json", "{", "HT-file-not-json", {}),
+        ("ranks/rank-0.json", '{"rank": "x"}', "HT-file-value", {"key": "rank"}),
+        ("events.jsonl", '{"time": 1, "event": "step"}\n', "HT-event-invalid", {"event": "step"}),
     ],
 )
-def test_damaged_files_are_named(finished: RunDirectory, file: str, text: str, said: str) -> None:
+def test_damaged_files_are_named(
+    finished: RunDirectory, file: str, text: str, code: str, values: dict[str, object]
+) -> None:
     (finished.path / file).write_text(text)
-    with pytest.raises(HpctrainError) as caught:
+    with refused(code, **values) as caught:
         write_report(finished)
-    assert said in caught.value.message
+    assert caught.value.message.startswith(str(finished.path / file))
 
 
 def test_steps_of_no_run(tmp_path: Path) -> None:
-    with pytest.raises(HpctrainError, match=r"events\.jsonl: there are steps, but no event 'run'"):
+    with refused("HT-run-no-start-event", where=tmp_path / "run" / "events.jsonl"):
         write_report(write_run(tmp_path / "run", recipe_plan(), run_events()[1:3]))
 
 
 def test_a_report_that_cannot_be_written(finished: RunDirectory) -> None:
     finished.report.mkdir()
-    with pytest.raises(HpctrainError) as caught:
+    with refused("HT-file-unwritable", path=finished.report, reason="Is a directory"):
         write_report(finished)
-    assert str(caught.value).endswith("Is a directory\n  copy the run directory to a place of your own")
 
 
 @pytest.mark.slow

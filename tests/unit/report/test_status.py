@@ -171,8 +171,10 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
     for number, damage in ((epoch, '"epoch": -1'), (step, '"event": "other", "epoch": 1')):
         text = [*lines[:number], lines[number].replace('"epoch": 1', damage), *lines[number + 1 :]]
         directory.events.write_text("".join(text))
-        with pytest.raises(HpctrainError, match=rf"events\.jsonl:{number + 1}: "):
+        with pytest.raises(HpctrainError) as caught:
             Progress.read(directory)
+        assert caught.value.code.startswith("HT-event-")
+        assert caught.value.values["where"] == f"{directory.events}:{number + 1}"
 
 
 def test_most_steps_are_not_parsed_and_a_cut_line_is_left_out(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def _entries(listing: Listing, first: int) -> Iterator[Record]:
     for number, line in listing:
         if entry := _ENTRY.fullmatch(line):
             if table is None:
-                raise listing.fault(number, "an entry before the switch that it belongs to", line)
+                raise listing.fault(
+                    "HT-fabric-table-no-switch", "an entry before the switch that it belongs to", number, line
+                )
             table.entries += 1
             port = int(entry[2])
             if port < _DROP:
@@ -66,7 +68,11 @@ def _entries(listing: Listing, first: int) -> Iterator[Record]:
         else:
             _other(listing, number, line, table)
     if not found:
-        raise listing.fault(first, "no entry of a forwarding table in it: not the output of ibroute or dump_lfts")
+        raise listing.fault(
+            "HT-fabric-tables-no-entry",
+            "no entry of a forwarding table in it: not the output of ibroute or dump_lfts",
+            first,
+        )
     _check_end(listing, listing.last, table)
     yield from listing.remarks()
 
@@ -80,7 +86,7 @@ def read_undamaged(text: str, where: str) -> Iterator[Record]:
         try:
             records = list(_entries(Listing(text[begin:end], where, tool, first=line), line))
         except HpctrainError as error:
-            yield Remark(text="a damaged forwarding table is left out", where=error.message.partition(": ")[0])
+            yield Remark(text="a damaged forwarding table is left out", where=error.values["where"])
         else:
             yield from records
         line += text.count("\n", begin, end)
@@ -99,11 +105,15 @@ def _other(listing: Listing, number: int, line: str, table: _Table | None) -> No
     if end := _END.fullmatch(line):
         if table is None or int(end[1]) != table.entries:
             raise listing.fault(
-                number, f"{table.entries if table else 0} entries before the line that counts them", line
+                "HT-fabric-table-entries",
+                "{entries} entries before the line that counts them",
+                number,
+                line,
+                entries=table.entries if table else 0,
             )
         table.ended = True
     elif line.startswith(("0x", "Unicast")):
-        raise listing.fault(number, "not an entry of a forwarding table", line)
+        raise listing.fault("HT-fabric-bad-line", "not an entry of a forwarding table", number, line)
     elif line.strip() and not _COLUMNS.fullmatch(line):
         listing.pass_over(number, line)
         if table and table.entries:
@@ -112,4 +122,9 @@ def _other(listing: Listing, number: int, line: str, table: _Table | None) -> No
 
 def _check_end(listing: Listing, number: int, table: _Table | None) -> None:
     if table and not table.ended:
-        raise listing.fault(number, f"the forwarding table of switch {table.guid} is cut off before this line")
+        raise listing.fault(
+            "HT-fabric-table-cut-off",
+            "the forwarding table of switch {switch} is cut off before this line",
+            number,
+            switch=table.guid,
+        )

@@ -87,11 +87,19 @@ def read(text: str, where: str) -> NodeMap:
     topology = parse(text, where, root="topology", remedy=_REMEDY)
     version = topology.attributes.get("version", "1").partition(".")[0]
     if version not in _OPENFABRICS:
-        raise HpctrainError(f"{topology.where}: hwloc XML of version {version}, not 2 or 3", _REMEDY)
+        raise HpctrainError(
+            "HT-hwloc-unknown-version",
+            "{where}: hwloc XML of version {version}, not 2 or 3",
+            _REMEDY,
+            where=topology.where,
+            version=version,
+        )
     found = _walk(topology)
     numa_nodes = _numa_nodes(found)
     if not numa_nodes:
-        raise HpctrainError(f"{topology.where}: no NUMA node in this file", _REMEDY)
+        raise HpctrainError(
+            "HT-hwloc-no-numa-node", "{where}: no NUMA node in this file", _REMEDY, where=topology.where
+        )
     with_cores = {node.index for node in numa_nodes if node.cores or not node.complete}
 
     def numa(device: _Device) -> int | None:
@@ -260,7 +268,14 @@ def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, i
         ]
         values = [value for part in matrix.all("u64values") for value in part.text.split()]
         if len(values) != len(ends) ** 2 or not all(map(_BANDWIDTH.fullmatch, values)):
-            raise HpctrainError(f"{matrix.where}: {len(values)} bandwidths for {len(ends)} ends of NVLinks", _REMEDY)
+            raise HpctrainError(
+                "HT-hwloc-nvlink-bandwidths",
+                "{where}: {values} bandwidths for {ends} ends of NVLinks",
+                _REMEDY,
+                where=matrix.where,
+                values=len(values),
+                ends=len(ends),
+            )
         for row, source in enumerate(ends):
             bandwidths = [int(value) for value in values[row * len(ends) : (row + 1) * len(ends)]]
             for target, bandwidth in zip(ends, bandwidths, strict=True):

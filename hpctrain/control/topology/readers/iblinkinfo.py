@@ -56,7 +56,7 @@ def read(text: str, where: str) -> Iterator[Record]:
     listing = Listing(text, where, "iblinkinfo")
     ports = list(_ports(listing))
     if not ports:
-        raise listing.fault(1, "no port in it: not the output of iblinkinfo")
+        raise listing.fault("HT-fabric-no-nodes", "no port in it: not the output of iblinkinfo", 1)
     nodes = _nodes(ports)
     by_lid = {int(port.row["lid"]): port.guid for port in ports}
     if any(node.kind == "adapter" for node in nodes.values()):
@@ -89,7 +89,7 @@ def _ports(listing: Listing) -> Iterator[_Port]:
         elif "==(" in line:
             row = _ROW.fullmatch(line)
             if row is None:
-                raise listing.fault(number, "not a port as iblinkinfo lists it", line)
+                raise listing.fault("HT-fabric-bad-line", "not a port as iblinkinfo lists it", number, line)
             yield _port(listing, number, row, heading)
         else:
             listing.pass_over(number, line)
@@ -100,18 +100,26 @@ def _port(listing: Listing, number: int, row: re.Match[str], heading: re.Match[s
     lanes: tuple[int | None, str | None] = (None, None)
     if found := _LANES.match(row["state"]):
         if found[2] not in _SPEEDS:
-            raise listing.fault(number, f"a lane of {found[2]} Gbps is not one of {', '.join(_SPEEDS)}")
+            raise listing.fault(
+                "HT-fabric-unknown-speed",
+                "a lane of {speed} Gbps is not one of {valid}",
+                number,
+                speed=found[2],
+                valid=", ".join(_SPEEDS),
+            )
         lanes = int(found[1]), "FDR10" if found[3] else _SPEEDS[found[2]]
     if (row["peer_lid"] is None) != (row["peer_port"] is None):
-        raise listing.fault(number, "the other end has a LID without a port, or a port without a LID")
+        raise listing.fault(
+            "HT-fabric-half-an-end", "the other end has a LID without a port, or a port without a LID", number
+        )
     if row["name"] is not None and row["guid"]:
         return _Port(row["guid"], row["name"], None, row, at, lanes)
     if heading is None:
-        raise listing.fault(number, "a port before any node", row.string)
+        raise listing.fault("HT-fabric-port-no-node", "a port before any node", number, row.string)
     if heading["guid"]:
         return _Port(heading["guid"], heading["switch"], "switch", row, at, lanes)
     if not row["guid"]:
-        raise listing.fault(number, "a port of an adapter without its GUID", row.string)
+        raise listing.fault("HT-fabric-port-no-guid", "a port of an adapter without its GUID", number, row.string)
     return _Port(row["guid"], heading["name"], "adapter", row, at, lanes)
 
 

@@ -55,9 +55,9 @@ def read(text: str, where: str) -> Iterator[Record]:
         elif line and not block.attribute(line) and not line.startswith("#"):
             listing.pass_over(number, line)
     if block.unnamed:
-        raise listing.fault(listing.last, "the file is cut off in the middle of a node")
+        raise listing.fault("HT-fabric-cut-off", "the file is cut off in the middle of a node", listing.last)
     if not found:
-        raise listing.fault(1, "no switch and no adapter in it: not the output of ibnetdiscover")
+        raise listing.fault("HT-fabric-no-nodes", "no switch and no adapter in it: not the output of ibnetdiscover", 1)
     if missing := mentioned.keys() - listed:
         raise listing.cut_off(len(missing), f"{where}:{min(mentioned[guid] for guid in missing)}")
     yield from listing.remarks()
@@ -87,7 +87,7 @@ class _Block:
         """Read the line that names the node; the kind is None for a router."""
         self.node = _NODE.fullmatch(line)
         if self.node is None or (self.node["kind"] == "Switch") != (self.node["lid"] is not None):
-            raise listing.fault(number, "not a node as ibnetdiscover lists it", line)
+            raise listing.fault("HT-fabric-bad-line", "not a node as ibnetdiscover lists it", number, line)
         self.unnamed = False
         self.guid, self.kind = self.node["guid"], _KINDS.get(self.node["kind"])
         return self.node, self.kind
@@ -108,10 +108,10 @@ def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> Fa
 def _link(listing: Listing, number: int, line: str, block: _Block) -> Link | None:
     """A cable end, as most lines of a listing are; None for one of a router's cables."""
     if block.node is None:
-        raise listing.fault(number, "a cable before any node", line)
+        raise listing.fault("HT-fabric-port-no-node", "a cable before any node", number, line)
     found = _CABLE.fullmatch(line)
     if found is None:
-        raise listing.fault(number, "not a cable as ibnetdiscover lists it", line)
+        raise listing.fault("HT-fabric-bad-line", "not a cable as ibnetdiscover lists it", number, line)
     port, peer_kind, peer, peer_port, lid, lanes, rate = found.groups()
     width, speed = listing.lanes(number, lanes, rate)
     if peer_kind == "R" or block.kind is None:

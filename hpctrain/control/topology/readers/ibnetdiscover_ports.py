@@ -34,7 +34,7 @@ def read(text: str, where: str) -> Iterator[Record]:
             continue
         row = _PORT.fullmatch(line)
         if row is None:
-            raise listing.fault(number, "not a port as ibnetdiscover -p lists it", line)
+            raise listing.fault("HT-fabric-bad-line", "not a port as ibnetdiscover -p lists it", number, line)
         width, speed = listing.lanes(number, row["width"], row["speed"])
         if "RT" in (row["kind"], row["peer_kind"]):
             continue
@@ -58,7 +58,7 @@ def read(text: str, where: str) -> Iterator[Record]:
             where=at,
         )
     if not nodes:
-        raise listing.fault(1, "no port in it: not the output of ibnetdiscover -p")
+        raise listing.fault("HT-fabric-no-nodes", "no port in it: not the output of ibnetdiscover -p", 1)
     if missing := nodes.keys() - listed:
         raise listing.cut_off(len(missing), next(node.where for guid, node in nodes.items() if guid in missing))
     yield from nodes.values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.link_speed import LANE_GBIT
@@ -55,15 +56,23 @@ class Listing:
         self._first_noise = ""
         self._first_noise_line = 0
         if not text.strip():
-            raise HpctrainError(f"{where}: the file is empty", f"write it with {tool} > {where}")
+            raise HpctrainError(
+                "HT-fabric-empty-file", "{where}: the file is empty", f"write it with {tool} > {where}", where=where
+            )
         if "\0" in text:
-            raise HpctrainError(f"{where}: a binary file, not the output of {tool}", f"write it with {tool} > {where}")
+            raise HpctrainError(
+                "HT-fabric-binary-file",
+                "{where}: a binary file, not the output of {tool}",
+                f"write it with {tool} > {where}",
+                where=where,
+                tool=tool,
+            )
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """The number of each line and the line, without its end."""
         if max(map(len, self._lines)) > _LONGEST_LINE:
             number, line = next(each for each in enumerate(self._lines, self._first) if len(each[1]) > _LONGEST_LINE)
-            raise self.fault(number, f"a line of {len(line)} characters", line)
+            raise self.fault("HT-fabric-long-line", "a line of {length} characters", number, line, length=len(line))
         return enumerate(self._lines, self._first)
 
     @property
@@ -71,17 +80,26 @@ class Listing:
         """The number of the last line that is not empty."""
         return self._first - 1 + len(self._lines) - (self._lines[-1] == "")
 
-    def fault(self, number: int, what: str, line: str = "") -> HpctrainError:
-        """The error for a line: the fault, and how to write the file again."""
-        shown = f": {line.strip()[:60]!r}" if line else ""
+    def fault(self, code: str, sentence: str, number: int, line: str = "", **values: Any) -> HpctrainError:
+        """The error for a line: its place, what is wrong (a format string of the values), and how to write it again."""
+        if line:
+            values["line"] = line.strip()[:60]
         return HpctrainError(
-            f"{self.where}:{number}: {what}{shown}", f"write the file again: {self._command} > {self.where}"
+            code,
+            f"{{where}}: {sentence}{': {line!r}' if line else ''}",
+            f"write the file again: {self._command} > {self.where}",
+            where=f"{self.where}:{number}",
+            **values,
         )
 
     def cut_off(self, missing: int, first: str) -> HpctrainError:
         """The error for cables to nodes that the text does not list; ``first`` is the place of such a cable."""
         return self.fault(
-            self.last, f"the file is cut off: {missing} nodes at the end of cables are not in it (see {first})"
+            "HT-fabric-nodes-missing",
+            "the file is cut off: {missing} nodes at the end of cables are not in it (see {first})",
+            self.last,
+            missing=missing,
+            first=first,
         )
 
     def pass_over(self, number: int, line: str) -> None:
@@ -94,7 +112,7 @@ class Listing:
         if not line.strip():
             return
         if number == self._first - 1 + len(self._lines) and not is_prompt(line):
-            raise self.fault(number, "the file is cut off in the middle of its last line", line)
+            raise self.fault("HT-fabric-cut-off", "the file is cut off in the middle of its last line", number, line)
         if not self._noise:
             self._first_noise, self._first_noise_line = line.strip()[:60], number
         self._noise += 1
@@ -116,7 +134,13 @@ class Listing:
         known = self._lanes.get((width, speed))
         if known is None:
             if speed != "???" and speed not in LANE_GBIT:
-                raise self.fault(number, f"the link speed {speed!r} is not one of {', '.join(LANE_GBIT)}")
+                raise self.fault(
+                    "HT-fabric-unknown-speed",
+                    "the link speed {speed!r} is not one of {valid}",
+                    number,
+                    speed=speed,
+                    valid=", ".join(LANE_GBIT),
+                )
             known = int(width[:-1]) if width[0].isdigit() else None, speed if speed != "???" else None
             self._lanes[width, speed] = known
         return known

@@ -54,10 +54,18 @@ def read(text: str, where: str, host: str | None = None) -> NodeMap:
     for cpu in system.all("cpu"):
         hosts.setdefault(cpu.attributes.get("host_hash", ""), []).append(cpu)
     if host is not None and host not in hosts:
-        raise HpctrainError(f"{where}: no host {host} in it", f"valid: {', '.join(filter(None, hosts)) or 'no @HOST'}")
+        raise HpctrainError(
+            "HT-nccl-topology-no-host",
+            "{where}: no host {host} in it",
+            f"valid: {', '.join(filter(None, hosts)) or 'no @HOST'}",
+            where=where,
+            host=host,
+        )
     maps = {name: _node_map(cpus, system.where, where) for name, cpus in hosts.items() if host in (None, name)}
     if not maps:
-        raise HpctrainError(f"{system.where}: no GPU and no adapter in this file", _REMEDY)
+        raise HpctrainError(
+            "HT-nccl-topology-no-devices", "{where}: no GPU and no adapter in this file", _REMEDY, where=system.where
+        )
     first, *others = maps
     if any(maps[other] != maps[first] for other in others):
         found = [
@@ -66,7 +74,12 @@ def read(text: str, where: str, host: str | None = None) -> NodeMap:
             for name, each in maps.items()
         ]
         raise HpctrainError(
-            f"{where}: of {len(maps)} hosts that differ: {', '.join(found)}", f"take one: --node {where}@{first}"
+            "HT-nccl-topology-hosts-differ",
+            "{where}: of {count} hosts that differ: {hosts}",
+            f"take one: --node {where}@{first}",
+            where=where,
+            count=len(maps),
+            hosts=", ".join(found),
         )
     if not others:
         return maps[first]
@@ -87,7 +100,9 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
     }
     adapters = _each_once(adapters)
     if not gpus and not adapters:
-        raise HpctrainError(f"{where}: no GPU and no adapter in this file", _REMEDY)
+        raise HpctrainError(
+            "HT-nccl-topology-no-devices", "{where}: no GPU and no adapter in this file", _REMEDY, where=where
+        )
     numbers = _indices([device for device, _, _ in gpus])
     node_map = node_map_of_tree(
         {

@@ -54,7 +54,9 @@ def read(text: str, where: str) -> NodeMap:
     lines = [(f"{where}:{number}", _ESCAPES.sub("", line)) for number, line in enumerate(text.splitlines(), start=1)]
     start = next((i for i, (_, line) in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
     if start is None:
-        raise HpctrainError(f"{where}: no header line that starts with GPU0", _REMEDY)
+        raise HpctrainError(
+            "HT-nvidia-smi-no-header", "{where}: no header line that starts with GPU0", _REMEDY, where=where
+        )
     header, columns = lines[start]
     devices, affinities = _header(header, columns)
     rows = _rows(devices, lines[start + 1 :], header)
@@ -91,8 +93,11 @@ def _refuse_other_tools(text: str, where: str) -> None:
     for tool, words in _OTHER_TOOLS.items():
         if "nvidia-smi" not in text and re.search(words, text, re.M):
             raise HpctrainError(
-                f"{where}: {tool} wrote it, and its matrix says nothing of adapters and cores",
+                "HT-nvidia-smi-other-tool",
+                "{where}: {tool} wrote it, and its matrix says nothing of adapters and cores",
                 "write one with: lstopo --of xml node.xml; or with RCCL's NCCL_TOPO_DUMP_FILE",
+                where=where,
+                tool=tool,
             )
 
 
@@ -112,7 +117,13 @@ def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
     devices = columns.split()
     twice = [name for name in devices if devices.count(name) > 1]
     if twice:
-        raise HpctrainError(f"{where}: the column {twice[0]} appears twice", _REMEDY)
+        raise HpctrainError(
+            "HT-nvidia-smi-column-twice",
+            "{where}: the column {column} appears twice",
+            _REMEDY,
+            where=where,
+            column=twice[0],
+        )
     return devices, tuple(affinities[::2])
 
 
@@ -123,25 +134,53 @@ def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> 
         if name not in devices:
             continue
         if name in rows:
-            raise HpctrainError(f"{where}: a second row {name}", "give one matrix of one host")
+            raise HpctrainError(
+                "HT-nvidia-smi-row-twice",
+                "{where}: a second row {row}",
+                "give one matrix of one host",
+                where=where,
+                row=name,
+            )
         classes = tuple(_OLD_CLASSES.get(cell, cell) for cell in cells[: len(devices)])
         _check(name, classes, devices, where)
         rows[name] = _Row(name=name, classes=classes, rest=tuple(cells[len(devices) :]), where=where)
     missing = [name for name in devices if name not in rows]
     if missing:
-        raise HpctrainError(f"{header}: no row for the column {missing[0]}: cut short?", _REMEDY)
+        raise HpctrainError(
+            "HT-nvidia-smi-row-missing",
+            "{where}: no row for the column {column}: cut short?",
+            _REMEDY,
+            where=header,
+            column=missing[0],
+        )
     return [rows[name] for name in devices]
 
 
 def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str) -> None:
     """Refuse a row with too few cells, with X anywhere but on the diagonal, or with NVLinks to an adapter."""
     if len(classes) < len(devices):
-        raise HpctrainError(f"{where}: row {name} ends after {len(classes)} of {len(devices)} columns", _REMEDY)
+        raise HpctrainError(
+            "HT-nvidia-smi-short-row",
+            "{where}: row {row} ends after {cells} of {columns} columns",
+            _REMEDY,
+            where=where,
+            row=name,
+            cells=len(classes),
+            columns=len(devices),
+        )
     for column, cell in zip(devices, classes, strict=True):
         links = re.fullmatch(r"NV[1-9]\d*", cell) and _is_gpu(name) and _is_gpu(column)
         if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
             valid = f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_REMEDY}"
-            raise HpctrainError(f"{where}: {cell[:40]!r} is not a distance between {name} and {column}", valid)
+            raise HpctrainError(
+                "HT-nvidia-smi-bad-distance",
+                "{where}: {value!r} is not a distance between {row} and {column}",
+                valid,
+                where=where,
+                value=cell[:40],
+                row=name,
+                column=column,
+            )
 
 
 def _columns(row: _Row, devices: Sequence[str], *, gpu: bool) -> tuple[str, ...]:
@@ -193,12 +232,22 @@ def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: 
     legend = {match[1]: match[2] for _, line in lines if (match := _LEGEND.fullmatch(line))}
     if not ended and _LEGEND.fullmatch(lines[-1][1]):
         raise HpctrainError(
-            f"{lines[-1][0]}: cut off in the middle of its last line: {lines[-1][1].strip()!r}", _REMEDY
+            "HT-nvidia-smi-cut-off",
+            "{where}: cut off in the middle of its last line: {line!r}",
+            _REMEDY,
+            where=lines[-1][0],
+            line=lines[-1][1].strip(),
         )
     columns = [name for name in devices if not _is_gpu(name)]
     unnamed = [name for name in columns if _is_nameless(name) and name not in legend]
     if unnamed and legend:
-        raise HpctrainError(f"{header}: no line of the NIC Legend names {unnamed[0]}: cut short?", _REMEDY)
+        raise HpctrainError(
+            "HT-nvidia-smi-adapter-unnamed",
+            "{where}: no line of the NIC Legend names {adapter}: cut short?",
+            _REMEDY,
+            where=header,
+            adapter=unnamed[0],
+        )
     return {name: legend.get(name, name) for name in columns}
 
 

@@ -58,8 +58,11 @@ def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
         last = text.rpartition("\n")[2]
         if not is_prompt(last):
             raise HpctrainError(
-                f"{lines[-1][1]}: the text is cut off in its last line: {last.strip()[:60]!r}",
+                "HT-slurm-topology-cut-off",
+                "{where}: the text is cut off in its last line: {line!r}",
                 f"write it again: scontrol show topology > {where}",
+                where=lines[-1][1],
+                line=last.strip()[:60],
             )
     switches = [(pairs, place) for pairs, place in lines if "switchname" in pairs]
     blocks = [(pairs, place) for pairs, place in lines if "switchname" not in pairs]
@@ -83,25 +86,42 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     by_name: dict[str, SwitchGroup] = {}
     for group in groups:
         if (first := by_name.setdefault(group.name, group)) is not group:
-            raise HpctrainError(f"{group.where}: {group.name!r} is defined a second time, after {first.where}")
+            raise HpctrainError(
+                "HT-slurm-topology-name-twice",
+                "{where}: {name!r} is defined a second time, after {first}",
+                where=group.where,
+                name=group.name,
+                first=first.where,
+            )
     for group in groups:
         for child in group.switches:
             if child not in by_name:
                 raise HpctrainError(
-                    f"{group.where}: {group.name!r} contains {child!r}, which is not defined in this text: is "
-                    "it complete?",
+                    "HT-slurm-topology-undefined",
+                    "{where}: {name!r} contains {child!r}, which is not defined in this text: is it complete?",
                     nearest(child, by_name) if len(by_name) <= 50 else "",
+                    where=group.where,
+                    name=group.name,
+                    child=child,
                 )
     try:
         graphlib.TopologicalSorter({group.name: group.switches for group in groups}).prepare()
     except graphlib.CycleError as error:
         circle = error.args[1]
         raise HpctrainError(
-            f"{by_name[circle[0]].where}: {circle[0]!r} is below itself: {' - '.join(circle)}", "a tree has no cycles"
+            "HT-slurm-topology-cycle",
+            "{where}: {name!r} is below itself: {circle}",
+            "a tree has no cycles",
+            where=by_name[circle[0]].where,
+            name=circle[0],
+            circle=" - ".join(circle),
         ) from error
     if not any(group.hosts for group in groups):
         raise HpctrainError(
-            f"{where}: no switch and no block with hosts", "expected lines like: SwitchName=leaf1 Nodes=gpu[001-032]"
+            "HT-slurm-topology-no-hosts",
+            "{where}: no switch and no block with hosts",
+            "expected lines like: SwitchName=leaf1 Nodes=gpu[001-032]",
+            where=where,
         )
     return _with_remarks(groups)
 
@@ -128,7 +148,13 @@ def _lines(text: str, where: str) -> Iterator[Line]:
         if line.strip():
             yield _pairs(line, f"{where}:{start}"), f"{where}:{start}"
     if continued:
-        raise HpctrainError(f"{where}:{start}: the text ends within a line that is continued", "is it complete?")
+        raise HpctrainError(
+            "HT-slurm-topology-line-continues",
+            "{where}:{line}: the text ends within a line that is continued",
+            "is it complete?",
+            where=where,
+            line=start,
+        )
 
 
 def _pairs(line: str, place: str) -> dict[str, str]:
@@ -137,19 +163,31 @@ def _pairs(line: str, place: str) -> dict[str, str]:
     while match := _PAIR.match(line, end):
         key, end = match[1].lower(), match.end()
         if key in pairs:
-            raise HpctrainError(f"{place}: {match[1]} appears twice")
+            raise HpctrainError(
+                "HT-slurm-topology-key-twice", "{where}: {key} appears twice", where=place, key=match[1]
+            )
         pairs[key] = match[2] or match[3] or ""
     first = next(iter(pairs), "")
     if line[end:].strip() or first not in _LINES or not pairs[first]:
         shown = line.strip()[:60]
         raise HpctrainError(
-            f"{place}: not a line of a Slurm topology: {shown!r}",
+            "HT-slurm-topology-bad-line",
+            "{where}: not a line of a Slurm topology: {line!r}",
             "expected SwitchName=… with Switches=… or Nodes=…, or BlockName=… with Nodes=…, or BlockSizes=…",
+            where=place,
+            line=shown,
         )
     for key in pairs:
         if key != first and key not in _LINES[first]:
             valid = [_SPELLING[known] for known in _LINES[first]]
-            raise HpctrainError(f"{place}: {_SPELLING[first]} has no {key!r}", nearest(key, valid) if valid else "")
+            raise HpctrainError(
+                "HT-slurm-topology-unknown-key",
+                "{where}: {kind} has no {key!r}",
+                nearest(key, valid) if valid else "",
+                where=place,
+                kind=_SPELLING[first],
+                key=key,
+            )
     return pairs
 
 
@@ -157,7 +195,11 @@ def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
     switches, hosts = _names(pairs, "switches", place), _names(pairs, "nodes", place)
     if switches and hosts and "level" not in pairs:
         raise HpctrainError(
-            f"{place}: {pairs['switchname']!r} has both switches and hosts", "Slurm has hosts at the leaves only"
+            "HT-slurm-topology-switches-and-hosts",
+            "{where}: {switch!r} has both switches and hosts",
+            "Slurm has hosts at the leaves only",
+            where=place,
+            switch=pairs["switchname"],
         )
     return SwitchGroup(
         name=pairs["switchname"],
@@ -201,8 +243,12 @@ def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -
         ratio, rest = divmod(size, sizes[0]) if sizes[0] else (0, 0)
         if rest or ratio <= members or ratio & (ratio - 1):
             raise HpctrainError(
-                f"{place}: block size {size} must be the first one, {sizes[0]}, times a power of two, and larger than "
-                "the one before"
+                "HT-slurm-topology-block-size",
+                "{where}: block size {size} must be the first one, {first}, times a power of two, and "
+                "larger than the one before",
+                where=place,
+                size=size,
+                first=sizes[0],
             )
         step = ratio // members
         groups = [tuple(names[start : start + step]) for start in range(0, len(names), step)]
@@ -222,5 +268,11 @@ def _names(pairs: dict[str, str], key: str, place: str) -> tuple[str, ...]:
 def _number(text: str, key: str, place: str) -> int:
     # At most nine digits: Slurm keeps 32 bits.
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise HpctrainError(f"{place}: {key}={text[:60]}: expected a whole number")
+        raise HpctrainError(
+            "HT-slurm-topology-not-a-number",
+            "{where}: {key}={value}: expected a whole number",
+            where=place,
+            key=key,
+            value=text[:60],
+        )
     return int(text)

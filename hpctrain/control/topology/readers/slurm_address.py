@@ -43,7 +43,7 @@ def read(text: str, where: str) -> Iterator[Record]:
         for switch in levels[-1] if levels else ():
             hosts.setdefault(switch, {})[host] = None
     if not places:
-        raise HpctrainError(f"{where}: no address with a switch in it", _HINT)
+        raise HpctrainError("HT-slurm-address-no-switch", "{where}: no address with a switch in it", _HINT, where=where)
     groups = [
         SwitchGroup(name=name, where=place, switches=tuple(below.get(name, ())), hosts=tuple(hosts.get(name, ())))
         for name, place in places.items()
@@ -54,15 +54,34 @@ def read(text: str, where: str) -> Iterator[Record]:
 def _address(words: list[str], place: str) -> tuple[list[tuple[str, ...]], str]:
     """The switches of each level, from the top, and the host."""
     if len(words) > 2:
-        raise HpctrainError(f"{place}: {' '.join(words)[:60]!r} is not one address with its pattern", _HINT)
+        raise HpctrainError(
+            "HT-slurm-address-bad-line",
+            "{where}: {line!r} is not one address with its pattern",
+            _HINT,
+            where=place,
+            line=" ".join(words)[:60],
+        )
     address = words[0]
     kinds = words[1].split(".") if len(words) == 2 else [""] * (address.count(".") + 1)
     # With a pattern, the text after the switches is the host, dots included.
     parts = address.split(".", maxsplit=len(kinds) - 1)
     if len(parts) != len(kinds) or (len(words) == 2 and kinds[-1] != "node"):
-        raise HpctrainError(f"{place}: {address[:60]!r} does not follow its pattern {words[-1][:60]!r}", _HINT)
+        raise HpctrainError(
+            "HT-slurm-address-not-by-pattern",
+            "{where}: {address!r} does not follow its pattern {pattern!r}",
+            _HINT,
+            where=place,
+            address=address[:60],
+            pattern=words[-1][:60],
+        )
     (host, *more) = expand_hosts(parts[-1], place)
     if more:
-        raise HpctrainError(f"{place}: {address[:60]!r} names several hosts", _HINT)
+        raise HpctrainError(
+            "HT-slurm-address-several-hosts",
+            "{where}: {address!r} names several hosts",
+            _HINT,
+            where=place,
+            address=address[:60],
+        )
     # A level that a host has no switch on is empty; several switches on a level are in brackets.
     return [expand_names(part, place) for part in parts[:-1] if part], host

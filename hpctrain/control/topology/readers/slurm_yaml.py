@@ -70,9 +70,17 @@ def _compose(text: str, where: str) -> yaml.Node:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}:{mark.line + 1}" if mark else where
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise HpctrainError(f"{place}: not YAML: {problem}", "expected a Slurm topology.yaml") from error
+        raise HpctrainError(
+            "HT-file-not-yaml",
+            "{where}: not YAML: {problem}",
+            "expected a Slurm topology.yaml",
+            where=place,
+            problem=problem,
+        ) from error
     if root is None:
-        raise HpctrainError(f"{where}: empty", "expected a Slurm topology.yaml")
+        raise HpctrainError(
+            "HT-slurm-topology-empty-file", "{where}: empty", "expected a Slurm topology.yaml", where=where
+        )
     return root
 
 
@@ -82,18 +90,32 @@ def _place(node: yaml.Node, where: str) -> str:
 
 def _items(node: yaml.Node, where: str, what: str) -> list[yaml.Node]:
     if not isinstance(node, yaml.SequenceNode):
-        raise HpctrainError(f"{_place(node, where)}: expected a list of {what}", "see man topology.yaml")
+        raise HpctrainError(
+            "HT-slurm-topology-not-a-list",
+            "{where}: expected a list of {items}",
+            "see man topology.yaml",
+            where=_place(node, where),
+            items=what,
+        )
     items: list[yaml.Node] = node.value
     return items
 
 
 def _keys(node: yaml.Node, where: str, what: str) -> Keys:
     if not isinstance(node, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
-        raise HpctrainError(f"{_place(node, where)}: expected the keys of {what}", "see man topology.yaml")
+        raise HpctrainError(
+            "HT-slurm-topology-no-keys",
+            "{where}: expected the keys of {item}",
+            "see man topology.yaml",
+            where=_place(node, where),
+            item=what,
+        )
     keys: Keys = {}
     for key, value in node.value:
         if key.value in keys:
-            raise HpctrainError(f"{_place(key, where)}: {key.value} appears twice")
+            raise HpctrainError(
+                "HT-slurm-topology-key-twice", "{where}: {key} appears twice", where=_place(key, where), key=key.value
+            )
         keys[key.value] = value
     return keys
 
@@ -103,10 +125,20 @@ def _kind(keys: Keys, where: str) -> str:
     place = _place(next(iter(keys.values())), where) if keys else where
     if "topology" not in keys or len(found) != 1:
         raise HpctrainError(
-            f"{place}: a topology has its name and exactly one of {', '.join(_KINDS)}", "see man topology.yaml"
+            "HT-slurm-topology-no-kind",
+            "{where}: a topology has its name and exactly one of {kinds}",
+            "see man topology.yaml",
+            where=place,
+            kinds=", ".join(_KINDS),
         )
     if found[0] not in (*_KINDS, *_PASSED_OVER):
-        raise HpctrainError(f"{place}: {found[0]!r} is not a kind of topology", nearest(found[0], _KINDS))
+        raise HpctrainError(
+            "HT-slurm-topology-unknown-kind",
+            "{where}: {kind!r} is not a kind of topology",
+            nearest(found[0], _KINDS),
+            where=place,
+            kind=found[0],
+        )
     return found[0]
 
 
@@ -121,7 +153,12 @@ def _tree(body: Keys, node: yaml.Node, where: str) -> Iterator[SwitchGroup]:
         place = _place(item, where)
         switches, hosts = _names(keys, "children", where), _names(keys, "nodes", where)
         if switches and hosts:
-            raise HpctrainError(f"{place}: a switch has children or nodes, not both", "see man topology.yaml")
+            raise HpctrainError(
+                "HT-slurm-topology-switches-and-hosts",
+                "{where}: a switch has children or nodes, not both",
+                "see man topology.yaml",
+                where=place,
+            )
         yield SwitchGroup(name=_text(keys, "switch", item, where), where=place, switches=switches, hosts=hosts)
 
 
@@ -144,7 +181,9 @@ def _blocks(body: Keys, node: yaml.Node, where: str) -> Iterator[SwitchGroup]:
 
 def _size(node: yaml.Node, where: str) -> int:
     if not isinstance(node, yaml.ScalarNode) or not node.value.isdecimal() or len(node.value) > 9:
-        raise HpctrainError(f"{_place(node, where)}: block_sizes: expected whole numbers")
+        raise HpctrainError(
+            "HT-slurm-topology-not-a-number", "{where}: block_sizes: expected whole numbers", where=_place(node, where)
+        )
     return int(node.value)
 
 
@@ -160,7 +199,9 @@ def _names(keys: Keys, key: str, where: str) -> tuple[str, ...]:
 def _text(keys: Keys, key: str, parent: yaml.Node, where: str) -> str:
     node = _value(keys, key, parent, where)
     if not isinstance(node, yaml.ScalarNode):
-        raise HpctrainError(f"{_place(node, where)}: {key}: expected a string")
+        raise HpctrainError(
+            "HT-slurm-topology-not-a-string", "{where}: {key}: expected a string", where=_place(node, where), key=key
+        )
     text: str = node.value
     return text
 
@@ -168,5 +209,7 @@ def _text(keys: Keys, key: str, parent: yaml.Node, where: str) -> str:
 def _value(keys: Keys, key: str, parent: yaml.Node, where: str) -> yaml.Node:
     if key not in keys:
         hint = f"it has: {', '.join(map(repr, keys))}" if keys else ""
-        raise HpctrainError(f"{_place(parent, where)}: {key!r} is missing", hint)
+        raise HpctrainError(
+            "HT-slurm-topology-key-missing", "{where}: {key!r} is missing", hint, where=_place(parent, where), key=key
+        )
     return keys[key]

@@ -26,14 +26,28 @@ class Element:
     def attribute(self, name: str) -> str:
         """An attribute that the format requires; a missing one is an error."""
         if name not in self.attributes:
-            raise HpctrainError(f"{self.where}: <{self.tag}> lacks the attribute {name!r}")
+            raise HpctrainError(
+                "HT-xml-attribute-missing",
+                "{where}: <{element}> lacks the attribute {name!r}",
+                where=self.where,
+                element=self.tag,
+                name=name,
+            )
         return self.attributes[name]
 
     def number(self, name: str, *, least: int = 0) -> int:
         """An attribute that is a whole number; one that is missing, not a number, or below ``least`` is an error."""
         value = self.attribute(name)
         if not re.fullmatch("-?[0-9]{1,9}", value) or int(value) < least:
-            raise HpctrainError(f"{self.where}: <{self.tag}> has {name}={value[:40]!r}, not a number from {least}")
+            raise HpctrainError(
+                "HT-xml-attribute-not-a-number",
+                "{where}: <{element}> has {name}={value!r}, not a number from {least}",
+                where=self.where,
+                element=self.tag,
+                name=name,
+                value=value[:40],
+                least=least,
+            )
         return int(value)
 
 
@@ -67,7 +81,14 @@ def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
         open_elements[-1].text += data
 
     def entity(name: str, *_: object) -> None:
-        raise HpctrainError(f"{here()}: declares the entity {name!r}, which no <{root}> file does", remedy)
+        raise HpctrainError(
+            "HT-xml-entity",
+            "{where}: declares the entity {name!r}, which no <{root}> file does",
+            remedy,
+            where=here(),
+            name=name,
+            root=root,
+        )
 
     parser.buffer_text = True
     parser.StartElementHandler = start
@@ -77,8 +98,22 @@ def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
     try:
         parser.Parse(text.encode(errors="replace"), True)
     except expat.ExpatError as error:
-        raise HpctrainError(f"{where}:{error.lineno}: {expat.ErrorString(error.code)}", remedy) from error
+        raise HpctrainError(
+            "HT-xml-bad-syntax",
+            "{where}:{line}: {problem}",
+            remedy,
+            where=where,
+            line=error.lineno,
+            problem=expat.ErrorString(error.code),
+        ) from error
     [element] = top.children
     if element.tag != root:
-        raise HpctrainError(f"{element.where}: expected <{root}>, found <{element.tag}>", remedy)
+        raise HpctrainError(
+            "HT-xml-other-root",
+            "{where}: expected <{root}>, found <{element}>",
+            remedy,
+            where=element.where,
+            root=root,
+            element=element.tag,
+        )
     return element

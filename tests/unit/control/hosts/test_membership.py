@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import HostOptions, Plan, Slots
 from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
+from support.refusals import refused
 
 NAMES = [f"n{number}" for number in range(1, 8)]
 
@@ -70,7 +70,7 @@ def test_a_hostfile_is_read_as_it_is_now(tmp_path):
     file.write_text("n1 slots=2\nn3\n")
     assert given_hosts(run) == {"n1": 2, "n3": 1}
     file.unlink()
-    with pytest.raises(HpctrainError, match=r"cannot read .*hosts\.txt"):
+    with refused("HT-file-unreadable", path=file):
         given_hosts(run)
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.common.errors import HpctrainError
+from support.refusals import check
+
 pytestmark = pytest.mark.slow
 
 _CHECKOUT = Path(__file__).parents[4]
@@ -29,7 +32,7 @@ try:
         pack.write(lambda line: None)
     print(json.dumps([pack.digest, str(pack.archive)]))
 except HpctrainError as error:
-    print(json.dumps([str(error), ""]))
+    print(json.dumps([json.dumps(error.record()), ""]))
 """
 
 
@@ -67,13 +70,20 @@ def site(environment: Path) -> Path:
 
 
 def pack(environment: Path, *, write: bool = False, meanwhile: str = "") -> tuple[str, Path]:
-    """The digest, or what was wrong, and the archive; ``meanwhile`` is run after the environment was looked at."""
+    """The digest, or the error's record, and the archive; ``meanwhile`` is run after the environment was looked at."""
     cache = environment.parent / "cache"
     variables = {**os.environ, "PYTHONPATH": str(_CHECKOUT), "XDG_CACHE_HOME": str(cache)}
     command = [str(environment / "bin" / "python"), "-c", _PACK, meanwhile, *(["write"] if write else [])]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     digest, archive = json.loads(done.stdout)
     return digest, Path(archive)
+
+
+def check_refused(
+    environment: Path, code: str, /, *, write: bool = False, meanwhile: str = "", **values: object
+) -> None:
+    record, _ = pack(environment, write=write, meanwhile=meanwhile)
+    check(HpctrainError.from_record(json.loads(record)), code, **values)
 
 
 def unpack(archive: Path, folder: Path) -> Path:
@@ -269,10 +279,10 @@ os.scandir = scandir
 
 def test_what_cannot_be_read_is_named(environment: Path) -> None:
     data = site(environment) / "small" / "data.txt"
-    said_of_file = pack(environment, write=True, meanwhile=f"import os; os.remove({str(data)!r})")[0]
-    assert f"cannot read {data}: No such file" in said_of_file
+    remove = f"import os; os.remove({str(data)!r})"
+    check_refused(environment, "HT-file-unreadable", write=True, meanwhile=remove, path=data)
     (site(environment) / "sitecustomize.py").write_text(NO_FOLDER)
-    assert f"cannot read {data.parent}: Permission denied" in pack(environment)[0]
+    check_refused(environment, "HT-file-unreadable", path=data.parent, reason="Permission denied")
 
 
 @pytest.mark.long
@@ -282,22 +292,22 @@ def test_what_cannot_be_packed_is_refused(environment: Path, tmp_path: Path) -> 
     (info / "direct_url.json").write_text('{"url": "file:///src/odd", "dir_info": {"editable": true}}')
     (info / "RECORD").write_text("odd-editable.pth,,\n")
     (site(environment) / "odd-editable.pth").write_text("import small")
-    assert "odd is an editable installation of a kind" in pack(environment)[0]
+    check_refused(environment, "HT-pack-editable-unknown", project="odd")
     shutil.rmtree(info)
     (site(environment) / "odd-editable.pth").write_text(f"import site; site.addsitedir({str(_CHECKOUT)!r})")
-    assert f"refers to {_CHECKOUT}, which is not packed" in pack(environment)[0]
+    check_refused(environment, "HT-pack-code-outside", paths=str(_CHECKOUT))
     (site(environment) / "odd-editable.pth").unlink()
     add_finder(environment, "MAPPING = {'gone': '/nowhere/gone'}")
-    assert "finds gone at /nowhere/gone, where nothing is" in pack(environment)[0]
+    check_refused(environment, "HT-pack-file-missing", name="gone", path="/nowhere/gone")
     add_finder(environment, "TABLE = {}")
-    assert "has no table of what it finds" in pack(environment)[0]
+    check_refused(environment, "HT-pack-finder-unknown")
     (tmp_path / "base" / "conda-meta").mkdir(parents=True)
     (site(environment) / "base.pth").write_text(f"import sys; sys.base_prefix = {str(tmp_path / 'base')!r}")
-    assert f"{tmp_path}/base is conda's" in pack(environment)[0]
+    check_refused(environment, "HT-pack-conda", path=tmp_path / "base")
     (tmp_path / "base" / "conda-meta").rmdir()
     (tmp_path / "base" / "lib" / "python3" / "dist-packages").mkdir(parents=True)
     settings = environment / "pyvenv.cfg"
     settings.write_text(settings.read_text().replace("packages = false", "packages = true"))
-    assert "also uses the packages of the system" in pack(environment)[0]
+    check_refused(environment, "HT-pack-system-packages", prefix=environment)
     (environment / "conda-meta").mkdir()
-    assert "conda-pack" in pack(environment)[0]
+    check_refused(environment, "HT-pack-conda", path=environment)

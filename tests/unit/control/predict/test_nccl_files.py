@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.predict.calibration import read_calibration
 from hpctrain.control.predict.curves import Curve, nccl_curves
+from support.refusals import refused
 
 MEASURED = Path(__file__).parent / "measured"
 SPARK = (MEASURED / "nccl-tests-2.20.txt").read_text()
@@ -61,19 +61,21 @@ def test_groups_are_curves_of_what_they_are(
 
 
 @pytest.mark.parametrize(
-    ("places", "factor", "said"),
+    ("places", "factor", "code", "values"),
     [
-        ([(0, "n1"), (0, "n2"), (1, "n1"), (1, "n1")], 1.0, "lie differently"),
-        ([(0, "n1"), (1, "n2"), (1, "n2")], 1.0, "groups of 1, 2 ranks"),
-        ([(0, "n1"), (0, "n1"), (0, "n1"), (0, "n2")], 1.5, "hosts with 1 and 3 ranks"),
-        ([(0, "n1"), (0, "n1"), (1, "n1"), (1, "n1")], 1.0, "2 groups within one host"),
-        ([(0, "n1"), (0, "n2"), (1, "n1"), (1, "n3")], 1.0, "lie differently"),
-        ([(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")], 0.0, "each rank by itself"),
-        ([(0, "n1")], 0.0, "each rank by itself"),
+        ([(0, "n1"), (0, "n2"), (1, "n1"), (1, "n1")], 1.0, "groups-differ", {}),
+        ([(0, "n1"), (1, "n2"), (1, "n2")], 1.0, "unequal-groups", {"sizes": "1, 2"}),
+        ([(0, "n1"), (0, "n1"), (0, "n1"), (0, "n2")], 1.5, "unequal-hosts", {"ranks": "1 and 3"}),
+        ([(0, "n1"), (0, "n1"), (1, "n1"), (1, "n1")], 1.0, "shared-host", {"groups": 2}),
+        ([(0, "n1"), (0, "n2"), (1, "n1"), (1, "n3")], 1.0, "groups-differ", {}),
+        ([(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")], 0.0, "single-ranks", {}),
+        ([(0, "n1")], 0.0, "single-ranks", {}),
     ],
 )
-def test_groups_of_which_one_curve_would_not_tell(places: list[tuple[int, str]], factor: float, said: str) -> None:
-    with pytest.raises(HpctrainError, match=said) as wrong:
+def test_groups_of_which_one_curve_would_not_tell(
+    places: list[tuple[int, str]], factor: float, code: str, values: dict[str, object]
+) -> None:
+    with refused(f"HT-nccl-tests-{code}", **values) as wrong:
         nccl_curves(table(places, factor), "x")
     assert wrong.value.hint
 
@@ -118,7 +120,7 @@ def test_lines_of_other_ranks_between() -> None:
     lines = [f" 0: {line}\n 1: n2:7:7 [1] NCCL INFO Channel 00 : 1 -> 0" for line in SPARK.splitlines()]
     assert nccl_curves("\n".join(lines), "x") == nccl_curves(SPARK, "x")
     lines = [f"{rank}: {line}" for line in SPARK.splitlines() for rank in (0, 1)]
-    with pytest.raises(HpctrainError, match="for the second time"):
+    with refused("HT-nccl-tests-rank-twice", rank=0):
         nccl_curves("\n".join(lines), "x")
 
 
@@ -127,12 +129,12 @@ def test_several_runs_in_one_file() -> None:
     one, two = nccl_curves(SPARK, "x"), nccl_curves(H100, "x")
     assert nccl_curves(SPARK + H100, "x") == [*one, *two]
     assert nccl_curves(gather + SPARK + gather, "x") == one
-    with pytest.raises(HpctrainError, match="x:2: the test is all_gather_perf"):
+    with refused("HT-nccl-tests-not-all-reduce", where="x:2", found="the test is all_gather_perf"):
         nccl_curves(gather + gather, "x")
-    with pytest.raises(HpctrainError, match="cut off"):
+    with refused("HT-nccl-tests-short-row", where="x:47"):
         nccl_curves(SPARK + H100[:-200], "x")
     header = next(line for line in SPARK.splitlines() if "busbw" in line)
-    with pytest.raises(HpctrainError, match="a second table"):
+    with refused("HT-nccl-tests-second-table"):
         nccl_curves(SPARK.replace("# Out of bounds", f"{header}\n# Out of bounds"), "x")
 
 
@@ -140,25 +142,30 @@ def test_several_runs_in_one_file() -> None:
 def test_a_table_whose_second_times_have_no_rates(column: str) -> None:
     before, after = _HEADER.rsplit(column, 1)
     damaged = table(NODES, 1.5).replace(_HEADER, f"{before}\0{column}{after}")
-    with pytest.raises(HpctrainError, match=column):
+    with refused("HT-nccl-tests-missing-column", column=column):
         nccl_curves(damaged, "x")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "code", "values"),
     [
         # Of two ranks, a reduce has the bus bandwidth of an all-reduce; its root tells it.
-        ("     sum      -1", "     sum       0", "root 0"),
-        ("     sum      -1", "    none      -1", "without an operation"),
+        ("     sum      -1", "     sum       0", "not-all-reduce", {"found": "a test with the root 0, no all-reduce"}),
+        (
+            "     sum      -1",
+            "    none      -1",
+            "not-all-reduce",
+            {"found": "a test without an operation, no all-reduce"},
+        ),
         # A reduce-scatter of two ranks: half of it.
-        ("6.98    6.98", "6.98    3.49", "busbw is 0.5 times"),
+        ("6.98    6.98", "6.98    3.49", "bad-bandwidth", {"factor": 0.5}),
     ],
 )
-def test_other_collectives_without_their_name(old: str, new: str, said: str) -> None:
+def test_other_collectives_without_their_name(old: str, new: str, code: str, values: dict[str, object]) -> None:
     nameless = "".join(line + "\n" for line in SPARK.splitlines() if "Collective test" not in line)
     rows = nameless.replace("0.52    0.52", "6.98    6.98")
     assert old in rows
-    with pytest.raises(HpctrainError, match=said):
+    with refused(f"HT-nccl-tests-{code}", **values):
         nccl_curves(rows.replace(old, new), "x")
 
 
@@ -225,13 +232,14 @@ def test_json_of_one_process_and_of_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "code", "values"),
     [
-        ({"args": ["all_gather_perf"]}, "the test is all_gather_perf"),
-        ({"out_of_bounds": {"count": 3, "okay": "false"}}, "3 values out of bounds"),
+        ({"args": ["all_gather_perf"]}, "not-all-reduce", {"found": "the test is all_gather_perf"}),
+        ({"out_of_bounds": {"count": 3, "okay": "false"}}, "wrong-results", {"where": "x", "count": 3}),
         (
             {"results": [{**report()["results"][1], "out_of_place": {"cpu_time": 3.0, "alg_bw": 1, "bus_bw": 1}}]},
-            "times of the CPU",
+            "bad-value",
+            {"key": "results.0.out_of_place.time", "problem": "times of the CPU (-C)"},
         ),
         (
             {
@@ -239,17 +247,22 @@ def test_json_of_one_process_and_of_groups() -> None:
                     {**report()["results"][1], "out_of_place": {"time": 3.0, "alg_bw": 1, "bus_bw": 1, "nwrong": 2}}
                 ]
             },
-            "2 wrong",
+            "wrong-results",
+            {"where": "x: results[0]", "count": 2},
         ),
-        ({"results": [{**report()["results"][1], "root": "     0"}]}, "root 0"),
-        ({"results": []}, "no row with a time"),
-        ({"config": config(devices=report()["config"]["devices"] * 2)}, "second time"),
-        ({"config": config(ngpus=1)}, "busbw is 1.5 times"),
-        ({"config": config(devices=[])}, "config.devices"),
+        (
+            {"results": [{**report()["results"][1], "root": "     0"}]},
+            "not-all-reduce",
+            {"found": "a test with the root 0, no all-reduce"},
+        ),
+        ({"results": []}, "no-times", {"where": "x"}),
+        ({"config": config(devices=report()["config"]["devices"] * 2)}, "rank-twice", {"where": "x"}),
+        ({"config": config(ngpus=1)}, "bad-bandwidth", {"factor": 1.5}),
+        ({"config": config(devices=[])}, "bad-value", {"key": "config.devices"}),
     ],
 )
-def test_wrong_json(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(HpctrainError, match=said) as wrong:
+def test_wrong_json(changed: dict[str, Any], code: str, values: dict[str, object]) -> None:
+    with refused(f"HT-nccl-tests-{code}", **values) as wrong:
         nccl_curves(json.dumps(report(**changed)), "x")
     assert wrong.value.message.startswith("x") and wrong.value.hint
     assert "HOME" not in str(wrong.value.message)
@@ -258,5 +271,5 @@ def test_wrong_json(changed: dict[str, Any], said: str) -> None:
 def test_json_of_a_run_that_was_ended() -> None:
     cut = report()
     del cut["out_of_bounds"]
-    with pytest.raises(HpctrainError, match="did not end"):
+    with refused("HT-nccl-tests-unfinished", where="x", key="out_of_bounds"):
         nccl_curves(json.dumps(cut), "x")

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from hpctrain.common.cluster.gpu_models import gpu_reported_as, gpus
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.calibration import Calibration, read_calibration
 from hpctrain.control.predict.constants import constants
-from hpctrain.control.predict.energy import Machines, Site, energy
+from hpctrain.control.predict.energy import Site, energy
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.prediction import Node, predict
@@ -20,6 +19,7 @@ from hpctrain.control.predict.sweep import make_sweep
 from hpctrain.control.predict.training import epochs, recipe_training, script_training
 from hpctrain.control.predict.values import Estimate
 from hpctrain.report.prediction import memory_warnings, prediction_notes, prediction_record
+from support.refusals import refused
 from support.report.plain_values import plain
 
 GBIT = 1e9 / 8
@@ -84,7 +84,10 @@ def test_energy_of_idle_and_of_full_gpus():
     def node_w(busy):
         found = energy(
             values,
-            Machines(gpu="h100-sxm", gpus_per_node=8, nodes=2),
+            gpu="h100-sxm",
+            gpus_per_node=8,
+            nodes=2,
+            switch_ports=0,
             busy=np.array([busy]),
             seconds=np.array([3600.0]),
             samples_per_s=np.array([100.0]),
@@ -171,30 +174,35 @@ def test_a_calibration_of_another_network_is_refused(tmp_path):
     request = PredictionRequest(
         hardware=Hardware(gpu="cpu", gpus_per_node=2), nodes=[1], calibration=[path], backend="mpi"
     )
-    with pytest.raises(HpctrainError, match="convnet") as error:
+    with refused("HT-calibration-mismatch", kind="network", found="convnet", wanted="transformer"):
         predict_request(script_training(load_workload("transformer"), per_rank=8), request)
-    assert "bench step --sweep" in error.value.hint
 
 
 @pytest.mark.parametrize(
-    "text", ['{"sweeps": [{"model"', '{"rows": []}', '{"sweeps": [{"model": "convnet"}]}', "hello"]
+    ("text", "code", "key"),
+    [
+        ('{"sweeps": [{"model"', "HT-file-not-json", "path"),
+        ('{"rows": []}', "HT-calibration-unknown-format", "path"),
+        ('{"sweeps": [{"model": "convnet"}]}', "HT-calibration-bad-value", "path"),
+        ("hello", "HT-nccl-tests-no-table", "where"),
+    ],
 )
-def test_a_damaged_calibration_names_its_file(tmp_path, text):
+def test_a_damaged_calibration_names_its_file(tmp_path, text, code, key):
     path = tmp_path / "found.json"
     path.write_text(text)
-    with pytest.raises(HpctrainError, match=r"found\.json"):
+    with refused(code, **{key: path}):
         read_calibration([path])
 
 
 def test_an_unknown_gpu_and_hardware_that_is_not_whole():
     training = recipe_training(load_recipe("goyal2017", []))
-    for hardware, message in (
-        (Hardware(gpu="h10", gpus_per_node=8), "h10"),
-        (Hardware(gpus_per_node=8), "which GPUs"),
-        (Hardware(gpu="h200"), "how many GPUs"),
-        (Hardware(gpu="h200", gpus_per_node=8, topology="gpu"), "--topology gpu is one of a file"),
+    for hardware, code in (
+        (Hardware(gpu="h10", gpus_per_node=8), "HT-gpu-unknown"),
+        (Hardware(gpus_per_node=8), "HT-prediction-no-gpu"),
+        (Hardware(gpu="h200"), "HT-prediction-no-gpu-count"),
+        (Hardware(gpu="h200", gpus_per_node=8, topology="gpu"), "HT-topology-name-without-file"),
     ):
-        with pytest.raises(HpctrainError, match=message):
+        with refused(code):
             predict_request(training, PredictionRequest(hardware=hardware, nodes=[1]))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Plan, Slots
@@ -16,6 +15,7 @@ from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.request import PredictionRequest, predict_request
 from hpctrain.control.predict.run_prediction import plan_hardware, predict_run
 from hpctrain.control.predict.training import recipe_training
+from support.refusals import refused
 
 H100 = Hardware(gpu="h100-sxm", gpus_per_node=8)
 
@@ -81,7 +81,7 @@ def test_the_nodes_of_a_plan() -> None:
     hardware, nodes = plan_hardware(plan(recipe, 6, hosts=hosts), "cpu")
     assert (hardware.gpu, hardware.gpus_per_node, hardware.adapters, nodes) == ("cpu", 2, None, 3)
     uneven = (Slots(host="a", slots=1), Slots(host="b", slots=2))
-    with pytest.raises(HpctrainError, match="different numbers of ranks"):
+    with refused("HT-prediction-unequal-hosts"):
         plan_hardware(plan(recipe, 3, hosts=uneven), "cpu")
 
 

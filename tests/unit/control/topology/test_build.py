@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import NO_PORT, Fabric
 from hpctrain.control.topology.levels import oversubscription
@@ -19,6 +18,7 @@ from hpctrain.control.topology.link_speed import bandwidth
 from hpctrain.control.topology.names import host_and_device, is_service_host, natural_key, switch_name
 from hpctrain.control.topology.readers import forwarding, ibnetdiscover
 from hpctrain.control.topology.records import FabricNode, Link, Record, Remark, SwitchGroup
+from support.refusals import refused
 from support.topology.infiniband_texts import DUMP_LFTS, IBNETDISCOVER
 
 
@@ -232,11 +232,11 @@ def test_links_of_unknown_speed() -> None:
 
 
 def test_nothing_to_place_ranks_on_is_an_error() -> None:
-    with pytest.raises(HpctrainError, match="no host on a fabric, only no channel adapter"):
+    with refused("HT-fabric-no-hosts", found="no channel adapter"):
         build_fabric([])
     plant = Plant()
     plant.cable(plant.switch("a"), plant.switch("b"))
-    with pytest.raises(HpctrainError, match="no channel adapter"):
+    with refused("HT-fabric-no-hosts", found="no channel adapter"):
         plant.build()
 
 
@@ -258,7 +258,12 @@ def test_forwarding_tables_join_their_switches() -> None:
         in build_fabric([*cables, *forwarding.read(without, "t")]).warnings
     )
     strange = DUMP_LFTS.replace("guid 0x000000000000000", "guid 0xf00000000000000").replace("Lid 2", "Lid 99")
-    with pytest.raises(HpctrainError, match=r"t:4: .* switches that f does not have: f000000000000001, .*"):
+    with refused(
+        "HT-fabric-tables-of-others",
+        where="t:4",
+        fabric="f",
+        switches="f000000000000001, f000000000000002, f000000000000003",
+    ):
         build_fabric([*cables, *forwarding.read(strange, "t")])
 
 
@@ -308,7 +313,7 @@ def test_hosts_of_a_slurm_tree_that_are_left_out_take_their_empty_switches_along
         "no host was left out for 'x'",
         "hosts that were to be left out (2): login1, login2",
     )
-    with pytest.raises(HpctrainError, match="no hosts in it but those left out"):
+    with refused("HT-slurm-topology-no-hosts", exception=" but those left out"):
         build_fabric(tree, leave_out=("*",))
 
 
@@ -320,33 +325,39 @@ def test_blocks_are_joined_with_a_warning() -> None:
 
 
 def test_groups_that_are_no_tree() -> None:
-    with pytest.raises(HpctrainError, match="'s9' is not defined"):
+    with refused("HT-slurm-topology-undefined", child="s9"):
         build_fabric([_group("core", switches=("s9",)), _group("s1", hosts=("n1",))])
-    with pytest.raises(HpctrainError, match="no hosts"):
+    with refused("HT-slurm-topology-no-hosts", exception=""):
         build_fabric([_group("core")])
     plant, *_ = _two_leaves()
-    with pytest.raises(HpctrainError, match="both a switch tree"):
+    with refused("HT-fabric-tree-and-cables"):
         build_fabric([*plant.records, _group("s1", hosts=("n1",))])
 
 
 def test_files_that_are_no_fabric(tmp_path: Path) -> None:
-    def message(text: bytes, routes: Path | None = None) -> str:
-        (tmp_path / "f").write_bytes(text)
-        with pytest.raises(HpctrainError) as caught:
-            read_fabric(tmp_path / "f", routes)
-        return f"{caught.value}".replace(str(tmp_path), "")
-
-    assert message(b"").startswith("/f: an empty file\n  valid: the output of ibnetdiscover, ")
-    assert message(b"\x7fELF\0\0\xff").startswith("/f: a binary file")
-    assert message(b"hello\n").startswith("/f: a file of no known format")
-    assert "--routes /f" in message(DUMP_LFTS.encode())
+    file = tmp_path / "f"
+    for content, found in (
+        (b"", "an empty file"),
+        (b"\x7fELF\0\0\xff", "a binary file"),
+        (b"hello\n", "a file of no known"),
+    ):
+        file.write_bytes(content)
+        with refused("HT-fabric-unknown-format", where=file) as caught:
+            read_fabric(file)
+        assert caught.value.values["found"].startswith(found)
+    file.write_text(DUMP_LFTS)
+    with refused("HT-fabric-tables-alone", where=file) as caught:
+        read_fabric(file)
+    assert caught.value.hint.endswith(f"--routes {file}")
+    file.write_text(IBNETDISCOVER)
+    with refused("HT-fabric-tables-no-entry", where=f"{file}:1"):
+        read_fabric(file, file)
     (tmp_path / "none").mkdir()
-    assert message(IBNETDISCOVER.encode(), tmp_path / "none").startswith("/none: an empty folder")
-    assert message(IBNETDISCOVER.encode(), tmp_path / "nowhere").startswith(
-        "cannot read the fabric file /nowhere: No such file"
-    )
-    assert message(IBNETDISCOVER.encode(), tmp_path / "f").startswith("/f:")
-    with pytest.raises(HpctrainError, match="Is a directory"):
+    with refused("HT-fabric-tables-empty-folder", path=tmp_path / "none"):
+        read_fabric(file, tmp_path / "none")
+    with refused("HT-file-unreadable", path=tmp_path / "nowhere"):
+        read_fabric(file, tmp_path / "nowhere")
+    with refused("HT-file-unreadable", path=tmp_path, reason="Is a directory"):
         read_fabric(tmp_path)
 
 

@@ -13,7 +13,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.common.cluster.host_list import expand_hosts
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.blocks import uneven
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.convert import block, block_yaml, topology_conf, topology_yaml
@@ -22,6 +21,7 @@ from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import ibnetdiscover, slurm, slurm_yaml
 from hpctrain.control.topology.records import SwitchGroup
 from hpctrain.control.topology.subtrees import Subtree, subtrees
+from support.refusals import refused
 from support.topology.small_fabric import small_fabric
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "slurm"
@@ -216,5 +216,5 @@ SwitchName=s2 Nodes=n3
     records = [record for record in slurm.read(topology_conf(odd), "f") if isinstance(record, SwitchGroup)]
     assert len({record.name for record in records}) == 3
     assert all(expand_hosts(record.name, "f") == (record.name,) for record in records)
-    with pytest.raises(HpctrainError, match="'a host' is not a name of a host in Slurm"):
+    with refused("HT-host-bad-slurm-name", host="a host"):
         topology_conf(Fabric(**{**vars(fabric), "hosts": ("a host", "n2", "n3")}))

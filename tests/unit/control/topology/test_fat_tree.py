@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.levels import oversubscription
 from hpctrain.control.topology.readers import ibnetdiscover
+from support.refusals import refused
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,14 +62,14 @@ def test_a_fat_tree_is_what_was_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "values"),
     [
-        ({"hosts": 0, "leaf_down": 4, "leaf_up": 4}, "hosts=0"),
-        ({"hosts": 4, "leaf_down": 4, "leaf_up": 0}, "leaf_up=0"),
-        ({"hosts": 4000, "leaf_down": 8, "leaf_up": 8}, "with up to 500 ports"),
-        ({"hosts": 49152, "leaf_down": 200, "leaf_up": 20}, "49152 adapters"),
+        ({"hosts": 0, "leaf_down": 4, "leaf_up": 4}, "HT-fat-tree-bad-number", {"name": "hosts", "value": 0}),
+        ({"hosts": 4, "leaf_down": 4, "leaf_up": 0}, "HT-fat-tree-bad-number", {"name": "leaf_up", "value": 0}),
+        ({"hosts": 4000, "leaf_down": 8, "leaf_up": 8}, "HT-fat-tree-too-large", {"ports": 500}),
+        ({"hosts": 49152, "leaf_down": 200, "leaf_up": 20}, "HT-fat-tree-too-large", {"adapters": 49152}),
     ],
 )
-def test_a_tree_that_infiniband_cannot_have(arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(HpctrainError, match=message):
+def test_a_tree_that_infiniband_cannot_have(arguments: dict[str, int], code: str, values: dict[str, object]) -> None:
+    with refused(code, **values):
         fat_tree(**arguments)  # type: ignore[arg-type]

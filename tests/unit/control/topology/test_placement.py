@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fabric import Fabric, Ints
 from hpctrain.control.topology.fat_tree import fat_tree
@@ -16,6 +15,7 @@ from hpctrain.control.topology.min_hop import MinHop
 from hpctrain.control.topology.placement import place, report
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes
+from support.refusals import refused
 from support.topology.small_fabric import small_fabric, two_levels
 
 SPEEDS = st.sampled_from([2.0, 2.0, 2.0, 1.0])
@@ -216,12 +216,16 @@ def test_one_host_has_no_ring_and_a_fabric_without_speeds_no_bandwidth() -> None
 
 
 @pytest.mark.parametrize(
-    ("hosts", "message"),
-    [([], "no hosts to place"), ([0, 1, 0], "h00 is listed twice among the hosts"), ([2], "h02 has no")],
+    ("hosts", "code", "values"),
+    [
+        ([], "HT-placement-no-hosts", {}),
+        ([0, 1, 0], "HT-placement-host-twice", {"host": "h00"}),
+        ([2], "HT-fabric-host-no-adapter", {"host": "h02"}),
+    ],
 )
-def test_misuse(hosts: list[int], message: str) -> None:
+def test_misuse(hosts: list[int], code: str, values: dict[str, str]) -> None:
     fabric = two_levels([2], spines=1)
-    with pytest.raises(HpctrainError, match=message):
+    with refused(code, **values):
         report(replace(fabric, hosts=(*fabric.hosts, "h02")), hosts)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import kept, read_events
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.tracking import following
 from hpctrain.report.tracking.following import Backlog, NewEvent, follow
 from hpctrain.report.tracking.progress import TrackerProgress, only_sender, read_progress, write_progress
+from support.refusals import refused
 from support.report.written_runs import recipe_plan, run_events, write_run
 
 START = {"time": 1_700_000_000.0, "event": "start", "attempt": 1, "iteration": 0}
@@ -102,8 +102,9 @@ def test_lines_that_a_crash_took_back_are_noticed(directory: RunDirectory) -> No
 
 def test_a_line_that_is_no_event_is_named(directory: RunDirectory) -> None:
     add(directory, {"no": "event"})
-    with pytest.raises(HpctrainError, match=r"events\.jsonl:\d+: not an event"):
+    with refused("HT-event-lacks-keys") as caught:
         Backlog(directory, TrackerProgress()).read()
+    assert caught.value.values["where"].startswith(f"{directory.events}:")
 
 
 def test_progress_is_kept(directory: RunDirectory) -> None:
