@@ -202,7 +202,7 @@ class Workload(_Frozen):
                 "the workload {name!r} is for samples of {sample}, not for images of {image_size} pixels a side",
                 f"trace the network with images of that size; {', '.join(sorted(_image_networks()))} take any size",
                 name=self.name,
-                sample=_by(self.sample.shape),
+                sample=" x ".join(map(str, self.sample.shape)) or "one number",
                 image_size=image_size,
             )
         return load_workload(self.any_size, image_size=image_size)
@@ -390,7 +390,3 @@ def buckets(
             )
         )
     return found
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "one number"

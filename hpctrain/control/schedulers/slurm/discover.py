@@ -222,7 +222,7 @@ def _choose(partitions: dict[str, Keys], asked: str | None) -> Keys:
 
 def _values(config: Keys, partition: Keys, kind: NodeKind) -> dict[str, Any]:
     """The keys of a profile, as YAML has them."""
-    exclusive = _whole_nodes(config, partition)
+    exclusive = partition.get("OverSubscribe") == "EXCLUSIVE" or config.get("SelectType") == "select/linear"
     node: dict[str, Any] = {"gpus": kind.gpus, "cores": kind.cores, "threads_per_core": kind.threads}
     node["exclusive"] = exclusive
     if kind.gpus:
@@ -238,10 +238,6 @@ def _values(config: Keys, partition: Keys, kind: NodeKind) -> dict[str, Any]:
         "time": _time(partition),
         "max_nodes": _count(partition.get("MaxNodes", "")),
     }
-
-
-def _whole_nodes(config: Keys, partition: Keys) -> bool:
-    return partition.get("OverSubscribe") == "EXCLUSIVE" or config.get("SelectType") == "select/linear"
 
 
 def _time(partition: Keys) -> str | None:

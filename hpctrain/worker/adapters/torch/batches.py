@@ -39,7 +39,7 @@ class Batches:
     def add(self, batch: Any, total: int | None, count: int) -> None:
         """Note the tensors of a batch, in which this rank has ``count`` samples."""
         for tensor in tensors_in(batch):
-            dimension = _sample_dimension(tensor, count)
+            dimension = next((index for index, size in enumerate(tensor.shape) if size == count), None)
             if dimension is not None and total is not None:
                 self._numels.add(tensor.numel() // count)
                 self._first &= dimension == 0
@@ -97,10 +97,6 @@ def _members(value: Any) -> Any:
     if isinstance(value, torch.nn.Module | type):
         return ()
     return getattr(value, "__dict__", {}).values()
-
-
-def _sample_dimension(tensor: torch.Tensor, count: int) -> int | None:
-    return next((index for index, size in enumerate(tensor.shape) if size == count), None)
 
 
 def _sample_numel(tensor: torch.Tensor, size: int) -> int:
