@@ -22,7 +22,7 @@ from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, HOST_TIMEOUT, REPLICAS
-from hpctrain.control.hosts.lost_hosts import keepalive_options
+from hpctrain.control.hosts.networks import keepalive_options
 from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder
 from hpctrain.control.planning.mesh import mesh_environment
 

@@ -31,13 +31,13 @@ from hpctrain.worker.data.mixing import MixedSamples
 from hpctrain.worker.data.samples import BROKEN, Samples, Source
 from hpctrain.worker.data.sampling import Indices, batch_count, sample_of
 from hpctrain.worker.train.checkpoint import Checkpoints
-from hpctrain.worker.train.described import described
 from hpctrain.worker.train.energy import RunEnergy
 from hpctrain.worker.train.evaluation import evaluate
 from hpctrain.worker.train.feed import Feed
 from hpctrain.worker.train.local_steps import LocalSteps
 from hpctrain.worker.train.non_finite import FinishedStep, NonFiniteWatch, mean_of_finite
 from hpctrain.worker.train.recovery import Recovery
+from hpctrain.worker.train.run_event import run_event
 from hpctrain.worker.train.trainer import Trainer, TrainingStep
 
 # The first step also allocates and compiles.
@@ -134,7 +134,7 @@ class Loop:
         """
         if resume_from:
             self._restore(resume_from)
-        self._run_event = described(
+        self._run_event = run_event(
             self._recipe, self._comm, self._trainer, self._rate.iterations_per_epoch, self._peak_flops
         )
         self._events.emit(self._run_event)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.common.settings import HOST_TIMEOUT
-from hpctrain.control.hosts.lost_hosts import keepalive_options
+from hpctrain.control.hosts.networks import keepalive_options
 from support.refusals import refused
 
 

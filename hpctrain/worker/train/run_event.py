@@ -8,7 +8,7 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.train.trainer import Trainer
 
 
-def described(
+def run_event(
     recipe: Recipe, comm: Communicator, trainer: Trainer, iterations_per_epoch: int, peak_flops: float | None
 ) -> RunEvent:
     """The event of a run. Collective.
