@@ -131,7 +131,7 @@ def _is_same_job_earlier(holder: str, environment: Mapping[str, str]) -> bool:
     return bool(before and now and before[2] == now[2] and int(before[1]) < int(now[1]))
 
 
-def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
+def require_attempt_ended(directory: RunDirectory, events: Sequence[Event]) -> None:
     """Refuse to start while ranks or the job of the last attempt still run without their launcher.
 
     The ranks' records show those on this host, and Slurm shows the job of an attempt without an end. Ranks on another

@@ -23,7 +23,7 @@ from hpctrain.common.run.plan import Plan, Script
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
 from hpctrain.control.planning.planner import place_plan
-from hpctrain.control.resuming.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
+from hpctrain.control.resuming.attempts import Attempt, is_done, next_attempt, require_attempt_ended, run_events
 from hpctrain.control.resuming.changes import require_fit
 from hpctrain.control.resuming.proof import changed_script, replace_plan, require_own_plan, script_sha256
 
@@ -94,7 +94,7 @@ def resumption(
         # A changed recipe can continue a finished run, for example with more epochs.
         events.pop()
     if not look_only:
-        require_nobody(directory, events)
+        require_attempt_ended(directory, events)
     idle_restarts = before.stop.model_copy(update=changes["stop"]).idle_restarts
     attempt = next_attempt(directory, events, idle_restarts, script=before.script is not None)
     if attempt is None:

@@ -16,7 +16,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.processes import send_signal, works_in
 from hpctrain.common.run.records import RankRecord, write_record
-from hpctrain.control.resuming.attempts import require_nobody
+from hpctrain.control.resuming.attempts import require_attempt_ended
 from hpctrain.control.schedulers.cancel import stop_launcher
 
 
@@ -76,7 +76,7 @@ def test_ranks_of_the_last_attempt_are_the_runs_processes(
     write_record(directory, record)
     refused = False
     try:
-        require_nobody(directory, [])
+        require_attempt_ended(directory, [])
     except Exception as error:
         refused = str(each.pid) in str(error)
     assert refused == own

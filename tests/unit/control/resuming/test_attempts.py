@@ -20,7 +20,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.control.resuming import attempts
-from hpctrain.control.resuming.attempts import Attempt, hold_run, next_attempt, require_nobody, run_events
+from hpctrain.control.resuming.attempts import Attempt, hold_run, next_attempt, require_attempt_ended, run_events
 from support.script_runs import happened, script_run
 from support.written_checkpoints import progress_of, write_checkpoint
 
@@ -181,7 +181,7 @@ def test_the_lock_of_a_job_whose_node_died(
 
 
 def nobody(directory: RunDirectory) -> None:
-    require_nobody(directory, run_events(directory))
+    require_attempt_ended(directory, run_events(directory))
 
 
 def test_ranks_that_outlived_their_launcher(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
