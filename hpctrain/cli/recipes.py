@@ -14,11 +14,11 @@ from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.tables import AsJson, print_table
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.used import used_values
 from hpctrain.report.say import answer, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)

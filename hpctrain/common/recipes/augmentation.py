@@ -9,19 +9,13 @@ from pydantic import Field, model_validator
 
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
-from hpctrain.common.recipes.own_keys import SectionOfKind, require_own_keys
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 Level = Annotated[int, Field(ge=0, le=255)]
 
-_RAND_AUGMENT = ("rand_augment_increasing",)
-_OWN_KEYS = {"layers": _RAND_AUGMENT, "magnitude": _RAND_AUGMENT, "deviation": _RAND_AUGMENT}
 
-
-class Augmentation(SectionOfKind):
+class Augmentation(Section):
     """Random operations on a photograph that was cropped and flipped; see hpctrain.worker.data.augment."""
-
-    own_keys = _OWN_KEYS
 
     name: Literal["trivial_augment_wide", "rand_augment_increasing"] = Field(
         description="one operation of 14 with a random magnitude (Müller and Hutter 2021, torchvision's "
@@ -36,11 +30,6 @@ class Augmentation(SectionOfKind):
     fill: tuple[Level, Level, Level] = Field(
         (0, 0, 0), description="red, green and blue of pixels that nothing is moved to"
     )
-
-    @model_validator(mode="after")
-    def _own_keys(self) -> Augmentation:
-        require_own_keys(self, self.name, self.own_keys)
-        return self
 
 
 class Erasing(Section):

@@ -42,16 +42,3 @@ class GptSettings(Section):
         """
         looked_up = (self.context + (0 if self.tied else self.vocabulary)) * self.width
         return 6 * (self.parameters - looked_up) + 12 * self.layers * self.width * self.context
-
-
-def require_text(model: str, data: str, loss: str) -> None:
-    """Refuse what does not go together with a GPT, which predicts the next token of a text and nothing else.
-
-    Raises:
-        ValueError: says what to set.
-    """
-    if (model == "gpt") != (data == "text"):
-        choices = "--set data.name=text" if model == "gpt" else "--set model.name=gpt, or --set data.name=imagenet"
-        raise ValueError(f"model.name: {model} does not go with data.name: {data}; {choices}")
-    if model == "gpt" and loss != "cross_entropy":
-        raise ValueError(f"loss: {loss} is for images; --set loss=cross_entropy")

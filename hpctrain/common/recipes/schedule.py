@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.recipes.bounds import Count, NotNegative, Positive
-from hpctrain.common.recipes.own_keys import SectionOfKind, require_own_keys
-
-_OWN_KEYS = {
-    "milestones": ("step", "piecewise"),
-    "gamma": ("step",),
-    "factors": ("piecewise",),
-    "power": ("polynomial",),
-    "decay_steps": ("polynomial", "cosine"),
-    "decay_from": ("polynomial", "cosine"),
-    "warmup_steps": ("polynomial", "cosine"),
-    "end_rate": ("polynomial", "cosine", "triangular"),
-    "peak_epoch": ("triangular",),
-}
 
 
-class Schedule(SectionOfKind):
+class Schedule(Section):
     """The learning rate over the run."""
-
-    own_keys = _OWN_KEYS
 
     name: Literal["constant", "cosine", "step", "piecewise", "polynomial", "triangular"] = "constant"
     base_batch: Count | None = Field(
@@ -86,44 +72,3 @@ class Schedule(SectionOfKind):
     def climb_steps(self, iterations_per_epoch: int) -> float:
         """The number of steps in which the rate climbs from its beginning to the scaled rate."""
         return self.warmup_steps or (self.peak_epoch or self.warmup_epochs) * iterations_per_epoch
-
-    @model_validator(mode="after")
-    def _own_keys(self) -> Schedule:
-        require_own_keys(self, self.name, self.own_keys)
-        if self.name in ("step", "piecewise") and not self.milestones:
-            raise ValueError(f"schedule {self.name!r} needs milestones")
-        if self.name == "piecewise" and len(self.factors) != len(self.milestones) + 1:
-            raise ValueError("schedule 'piecewise' needs one factor more than milestones")
-        if list(self.milestones) != sorted(set(self.milestones)):
-            raise ValueError("milestones must rise")
-        return self
-
-    @model_validator(mode="after")
-    def _climb(self) -> Schedule:
-        if self.name == "triangular" and (self.peak_epoch is None or self.warmup_from is None):
-            raise ValueError("schedule 'triangular' needs peak_epoch, and warmup_from, where it begins")
-        if self.name == "triangular" and (self.warmup_epochs or self.warmup == "constant"):
-            raise ValueError("schedule 'triangular' climbs until peak_epoch and has no other warm-up")
-        if not self.climbs and (self.warmup_from is not None or self.warmup == "constant"):
-            raise ValueError("warmup and warmup_from need warmup_epochs above 0, during which they hold")
-        if self.milestones and self.milestones[0] <= self.warmup_epochs:
-            raise ValueError("milestones must come after the warm-up")
-        return self
-
-    @model_validator(mode="after")
-    def _warmup(self) -> Schedule:
-        if self.warmup_steps and self.warmup_epochs:
-            raise ValueError(
-                f"warmup_steps ({self.warmup_steps:g}) and warmup_epochs ({self.warmup_epochs:g}) exclude each "
-                "other; --set schedule.warmup_steps=null, or --set schedule.warmup_epochs=0"
-            )
-        if self.warmup_steps and not self.decay_steps:
-            raise ValueError("warmup_steps needs decay_steps: a run counted in steps is counted in steps throughout")
-        if self.warmup_steps and self.held != "iteration":
-            raise ValueError("warmup_steps is for rates that are held for an iteration")
-        if self.name != "triangular" and self.climbs and self.base_batch is None and self.warmup_from is None:
-            key = "warmup_steps" if self.warmup_steps else "warmup_epochs"
-            raise ValueError(
-                f"{key} needs base_batch, whose scaled rate it climbs to from learning_rate, or warmup_from"
-            )
-        return self

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,13 +11,12 @@ from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.files.objects import is_url, url_fault
 from hpctrain.common.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
 from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
-from hpctrain.common.recipes.gpt import GptSettings, require_text
+from hpctrain.common.recipes.compatibility import climbs, require_compatible
+from hpctrain.common.recipes.gpt import GptSettings
 from hpctrain.common.recipes.mesh import Mesh, Pipeline, Sharding
-from hpctrain.common.recipes.mesh_faults import mesh_fault
-from hpctrain.common.recipes.own_keys import SectionOfKind, require_own_keys
 from hpctrain.common.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
 from hpctrain.common.recipes.schedule import Schedule
-from hpctrain.common.recipes.sync import Sync, clash, in_one_word
+from hpctrain.common.recipes.sync import Sync, in_one_word
 from hpctrain.common.recipes.tracking import Trackers
 from hpctrain.common.recipes.weights import InitialWeights
 
@@ -44,38 +42,21 @@ class BatchNormSettings(Section):
     )
 
 
-_RESIDUAL = ("resnet18", "resnet50", "resnet101")
+class _Network(Section):
+    # A base class of its own, so that the name comes before the keys of a GPT.
+    name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"]
 
 
-class ModelSettings(GptSettings, SectionOfKind):
+class ModelSettings(GptSettings, _Network):
     """The network."""
 
-    own_keys: ClassVar[Mapping[str, Sequence[str]]] = {
-        **dict.fromkeys(("zero_gamma", "weights", "batch_norm"), _RESIDUAL),
-        **dict.fromkeys(GptSettings.model_fields, ("gpt",)),
-    }
-
-    name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"]
     zero_gamma: bool = Field(True, description="for residual networks: every block starts as the identity")
     weights: InitialWeights = InitialWeights.defaults()
     batch_norm: BatchNormSettings = BatchNormSettings.defaults()
 
-    @model_validator(mode="after")
-    def _own_keys(self) -> ModelSettings:
-        require_own_keys(self, self.name, self.own_keys)
-        return self
 
-
-class Data(SectionOfKind):
+class Data(Section):
     """The samples."""
-
-    # One set's keys may stay where --set names the other, so they are not refused.
-    own_keys: ClassVar[Mapping[str, Sequence[str]]] = {
-        **dict.fromkeys(("test_fraction", "split_seed"), ("digits",)),
-        **dict.fromkeys(("limit", "workers", "repeats", "broken_images"), ("imagenet",)),
-        "path": ("imagenet", "text"),
-        "epoch_samples": ("text",),
-    }
 
     name: Literal["digits", "imagenet", "text"]
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="of digits")
@@ -229,24 +210,6 @@ Kind = Literal["norm", "main_path_norm", "bias"]
 
 OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
 
-# The optimizers that each key is for.
-_OWN_KEYS: dict[str, tuple[OptimizerName, ...]] = {
-    "momentum": ("sgd", "lars", "rmsprop_to_sgd"),
-    "nesterov": ("sgd", "lars"),
-    "decoupled_decay": ("sgd",),
-    "rate_in_momentum": ("sgd", "lars"),
-    "momentum_correction": ("sgd",),
-    "betas": ("adam", "adamw", "lamb"),
-    "bias_correction": ("lamb",),
-    "epsilon": ("adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"),
-    "trust_coefficient": ("lars",),
-    "trust_denominator": ("lars",),
-    "trust_decay": ("lars",),
-    "trust_clip": ("lars",),
-    "unadapted": ("lars", "lamb"),
-    "transition": ("rmsprop_to_sgd",),
-}
-
 
 class Transition(Section):
     """The transition from RMSprop to SGD (Akiba et al. 2017, arXiv 1711.04325, section 3)."""
@@ -257,10 +220,8 @@ class Transition(Section):
     square_decay: Fraction = Field(0.99, description="share of the running mean of squared gradients that is kept")
 
 
-class Optimizer(SectionOfKind):
+class Optimizer(Section):
     """The update rule. The formulas are in hpctrain.common.optim.rules."""
-
-    own_keys = _OWN_KEYS
 
     name: OptimizerName
     learning_rate: Positive
@@ -289,21 +250,6 @@ class Optimizer(SectionOfKind):
     unadapted: tuple[Kind, ...] = Field((), description="parameters whose trust ratio is 1")
     transition: Transition | None = None
     clip_norm: Positive | None = Field(None, description="gradients are scaled by min(1, this / their norm)")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Optimizer:
-        require_own_keys(self, self.name, self.own_keys)
-        if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs momentum above 0")
-        if self.momentum_correction and not self.rate_in_momentum:
-            raise ValueError("momentum_correction is for momentum that has the rate in it (rate_in_momentum)")
-        if self.trust_decay is not None and self.trust_denominator != "sum_of_norms":
-            raise ValueError("trust_decay is for trust_denominator: sum_of_norms")
-        if self.name == "adam" and self.weight_decay:
-            raise ValueError("weight_decay does not belong to adam: frameworks disagree on its meaning; adamw has one")
-        if (self.name == "rmsprop_to_sgd") != (self.transition is not None):
-            raise ValueError("rmsprop_to_sgd needs transition, and only it has one")
-        return self
 
 
 class Communication(Section):
@@ -400,20 +346,9 @@ class Recipe(Section):
             HpctrainError: the rate that is scaled to their batch is below the one that it is to fall to.
         """
         found = self.model_copy(update={"batch": self.batch.at(ranks)})
-        if fault := found._climbs():
+        if fault := climbs(found):
             raise HpctrainError(fault, "--set schedule.end_rate=0, or more ranks")
         return found
-
-    def _climbs(self) -> str | None:
-        """The fault of a rate that ends above its peak, if the peak is known."""
-        base, size = self.schedule.base_batch, self.batch.fixed_size
-        if base and not size:
-            return None
-        peak = self.optimizer.learning_rate * (size / base if base and size else 1)
-        if self.schedule.end_rate <= peak:
-            return None
-        of = f"optimizer.learning_rate, scaled to batch.size {size}" if base else "optimizer.learning_rate"
-        return f"schedule.end_rate ({self.schedule.end_rate:g}) is above {of} ({peak:g}), which should fall to it"
 
     def reported_at(self, batch: int) -> Reported | None:
         """The source's result for a batch; None if it reports other batches only, and for a smoke run."""
@@ -426,43 +361,6 @@ class Recipe(Section):
         return in_one_word(value)
 
     @model_validator(mode="after")
-    def _own_keys(self) -> Recipe:
-        require_own_keys(self, self.loss, {"target_threshold": ("binary_cross_entropy",)})
-        require_own_keys(self, self.model.name, {"stochastic_depth": _RESIDUAL, "mixing": ("digits_cnn", *_RESIDUAL)})
-        require_text(self.model.name, self.data.name, self.loss)
-        return self
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Recipe:
-        if self.schedule.warmup_epochs > self.epochs:
-            raise ValueError(
-                f"schedule.warmup_epochs ({self.schedule.warmup_epochs:g}) is longer than the run "
-                f"(epochs: {self.epochs}); --set schedule.warmup_epochs=0 does without"
-            )
-        if self.schedule.milestones and self.schedule.milestones[-1] >= self.epochs:
-            raise ValueError(
-                f"schedule.milestones ({self.schedule.milestones[-1]:g}) are not all within the run "
-                f"(epochs: {self.epochs}); for example --set 'schedule.milestones=[{self.epochs / 2:g}]'"
-            )
-        if self.schedule.peak_epoch and self.schedule.peak_epoch >= self.epochs:
-            raise ValueError(
-                f"schedule.peak_epoch ({self.schedule.peak_epoch:g}) is not within the run (epochs: {self.epochs}); "
-                f"for example --set schedule.peak_epoch={self.epochs / 2:g}"
-            )
-        if self.communication.compression == "top_k" and self.precision == "fp16":
-            raise ValueError(
-                "communication.compression: top_k keeps gradients for later steps, and precision: fp16 scales each "
-                "step's differently; precision: bf16 does not"
-            )
-        if self.communication.compression == "top_k" and self.numbers.non_finite == "roll_back":
-            raise ValueError(
-                "communication.compression: top_k keeps gradients for later steps, and numbers.non_finite: roll_back "
-                "undoes the steps they belong to; skip leaves a step out"
-            )
-        if fault := clash(self):
-            raise ValueError(fault)
-        if fault := self._climbs():
-            raise ValueError(f"{fault}; --set schedule.end_rate=0")
-        if fault := mesh_fault(self):
-            raise ValueError(fault)
+    def _compatible(self) -> Recipe:
+        require_compatible(self)
         return self

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from typing import Literal, TypeGuard
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
-from hpctrain.common.recipes.own_keys import require_own_keys
-
-if TYPE_CHECKING:
-    from hpctrain.common.recipes.schema import Recipe
 
 
 class Outer(Section):
@@ -22,15 +18,6 @@ class Outer(Section):
     )
     learning_rate: Positive = Field(0.7, description="for nesterov; the paper's value")
     momentum: Fraction = Field(0.9, description="for nesterov; the paper's value")
-
-    @model_validator(mode="after")
-    def _own_keys(self) -> Outer:
-        require_own_keys(self, self.optimizer, dict.fromkeys(("learning_rate", "momentum"), ("nesterov",)))
-        return self
-
-    def uses(self, key: str) -> bool:
-        """Whether a key has a meaning for this optimizer."""
-        return key == "optimizer" or self.optimizer == "nesterov"
 
 
 class Sync(Section):
@@ -58,24 +45,6 @@ class Sync(Section):
         "this many steps each, on average",
     )
 
-    @model_validator(mode="after")
-    def _own_keys(self) -> Sync:
-        require_own_keys(self, self.mode, _OF_MODE)
-        if self.mode == "async":
-            require_own_keys(self, self.rule, _OF_RULE)
-        return self
-
-    def uses(self, key: str) -> bool:
-        """Whether a key has a meaning in this mode and with this rule."""
-        return self.mode in _OF_MODE.get(key, (self.mode,)) and self.rule in _OF_RULE.get(key, (self.rule,))
-
-
-_OF_MODE = {
-    **dict.fromkeys(("after_epochs", "outer"), ("local",)),
-    **dict.fromkeys(("rule", "staleness", "moving_rate"), ("async",)),
-}
-_OF_RULE = {"moving_rate": ("easgd",)}
-
 
 def in_one_word(value: object) -> object:
     """``sync: async`` says it all in one word.
@@ -91,30 +60,3 @@ def in_one_word(value: object) -> object:
 def is_local(sync: Sync | None) -> TypeGuard[Sync]:
     """Whether ranks' parameters are averaged now and then."""
     return sync is not None and sync.mode == "local"
-
-
-def clash(recipe: Recipe) -> str | None:
-    """The setting of a recipe that its ``sync`` rules out, and why; None if there is none."""
-    sync = recipe.sync
-    if sync is None:
-        return None
-    alone = "sync lets each rank take steps by itself"
-    if recipe.fault_tolerance.fault_tolerant:
-        return f"{alone}, and what a dead rank has learnt in them is lost; fault_tolerance: stop resumes the run"
-    if recipe.communication.compression != "none" and not (
-        sync.after_epochs and recipe.communication.compression != "top_k"
-    ):
-        return f"{alone}, without gradients for communication.compression to narrow or to keep for later steps"
-    if not recipe.mesh.replicates_only:
-        return f"{alone}, and no rank of mesh {recipe.mesh} has the whole model; --mesh dp_replicate=-1"
-    if recipe.averaging:
-        return f"{alone}, and averaging follows parameters that are equal on all ranks after each of them"
-    if recipe.precision == "fp16":
-        return f"{alone}, and precision: fp16 scales the loss by what overflowed on any rank; bf16 does not"
-    if recipe.numbers.non_finite == "skip":
-        return f"{alone}, and numbers.non_finite: skip leaves a step out on all of them; stop and roll_back work"
-    if recipe.model.batch_norm.span == "world":
-        return f"{alone}, and model.batch_norm.span: world joins all ranks in each"
-    if sync.mode == "async" and recipe.checkpoints.every_steps:
-        return "sync: async brings the ranks together at the end of an epoch only; leave checkpoints.every_steps out"
-    return None

@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import flat, settings
-from hpctrain.common.recipes.used import used_values
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import ChangedEvent, RunEvent, StartEvent

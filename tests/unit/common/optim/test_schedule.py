@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from hpctrain.common.optim.schedule import LearningRate, sgd_share
 from hpctrain.common.recipes.schedule import Schedule
 from hpctrain.common.recipes.schema import Transition
+from support.digits_recipes import digits_recipe
 
 IMAGENET = 1_281_167
 
@@ -281,9 +282,9 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
 )
 def test_schedules_that_cannot_be(schedule, said):
     with pytest.raises(ValidationError, match=said):
-        Schedule(**schedule)
+        digits_recipe(schedule=schedule)
 
 
 def test_a_milestone_within_the_warmup_is_refused():
     with pytest.raises(ValidationError, match="warm-up"):
-        Schedule(name="step", milestones=(4,), warmup_epochs=5)
+        digits_recipe(schedule={"name": "step", "milestones": [4], "warmup_epochs": 5})

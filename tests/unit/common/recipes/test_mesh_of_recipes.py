@@ -7,13 +7,12 @@ from typing import get_args
 import pytest
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.compatibility import MODEL_AXES, used_values
 from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import AXES, Mesh, Pipeline
-from hpctrain.common.recipes.mesh_faults import MODEL_AXES
 from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.schema import ModelSettings, Recipe
-from hpctrain.common.recipes.used import used_values
 
 
 def digits(*overrides: str) -> Recipe:

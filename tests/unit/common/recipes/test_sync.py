@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import EPOCHS, smoke
-from hpctrain.common.recipes.used import used_values
 from support.digits_recipes import digits_recipe
 
 DILOCO = {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
@@ -61,7 +61,10 @@ def test_a_small_run_goes_through_both_phases() -> None:
         ("sync=sometimes", "'async', null or a section, not 'sometimes'"),
         ("sync.every=0", "greater than or equal to 1"),
         ("sync.mode=loose", "'local' or 'async'"),
-        ("sync={mode: async, after_epochs: 2}", "after_epochs belongs to local, not to async"),
+        (
+            "sync={mode: async, after_epochs: 2}",
+            "after_epochs belongs to local, not to async, which has rule, moving_rate and staleness",
+        ),
         ("sync={mode: async, outer: {optimizer: nesterov}}", "outer belongs to local, not to async"),
         ("sync={every: 2, staleness: 3}", "staleness belongs to async, not to local"),
         ("sync={mode: async, moving_rate: 0.5}", "moving_rate belongs to easgd, not to downpour"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.cluster.machine import Machine
+from hpctrain.common.recipes.compatibility import MODEL_AXES
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.common.recipes.mesh_faults import MODEL_AXES
 from hpctrain.common.recipes.mesh_traffic import MeshModel
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Script

@@ -1,0 +1,327 @@
+"""Which keys of a recipe have an effect beside its others, and which cannot be combined, whatever ranks there are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import InitErrorDetails
+
+from hpctrain.common.recipes.mesh import FILL, Axis, Pipeline, Sharding
+
+if TYPE_CHECKING:
+    from hpctrain.common.recipes.schedule import Schedule
+    from hpctrain.common.recipes.schema import Optimizer, Recipe
+
+MODEL_AXES: Mapping[str, tuple[Axis, ...]] = {
+    "digits_cnn": (),
+    "resnet18": (),
+    "resnet50": (),
+    "resnet101": (),
+    "gpt": ("pp", "tp"),
+}
+"""The axes besides dp_replicate and dp_shard that each model can be divided along; with ``pp`` it has blocks."""
+
+_WITHOUT: Mapping[Axis, str] = {
+    "pp": "has no blocks to make stages of",
+    "cp": "has no attention that divides sequences",
+    "tp": "has no plan by which its layers are divided",
+}
+_RESIDUAL = ("resnet18", "resnet50", "resnet101")
+_Owners = tuple[tuple[str, str, Mapping[str, str]], ...]
+# A section, the key that decides which kind it is of, and the keys of each kind, which are refused for other kinds.
+_OWN: _Owners = (
+    (
+        "optimizer",
+        "optimizer.name",
+        {
+            "sgd": "momentum nesterov decoupled_decay rate_in_momentum momentum_correction",
+            "adam": "betas epsilon",
+            "adamw": "betas epsilon",
+            "lars": "momentum nesterov rate_in_momentum epsilon trust_coefficient trust_denominator trust_decay "
+            "trust_clip unadapted",
+            "lamb": "betas bias_correction epsilon unadapted",
+            "rmsprop_to_sgd": "momentum epsilon transition",
+        },
+    ),
+    (
+        "schedule",
+        "schedule.name",
+        {
+            "step": "milestones gamma",
+            "piecewise": "milestones factors",
+            "polynomial": "power decay_steps decay_from warmup_steps end_rate",
+            "cosine": "decay_steps decay_from warmup_steps end_rate",
+            "triangular": "end_rate peak_epoch",
+        },
+    ),
+    ("images.augmentation", "images.augmentation.name", {"rand_augment_increasing": "layers magnitude deviation"}),
+    ("sync", "sync.mode", {"local": "after_epochs outer", "async": "rule moving_rate staleness"}),
+    ("sync", "sync.rule", {"easgd": "moving_rate"}),
+    ("sync.outer", "sync.outer.optimizer", {"nesterov": "learning_rate momentum"}),
+    (
+        "model",
+        "model.name",
+        {
+            **dict.fromkeys(_RESIDUAL, "zero_gamma weights batch_norm"),
+            "gpt": "layers heads width context vocabulary bias tied",
+        },
+    ),
+    ("", "loss", {"binary_cross_entropy": "target_threshold"}),
+    ("", "model.name", {"digits_cnn": "mixing", **dict.fromkeys(_RESIDUAL, "stochastic_depth mixing")}),
+)
+# The same, but a kind's keys may stay where --set names another one.
+_IDLE: _Owners = (
+    ("", "data.name", {"imagenet": "images"}),
+    (
+        "data",
+        "data.name",
+        {
+            "digits": "test_fraction split_seed",
+            "imagenet": "limit workers repeats broken_images path",
+            "text": "path epoch_samples",
+        },
+    ),
+    ("communication", "communication.compression", {"top_k": "top_k"}),
+)
+
+
+def used_values(work: BaseModel) -> dict[str, Any]:
+    """The values of a recipe by key, without defaults that mean "none" and those of keys that have no effect.
+
+    What is left is the same recipe when it is read again: only defaults are left out.
+    """
+    return _used(work, work, "")
+
+
+def _used(work: BaseModel, section: BaseModel, prefix: str) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    fields = type(section).model_fields
+    for key, dumped in section.model_dump(mode="json").items():
+        value, path = getattr(section, key), f"{prefix}{key}"
+        is_default = value == fields[key].get_default(call_default_factory=True)
+        if is_default and (value in (None, "", ()) or not _has_effect(work, path)):
+            continue
+        if isinstance(value, tuple) and value and all(isinstance(each, BaseModel) for each in value):
+            shown[key] = [_used(work, each, f"{path}.") for each in value]
+        else:
+            shown[key] = _used(work, value, f"{path}.") if isinstance(value, BaseModel) else dumped
+    return shown
+
+
+def _has_effect(work: Any, path: str) -> bool:
+    if path in ("sharding", "pipeline"):
+        return not work.mesh.replicates_only if path == "sharding" else work.mesh.sizes["pp"] != 1
+    section, _, key = path.rpartition(".")
+    found = [(_at(work, decisive), _owners(key, kinds)) for at, decisive, kinds in (*_OWN, *_IDLE) if at == section]
+    return all(name in owners for name, owners in found if owners)
+
+
+def _owners(key: str, kinds: Mapping[str, str]) -> list[str]:
+    return [name for name, keys in kinds.items() if key in keys.split()]
+
+
+def _at(work: Any, path: str) -> Any:
+    """The value of a dotted key; None where a section of it is not there."""
+    return functools.reduce(lambda section, key: getattr(section, key, None), filter(None, path.split(".")), work)
+
+
+def require_compatible(recipe: Recipe) -> None:
+    """Refuse keys that cannot be combined.
+
+    Raises:
+        ValidationError: names the section that they are in, if it is one.
+    """
+    if found := next(_faults(recipe), None):
+        path, text = found
+        location = tuple(filter(None, path.split(".")))
+        fault: InitErrorDetails = {
+            "type": "value_error",
+            "loc": location,
+            "input": path,
+            "ctx": {"error": ValueError(text)},
+        }
+        raise ValidationError.from_exception_data("Recipe", [fault])
+
+
+def _faults(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Sections, empty for several of them, and what is wrong there."""
+    for section, decisive, kinds in _OWN:
+        values, name = _at(recipe, section), _at(recipe, decisive)
+        for key, field in type(values).model_fields.items() if values else ():
+            owners = _owners(key, kinds)
+            if owners and name not in owners and getattr(values, key) != field.default:
+                has = f", which has {_joined(kinds[name].split())}" if name in kinds else ""
+                yield section, f"{key} belongs to {_joined(owners)}, not to {name}{has}"
+    yield from (("optimizer", text) for text in _of_optimizer(recipe.optimizer))
+    yield from (("schedule", text) for group in (_of_schedule, _of_warmup) for text in group(recipe.schedule))
+    for group in (_of_text, _of_length, _of_top_k, _of_sync, _of_end_rate, _of_axes, _of_mesh):
+        yield from (("", text) for text in group(recipe))
+
+
+def _joined(names: Sequence[str]) -> str:
+    """``sgd, lars and lamb``."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _of_optimizer(optimizer: Optimizer) -> Iterator[str]:
+    if optimizer.nesterov and not optimizer.momentum:
+        yield "nesterov needs momentum above 0"
+    if optimizer.momentum_correction and not optimizer.rate_in_momentum:
+        yield "momentum_correction is for momentum that has the rate in it (rate_in_momentum)"
+    if optimizer.trust_decay is not None and optimizer.trust_denominator != "sum_of_norms":
+        yield "trust_decay is for trust_denominator: sum_of_norms"
+    if optimizer.name == "adam" and optimizer.weight_decay:
+        yield "weight_decay does not belong to adam: frameworks disagree on its meaning; adamw has one"
+    if optimizer.name == "rmsprop_to_sgd" and optimizer.transition is None:
+        yield "rmsprop_to_sgd needs transition, and only it has one"
+
+
+def _of_schedule(schedule: Schedule) -> Iterator[str]:
+    name, milestones = schedule.name, schedule.milestones
+    if name in ("step", "piecewise") and not milestones:
+        yield f"schedule {name!r} needs milestones"
+    if name == "piecewise" and len(schedule.factors) != len(milestones) + 1:
+        yield "schedule 'piecewise' needs one factor more than milestones"
+    if list(milestones) != sorted(set(milestones)):
+        yield "milestones must rise"
+    if milestones and milestones[0] <= schedule.warmup_epochs:
+        yield "milestones must come after the warm-up"
+
+
+def _of_warmup(schedule: Schedule) -> Iterator[str]:
+    name, steps = schedule.name, schedule.warmup_steps
+    if name == "triangular" and (schedule.peak_epoch is None or schedule.warmup_from is None):
+        yield "schedule 'triangular' needs peak_epoch, and warmup_from, where it begins"
+    if name == "triangular" and (schedule.warmup_epochs or schedule.warmup == "constant"):
+        yield "schedule 'triangular' climbs until peak_epoch and has no other warm-up"
+    if not schedule.climbs and (schedule.warmup_from is not None or schedule.warmup == "constant"):
+        yield "warmup and warmup_from need warmup_epochs above 0, during which they hold"
+    if steps and schedule.warmup_epochs:
+        yield (
+            f"warmup_steps ({steps:g}) and warmup_epochs ({schedule.warmup_epochs:g}) exclude each other; "
+            "--set schedule.warmup_steps=null, or --set schedule.warmup_epochs=0"
+        )
+    if steps and not schedule.decay_steps:
+        yield "warmup_steps needs decay_steps: a run counted in steps is counted in steps throughout"
+    if steps and schedule.held != "iteration":
+        yield "warmup_steps is for rates that are held for an iteration"
+    if name != "triangular" and schedule.climbs and schedule.base_batch is None and schedule.warmup_from is None:
+        key = "warmup_steps" if steps else "warmup_epochs"
+        yield f"{key} needs base_batch, whose scaled rate it climbs to from learning_rate, or warmup_from"
+
+
+def _of_text(recipe: Recipe) -> Iterator[str]:
+    """A GPT predicts the next token of a text, and nothing else."""
+    model, data = recipe.model.name, recipe.data.name
+    if (model == "gpt") != (data == "text"):
+        choices = "--set data.name=text" if model == "gpt" else "--set model.name=gpt, or --set data.name=imagenet"
+        yield f"model.name: {model} does not go with data.name: {data}; {choices}"
+    if model == "gpt" and recipe.loss != "cross_entropy":
+        yield f"loss: {recipe.loss} is for images; --set loss=cross_entropy"
+
+
+def _of_length(recipe: Recipe) -> Iterator[str]:
+    schedule, epochs = recipe.schedule, recipe.epochs
+    if schedule.warmup_epochs > epochs:
+        yield (
+            f"schedule.warmup_epochs ({schedule.warmup_epochs:g}) is longer than the run (epochs: {epochs}); "
+            "--set schedule.warmup_epochs=0 does without"
+        )
+    if schedule.milestones and schedule.milestones[-1] >= epochs:
+        yield (
+            f"schedule.milestones ({schedule.milestones[-1]:g}) are not all within the run (epochs: {epochs}); "
+            f"for example --set 'schedule.milestones=[{epochs / 2:g}]'"
+        )
+    if schedule.peak_epoch and schedule.peak_epoch >= epochs:
+        yield (
+            f"schedule.peak_epoch ({schedule.peak_epoch:g}) is not within the run (epochs: {epochs}); for example "
+            f"--set schedule.peak_epoch={epochs / 2:g}"
+        )
+
+
+def _of_end_rate(recipe: Recipe) -> Iterator[str]:
+    if fault := climbs(recipe):
+        yield f"{fault}; --set schedule.end_rate=0"
+
+
+def climbs(recipe: Recipe) -> str | None:
+    """The fault of a rate that ends above its peak, if the peak is known."""
+    base, size = recipe.schedule.base_batch, recipe.batch.fixed_size
+    if base and not size:
+        return None
+    peak = recipe.optimizer.learning_rate * (size / base if base and size else 1)
+    if recipe.schedule.end_rate <= peak:
+        return None
+    of = f"optimizer.learning_rate, scaled to batch.size {size}" if base else "optimizer.learning_rate"
+    return f"schedule.end_rate ({recipe.schedule.end_rate:g}) is above {of} ({peak:g}), which should fall to it"
+
+
+def _of_top_k(recipe: Recipe) -> Iterator[str]:
+    if recipe.communication.compression != "top_k":
+        return
+    keeps = "communication.compression: top_k keeps gradients for later steps"
+    if recipe.precision == "fp16":
+        yield f"{keeps}, and precision: fp16 scales each step's differently; precision: bf16 does not"
+    if recipe.numbers.non_finite == "roll_back":
+        yield f"{keeps}, and numbers.non_finite: roll_back undoes the steps they belong to; skip leaves a step out"
+
+
+def _of_sync(recipe: Recipe) -> Iterator[str]:
+    sync, compression = recipe.sync, recipe.communication.compression
+    if sync is None:
+        return
+    alone = "sync lets each rank take steps by itself"
+    if recipe.fault_tolerance.fault_tolerant:
+        yield f"{alone}, and what a dead rank has learnt in them is lost; fault_tolerance: stop resumes the run"
+    if compression != "none" and not (sync.after_epochs and compression != "top_k"):
+        yield f"{alone}, without gradients for communication.compression to narrow or to keep for later steps"
+    if not recipe.mesh.replicates_only:
+        yield f"{alone}, and no rank of mesh {recipe.mesh} has the whole model; --mesh dp_replicate=-1"
+    if recipe.averaging:
+        yield f"{alone}, and averaging follows parameters that are equal on all ranks after each of them"
+    if recipe.precision == "fp16":
+        yield f"{alone}, and precision: fp16 scales the loss by what overflowed on any rank; bf16 does not"
+    if recipe.numbers.non_finite == "skip":
+        yield f"{alone}, and numbers.non_finite: skip leaves a step out on all of them; stop and roll_back work"
+    if recipe.model.batch_norm.span == "world":
+        yield f"{alone}, and model.batch_norm.span: world joins all ranks in each"
+    if sync.mode == "async" and recipe.checkpoints.every_steps:
+        yield "sync: async brings the ranks together at the end of an epoch only; leave checkpoints.every_steps out"
+
+
+def _of_axes(recipe: Recipe) -> Iterator[str]:
+    """Axes that the model cannot be divided along, and keys about an axis that is not there."""
+    name, sizes = recipe.model.name, recipe.mesh.sizes
+    for axis, why in _WITHOUT.items():
+        if sizes[axis] != 1 and axis not in MODEL_AXES[name]:
+            yield f"mesh.{axis}: {name} {why}; --mesh {axis}=1,dp_shard=-1 divides its state instead, in PyTorch"
+    if recipe.sharding.recompute and "pp" not in MODEL_AXES[name]:
+        yield f"sharding.recompute: {name} has no blocks to recompute; --set sharding.recompute=false"
+    if sizes["dp_shard"] == 1 and recipe.sharding.zero != Sharding().zero:
+        yield f"sharding.zero: {recipe.sharding.zero} is for a mesh with dp_shard; for example --mesh dp_shard=-1"
+    for key, value in dict(recipe.pipeline).items():
+        if sizes["pp"] == 1 and value != getattr(Pipeline(), key):
+            yield f"pipeline.{key}: {value} is for a mesh with pp; for example --mesh pp=2"
+
+
+def _of_mesh(recipe: Recipe) -> Iterator[str]:
+    mesh, faults, compression = recipe.mesh, recipe.fault_tolerance, recipe.communication.compression
+    changes = "fault_tolerance: shrink" if faults.fault_tolerant else "fault_tolerance.grow" if faults.grow else None
+    if changes and not mesh.replicates_only:
+        yield (
+            f"{changes} with mesh {mesh}: a lost rank takes its part of the model with it, so that the run has to "
+            "resume from its checkpoint; --set fault_tolerance=stop does that"
+        )
+    if changes and mesh.dp_replicate not in (None, FILL):
+        yield f"{changes} changes the number of ranks, and mesh.dp_replicate fixes it; --mesh dp_replicate=-1"
+    if recipe.averaging and not mesh.replicates_only:
+        yield f"averaging follows parameters that each rank has whole, and not those of mesh {mesh}; leave it out"
+    if compression != "none" and not mesh.replicates_only:
+        yield (
+            f"communication.compression: {compression} is for gradients that each rank has whole, and not for mesh "
+            f"{mesh}; --set communication.compression=none"
+        )
