@@ -32,7 +32,7 @@ _WITHOUT: Mapping[Axis, str] = {
 _RESIDUAL = ("resnet18", "resnet50", "resnet101")
 _Owners = tuple[tuple[str, str, Mapping[str, str]], ...]
 # A section, the key that decides which kind it is of, and the keys of each kind, which are refused for other kinds.
-_OWN: _Owners = (
+OWN_KEYS: _Owners = (
     (
         "optimizer",
         "optimizer.name",
@@ -73,7 +73,7 @@ _OWN: _Owners = (
     ("", "model.name", {"digits_cnn": "mixing", **dict.fromkeys(_RESIDUAL, "stochastic_depth mixing")}),
 )
 # The same, but a kind's keys may stay where --set names another one.
-_IDLE: _Owners = (
+IDLE_KEYS: _Owners = (
     ("", "data.name", {"imagenet": "images"}),
     (
         "data",
@@ -115,7 +115,9 @@ def _has_effect(work: Any, path: str) -> bool:
     if path in ("sharding", "pipeline"):
         return not work.mesh.replicates_only if path == "sharding" else work.mesh.sizes["pp"] != 1
     section, _, key = path.rpartition(".")
-    found = [(_at(work, decisive), _owners(key, kinds)) for at, decisive, kinds in (*_OWN, *_IDLE) if at == section]
+    found = [
+        (_at(work, decisive), _owners(key, kinds)) for at, decisive, kinds in (*OWN_KEYS, *IDLE_KEYS) if at == section
+    ]
     return all(name in owners for name, owners in found if owners)
 
 
@@ -148,7 +150,7 @@ def require_compatible(recipe: Recipe) -> None:
 
 def _faults(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Sections, empty for several of them, and what is wrong there."""
-    for section, decisive, kinds in _OWN:
+    for section, decisive, kinds in OWN_KEYS:
         values, name = _at(recipe, section), _at(recipe, decisive)
         for key, field in type(values).model_fields.items() if values else ():
             owners = _owners(key, kinds)

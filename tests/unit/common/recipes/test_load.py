@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.checked_yaml import subsection
+from hpctrain.common.recipes.compatibility import IDLE_KEYS, OWN_KEYS
 from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.entries import load_entry
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.names import recipe_names
+from hpctrain.common.recipes.schema import Recipe
 from hpctrain.report.results import row_text
 
 DIGITS = (resources.files("hpctrain.common.recipes") / "digits.yaml").read_text()
@@ -305,3 +312,13 @@ def test_the_size_of_buckets_decides_what_top_k_sends() -> None:
     assert deciding_differences(*(load_recipe("digits", [size]) for size in sizes)) == []
     top = (load_recipe("digits", ["communication.compression=top_k", size]) for size in sizes)
     assert deciding_differences(*top) == ["communication.bucket_mb"]
+
+
+@pytest.mark.parametrize(("section", "decisive", "kinds"), [*OWN_KEYS, *IDLE_KEYS])
+def test_keys_of_kinds_exist(section: str, decisive: str, kinds: Mapping[str, str]) -> None:
+    def model(path: str) -> type[BaseModel]:
+        return functools.reduce(subsection, filter(None, path.split(".")), Recipe)
+
+    holder, _, key = decisive.rpartition(".")
+    assert kinds.keys() <= set(get_args(model(holder).model_fields[key].annotation))
+    assert {name for keys in kinds.values() for name in keys.split()} <= model(section).model_fields.keys()
