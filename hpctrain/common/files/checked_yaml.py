@@ -235,9 +235,8 @@ def _refuse_duplicates(node: yaml.Node, path: Path) -> None:
         if key.value in seen:
             raise HpctrainError(
                 "HT-file-key-twice",
-                "{path}:{line}: the key {key!r} was already given in line {first_line}",
-                path=path,
-                line=line,
+                "{where}: the key {key!r} was already given in line {first_line}",
+                where=f"{path}:{line}",
                 key=key.value,
                 first_line=seen[key.value],
             )
@@ -284,7 +283,8 @@ def _fault(fault: ErrorDetails, model: type[BaseModel], where: str, kind: str) -
         case "missing":
             return HpctrainError("HT-file-missing-key", "{where}: the key {key!r} is missing", where=where, key=key)
         case "value_error":
-            return HpctrainError("HT-file-value", "{where}: {key}: {problem}", problem=str(own), **values)
+            # The value may be a secret, which is why it was refused.
+            return HpctrainError("HT-file-value", "{where}: {key}: {problem}", where=where, key=key, problem=str(own))
         case "string_type" if isinstance(fault["input"], (bool, int, float)):
             return HpctrainError(
                 "HT-file-value", "{where}: {key}: input should be a string, not {value}: put it in quotes", **values

@@ -88,14 +88,14 @@ def _is_line(text: str) -> bool:
 
 def _line(text: str) -> str:
     if not _is_line(text):
-        raise InvalidValueError("HT-value-not-one-line", "must be one line of text, not {text!r}", text=text)
+        raise InvalidValueError("HT-value-not-one-line", "must be one line of text, not {value!r}", value=text)
     return text
 
 
 def _word(text: str) -> str:
     if not re.fullmatch(r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*", text):
         raise InvalidValueError(
-            "HT-slurm-not-a-name", "must be a name without blanks, as Slurm names it, not {text!r}", text=text
+            "HT-slurm-not-a-name", "must be a name without blanks, as Slurm names it, not {value!r}", value=text
         )
     return text
 
@@ -110,8 +110,8 @@ def _stop_signal(name: str) -> str:
     if name not in STOP_SIGNALS:
         raise InvalidValueError(
             "HT-profile-unknown-signal",
-            "{name!r} cannot announce the end of a job; {choices}",
-            name=name,
+            "{value!r} cannot announce the end of a job; {choices}",
+            value=name,
             choices=nearest(name, STOP_SIGNALS),
         )
     return name
@@ -121,8 +121,8 @@ def _time_limit(text: str) -> str:
     if slurm_seconds(text) is None:
         raise InvalidValueError(
             "HT-slurm-bad-time-limit",
-            "must be a time limit such as 90 (minutes), 2:00:00 or 1-12:00:00, not {text!r}",
-            text=text,
+            "must be a time limit such as 90 (minutes), 2:00:00 or 1-12:00:00, not {value!r}",
+            value=text,
         )
     return text
 
@@ -234,5 +234,7 @@ class ClusterProfile(Section):
                     set_by=_KEYS[option],
                 )
             if fault := sbatch_fault(option, value):
-                raise InvalidValueError("HT-profile-bad-sbatch-option", "sbatch: {problem}", problem=fault)
+                raise InvalidValueError(
+                    "HT-profile-bad-sbatch-option", "sbatch: {problem}", problem=fault, option=option
+                )
         return self

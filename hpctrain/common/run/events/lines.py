@@ -96,6 +96,7 @@ def parse_event(line: bytes, where: str) -> Event:
             where=where,
             event=value["event"],
             problem=_fault(error),
+            keys=[".".join(map(str, each["loc"])) for each in error.errors(include_url=False)],
         ) from error
 
 

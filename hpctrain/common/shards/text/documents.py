@@ -127,9 +127,12 @@ def documents(span: Span) -> Iterator[str]:
             reason=error.strerror,
         ) from error
     except UnicodeDecodeError as error:
-        where = f"{span.path}, byte {error.start}"
         raise HpctrainError(
-            "HT-text-not-utf8", "{where}: not UTF-8", "convert the file, or leave it out", where=where
+            "HT-text-not-utf8",
+            "{path}, byte {place}: not UTF-8",
+            "convert the file, or leave it out",
+            path=span.path,
+            place=error.start,
         ) from error
 
 

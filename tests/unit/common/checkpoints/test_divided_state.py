@@ -18,11 +18,11 @@ from hpctrain.common.checkpoints.find import newest_whole, verify
 from hpctrain.common.checkpoints.layout import checkpoint_path, share_name
 from hpctrain.common.checkpoints.pieces import Box, Piece, Place
 from hpctrain.common.checkpoints.read import SavedState, piece_of, read_state, shape_of
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.events import EventWriter
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.state import LazyState
 from support.divided_arrays import Held, held_by, part, pieces
+from support.refusals import refused
 from support.thread_ranks import ThreadCommunicator, on_ranks
 from support.written_checkpoints import guard_over, progress_of, write_checkpoint
 
@@ -153,11 +153,15 @@ def test_the_ranks_agree_again_when_one_of_them_holds_something_else(tmp_path: P
 
 def test_ranks_that_lack_elements_save_nothing(tmp_path: Path) -> None:
     held: Held = [HALVES[0], {"model.w": [Box((3, 0), (1, 6))]}]
-    with pytest.raises(
-        HpctrainError, match=r"6 of the 24 elements of 'model.w', of shape .4, 6., are missing"
-    ) as raised:
+    with refused(
+        "HT-checkpoint-elements-missing",
+        missing=6,
+        size=24,
+        name="model.w",
+        shape=[4, 6],
+        found="[0:2, 0:6] in rank 0, [3:4, 0:6] in rank 1",
+    ):
         save(tmp_path, {"model.w": ARRAY}, held)
-    assert "[0:2, 0:6] in rank 0, [3:4, 0:6] in rank 1" in raised.value.message
     assert newest_whole(tmp_path).iteration == 0
 
 
@@ -169,22 +173,25 @@ WHOLE = ({key(0, 2): ARRAY[:2]}, {key(2, 4): ARRAY[2:]})
 
 
 @pytest.mark.parametrize(
-    "shares, message",
+    "shares, code, values, ranks",
     [
-        (({key(0, 2): ARRAY[:2]}, {}), "12 of the 24 elements of 'model.w'.* are missing: .*rank-0-of-2"),
-        ((WHOLE[0], {key(2, 3): ARRAY[2:3]}), "6 of the 24 elements of 'model.w'.*rank-1-of-2"),
-        ((WHOLE[0], {key(1, 4): ARRAY[1:]}), "pieces of 'model.w' overlap: .*rank-0-of-2.*rank-1-of-2"),
+        (({key(0, 2): ARRAY[:2]}, {}), "HT-checkpoint-elements-missing", {"missing": 12, "size": 24}, [0]),
+        ((WHOLE[0], {key(2, 3): ARRAY[2:3]}), "HT-checkpoint-elements-missing", {"missing": 6, "size": 24}, [0, 1]),
+        ((WHOLE[0], {key(1, 4): ARRAY[1:]}), "HT-checkpoint-pieces-overlap", {}, [0, 1]),
         (
             (WHOLE[0], {**WHOLE[1], key(0, 2): ARRAY[:2]}),
-            r"'model.w' \[0:2, 0:6\] is both in .*rank-0.* and in .*rank-1",
+            *("HT-checkpoint-piece-twice", {"box": [[0, 0], [2, 6]]}, [0, 1]),
         ),
-        ((WHOLE[0], {key(2, 4): ARRAY[3:]}), r"rank-1-of-2.safetensors is not what was written: 'model.w\[2:4"),
+        ((WHOLE[0], {key(2, 4): ARRAY[3:]}), "HT-checkpoint-damaged", {}, [1]),
         (
             (WHOLE[0], {key(2, 4): ARRAY[2:].astype(np.float64)}),
-            "'model.w' is of type F32 in .*rank-0.*F64 in .*rank-1",
+            *("HT-checkpoint-dtypes-differ", {"dtype": "F32", "other_dtype": "F64"}, [0, 1]),
         ),
-        ((WHOLE[0], {key(2, 4, "5,6"): ARRAY[2:]}), r"'model.w' has shape \[4, 6\] in .*rank-0.*\[5, 6\] in .*rank-1"),
-        (({"model.w": ARRAY}, WHOLE[1]), "pieces of 'model.w' overlap"),
+        (
+            (WHOLE[0], {key(2, 4, "5,6"): ARRAY[2:]}),
+            *("HT-checkpoint-shapes-differ", {"shape_there": [4, 6], "shape": [5, 6]}, [0, 1]),
+        ),
+        (({"model.w": ARRAY}, WHOLE[1]), "HT-checkpoint-pieces-overlap", {}, [0, 1]),
     ],
     ids=[
         "missing",
@@ -197,11 +204,15 @@ WHOLE = ({key(0, 2): ARRAY[:2]}, {key(2, 4): ARRAY[2:]})
         "whole and a part",
     ],
 )
-def test_pieces_that_do_not_fit_are_named(tmp_path: Path, shares: tuple[Any, ...], message: str) -> None:
+def test_pieces_that_do_not_fit_are_named(
+    tmp_path: Path, shares: tuple[Any, ...], code: str, values: dict[str, Any], ranks: list[int]
+) -> None:
     """By the reader, and by whoever looks for damage, although each file is what was written."""
     path = write_checkpoint(tmp_path, progress_of(3, ranks=2), *shares)
-    with pytest.raises(HpctrainError, match=f"(?s){message}"):
+    with refused(code, **values) as caught:
         read_state(path, 0, 1)
+    assert "model.w" in str(caught.value.values)
+    assert [rank for rank in (0, 1) if share_name(rank, 2) in str(caught.value.record()["values"])] == ranks
     found = newest_whole(tmp_path)
     assert found.iteration == 0 and len(found.damaged) == 1
     assert verify(path) and verify(path, hashes=False) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.cluster.mpi import find_mpi, parse_version
-from hpctrain.common.errors import HpctrainError
+from support.refusals import refused
 
 HYDRA = """HYDRA build details:
     Version:                                 4.0.2
@@ -45,10 +45,9 @@ def test_flavour_and_version_of_each_mpi(text: str, expected: tuple[str, str]) -
 
 @pytest.mark.parametrize("text", ["", "mpirun 7.3\n", OPEN_MPI.format("3.1.6"), "mpirun (PRRTE) 3.0.2\n"])
 def test_an_unknown_mpi_is_named_with_the_known_ones(text: str) -> None:
-    with pytest.raises(HpctrainError) as error:
+    with refused("HT-mpi-unknown", mpirun="/opt/mpi/bin/mpirun") as error:
         parse_version(text, Path("/opt/mpi/bin/mpirun"))
-    assert "/opt/mpi/bin/mpirun belongs to an unknown MPI" in error.value.message
-    assert "Open MPI 4 and later, MPICH and others with Hydra, Intel MPI" in error.value.hint
+    assert all(known in error.value.hint for known in ("Open MPI", "MPICH", "Hydra", "Intel MPI"))
 
 
 def install(directory: Path, text: str, *others: str) -> Path:
@@ -89,12 +88,12 @@ def test_the_environments_mpi_is_found_without_activation(environment: Path) -> 
 
 def test_no_mpi_says_how_to_get_one(environment: Path) -> None:
     (environment / "mpirun").unlink()
-    with pytest.raises(HpctrainError) as error:
+    with refused("HT-mpi-not-found") as error:
         find_mpi()
-    assert "pip install 'hpctrain[mpi]'" in error.value.hint
+    assert "hpctrain[mpi]" in error.value.hint
 
 
 def test_an_mpirun_that_does_not_run(environment: Path) -> None:
     (environment / "mpirun").write_text("#!/no/such/interpreter\n")
-    with pytest.raises(HpctrainError, match="--version does not run"):
+    with refused("HT-mpi-does-not-run", mpirun=environment / "mpirun"):
         find_mpi()

@@ -11,6 +11,7 @@ import yaml
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.profile import NodeProfile, sbatch_fault
 from hpctrain.control.schedulers.profiles import describe_profiles, load_profile, profile_names, slurm_folder
+from support.refusals import refused
 
 ROOT = Path(__file__).parents[4]
 LEAST = "name: mine\nsource: my site\n"
@@ -58,60 +59,69 @@ def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "code", "values"),
     [
-        ("partitoin: gpu", 3, "unknown key 'partitoin'; did you mean 'partition'?"),
-        ("node: {gpuss: 4}", 3, "unknown key 'node.gpuss'; did you mean 'gpus'?"),
-        ("container:\n  runtime: pyxis\n  images: x\n  image: x", 5, "unknown key 'container.images'; did you mean"),
-        ("node: {gpus: -1}", 3, "node.gpus: "),
-        ("node: {gpu_type: a100}", 3, "gpu_type is a100, but gpus is 0"),
-        ("node: {gpus: 2, gpu_type: 'a b'}", 3, "node.gpu_type: "),
-        ('account: "a\\n#SBATCH --uid=0"', 3, "account: must be a name without blanks"),
-        ("qos: two words", 3, "qos: must be a name"),
-        ("partition: --uid=0", 3, "partition: must be a name"),
-        ("constraint: ''", 3, "constraint: must be a name"),
-        ("name: a/b", 3, "the key 'name' was already given"),
-        ("setup:\n  - echo one\n  - |\n    echo two\n    echo three", 5, "setup.1: must be one line"),
-        ("modules: ['a; b']", 3, "modules.0: must be a name without blanks"),
-        ("environment: {A-B: x}", 3, "environment.A-B"),
-        ("environment: {OMP_NUM_THREADS: 8}", 3, "environment.OMP_NUM_THREADS: input should be a string, not 8: put"),
-        ('environment: {A: "x\\0"}', 3, "environment.A: no variable can hold"),
-        ("time: 90", 3, "time: input should be a string, not 90: put it in quotes"),
-        ("time: soon", 3, "time: must be a time limit such as 90 (minutes), 2:00:00 or 1-12:00:00, not 'soon'"),
-        ("time: '1:2:3:4'", 3, "time: "),
-        ("node_storage: $(rm x)", 3, "node_storage: "),
-        ("sbatch: {output: x}", 1, "sbatch: output is set by hpctrain: use --run-dir"),
-        ("sbatch: {nodes: '2'}", 1, "sbatch: nodes is set by hpctrain: use --nodes"),
-        ("sbatch: {--comment: x}", 1, "not the long name of an option"),
-        ("sbatch: {gres: 'gpu:4'}", 1, "GPUs are set by hpctrain: use --gpus-per-node"),
-        ('sbatch: {comment: "a\\nb"}', 1, "comment: the value is not one line"),
-        ("sbatch: {outpu: x}", 1, "sbatch: output is set by hpctrain: use --run-dir"),
-        ("sbatch: {mem: 4G}", 1, "sbatch: mem is set by node.memory"),
-        ("sbatch: {exclusive: user}", 1, "sbatch: exclusive is set by node.exclusive"),
-        ("node: {memory: much}", 3, "node.memory: "),
-        ("container: {runtime: pyxis, image: x}\nlauncher: mpirun", 1, "pyxis is a plugin of srun"),
-        ("launcher: srun", 3, "launcher: input should be 'auto', 'mpirun'"),
-        *((f"signal: '{name}'", 3, "signal: ") for name in ("usr2", "TERM", "KILL", "STOP", "12", "URG", "WINCH")),
-        ("signal: TERM", 3, "'TERM' cannot announce the end of a job; valid: ALRM, USR1, USR2, XCPU"),
-        ("tried: 1", 3, "tried: "),
-        ("sbatch: [", 4, "not valid YAML"),
-        ("sbatch: &a {x: *a}", 3, "the alias *a has no place in a cluster profile"),
+        ("partitoin: gpu", 3, "HT-file-unknown-key", {"key": "partitoin"}),
+        ("node: {gpuss: 4}", 3, "HT-file-unknown-key", {"key": "node.gpuss"}),
+        (
+            "container:\n  runtime: pyxis\n  images: x\n  image: x",
+            *(5, "HT-file-unknown-key", {"key": "container.images"}),
+        ),
+        ("node: {gpus: -1}", 3, "HT-file-value", {"key": "node.gpus", "value": "-1"}),
+        ("node: {gpu_type: a100}", 3, "HT-profile-gpu-type-without-gpus", {"key": "node", "gpu_type": "a100"}),
+        ("node: {gpus: 2, gpu_type: 'a b'}", 3, "HT-file-value", {"key": "node.gpu_type"}),
+        ('account: "a\\n#SBATCH --uid=0"', 3, "HT-slurm-not-a-name", {"key": "account"}),
+        ("qos: two words", 3, "HT-slurm-not-a-name", {"key": "qos", "value": "two words"}),
+        ("partition: --uid=0", 3, "HT-slurm-not-a-name", {"key": "partition"}),
+        ("constraint: ''", 3, "HT-slurm-not-a-name", {"key": "constraint", "value": ""}),
+        ("name: a/b", 3, "HT-file-key-twice", {"key": "name", "first_line": 1}),
+        ("setup:\n  - echo one\n  - |\n    echo two\n    echo three", 5, "HT-value-not-one-line", {"key": "setup.1"}),
+        ("modules: ['a; b']", 3, "HT-slurm-not-a-name", {"key": "modules.0"}),
+        ("environment: {A-B: x}", 3, "HT-file-value", {"key": "environment.A-B.[key]"}),
+        ("environment: {OMP_NUM_THREADS: 8}", 3, "HT-file-value", {"key": "environment.OMP_NUM_THREADS", "value": "8"}),
+        ('environment: {A: "x\\0"}', 3, "HT-profile-nul-in-variable", {"key": "environment.A"}),
+        ("time: 90", 3, "HT-file-value", {"key": "time", "value": "90"}),
+        ("time: soon", 3, "HT-slurm-bad-time-limit", {"key": "time", "value": "soon"}),
+        ("time: '1:2:3:4'", 3, "HT-slurm-bad-time-limit", {"key": "time"}),
+        ("node_storage: $(rm x)", 3, "HT-file-value", {"key": "node_storage"}),
+        ("sbatch: {output: x}", 1, "HT-profile-bad-sbatch-option", {"option": "output"}),
+        ("sbatch: {nodes: '2'}", 1, "HT-profile-bad-sbatch-option", {"option": "nodes"}),
+        ("sbatch: {--comment: x}", 1, "HT-profile-bad-sbatch-option", {"option": "--comment"}),
+        ("sbatch: {gres: 'gpu:4'}", 1, "HT-profile-bad-sbatch-option", {"option": "gres"}),
+        ('sbatch: {comment: "a\\nb"}', 1, "HT-profile-bad-sbatch-option", {"option": "comment"}),
+        ("sbatch: {outpu: x}", 1, "HT-profile-bad-sbatch-option", {"option": "outpu"}),
+        ("sbatch: {mem: 4G}", 1, "HT-profile-sbatch-option-has-key", {"option": "mem", "set_by": "node.memory"}),
+        (
+            "sbatch: {exclusive: user}",
+            *(1, "HT-profile-sbatch-option-has-key", {"option": "exclusive", "set_by": "node.exclusive"}),
+        ),
+        ("node: {memory: much}", 3, "HT-file-value", {"key": "node.memory"}),
+        ("container: {runtime: pyxis, image: x}\nlauncher: mpirun", 1, "HT-profile-pyxis-needs-srun", {}),
+        ("launcher: srun", 3, "HT-file-value", {"key": "launcher", "value": "'srun'"}),
+        *(
+            (f"signal: '{name}'", 3, "HT-profile-unknown-signal", {"key": "signal", "value": name})
+            for name in ("usr2", "TERM", "KILL", "STOP", "12", "URG", "WINCH")
+        ),
+        ("signal: TERM", 3, "HT-profile-unknown-signal", {"choices": "valid: ALRM, USR1, USR2, XCPU"}),
+        ("tried: 1", 3, "HT-file-value", {"key": "tried"}),
+        ("sbatch: [", 4, "HT-file-not-yaml", {}),
+        ("sbatch: &a {x: *a}", 3, "HT-file-not-yaml", {}),
     ],
 )
-def test_a_wrong_profile_names_the_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+def test_a_wrong_profile_names_the_line(
+    tmp_path: Path, text: str, line: int, code: str, values: dict[str, object]
+) -> None:
     file = profile_file(tmp_path, f"{LEAST}{text}\n")
-    with pytest.raises(HpctrainError) as caught:
+    with refused(code, where=f"{file}:{line}", **values) as caught:
         load_profile(file)
-    assert f"{file}:{line}: " in str(caught.value)
-    assert said in str(caught.value)
     assert caught.value.exit_code == 2
 
 
 def test_a_profile_needs_no_more_than_name_and_source(tmp_path: Path) -> None:
     assert load_profile(profile_file(tmp_path, LEAST)).launcher == "auto"
-    with pytest.raises(HpctrainError, match="the key 'source' is missing"):
+    with refused("HT-file-missing-key", key="source"):
         load_profile(profile_file(tmp_path, "name: mine\n"))
-    with pytest.raises(HpctrainError, match=r"holds no cluster profile.*mapping"):
+    with refused("HT-file-no-mapping", kind="cluster profile"):
         load_profile(profile_file(tmp_path, "- a\n"))
 
 
@@ -132,8 +142,9 @@ def test_options_of_sbatch_have_long_names(option: str) -> None:
 def test_profiles_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(HpctrainError, match=r"unknown cluster 'dgx-h10'\n  did you mean 'dgx-h100'.*auto to discover"):
         load_profile("dgx-h10")
-    with pytest.raises(HpctrainError, match=r"cannot read the cluster profile .*No such file.*\n.*generic"):
+    with refused("HT-file-unreadable", kind="cluster profile", path=tmp_path / "none.yaml") as caught:
         load_profile(str(tmp_path / "none.yaml"))
+    assert "generic" in caught.value.hint
 
 
 def test_shipped_profiles_read_alike_in_other_readers_of_yaml() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.private import private
 from hpctrain.common.files.regular import open_regular, read_regular, read_text
 from hpctrain.common.files.whole import write_whole
+from support.refusals import refused
 
 
 def _pipe(path: Path) -> None:
@@ -33,10 +33,9 @@ def test_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(path)
     with pytest.raises(OSError, match=r"file|directory"):
         read_regular(path, 1000)
-    with pytest.raises(HpctrainError) as refused:
+    with refused("HT-file-unreadable", kind="recipe", path=path) as caught:
         read_text(path, "recipe", "name another", limit=1000)
-    assert refused.value.exit_code == 2
-    assert str(path) in refused.value.message
+    assert caught.value.exit_code == 2
 
 
 def test_links(tmp_path: Path) -> None:

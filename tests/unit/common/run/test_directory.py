@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Start
 from hpctrain.common.run.records import RankRecord, read_records, write_record
+from support.refusals import refused
 from support.report.written_runs import recipe_plan, write_run
 
 
@@ -31,12 +31,12 @@ def test_an_attempt_begins_without_what_killed_processes_left_half_written(tmp_p
 def test_an_option_that_is_not_utf8_is_refused_before_anything_is_written(tmp_path):
     plan = recipe_plan().model_copy(update={"start": Start(environment={"NAME": os.fsdecode(b"a\xff")})})
     new = RunDirectory(tmp_path / "new")
-    with pytest.raises(HpctrainError, match="an option holds text that is not UTF-8"):
+    with refused("HT-plan-not-utf8"):
         new.create(plan)
     assert not new.path.exists()
     begun = write_run(tmp_path / "begun", recipe_plan(), [])
     before = begun.plan.read_bytes()
-    with pytest.raises(HpctrainError, match="an option holds text that is not UTF-8"):
+    with refused("HT-plan-not-utf8"):
         begun.begin_attempt(plan)
     assert begun.plan.read_bytes() == before
 
@@ -51,9 +51,9 @@ def test_a_folder_that_is_a_link_is_not_written_to(tmp_path, name):
     if folder.is_dir():
         folder.rename(tmp_path / "before")
     folder.symlink_to(theirs)
-    with pytest.raises(HpctrainError) as refused:
+    with refused("HT-run-directory-link", folder=folder, target=theirs) as caught:
         directory.begin_attempt(recipe_plan())
-    assert refused.value.exit_code == 2
+    assert caught.value.exit_code == 2
     assert [path.name for path in theirs.iterdir()] == ["rank-7.json"]
     folder.unlink()
     directory.checkpoints.symlink_to(theirs)

@@ -18,6 +18,7 @@ from hpctrain.common.run.events.kinds import (
     StartEvent,
     StepEvent,
 )
+from support.refusals import refused
 
 
 def step(iteration: int) -> StepEvent:
@@ -89,14 +90,16 @@ def test_zeros_that_a_crash_of_the_machine_left_are_dropped(tmp_path):
 def test_a_wrong_line_is_named(tmp_path, line):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time": 1.0, "event": "mark"}\n' + line + "\n", encoding="latin-1")
-    with pytest.raises(HpctrainError, match=r"events\.jsonl:2: not an event"):
+    with pytest.raises(HpctrainError) as caught:
         list(read_events(path))
+    assert caught.value.code in ("HT-event-not-json", "HT-event-lacks-keys")
+    assert caught.value.values["where"] == f"{path}:2"
 
 
 def test_a_key_that_a_kind_lacks_is_named(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time": 1.0, "event": "mark"}\n{"time": 1.0, "event": "overlap", "iteration": 2}\n')
-    with pytest.raises(HpctrainError, match=r"events\.jsonl:2: the event 'overlap' lacks 'timeline'"):
+    with refused("HT-event-invalid", where=f"{path}:2", event="overlap", keys=["timeline"]):
         list(read_events(path))
 
 
@@ -104,10 +107,9 @@ def test_what_a_value_cannot_be_is_named(tmp_path):
     path = tmp_path / "events.jsonl"
     text = line_of(step(7)).decode()
     path.write_text(text + text.replace('"iteration": 7', '"iteration": -7'))
-    with pytest.raises(HpctrainError) as caught:
+    with refused("HT-event-invalid", where=f"{path}:2", event="step", keys=["iteration"]) as caught:
         list(read_events(path))
-    said = "the event 'step' cannot have iteration = -7: Input should be greater than or equal to 0"
-    assert caught.value.message == f"{path}:2: {said}"
+    assert "-7" in caught.value.values["problem"]
 
 
 def test_a_kind_of_a_later_version_is_passed_on(tmp_path):
@@ -120,13 +122,13 @@ def test_a_kind_of_a_later_version_is_passed_on(tmp_path):
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path):
-    with pytest.raises(HpctrainError, match=r"cannot write .*File name too long") as caught:
+    with refused("HT-file-unwritable", reason="File name too long") as caught:
         EventWriter(tmp_path / ("n" * 300))
     assert caught.value.exit_code == 2
 
 
 def test_no_file_is_an_error(tmp_path):
-    with pytest.raises(HpctrainError, match="cannot read"):
+    with refused("HT-file-unreadable", path=tmp_path / "events.jsonl"):
         list(read_events(tmp_path / "events.jsonl"))
 
 
@@ -195,7 +197,7 @@ def test_a_long_file_without_lines_is_refused_and_nothing_is_cut_off_of_it(tmp_p
     size = 2**32
     os.truncate(path, size)
     begin = time.process_time()
-    with pytest.raises(HpctrainError) as refusal:
+    with refused("HT-events-without-line-ends", path=path) as refusal:
         EventWriter(path)
     assert refusal.value.exit_code == 1 and path.stat().st_size == size
     # Each part was once read again with every further one, which took minutes.

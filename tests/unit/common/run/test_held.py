@@ -75,8 +75,10 @@ def test_a_file_server_that_does_not_answer_has_moved_nothing(
 
 
 def test_words_have_the_name(directory: RunDirectory, held: HeldDirectory) -> None:
-    error = held.in_words(HpctrainError(f"cannot write {held.work.events}: x", "see /proc/self/fd/9/dumps/step-1"))
-    assert error.message == f"cannot write {directory.events}: x"
+    hint = "see /proc/self/fd/9/dumps/step-1"
+    error = held.in_words(HpctrainError("HT-of-test", "at {path}", hint, path=held.work.events))
+    assert error.message == f"at {directory.events}"
+    assert error.values == {"path": str(directory.events)}
     assert error.hint == f"see {directory.dumps}/step-1", "of another rank, too"
 
 

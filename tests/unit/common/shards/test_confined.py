@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.shards import bounded, confined, decoding, one_shard
 from hpctrain.common.shards.bounded import BeyondLimitsError
 from hpctrain.common.shards.confined import end_all
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.processes import worker_processes
+from support.refusals import refused
 
 _MEMORY = 1 << 30
 # Other processes have the cores too.
@@ -78,10 +78,11 @@ def test_what_ends_a_process_is_named(
     # What takes processor time is ended by the limit on that.
     monkeypatch.setattr(confined, "_WAITING_TIMES", 3 if harm == "_sleep" else 1_000_000)
     begun = time.monotonic()
-    with pytest.raises(BeyondLimitsError) as refused:
+    with refused("HT-file-harmful", what="a/file") as caught:
         confined.call_confined(_read, "a/file", harm)
     assert time.monotonic() - begun < _SPARE_SECONDS
-    assert refused.value.what == "a/file" and "a/file" in refused.value.message and refused.value.exit_code == 2
+    error = caught.value
+    assert isinstance(error, BeyondLimitsError) and error.what == "a/file" and error.exit_code == 2
     assert confined.call_confined(_read, "another", None) == "another"
     assert capfd.readouterr() == ("", "")
 
@@ -99,7 +100,7 @@ def test_a_process_serves_many_calls() -> None:
 def test_so_many_at_a_time_as_workers() -> None:
     with worker_processes(2) as run:
         assert 1 <= len(set(run(_confined_pid, range(20)))) <= 2
-        with pytest.raises(BeyondLimitsError, match="b/file"):
+        with refused("HT-file-harmful", what="b/file"):
             list(run(_confined_read, [("a/file", None), ("b/file", "_crash")]))
 
 
@@ -125,10 +126,9 @@ def _half_an_answer(name: str) -> None:
 
 @pytest.mark.parametrize("end", [_kill_self, _half_an_answer])
 def test_one_that_the_system_kills_is_not_the_fault_of_the_file(end: Callable[[str], None]) -> None:
-    with pytest.raises(HpctrainError) as refused:
+    with refused("HT-process-killed", place=", while it read a/file") as caught:
         confined.call_confined(end, "a/file")
-    assert not isinstance(refused.value, BeyondLimitsError) and refused.value.exit_code == 1
-    assert "a/file" in refused.value.message
+    assert not isinstance(caught.value, BeyondLimitsError) and caught.value.exit_code == 1
 
 
 @pytest.mark.parametrize("kind", ["as", "data"])

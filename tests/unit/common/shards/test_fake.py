@@ -16,9 +16,9 @@ from scipy.io import loadmat
 from sklearn.linear_model import LogisticRegression
 
 from hpctrain.cli.main import main
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.shards import fake
 from hpctrain.common.shards.fake import FakeSet, make_fake
+from support.refusals import codes, refused
 
 _SET = FakeSet(images=300, classes=5, seed=3, size=48, broken=3)
 _ARCHIVES = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz")
@@ -107,7 +107,7 @@ def test_the_seed_decides_every_byte(tmp_path: Path):
 
 def test_a_killed_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fake, "encode", _killed)
-    with pytest.raises(HpctrainError, match="a process that makes images was killed"):
+    with refused("HT-process-killed"):
         make_fake(tmp_path / "new", FakeSet(images=40, classes=2, seed=1, size=16, broken=1))
     assert not list((tmp_path / "new").iterdir())
 
@@ -119,9 +119,9 @@ def _killed(image: object) -> bytes:
 
 def test_misuse(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["data", "fake", str(tmp_path / "new"), "--images", "90", "--classes", "10"]) == 2
-    assert "--images must be at least 100" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-images-too-few"]
     assert main(["data", "fake", str(tmp_path / "new"), "--images", "100", "--broken", "46"]) == 2
-    assert "at most 45, half of them" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-images-too-many-broken"]
     assert not (tmp_path / "new").exists()
-    with pytest.raises(HpctrainError, match=r"ILSVRC2012_img_train\.tar is there already"):
+    with refused("HT-folder-exists", folder=folder / "ILSVRC2012_img_train.tar"):
         make_fake(folder, _SET)

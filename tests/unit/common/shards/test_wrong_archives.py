@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.shards import archives
+from hpctrain.common.shards.devkit import GROUND_TRUTH, META
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.make import Sharding, make_shards
+from support.refusals import codes, refused
 
 _TRAIN, _VAL, _DEVKIT = archives.CHECKSUMS
 
@@ -46,61 +47,70 @@ def _cut_class_tar(members: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     return [(name, content[:9000] if number == 1 else content) for number, (name, content) in enumerate(members)]
 
 
-_WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "no archive": (_VAL, Path.unlink, rf"has no {_VAL}"),
-    "no ground truth": (_DEVKIT, Path.unlink, rf"has no {_DEVKIT}"),
-    "not a tar": (_TRAIN, lambda path: path.write_bytes(b"<html>403 Forbidden</html>" * 99), "is not a tar file"),
-    "not a kit": (_DEVKIT, lambda path: path.write_bytes(b"<html>"), f"{_DEVKIT} cannot be read"),
-    "kit cut short": (_DEVKIT, lambda path: os.truncate(path, 300), f"{_DEVKIT} cannot be read"),
-    "kit with a flipped byte": (_DEVKIT, lambda path: _flipped(path), f"{_DEVKIT} cannot be read"),
-    "archive that is a folder": (_VAL, lambda path: (path.unlink(), path.mkdir()), f"cannot read .*{_VAL}"),
-    "kit that is a folder": (_DEVKIT, lambda path: (path.unlink(), path.mkdir()), f"{_DEVKIT} cannot be read"),
-    "header of nonsense": (_TRAIN, lambda path: _overwritten(path, b"\x81" + b"\xff" * 11), f"{_TRAIN}"),
+_LACKS = {"problem": "lacks", "classes": "n09000051.tar", "wanted": 4}
+_WRONG: dict[str, tuple[str, Callable[[Path], object], str, dict[str, object]]] = {
+    "no archive": (_VAL, Path.unlink, "HT-source-lacks-archive", {"name": _VAL}),
+    "no ground truth": (_DEVKIT, Path.unlink, "HT-source-lacks-archive", {"name": _DEVKIT}),
+    "not a tar": (_TRAIN, lambda path: path.write_bytes(b"<html>403</html>" * 99), "HT-archive-not-tar", {}),
+    "not a kit": (_DEVKIT, lambda path: path.write_bytes(b"<html>"), "HT-devkit-unreadable", {}),
+    "kit cut short": (_DEVKIT, lambda path: os.truncate(path, 300), "HT-devkit-unreadable", {}),
+    "kit with a flipped byte": (_DEVKIT, lambda path: _flipped(path), "HT-devkit-unreadable", {}),
+    "archive that is a folder": (_VAL, lambda path: (path.unlink(), path.mkdir()), "HT-file-unreadable", {}),
+    "kit that is a folder": (_DEVKIT, lambda path: (path.unlink(), path.mkdir()), "HT-devkit-unreadable", {}),
+    "header of nonsense": (_TRAIN, lambda path: _overwritten(path, b"\x81" + b"\xff" * 11), "HT-archive-not-tar", {}),
     "name that is no UTF-8": (
         _TRAIN,
         lambda path: _rewritten(path, lambda m: [(m[0][0], _renamed(m[0][1], b"\xff\xfe.JPEG")), *m[1:]]),
-        r"an image has the name '\\udcff\\udcfe', which is not UTF-8",
+        *("HT-image-bad-name", {"key": "\udcff\udcfe"}),
     ),
     "name with dots": (
         _TRAIN,
         lambda path: _rewritten(path, lambda m: [(m[0][0], _renamed(m[0][1], b"n1.2.JPEG")), *m[1:]]),
-        r"an image has the name 'n1\.2', whose part after the dot",
+        *("HT-image-bad-name", {"key": "n1.2"}),
     ),
-    "kit without a file": (_DEVKIT, lambda path: _rewritten(path, lambda m: m[:1]), r"holds no .*ground_truth\.txt"),
+    "kit without a file": (
+        _DEVKIT,
+        lambda path: _rewritten(path, lambda m: m[:1]),
+        *("HT-devkit-lacks-file", {"name": GROUND_TRUTH}),
+    ),
     "kit of another set": (
         _DEVKIT,
         lambda path: _rewritten(path, lambda m: [m[0], (m[1][0], b"1\n77\n")]),
-        "line 2: '77' is not a class",
+        *("HT-devkit-unknown-class", {"file": GROUND_TRUTH, "line": 2, "label": "77"}),
     ),
     "kit without a table": (
         _DEVKIT,
         lambda path: _rewritten(path, lambda m: [(m[0][0], b"nothing"), m[1]]),
-        r"meta\.mat is not a table of synsets",
+        *("HT-devkit-no-synsets", {"name": META}),
     ),
-    "empty": (_TRAIN, lambda path: os.truncate(path, 0), "is not a tar file"),
-    "cut in an image": (_VAL, lambda path: os.truncate(path, 4000), f"{_VAL} is cut short or damaged"),
-    "cut between images": (_VAL, lambda path: os.truncate(path, _second(path)), f"{_VAL} is cut short or damaged"),
+    "empty": (_TRAIN, lambda path: os.truncate(path, 0), "HT-archive-not-tar", {}),
+    "cut in an image": (_VAL, lambda path: os.truncate(path, 4000), "HT-archive-damaged", {}),
+    "cut between images": (_VAL, lambda path: os.truncate(path, _second(path)), "HT-archive-damaged", {}),
     "class tar cut short": (
         _TRAIN,
         lambda path: _rewritten(path, _cut_class_tar),
-        rf"{_TRAIN}: n09000017\.tar is cut short or damaged",
+        *("HT-archive-damaged", {"inner": "n09000017.tar"}),
     ),
-    "class missing": (_TRAIN, lambda path: _rewritten(path, lambda m: m[:-1]), r"lacks n09000051\.tar"),
+    "class missing": (_TRAIN, lambda path: _rewritten(path, lambda m: m[:-1]), "HT-archive-wrong-classes", _LACKS),
     "class too many": (
         _TRAIN,
         lambda path: _rewritten(path, lambda m: [*m, ("n1.tar", m[0][1])]),
-        r"has n1\.tar, against the 4 classes",
+        *("HT-archive-wrong-classes", {"problem": "has", "classes": "n1.tar", "wanted": 4}),
     ),
     "another class's images": (
         _TRAIN,
         lambda path: _rewritten(path, lambda m: [m[0], (m[1][0], m[0][1]), *m[2:]]),
-        "2 images have the name n09000000_1: ",
+        *("HT-image-name-twice", {"count": 2, "key": "n09000000_1"}),
     ),
-    "image missing": (_VAL, lambda path: _rewritten(path, lambda m: m[1:]), "holds 11 images where .* has 12"),
+    "image missing": (
+        _VAL,
+        lambda path: _rewritten(path, lambda m: m[1:]),
+        *("HT-source-wrong-image-count", {"count": 11, "wanted": 12}),
+    ),
     "image renamed": (
         _VAL,
         lambda path: _rewritten(path, lambda m: [*m[:-1], ("ILSVRC2012_val_00000099.JPEG", b"")]),
-        r"00000099\.JPEG stands where ILSVRC2012_val_00000012\.JPEG should",
+        *("HT-archive-other-image", {"name": "ILSVRC2012_val_00000099.JPEG", "key": "ILSVRC2012_val_00000012"}),
     ),
 }
 
@@ -137,12 +147,15 @@ def _second(path: Path) -> int:
 
 @pytest.mark.parametrize("case", _WRONG)
 def test_a_wrong_archive_is_refused(case: str, source: Path, tmp_path: Path):
-    archive, spoil, message = _WRONG[case]
+    archive, spoil, code, values = _WRONG[case]
     copy = tmp_path / "source"
     shutil.copytree(source, copy)
     spoil(copy / archive)
-    with pytest.raises(HpctrainError, match=message) as caught:
+    with refused(code, **{name: value for name, value in values.items() if name != "inner"}) as caught:
         _make(copy, tmp_path / "shards")
+    named = [str(value) for value in caught.value.values.values()]
+    wanted = ": ".join([str(copy / archive), *filter(None, [values.get("inner")])])
+    assert code == "HT-source-lacks-archive" or any(name.partition(", ")[0] == wanted for name in named)
     assert caught.value.hint
     assert not (tmp_path / "shards").exists()
 
@@ -151,32 +164,33 @@ def test_a_split_without_images_is_refused(source: Path, tmp_path: Path):
     copy = Path(shutil.copytree(source, tmp_path / "source"))
     _rewritten(copy / _VAL, lambda m: [])
     _rewritten(copy / _DEVKIT, lambda m: [m[0], (m[1][0], b"")])
-    with pytest.raises(HpctrainError, match="has no image in val"):
+    with refused("HT-source-lacks-split", source=copy, split="val"):
         _make(copy, tmp_path / "shards")
     assert not (tmp_path / "shards").exists()
 
 
 def test_a_folder_without_a_set_is_refused(tmp_path: Path, source: Path):
-    with pytest.raises(HpctrainError, match="is not a folder"):
+    with refused("HT-source-not-a-folder", folder=tmp_path / "nowhere"):
         _make(tmp_path / "nowhere", tmp_path / "shards")
-    with pytest.raises(HpctrainError, match="holds neither archives nor folders"):
+    with refused("HT-source-unknown", folder=tmp_path):
         _make(tmp_path, tmp_path / "shards")
     (tmp_path / "tree/train/n1").mkdir(parents=True)
-    with pytest.raises(HpctrainError, match=r"there is no folder .*tree/val"):
+    with refused("HT-source-lacks-folder", folder=tmp_path / "tree/val"):
         _make(tmp_path / "tree", tmp_path / "shards")
     (tmp_path / "tree/val/n2").mkdir(parents=True)
-    with pytest.raises(HpctrainError, match=r"n1, n2: a class in only one of train/ and val/"):
+    with refused("HT-source-class-in-one-split", classes="n1, n2"):
         _make(tmp_path / "tree", tmp_path / "shards")
     (tmp_path / "tree/val/n2").rename(tmp_path / "tree/val/n1")
-    with pytest.raises(HpctrainError, match=r"tree/train/n1 holds no image"):
+    with refused("HT-source-no-image", folder=tmp_path / "tree/train/n1"):
         _make(tmp_path / "tree", tmp_path / "shards")
     (tmp_path / "tree/train/n1/one.JPEG").write_bytes(b"?")
     (tmp_path / "tree/val/n1/notes.txt").write_text("")
-    with pytest.raises(HpctrainError, match=r"notes\.txt is not an image"):
+    with refused("HT-source-not-an-image", path=tmp_path / "tree/val/n1/notes.txt"):
         _make(tmp_path / "tree", tmp_path / "shards")
 
 
 def test_checksums_are_compared(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["data", "shard", str(source), str(tmp_path / "shards"), "--checksums"]) == 2
-    assert "not 1d675b47d978889d74fa0da5fadfb00e" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-archive-wrong-checksum"] and "1d675b47d978889d74fa0da5fadfb00e" in said
     assert not (tmp_path / "shards").exists()

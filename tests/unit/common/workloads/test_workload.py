@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import buckets, load_workload, read_workload, workload_names
 from support import needs
+from support.refusals import refused
 
 # GMAC of a forward pass at 224 pixels as torchvision states them (`_ops` of its weights,
 # https://docs.pytorch.org/vision/stable/models.html), and parameters.
@@ -77,11 +77,13 @@ def test_blocks_are_what_repeats() -> None:
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HpctrainError, match=r"'resnet5'(.|\n)*did you mean 'resnet50'"):
+    with refused("HT-workload-unknown", name="resnet5") as caught:
         load_workload("resnet5")
-    with pytest.raises(HpctrainError, match=r"64, not for images of 160(.|\n)*resnet101, resnet18, resnet50 take any"):
+    assert "'resnet50'" in caught.value.hint
+    with refused("HT-workload-not-of-images", sample="64", image_size=160) as caught:
         load_workload("transformer").at(160)
-    with pytest.raises(HpctrainError, match="31 pixels"):
+    assert "resnet101, resnet18, resnet50" in caught.value.hint
+    with refused("HT-workload-images-too-small", image_size=31):
         load_workload("resnet18", image_size=31)
 
 
@@ -93,23 +95,22 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "code", "key"),
     [
-        (lambda text: text[: len(text) // 2], "not a complete JSON file"),
-        (lambda text: "[]", "not a workload: Input should be"),
-        (lambda text: json.dumps({"name": "x"}), "not a workload: sample: Field required"),
-        (lambda text: text.replace('"flops":1', '"flops":-1', 1), r"layers\.\d+\.flops: Input should be greater"),
-        (lambda text: text.replace('"places":[0', '"places":[7', 1), "are not 0, 1"),
+        (lambda text: text[: len(text) // 2], "HT-file-not-json", None),
+        (lambda text: "[]", "HT-workload-invalid", ""),
+        (lambda text: json.dumps({"name": "x"}), "HT-workload-invalid", "sample"),
+        (lambda text: text.replace('"flops":1', '"flops":-1', 1), "HT-workload-invalid", "layers.8.flops"),
+        (lambda text: text.replace('"places":[0', '"places":[7', 1), "HT-workload-invalid", ""),
     ],
 )
-def test_a_wrong_file_is_told(damage: object, told: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_told(damage: object, code: str, key: str | None, tmp_path: Path) -> None:
     path = tmp_path / "own.json"
     load_workload("transformer").write(path)
     path.write_text(damage(path.read_text()))  # type: ignore[operator]
-    with pytest.raises(HpctrainError, match=told) as caught:
+    with refused(code, path=path, **({} if key is None else {"key": key})):
         read_workload(path)
-    assert str(path) in caught.value.message
-    with pytest.raises(HpctrainError, match="cannot read the workload"):
+    with refused("HT-file-unreadable", kind="workload", path=tmp_path / "none.json"):
         read_workload(tmp_path / "none.json")
 
 
