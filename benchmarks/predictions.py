@@ -31,7 +31,7 @@ from published import Published
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.compute import Device
 from hpctrain.control.predict.constants import Constant, constants
-from hpctrain.control.predict.energy import Site, energy
+from hpctrain.control.predict.energy import Machines, Site, energy
 from hpctrain.control.predict.fit import Fit, fit
 from hpctrain.control.predict.job import Job, times
 from hpctrain.control.predict.network import stated_network
@@ -303,10 +303,7 @@ def print_energy() -> None:
         seconds = minutes * 60 * step.total / step.total[0]
         found = energy(
             values,
-            gpu="h100-sxm",
-            gpus_per_node=8,
-            nodes=nodes,
-            switch_ports=0,
+            Machines(gpu="h100-sxm", gpus_per_node=8, nodes=nodes),
             busy=step.busy / step.total,
             seconds=seconds,
             samples_per_s=batch * job.ranks / step.total,

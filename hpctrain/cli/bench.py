@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpctrain.cli.bench_mesh import MeshesOption, memory, mesh_step
-from hpctrain.cli.bench_options import BATCHES, ModelOption, Ranks, print_tables
+from hpctrain.cli.bench_options import BATCHES, ModelOption, Ranks, TimedSteps, print_tables
 from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
@@ -20,7 +20,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
-    from hpctrain.common.run.plan import HostOptions
+    pass
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what training costs on this machine.")
 
@@ -194,13 +194,14 @@ def step(
         raise HpctrainError(f"--image-size is for resnet50, not for {model}", "leave it out, or add --model resnet50")
     samples = batch or BATCHES[model]
     options = HostOptions(**hosts.given())
+    steps = TimedSteps(ranks=ranks, hosts=options, model=model, samples=samples, rounds=rounds, image_size=image_size)
     if mesh and not sweep and precision == PrecisionOption.float32:
-        mesh_step(mesh, ranks, options, model, samples, rounds, image_size, as_json=as_json)
+        mesh_step(mesh, steps, as_json=as_json)
         return
     if mesh:
         raise HpctrainError("--mesh is for steps in float32 with one batch", "leave out --sweep and --precision")
     if sweep:
-        _sweep(ranks, options, model, samples, rounds, image_size, precision, as_json=as_json)
+        _sweep(steps, precision, as_json=as_json)
         return
     if precision != PrecisionOption.float32:
         raise HpctrainError(f"--precision {precision} is for --sweep", "leave it out, or add --sweep")
@@ -219,26 +220,17 @@ def step(
     print_tables(table, left_out=measured["left_out"], load=measured["load"])
 
 
-def _sweep(
-    ranks: int | None,
-    hosts: HostOptions,
-    model: ModelOption,
-    samples: int,
-    rounds: int,
-    image_size: int | None,
-    precision: PrecisionOption,
-    *,
-    as_json: bool,
-) -> None:
+def _sweep(steps: TimedSteps, precision: PrecisionOption, *, as_json: bool) -> None:
     """Time steps without communication at several batch sizes, which calibrate a prediction."""
     from hpctrain.control.predict.sweep import make_sweep
     from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import sweep_table
 
+    model, samples = steps.model, steps.samples
     batches = sorted({max(1, samples // 2), samples, 2 * samples, 4 * samples})
-    size = (image_size or 64) if model == ModelOption.resnet50 else None
-    arguments = (model, str(rounds), ",".join(map(str, batches)), str(size or 0), precision)
-    measured = measure("sweep", ranks, *arguments, hosts=hosts)
+    size = (steps.image_size or 64) if model == ModelOption.resnet50 else None
+    arguments = (model, str(steps.rounds), ",".join(map(str, batches)), str(size or 0), precision)
+    measured = measure("sweep", steps.ranks, *arguments, hosts=steps.hosts)
     if measured["hosts"] > 1:
         raise HpctrainError("--sweep measures what one node computes", "leave the hosts out, or name one")
     name = "digits_cnn" if model == ModelOption.digits else str(model)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.bench_options import ModelOption, Ranks, print_tables
+from hpctrain.cli.bench_options import ModelOption, Ranks, TimedSteps, print_tables
 from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.tables import AsJson
@@ -16,7 +16,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
-    from hpctrain.common.run.plan import HostOptions
+    pass
 
 MeshesOption = Annotated[
     list[str] | None,
@@ -62,17 +62,7 @@ def memory(
     print_tables(memory_table(rows, title), left_out={}, load=0.0)
 
 
-def mesh_step(
-    meshes: list[str],
-    ranks: int | None,
-    hosts: HostOptions,
-    model: ModelOption,
-    samples: int,
-    rounds: int,
-    image_size: int | None,
-    *,
-    as_json: bool,
-) -> None:
+def mesh_step(meshes: list[str], steps: TimedSteps, *, as_json: bool) -> None:
     """Time a step under each mesh.
 
     Raises:
@@ -83,13 +73,14 @@ def mesh_step(
     from hpctrain.control.programs.bench import measure, oversubscribed
     from hpctrain.report.benchmarks import mesh_rows, mesh_table
 
+    model, samples, rounds = steps.model, steps.samples, steps.rounds
     for mesh in map(parse_mesh, meshes):
-        if ranks:
-            mesh.at(ranks)
+        if steps.ranks:
+            mesh.at(steps.ranks)
         if model != ModelOption.gpt and (mesh.tp, mesh.pp) != (1, 1):
             raise HpctrainError(f"--mesh {mesh.option}: {model} can only be divided by dp_shard", "add --model gpt")
-    arguments = (model, str(rounds), str(samples), str(image_size or 64), *meshes)
-    measured = measure("mesh_step", ranks, *arguments, hosts=hosts, environment=SHARDING)
+    arguments = (model, str(rounds), str(samples), str(steps.image_size or 64), *meshes)
+    measured = measure("mesh_step", steps.ranks, *arguments, hosts=steps.hosts, environment=SHARDING)
     rows = mesh_rows(measured["seconds"], samples * measured["ranks"], measured["tokens_each"])
     more = oversubscribed(measured["ranks"], measured["hosts"])
     if as_json:

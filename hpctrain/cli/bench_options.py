@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpctrain.report.say import tell, terminal
+
+if TYPE_CHECKING:
+    from hpctrain.common.run.plan import HostOptions
 
 
 class ModelOption(StrEnum):
@@ -31,6 +35,24 @@ BATCHES = {
 }
 
 Ranks = Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="Number of ranks (2, or the hosts' slots).")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSteps:
+    """The training steps that ``bench step`` times.
+
+    Attributes:
+        samples: of a rank in each step.
+        rounds: the number of steps of each variant.
+        image_size: the side length of the images in pixels; None for 64.
+    """
+
+    ranks: int | None
+    hosts: HostOptions
+    model: ModelOption
+    samples: int
+    rounds: int
+    image_size: int | None
 
 
 # Below this load average, a measurement counts as undisturbed.

@@ -14,7 +14,7 @@ import typer
 
 from hpctrain.cli.host_options import HostNames
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.shard_places import EngineOptions, ShardJob, submit_work, submits
+from hpctrain.cli.shard_places import EngineOptions, ShardJob, ShardPlaces, submit_work, submits
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
@@ -115,7 +115,7 @@ def shard(
         image_column=image_column,
         label_column=label_column,
     )
-    manifest = _make(sharding, ranks, hosts, engine, job, as_json)
+    manifest = _make(sharding, ShardPlaces(ranks=ranks, hosts=hosts, engine=engine, job=job, as_json=as_json))
     if not isinstance(manifest, ShardManifest):
         return
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
@@ -181,7 +181,7 @@ def prepare_text(
         seed=seed,
         part_bytes=int(megabytes * (1 << 20)),
     )
-    manifest = _make(wanted, ranks, hosts, engine, job, as_json, workers)
+    manifest = _make(wanted, ShardPlaces(ranks=ranks, hosts=hosts, engine=engine, job=job, as_json=as_json), workers)
     if not isinstance(manifest, TextManifest):
         return
     known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
@@ -194,19 +194,12 @@ def prepare_text(
     answer(f"vocabulary: {known.vocabulary:,} tokens, {known.separator} separates documents")
 
 
-def _make(
-    work: Work,
-    ranks: int | None,
-    hosts: HostNames,
-    engine: EngineOptions,
-    job: ShardJob,
-    as_json: bool,
-    workers: int | None = None,
-) -> Manifest | None:
+def _make(work: Work, places: ShardPlaces, workers: int | None = None) -> Manifest | None:
     """The manifest of what was made; None where a job makes it."""
     from hpctrain.common.run.plan import HostOptions
     from hpctrain.control.programs.shard import in_processes, on_ranks
 
+    ranks, hosts, engine, job = places.ranks, places.hosts, places.engine, places.job
     others = {"-np": ranks, "--hosts": hosts.given(), "--workers": workers} | dict.fromkeys(job.given(), True)
     if engine.is_spark(others):
         from hpctrain.control.programs.spark import on_spark
@@ -217,7 +210,7 @@ def _make(
             "--workers are processes on this machine and cannot be combined with ranks, hosts or a job",
             "leave --workers out",
         )
-    if submits(job, hosts, ranks, as_json):
+    if submits(places):
         submit_work(work, "shards", job)
         return None
     if workers is not None:

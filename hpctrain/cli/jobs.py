@@ -46,13 +46,14 @@ def send_job(job: PreparedJob, path: Path, *, numbered: bool, wait: bool) -> Non
 
 def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
     from hpctrain.control.schedulers import waiting
+    from hpctrain.control.supervision.audience import Audience
     from hpctrain.control.supervision.follow import Follower
     from hpctrain.report.console import Console
 
     runs = [RunDirectory(directory.path / f"task-{task}") for task in tasks] or [directory]
     try:
         with Console() as console:
-            follower = None if tasks else Follower(directory, console.show, console.line)
+            follower = None if tasks else Follower(directory, Audience(show=console.show, line=console.line))
             waiting.wait(directory, follower, tell)
     except KeyboardInterrupt:
         place = shell_word(directory.path)

@@ -21,6 +21,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh_traffic import aligned, bytes_text
 from hpctrain.common.run.plan import HostOptions, Plan
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import rank_environment
 from hpctrain.control.planning.mesh import mesh_lines, parameters
@@ -98,13 +99,8 @@ def plan(
     )
     for warning in (*warnings, *missing):
         tell(f"hpctrain: warning: {warning}")
-    made = make_plan(
-        print_notes(work),
-        machine,
-        backend=training.backend or "auto",
-        framework=training.framework,
-        hosts=arranged,
-    )
+    request = TrainingRequest(work=print_notes(work), backend=training.backend, framework=training.framework)
+    made = make_plan(request, machine, arranged)
     if as_json:
         kept = {stage: vars(each) for stage, each in _state_bytes(made).items()}
         further = {"state_bytes": kept} if kept else {}

@@ -14,8 +14,8 @@ from hpctrain.cli.run_options import PredictedGpu, StartOptions, StopOptions, Wo
 from hpctrain.cli.work import read_work
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.plan import Script
-from hpctrain.control.supervision.request import MOST_SEEDS, RunRequest
+from hpctrain.common.run.plan import HostOptions, Script, Start, Stop
+from hpctrain.common.run.request import MOST_SEEDS, TrainingRequest
 
 
 @with_groups
@@ -81,10 +81,10 @@ def run(
         raise HpctrainError("--accept-changes is for a run that is resumed", "--resume --run-dir DIR names it")
     if submitted and (work or not resume):
         raise HpctrainError("--plan says what --resume starts", "give --resume --run-dir DIR, and no recipe or script")
-    request = RunRequest(
-        host_options=hosts.given(),
-        start=start.changes(),
-        stop=stop.changes(),
+    request = TrainingRequest(
+        host_options=HostOptions(**hosts.given()),
+        start=Start(**start.changes()),
+        stop=Stop(**stop.changes()),
         work=_work(work, arguments or [], training, resume=resume),
         overrides=() if work else tuple(training.overrides or ()),
         mesh=None if work else training.mesh,

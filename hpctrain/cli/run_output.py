@@ -21,19 +21,19 @@ from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.launcher_choice import needs_proof
 from hpctrain.control.planning.mesh import mesh_lines
 from hpctrain.control.resuming.attempts import Attempt
-from hpctrain.control.supervision.request import ReadyRun
+from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.start import command_for
 from hpctrain.report.say import answer, say, tell, terminal
 
 if TYPE_CHECKING:
     from hpctrain.common.run.events import Event
-    from hpctrain.control.supervision.execution import Audience, Summary
+    from hpctrain.control.supervision.execution import Summary
     from hpctrain.control.supervision.failure import Failure
     from hpctrain.control.supervision.repeats import Series
 
 
 class Terminal:
-    """The :class:`hpctrain.control.supervision.request.Output` of a terminal: progress to stderr, results to stdout.
+    """The :class:`hpctrain.control.supervision.audience.Output` of a terminal: progress to stderr, results to stdout.
 
     Console is imported where it is used, because a dry run does not need it.
 
@@ -76,7 +76,6 @@ class Terminal:
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory) -> Iterator[Audience]:
-        from hpctrain.control.supervision.execution import Audience
         from hpctrain.report.console import Console
         from hpctrain.report.tracking.processes import tracked
 

@@ -97,21 +97,32 @@ class ShardJob:
         return [f"--{name.replace('further', 'sbatch').replace('_', '-')}" for name in names]
 
 
-def submits(job: ShardJob, hosts: HostNames, ranks: int | None, as_json: bool) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class ShardPlaces:
+    """Where shards are made, and whether what was made is printed as JSON."""
+
+    ranks: int | None
+    hosts: HostNames
+    engine: EngineOptions
+    job: ShardJob
+    as_json: bool
+
+
+def submits(places: ShardPlaces) -> bool:
     """Whether the shards are to be made in a job.
 
     Raises:
         HpctrainError: an option is for the other way of making shards.
     """
-    if job.cluster is None:
-        if given := job.given():
+    if places.job.cluster is None:
+        if given := places.job.given():
             raise HpctrainError(f"{given[0]} is for a Slurm job", "--cluster NAME submits one")
         return False
-    if ranks is not None or hosts.given():
+    if places.ranks is not None or places.hosts.given():
         raise HpctrainError(
             "the ranks of a job are those of its nodes", "--nodes N --tasks-per-node T instead of -np and hosts"
         )
-    if as_json:
+    if places.as_json:
         raise HpctrainError(
             "--json prints what was made, and a job makes it later",
             "leave --json out; the job writes DIR/manifest.json",
@@ -131,6 +142,7 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
     """
     from hpctrain.cli.jobs import send_job, show_job
     from hpctrain.common.run.directory import default_directory
+    from hpctrain.common.run.request import TrainingRequest
     from hpctrain.control.programs.shard import START, require_extras, shard_script
     from hpctrain.control.schedulers.preparation import find_cluster, host_options, prepare, requested
     from hpctrain.control.schedulers.request import further_options
@@ -152,21 +164,14 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
         "sbatch": further_options(job.further or []),
     }
     request = requested(found, name, asked)
-    made = prepare(
-        found,
-        request,
-        {None: shard_script(work)},
-        framework=None,
+    training = TrainingRequest(
+        work=shard_script(work),
         backend="mpi",
-        hosts=host_options(found.profile, None, None, None),
+        host_options=host_options(found.profile, None, None, None),
         start=START,
-        restarts=None,
-        stage=(),
-        stage_environment=None,
-        pack=False,
-        template=None,
-        look_only=job.dry_run,
+        dry_run=job.dry_run,
     )
+    made = prepare(found, request, {None: training})
     for line in made.notices:
         tell(line)
     path = (job.run_dir or default_directory(name)).absolute()

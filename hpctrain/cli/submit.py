@@ -17,7 +17,8 @@ from hpctrain.cli.run_options import JobStart, PredictedGpu, Restarts, WorkOptio
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks, require_work
 from hpctrain.common.run.directory import default_directory
-from hpctrain.common.run.plan import Start
+from hpctrain.common.run.plan import Start, Stop
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.preparation import container_options, find_cluster, host_options, prepare, requested
 from hpctrain.report.say import tell
 
@@ -83,26 +84,21 @@ def submit(
     # The command line takes precedence over the profile.
     in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
     start = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
-    changes = start.changes()
     works = read_tasks(
         work, training.overrides or [], arguments or [], request.tasks, mesh=training.mesh, small=training.small
     )
     works = {task: training.tracked(each) for task, each in works.items()}
-    made = prepare(
-        found,
-        request,
-        works,
+    asked = TrainingRequest(
+        work=None,
+        backend=training.backend,
         framework=training.framework,
-        backend=training.backend or "auto",
-        hosts=host_options(found.profile, hosts.fabric, hosts.node, hosts.interface, hosts.topology),
-        start=Start(**changes),
-        restarts=restarts,
-        stage=script.stage or [],
-        stage_environment=script.stage_environment,
-        pack=script.pack,
-        template=script.template,
-        look_only=dry_run,
+        host_options=host_options(found.profile, hosts.fabric, hosts.node, hosts.interface, hosts.topology),
+        start=Start(**start.changes()),
+        stop=Stop(restarts=restarts),
+        dry_run=dry_run,
     )
+    trainings = {task: replace(asked, work=each) for task, each in works.items()}
+    made = prepare(found, request, trainings, script.content())
     for line in made.notices:
         tell(line)
     path = (run_dir or default_directory(made.plan.title)).absolute()

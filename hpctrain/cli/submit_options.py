@@ -10,6 +10,7 @@ import typer
 
 from hpctrain.cli import completion
 from hpctrain.common.settings import STAGE
+from hpctrain.control.schedulers.preparation import ScriptContent
 from hpctrain.control.schedulers.request import further_options
 from hpctrain.report.say import answer
 
@@ -107,7 +108,7 @@ class JobOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptOptions:
-    """The content of the job script."""
+    """The options about the job script."""
 
     stage: Annotated[
         list[Path] | None,
@@ -147,3 +148,12 @@ class ScriptOptions:
             rich_help_panel=_SCRIPT,
         ),
     ] = False
+
+    def content(self) -> ScriptContent:
+        """What the job script does."""
+        return ScriptContent(
+            stage=self.stage or (),
+            stage_environment=self.stage_environment,
+            pack=self.pack,
+            template=self.template,
+        )

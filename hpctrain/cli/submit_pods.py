@@ -14,7 +14,8 @@ from hpctrain.cli.job_prediction import print_prediction
 from hpctrain.cli.run_options import JobStart, WorkOptions
 from hpctrain.cli.submit_options import ScriptOptions
 from hpctrain.cli.work import read_work
-from hpctrain.common.run.plan import Start
+from hpctrain.common.run.plan import Start, Stop
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.kubernetes.manifests import manifest_text, manifests
 from hpctrain.control.schedulers.kubernetes.submission import create, prepare_pods, refuse_slurm
 from hpctrain.control.schedulers.places import kubectl_commands
@@ -67,18 +68,21 @@ def submit_pods(
     training = given.training
     overrides = training.overrides or []
     work = training.tracked(read_work(given.work, overrides, given.arguments, mesh=training.mesh, small=training.small))
+    asked = TrainingRequest(
+        work=work,
+        backend=training.backend,
+        framework=training.framework,
+        host_options=host_options(given.profile, None, hosts.node, hosts.interface),
+        start=Start(**changes),
+        stop=Stop(restarts=given.restarts),
+        run_dir=given.run_dir,
+    )
     run, job = prepare_pods(
         given.profile,
         given.request,
-        work,
+        asked,
         name=given.asked.get("name"),
         image=start.container,
-        run_directory=given.run_dir,
-        framework=training.framework,
-        backend=training.backend or "auto",
-        hosts=host_options(given.profile, None, hosts.node, hosts.interface),
-        start=Start(**changes),
-        restarts=given.restarts,
     )
     for line in job.notices:
         tell(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,17 +45,40 @@ FabricOption = Annotated[
     list[Path],
     typer.Option("--fabric", metavar="FABRIC", help="Fabric file as for `topology show`; repeatable, one per subnet."),
 ]
-Routes = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's.")
-]
-SkipDamaged = Annotated[
-    bool, typer.Option("--skip-damaged", help="Leave out damaged forwarding tables, with a warning.")
-]
-LeaveOut = Annotated[
-    list[str] | None, typer.Option(metavar="PATTERN", help="Hosts that take no part, such as 'storage*'; repeatable.")
-]
 Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the fabric into this file.")]
 Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the fabric into this file.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricOptions:
+    """What is read of a fabric beside its files."""
+
+    routes: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's."),
+    ] = None
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out damaged forwarding tables, with a warning.")
+    ] = False
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Hosts that take no part, such as 'storage*'; repeatable."),
+    ] = None
+    topology: TopologyName = None
+
+    def read(self, files: Sequence[Path], hosts: Sequence[str] = ()) -> Fabric:
+        """The fabric of the files; of several topologies, without a name, the one that has the hosts."""
+        from hpctrain.control.topology.build import read_fabric
+        from hpctrain.control.topology.choice import Choice
+
+        return read_fabric(
+            files,
+            self.routes,
+            leave_out=self.leave_out or [],
+            skip_damaged=self.skip_damaged,
+            choice=Choice(name=self.topology, hosts=hosts),
+        )
+
 
 _MOST_RANKS = 1024
 _NAMED = 3
@@ -64,24 +87,20 @@ ORDERS = {"given": "as given", "name": "by name", "tree": "by tree", "placed": "
 
 
 @app.command()
+@with_groups
 def show(
     fabric_files: FabricFiles,
-    routes: Routes = None,
-    skip_damaged: SkipDamaged = False,
-    leave_out: LeaveOut = None,
-    topology: TopologyName = None,
+    *,
+    reading: FabricOptions,
     as_json: AsJson = False,
     svg: Svg = None,
     png: Png = None,
 ) -> None:
     """Show a fabric as a table and a tree, with its irregularities. The picture shows the ring of all hosts by name."""
-    from hpctrain.control.topology.build import read_fabric
-    from hpctrain.control.topology.choice import Choice
     from hpctrain.control.topology.summary import connected_hosts, counts, leaf_oversubscription, subnets
 
     require_places(filter(None, (svg, png)))
-    choice = Choice(name=topology)
-    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged, choice=choice)
+    fabric = reading.read(fabric_files)
     if svg or png:
         rings = [_ring("ring over hosts by name", fabric, hosts) for hosts in connected_hosts(fabric)]
         save(_drawings(fabric, rings, svg, png))
@@ -93,13 +112,12 @@ def show(
 
 
 @app.command()
+@with_groups
 def place(
     fabric_files: FabricOption,
     hosts: Annotated[str, typer.Option(metavar="LIST", help="The job's hosts, in order: gpu[001-032],gpu040.")],
-    routes: Routes = None,
-    skip_damaged: SkipDamaged = False,
-    leave_out: LeaveOut = None,
-    topology: TopologyName = None,
+    *,
+    reading: FabricOptions,
     ranks_per_host: Annotated[
         int,
         typer.Option(
@@ -123,8 +141,6 @@ def place(
     """Find the order of hosts in which a ring, or a mesh, crosses the fewest leaves and shares its links least."""
     from hpctrain.common.cluster.host_list import expand_hosts
     from hpctrain.control.planning.place_hosts import on_rails
-    from hpctrain.control.topology.build import read_fabric
-    from hpctrain.control.topology.choice import Choice
     from hpctrain.control.topology.node_file import node_map_of
     from hpctrain.control.topology.placement import report
     from hpctrain.control.topology.summary import host_numbers
@@ -132,8 +148,7 @@ def place(
     files = [parse_write(each) for each in write or []]
     require_places([*(file for _, file in files), *filter(None, (svg, png))])
     names = expand_hosts(hosts, "--hosts")
-    choice = Choice(name=topology, hosts=names)
-    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged, choice=choice)
+    fabric = reading.read(fabric_files, names)
     _warn(fabric.warnings)
     found = report(fabric, host_numbers(fabric, names))
     laid = laid_mesh(fabric, found, mesh, model, ranks_per_host)
@@ -236,20 +251,17 @@ def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:
 
 
 @app.command()
+@with_groups
 def convert(
     fabric_files: FabricFiles,
     to: Annotated[str, typer.Option(metavar="FORMAT", help="Format: topology.conf, topology.yaml, block, block.yaml.")],
-    routes: Routes = None,
-    skip_damaged: SkipDamaged = False,
-    leave_out: LeaveOut = None,
-    topology: TopologyName = None,
+    *,
+    reading: FabricOptions,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; by default standard output.")] = None,
 ) -> None:
     """Convert a fabric to Slurm's topology file."""
     from hpctrain.control.topology import convert as formats
     from hpctrain.control.topology.blocks import uneven
-    from hpctrain.control.topology.build import read_fabric
-    from hpctrain.control.topology.choice import Choice
 
     writers: dict[str, Callable[[Fabric], str]] = {
         "topology.conf": formats.topology_conf,
@@ -259,8 +271,7 @@ def convert(
     }
     if to not in writers:
         raise HpctrainError(f"--to {to}: no such format", nearest(to, writers))
-    choice = Choice(name=topology)
-    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged, choice=choice)
+    fabric = reading.read(fabric_files)
     _warn(fabric.warnings)
     if to.startswith("block"):
         _warn(uneven(fabric))

@@ -22,6 +22,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import MODULES, missing_extra, require
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.planner import make_plan
 from support import needs
 from support.requirements_of_project import PROJECT, PYPROJECT, closure
@@ -81,7 +82,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[st
     folder = tmp_path_factory.mktemp("login")
     (folder / "topology.conf").write_text(FABRIC)
     machine = Machine(host="n1", cores=2, frameworks=frozenset({"torch"}), versions={})
-    RunDirectory(folder / "run").create(make_plan(load_recipe("digits"), machine))
+    RunDirectory(folder / "run").create(make_plan(TrainingRequest(work=load_recipe("digits")), machine))
     base = closure(PROJECT["dependencies"])
     there = ["hpctrain", *(module for module, names in packages().items() if base & {*map(canonicalize_name, names)})]
     assert {"numpy", "yaml", "pydantic_core"} < {*there}

@@ -22,6 +22,8 @@ _LOOKS = 2
 class HeldDirectory:
     """A run directory that this process keeps open from now on, and finds again after it was renamed.
 
+    ``named`` is the directory under the name that it had at first.
+
     That it is open also shows that the process belongs to the run (see :mod:`hpctrain.common.run.processes`).
 
     Raises:
@@ -29,7 +31,7 @@ class HeldDirectory:
     """
 
     def __init__(self, directory: RunDirectory) -> None:
-        self._named = directory
+        self.named = directory
         # A script may change its working directory.
         self._path = directory.path.absolute()
         try:
@@ -64,8 +66,8 @@ class HeldDirectory:
     def fate(self) -> str | None:
         """What became of the directory by a single look."""
         if (now := self.now()) is None:
-            return f"{self._named.path}, or its {self._named.plan.name}, was deleted while the run used it"
-        return None if now == self._named else f"{self._named.path} was moved to {now.path} while the run used it"
+            return f"{self.named.path}, or its {self.named.plan.name}, was deleted while the run used it"
+        return None if now == self.named else f"{self.named.path} was moved to {now.path} while the run used it"
 
     @property
     def work(self) -> RunDirectory:
@@ -82,7 +84,7 @@ class HeldDirectory:
         return error
 
     def _named_in(self, text: str) -> str:
-        return _BY_NUMBER.sub(f"{self._named.path}/", text)
+        return _BY_NUMBER.sub(f"{self.named.path}/", text)
 
     def now(self) -> RunDirectory | None:
         """The directory, under the name that it has now; None if it was deleted."""
@@ -92,9 +94,9 @@ class HeldDirectory:
             return None
         except OSError:
             # A file server that does not answer has deleted nothing.
-            return self._named
+            return self.named
         if self._is_at(self._path, otherwise=True):
-            return self._named
+            return self.named
         # After a rename on another host, the kernel here may not know the new name.
         place = self.work.path.readlink()
         return RunDirectory(place) if self._is_at(place, otherwise=False) else self.work

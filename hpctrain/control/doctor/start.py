@@ -25,6 +25,7 @@ from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import require_image
 from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.start import prove_launcher, run_plan
 
 # From the trial of the first launcher to the end of the ranks; ending what hangs then takes up to 15 s.
@@ -129,9 +130,8 @@ def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
     try:
         with _limit(LIMIT_SECONDS):
             machine = this_machine()
-            failure = run_plan(
-                plan, RunDirectory(directory), machine, _launcher(plan, machine, directory.parent, failed)
-            )
+            launcher = _launcher(plan, machine, directory.parent, failed)
+            failure = run_plan(ReadyRun(plan=plan, machine=machine, launcher=launcher), RunDirectory(directory))
     except _LimitError:
         said, remedy = f"did not end in {LIMIT_SECONDS} s", "start them by hand: mpirun -np 2 hostname"
     except HpctrainError as error:

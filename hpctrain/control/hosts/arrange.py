@@ -17,7 +17,7 @@ from hpctrain.common.run.plan import HostOptions, Script
 from hpctrain.control.hosts.fabric_sources import FLAT, given_fabric, known_fabric
 from hpctrain.control.hosts.hostfile import read_hostfile
 from hpctrain.control.planning.mesh import mesh_work
-from hpctrain.control.planning.place_hosts import Hosts, place_hosts
+from hpctrain.control.planning.place_hosts import Hosts, KnownFabric, place_hosts
 from hpctrain.control.topology.names import is_guid
 
 if TYPE_CHECKING:
@@ -58,36 +58,34 @@ def arrange(
     hosts_slots, warnings = _hosts(options, named, given, this_host)
     names = tuple(hosts_slots)
     node_map = _node_map(options)
-    fabric, known_from = _fabric(options, given, names, environment)
+    known = _fabric(options, given, names, environment)
     slots = _slots(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
     ranks = _default_ranks(names, slots, node_map) if ranks is None else ranks
     require_ranks(ranks)
     hosts = place_hosts(
-        names,
+        slots or dict.fromkeys(names),
         ranks,
-        fabric,
-        known_from=known_from,
-        slots_of=slots,
+        known,
         node_map=node_map,
         interface=options.interface,
         work=mesh_work(work, ranks) if work else None,
     )
-    warnings += fabric.warnings if fabric else ()
+    warnings += known.fabric.warnings if known else ()
     warnings += node_map.warnings if node_map else ()
     if hosts.traffic and hosts.traffic.warning:
         warnings += (hosts.traffic.warning,)
-    if known_from == FLAT and len(names) > 1:
+    if known and known.source == FLAT and len(names) > 1:
         warnings += ("no fabric is known, so the hosts stay in the order given: --fabric FILE names one",)
     return hosts, warnings
 
 
 def _fabric(
     options: HostOptions, given: Fabric | None, names: Sequence[str], environment: Mapping[str, str]
-) -> tuple[Fabric | None, str]:
-    """The given fabric, else the known one, and its source; one host needs none."""
+) -> KnownFabric | None:
+    """The given fabric, else the known one; one host needs none."""
     if given:
-        return given, str(options.fabric)
-    return known_fabric(names, environment) if len(names) > 1 else (None, FLAT)
+        return KnownFabric(given, str(options.fabric))
+    return known_fabric(names, environment) if len(names) > 1 else None
 
 
 def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hpctrain.common.cluster.programs import program_output
 from hpctrain.common.errors import HpctrainError, counted
 from hpctrain.common.run.plan import HostOptions
+from hpctrain.control.planning.place_hosts import KnownFabric
 from hpctrain.control.topology.choice import Choice
 from hpctrain.control.topology.readers import slurm, slurm_address
 from hpctrain.control.topology.records import Record, SwitchGroup
@@ -24,12 +25,10 @@ FLAT = "unknown, taken to be flat"
 _PRINT_ADDRESS = 'echo "$SLURM_TOPOLOGY_ADDR $SLURM_TOPOLOGY_ADDR_PATTERN"'
 
 
-def find_fabric(
-    options: HostOptions, hosts: Sequence[str], environment: Mapping[str, str] = os.environ
-) -> tuple[Fabric, str]:
-    """The fabric of :func:`given_fabric` or :func:`known_fabric`, and its source."""
+def find_fabric(options: HostOptions, hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> KnownFabric:
+    """The fabric of :func:`given_fabric` or :func:`known_fabric`."""
     fabric = given_fabric(options, hosts)
-    return (fabric, str(options.fabric)) if fabric else known_fabric(hosts, environment)
+    return KnownFabric(fabric, str(options.fabric)) if fabric else known_fabric(hosts, environment)
 
 
 def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
@@ -63,7 +62,7 @@ def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
     return None
 
 
-def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Fabric, str]:
+def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> KnownFabric:
     """The fabric that can be known without a file, and where from: the first of ``scontrol show topology``,
     ``SLURM_TOPOLOGY_ADDR`` of the job's tasks, and :data:`FLAT`, one switch for all hosts.
 
@@ -82,10 +81,10 @@ def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.envir
             continue
         unknown = [host for host in hosts if host not in fabric.hosts]
         if not unknown:
-            return replace(fabric, warnings=(*warnings, *fabric.warnings)), source
+            return KnownFabric(replace(fabric, warnings=(*warnings, *fabric.warnings)), source)
         warnings.append(counted(f"{source} is not used: hosts that it lacks", unknown))
     flat = build_fabric([SwitchGroup(name="flat", hosts=tuple(hosts), where="the hosts of the run")])
-    return replace(flat, warnings=(*warnings, *flat.warnings)), FLAT
+    return KnownFabric(replace(flat, warnings=(*warnings, *flat.warnings)), FLAT)
 
 
 def _sources(

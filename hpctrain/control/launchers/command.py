@@ -172,27 +172,12 @@ def settings_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in environment if _SETTINGS.fullmatch(name) and not is_secret(name)))
 
 
-def launch_command(
-    plan: Plan,
-    run_directory: Path,
-    *,
-    python: Path,
-    launcher: Launcher | None,
-    cores: int,
-    root: bool,
-    slurm: Mapping[str, str] | None = None,
-    tcp: bool = True,
-    host_timeout: int = HOST_TIMEOUT.default,
-    settings: Sequence[str] = (),
-    work: Sequence[str] | None = None,
-    attempt: int = 1,
-) -> Command:
-    """The command that runs a plan.
+@dataclass(frozen=True, kw_only=True)
+class LaunchSite:
+    """What a launch takes from the place where it happens.
 
-    Args:
-        run_directory: absolute path of the directory with the plan.
+    Attributes:
         python: the interpreter of the ranks where neither the plan nor a container has its own.
-        launcher: starts the ranks; None for the backend ``single``.
         cores: physical cores of each host. Ranks are bound to cores where these suffice, unless the plan has places:
             ranks with places bind themselves.
         root: whether the superuser starts the run, which Open MPI allows only with an option.
@@ -200,6 +185,42 @@ def launch_command(
         tcp: whether Open MPI's ranks on a single host may listen on all networks, though they need none.
         host_timeout: seconds of silence after which Open MPI considers one of several hosts lost.
         settings: the variables that Open MPI's mpirun passes on to other hosts; other launchers pass on all.
+    """
+
+    python: Path
+    cores: int
+    root: bool
+    slurm: Mapping[str, str] | None = None
+    tcp: bool = True
+    host_timeout: int = HOST_TIMEOUT.default
+    settings: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranks:
+    """What a launcher is to start: the program of each rank with its variables, and whether it is bound to cores."""
+
+    plan: Plan
+    run_directory: Path
+    program: tuple[str, ...]
+    environment: Mapping[str, str]
+    bound: bool
+
+
+def launch_command(
+    plan: Plan,
+    run_directory: Path,
+    launcher: Launcher | None,
+    site: LaunchSite,
+    *,
+    work: Sequence[str] | None = None,
+    attempt: int = 1,
+) -> Command:
+    """The command that runs a plan.
+
+    Args:
+        run_directory: absolute path of the directory with the plan.
+        launcher: starts the ranks; None for the backend ``single``.
         work: module and arguments that each rank executes; by default the training of ``run_directory``.
         attempt: the attempt's number, which separates its torchruns from those of an earlier attempt.
 
@@ -210,34 +231,20 @@ def launch_command(
     environment = rank_environment(plan)
     container = plan.start.container
     # -P keeps the current directory out of the search path, so that no file of the user hides a module.
-    interpreter = plan.start.python or ("python3" if container else str(python))
+    interpreter = plan.start.python or ("python3" if container else str(site.python))
     program = (*_apptainer(plan, run_directory), interpreter, *arguments)
     if container:
         _require_plugin(container, launcher)
     if launcher is None:
         return Command(program=program, environment=environment, without=SIZE_VARIABLES)
     placed = any(host.places for host in plan.hosts)
-    bound = not placed and plan.threads_per_rank * max(host.slots for host in plan.hosts) <= cores
+    bound = not placed and plan.threads_per_rank * max(host.slots for host in plan.hosts) <= site.cores
+    ranks = _Ranks(plan=plan, run_directory=run_directory, program=program, environment=environment, bound=bound)
     if isinstance(launcher, Srun):
-        return _srun(plan, run_directory, launcher, program, environment, bound=bound)
+        return _srun(ranks, launcher)
     if isinstance(launcher, Torchrun):
-        return _torchrun(plan, run_directory, launcher, python, program, environment, attempt=attempt)
-    # Variables are passed by name, because every user can see the values on a command line.
-    by_name = dict.fromkeys([*plan.start.passed, *(name for name in settings if name not in environment)])
-    return _mpirun(
-        plan,
-        run_directory,
-        launcher,
-        program,
-        environment,
-        bound=bound,
-        root=root,
-        slurm=slurm,
-        tcp=tcp,
-        host_timeout=host_timeout,
-        python=python,
-        by_name=tuple(by_name),
-    )
+        return _torchrun(ranks, launcher, site.python, attempt)
+    return _mpirun(ranks, launcher, site)
 
 
 def _require_plugin(container: Container, launcher: Launcher | None) -> None:
@@ -249,41 +256,31 @@ def _require_plugin(container: Container, launcher: Launcher | None) -> None:
         )
 
 
-def _mpirun(
-    plan: Plan,
-    run_directory: Path,
-    mpi: MpiInstallation,
-    program: tuple[str, ...],
-    environment: Mapping[str, str],
-    *,
-    bound: bool,
-    root: bool,
-    slurm: Mapping[str, str] | None,
-    tcp: bool,
-    host_timeout: int,
-    python: Path,
-    by_name: Sequence[str],
-) -> Command:
-    options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
+def _mpirun(ranks: _Ranks, mpi: MpiInstallation, site: LaunchSite) -> Command:
+    plan, slurm = ranks.plan, site.slurm
+    options = _OPTIONS[mpi.flavour](plan, ranks.environment, bound=ranks.bound)
     own = dict(slurm or {})
     files: dict[Path, str] = {}
     if plan.fault_tolerant and mpi.flavour == "open-mpi-5":
         options = ["--with-ft", "ulfm", *options]
     if len(plan.hosts) > 1 and mpi.flavour == "open-mpi-5":
-        options += keepalive_options(host_timeout)
+        options += keepalive_options(site.host_timeout)
     if slurm is not None and mpi.flavour == "open-mpi-5":
         # Needed on one host too: after salloc on a login node, mpirun itself runs on another.
-        options += guarded_daemons(run_directory, python)
+        options += guarded_daemons(ranks.run_directory, site.python)
     if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
-        options = [*(["--allow-run-as-root"] if root else []), *options]
-        if not tcp and len(plan.hosts) == 1 and not plan.fault_tolerant and "btl" not in plan.start.arguments:
+        options = [*(["--allow-run-as-root"] if site.root else []), *options]
+        if not site.tcp and len(plan.hosts) == 1 and not plan.fault_tolerant and "btl" not in plan.start.arguments:
             options += ["--mca", "btl", "^tcp"]
         if slurm is not None:
             # The job may have fewer tasks than the plan has ranks, for example one per host with all of its GPUs.
             options.append("--oversubscribe")
+        # Variables are passed by name, because every user can see the values on a command line.
+        settings = (name for name in site.settings if name not in ranks.environment)
+        by_name = dict.fromkeys([*plan.start.passed, *settings])
         options += [word for name in by_name for word in ("-x", name)]
     if mpi.flavour == "intel-mpi" and len({host.slots for host in plan.hosts}) > 1:
-        hostfile = run_directory / "hostfile"
+        hostfile = ranks.run_directory / "hostfile"
         options += ["-machinefile", str(hostfile)]
         files[hostfile] = hydra_hostfile((host.host, range(host.slots)) for host in plan.hosts)
     if plan.start.ssh_port:
@@ -291,7 +288,7 @@ def _mpirun(
         options += ssh_options
         own.update(ssh_environment)
     return Command(
-        program=program,
+        program=ranks.program,
         launcher=(str(mpi.mpirun), *options, *plan.start.arguments),
         environment=own,
         # mpirun starts one daemon per host by srun, which would confine it to the processors of one rank.
@@ -329,26 +326,19 @@ def _ssh_port(mpi: MpiInstallation, port: int) -> tuple[list[str], dict[str, str
     return ["-bootstrap", "ssh"], {"HYDRA_LAUNCHER_EXTRA_ARGS": text}
 
 
-def _srun(
-    plan: Plan,
-    run_directory: Path,
-    srun: Srun,
-    program: tuple[str, ...],
-    environment: Mapping[str, str],
-    *,
-    bound: bool,
-) -> Command:
+def _srun(ranks: _Ranks, srun: Srun) -> Command:
     """srun's command. The ranks inherit its environment, which, unlike options, may hold any value.
 
     Source: https://slurm.schedmd.com/srun.html.
     """
-    hostfile = run_directory / "hostfile"
+    plan, environment = ranks.plan, ranks.environment
+    hostfile = ranks.run_directory / "hostfile"
     options = [f"--mpi={srun.mpi}", f"--nodes={len(plan.hosts)}", f"--ntasks={plan.ranks}"]
     # Tasks follow the lines of SLURM_HOSTFILE. sbatch --export=NONE would be the step's setting too.
     options += ["--distribution=arbitrary", "--export=ALL", "--kill-on-bad-exit=1"]
     # hpctrain may itself run in a step that has the job's processors.
     options += ["--overlap"]
-    if bound:
+    if ranks.bound:
         # Slurm's CPUs may be hardware threads; the plan counts cores.
         options += [f"--cpus-per-task={plan.threads_per_rank}", "--threads-per-core=1", "--cpu-bind=cores"]
     else:
@@ -357,8 +347,8 @@ def _srun(
         if not plan.hosts[0].places:
             environment = {**environment, "OMPI_MCA_mpi_yield_when_idle": "1"}
     return Command(
-        program=program,
-        launcher=("srun", *options, *_pyxis(plan, run_directory), *plan.start.arguments),
+        program=ranks.program,
+        launcher=("srun", *options, *_pyxis(plan, ranks.run_directory), *plan.start.arguments),
         environment={**environment, "SLURM_HOSTFILE": str(hostfile)},
         without=JOB_SETTINGS,
         files={hostfile: slurm_hostfile((host.host, range(host.slots)) for host in plan.hosts)},
@@ -376,31 +366,23 @@ def torchrun_port(plan: Plan, run_directory: Path, torchrun: Torchrun) -> int:
     return _FIRST_PORT + zlib.crc32(bytes(run_directory)) % _PORTS if len(plan.hosts) > 1 else 0
 
 
-def _torchrun(
-    plan: Plan,
-    run_directory: Path,
-    torchrun: Torchrun,
-    python: Path,
-    program: tuple[str, ...],
-    environment: Mapping[str, str],
-    *,
-    attempt: int,
-) -> Command:
+def _torchrun(ranks: _Ranks, torchrun: Torchrun, python: Path, attempt: int) -> Command:
     """torchrun's command on one host. Its ranks inherit its environment.
 
     Each host has a fixed rank in the rendezvous and no restarts: hpctrain itself restarts a run from its checkpoint.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html.
     """
+    plan = ranks.plan
     host = plan.hosts[0].host if len(plan.hosts) > 1 else "127.0.0.1"
     options = [f"--nnodes={len(plan.hosts)}", f"--nproc-per-node={plan.hosts[torchrun.node].slots}", "--max-restarts=0"]
     options += [f"--rdzv-backend={ONE_ADDRESS}", f"--rdzv-conf=rank={torchrun.node}"]
-    options += [f"--rdzv-endpoint={host}:{torchrun_port(plan, run_directory, torchrun)}"]
+    options += [f"--rdzv-endpoint={host}:{torchrun_port(plan, ranks.run_directory, torchrun)}"]
     options += [f"--rdzv-id=attempt-{attempt}", *plan.start.arguments, "--no-python"]
     return Command(
-        program=program,
+        program=ranks.program,
         launcher=(str(python), "-P", "-m", "hpctrain.worker.programs.torchrun", *options),
-        environment=environment,
+        environment=ranks.environment,
         # Sizes set by a surrounding mpirun or srun would take precedence.
         without=SIZE_VARIABLES,
     )

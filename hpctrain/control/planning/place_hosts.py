@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpctrain.common.cluster.launch_files import network_variables
 from hpctrain.common.cluster.node_map import NodeMap, slots
@@ -31,13 +31,18 @@ class Hosts:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+class KnownFabric(NamedTuple):
+    """A fabric, and where it is known from."""
+
+    fabric: Fabric
+    source: str
+
+
 def place_hosts(
-    names: Sequence[str],
+    named: Mapping[str, int | None],
     ranks: int,
-    fabric: Fabric | None,
+    known: KnownFabric | None,
     *,
-    known_from: str,
-    slots_of: Mapping[str, int] | None = None,
     node_map: NodeMap | None = None,
     interface: str | None = None,
     work: MeshWork | None = None,
@@ -45,11 +50,9 @@ def place_hosts(
     """Order hosts so that a ring over them, or a mesh, crosses as few leaves as possible, and give each rank its slot.
 
     Args:
-        names: the hosts in the user's order.
-        fabric: contains all hosts; None for a single host.
-        known_from: the source of the fabric, for the record.
-        slots_of: the slots of each host; fewer ranks fill the hosts in their order, and hosts without ranks are left
-            out. By default all hosts get the same number of ranks.
+        named: the hosts in the user's order, all of them with slots or none. Fewer ranks than slots fill the hosts in
+            their order, and hosts without ranks are left out; without slots all get the same number of ranks.
+        known: its fabric contains all hosts; None for a single host.
         node_map: describes every host; None leaves GPUs, adapters and cores to the launcher.
         interface: the network interface for connections that are not InfiniBand, or several with commas between.
         work: the mesh of the ranks with the model trained on it; None where they only replicate.
@@ -63,8 +66,9 @@ def place_hosts(
         raise HpctrainError(
             f"--interface {interface!r} is not the name of a network interface", "for example ib0; `ip link` lists them"
         )
-    room = slots_of or _even(names, ranks)
-    filled, benefit = _fill_in_best_order(names, ranks, room, fabric, known_from)
+    names, fabric = tuple(named), known and known.fabric
+    room = {name: slots for name, slots in named.items() if slots is not None} or _even(names, ranks)
+    filled, benefit = _fill_in_best_order(names, ranks, room, known)
     traffic = None
     if work:
         used = [name for name in names if name in filled]
@@ -92,11 +96,11 @@ def _even(names: Sequence[str], ranks: int) -> dict[str, int]:
 
 
 def _fill_in_best_order(
-    names: Sequence[str], ranks: int, room: Mapping[str, int], fabric: Fabric | None, known_from: str
+    names: Sequence[str], ranks: int, room: Mapping[str, int], known: KnownFabric | None
 ) -> tuple[dict[str, int], HostOrder | None]:
     """The ranks of each host that gets some, in the order of the ranks, and the benefit of that order."""
     while True:
-        order, benefit = _order(names, fabric, known_from)
+        order, benefit = _order(names, known)
         filled = _fill(order, room, ranks)
         if len(filled) == len(names):
             return filled, benefit
@@ -104,11 +108,12 @@ def _fill_in_best_order(
         names = [name for name in names if name in filled]
 
 
-def _order(names: Sequence[str], fabric: Fabric | None, known_from: str) -> tuple[Sequence[str], HostOrder | None]:
+def _order(names: Sequence[str], known: KnownFabric | None) -> tuple[Sequence[str], HostOrder | None]:
     """The hosts in their best order, and its benefit; None for one host."""
     if len(names) == 1:
         return names, None
-    assert fabric is not None
+    assert known is not None
+    fabric = known.fabric
     # Imported here because they load NumPy.
     from hpctrain.control.topology.placement import report
     from hpctrain.control.topology.summary import host_numbers
@@ -117,7 +122,7 @@ def _order(names: Sequence[str], fabric: Fabric | None, known_from: str) -> tupl
     # The user's order stays where no other is better.
     chosen = found.given if found.already_optimal else found.placed
     benefit = HostOrder(
-        fabric=known_from, crossings_given=found.given.crossings, crossings=chosen.crossings, bound=found.bound
+        fabric=known.source, crossings_given=found.given.crossings, crossings=chosen.crossings, bound=found.bound
     )
     return [fabric.hosts[host] for host in chosen.order], benefit
 

@@ -44,13 +44,25 @@ class Site:
     g_per_kwh: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """The nodes of a run and their network.
+
+    Attributes:
+        gpu: not ``cpu``: the power of hosts without GPUs is not modelled.
+        switch_ports: the number of ports of all switches together.
+    """
+
+    gpu: str
+    gpus_per_node: int
+    nodes: int
+    switch_ports: float = 0.0
+
+
 def energy(
     values: Values,
+    machines: Machines,
     *,
-    gpu: str,
-    gpus_per_node: int,
-    nodes: int,
-    switch_ports: float,
     busy: Floats,
     seconds: Floats | None,
     samples_per_s: Floats,
@@ -62,11 +74,10 @@ def energy(
     of a node (cores, memory, fans) draws what GPUs at their full power leave of its share, whatever they do.
 
     Args:
-        switch_ports: the number of ports of all switches together.
         busy: share of the time for which GPUs are full, (columns,).
-        gpu: of the nodes, not ``cpu``: the power of hosts without GPUs is not modelled.
         seconds: of the run, (columns,); None if not known.
     """
+    gpu, gpus_per_node, nodes = machines.gpu, machines.gpus_per_node, machines.nodes
     idle, full = values[f"{gpu}.idle_w"], values[f"{gpu}.power_w"] * values["full_power"]
     share = values["gpu_power_share"].clip(max=0.95)
     rest = gpus_per_node * full * (1 - share) / share
@@ -75,7 +86,7 @@ def energy(
     if seconds is None:
         return Energy(node_w=node_w, kwh=None, facility_kwh=None, joules_per_sample=joules_per_sample, kg_co2=None)
     kwh = node_w * nodes * seconds / _JOULES_PER_KWH
-    switches = values["switch_port_w"] * switch_ports * seconds / _JOULES_PER_KWH
+    switches = values["switch_port_w"] * machines.switch_ports * seconds / _JOULES_PER_KWH
     facility = (kwh + switches) * site.pue
     return Energy(
         node_w=node_w,

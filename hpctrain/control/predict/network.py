@@ -132,7 +132,6 @@ def stated_network(
 
 
 def network_of(
-    fabric: Fabric,
     routes: Routes,
     hosts_in_order: Sequence[int],
     *,
@@ -144,7 +143,7 @@ def network_of(
     """The network between hosts of a fabric.
 
     Args:
-        routes: of this fabric; those of one fabric are made once and used for all its networks.
+        routes: those of one fabric are made once and used for all its networks.
         hosts_in_order: host numbers in the order of the rings, such as ``Placement.order``.
         adapters_per_host: rails used, the first ones; all that the hosts have in common where None.
         bytes_per_s: of one adapter, where the fabric has no speeds; else the fabric's own count.
@@ -157,6 +156,7 @@ def network_of(
     from hpctrain.control.predict.flows import rail_rate
     from hpctrain.control.topology.rails import rail_adapters
 
+    fabric = routes.fabric
     _check_background(background)
     if not hosts_in_order:
         raise HpctrainError("HT-network-no-hosts", "a network of no hosts", "name at least one host of the fabric")
@@ -180,7 +180,7 @@ def network_of(
                 host=fabric.hosts[hosts_in_order[0]],
             )
         adapters = adapters[:, :adapters_per_host]
-    return _measure(fabric, routes, adapters, rail_rate(fabric, adapters, bytes_per_s), latency_s, background)
+    return _measure(routes, adapters, rail_rate(fabric, adapters, bytes_per_s), latency_s, background)
 
 
 def networks(
@@ -190,7 +190,6 @@ def networks(
     hosts: Sequence[int] | None = None,
     adapters_per_host: int | None = None,
     bytes_per_s: float | None = None,
-    latency_s: float = _LATENCY_S,
     background: tuple[float, float] = (0.0, 0.0),
 ) -> list[Network]:
     """The networks of the first hosts of one order, for several numbers of hosts.
@@ -226,12 +225,10 @@ def networks(
     routes = Routes(fabric)
     return [
         network_of(
-            fabric,
             routes,
             order[:count],
             adapters_per_host=adapters_per_host,
             bytes_per_s=bytes_per_s,
-            latency_s=latency_s,
             background=background,
         )
         for count in wanted
@@ -256,7 +253,6 @@ def usual_hosts(fabric: Fabric, adapters_per_host: int | None = None) -> list[in
 
 
 def _measure(
-    fabric: Fabric,
     routes: Routes,
     adapters: Ints,
     rate: float,
@@ -267,6 +263,7 @@ def _measure(
     from hpctrain.control.predict.flows import Flows
     from hpctrain.control.topology.traffic import double_tree, rail_rings
 
+    fabric = routes.fabric
     hosts, rails = adapters.shape
     if hosts == 1:
         return Network(hosts=1, rails=rails, rail_bytes_per_s=rate, tree_volume=0.0)

@@ -15,7 +15,7 @@ from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.control.predict.calibration import Calibration
 from hpctrain.control.predict.compute import CPU, Device
 from hpctrain.control.predict.constants import Constant, constants
-from hpctrain.control.predict.energy import FIGURES, Site, energy
+from hpctrain.control.predict.energy import FIGURES, Machines, Site, energy
 from hpctrain.control.predict.gpu_memory import rank_memory
 from hpctrain.control.predict.job import Job, Times, times
 from hpctrain.control.predict.training import Course, Training
@@ -304,10 +304,12 @@ class _Predictor:
             return dict.fromkeys(FIGURES)
         found = energy(
             self.values,
-            gpu=self.node.gpu,
-            gpus_per_node=self.node.local,
-            nodes=run.nodes,
-            switch_ports=_SWITCH_PORTS * network.rails * run.nodes if run.nodes > 1 else 0.0,
+            Machines(
+                gpu=self.node.gpu,
+                gpus_per_node=self.node.local,
+                nodes=run.nodes,
+                switch_ports=_SWITCH_PORTS * network.rails * run.nodes if run.nodes > 1 else 0.0,
+            ),
             busy=np.clip(run.times.busy / run.times.total, 0, 1),
             seconds=seconds,
             samples_per_s=run.samples_per_s,

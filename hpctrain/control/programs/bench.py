@@ -20,9 +20,11 @@ from hpctrain.common.extras import require
 from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.planning.planner import make_plan
+from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.start import prove_launcher, run_plan
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -93,7 +95,8 @@ def measure(
         out = folder / "measured.json"
         work = Script(path=path, arguments=(str(out), *arguments))
         start = Start(environment=dict(environment))
-        plan = make_plan(work, machine, hosts=arranged, host_options=hosts, backend=backend, start=start)
+        request = TrainingRequest(work=work, backend=backend, host_options=hosts, start=start)
+        plan = make_plan(request, machine, arranged)
         # The launcher is proved without a check of Horovod, which the benchmarks leave out where it is missing.
         launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None
         about = {"load": round(load, 2), "ranks": plan.ranks, "hosts": len(plan.hosts)}
@@ -117,7 +120,8 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
         HpctrainError: a rank failed.
     """
     say = partial(print, file=sys.stderr)
-    failure = run_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say, notice=_notice)
+    ready = ReadyRun(plan=plan, machine=machine, launcher=launcher)
+    failure = run_plan(ready, RunDirectory(folder / "run"), Audience(line=say, notice=_notice))
     if failure:
         # The output of rank 0 was already shown, and its log is removed with the folder.
         raise HpctrainError(str(replace(failure, lines=()) if failure.rank == 0 else failure), exit_code=1)

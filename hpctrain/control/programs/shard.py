@@ -13,6 +13,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.printable import printable
 from hpctrain.common.run.plan import HostOptions, Script, Slots, Start
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.shards.make import Sharding
 from hpctrain.common.shards.processes import ENVIRONMENT, worker_processes
 from hpctrain.common.shards.work import Manifest, Work, as_manifest, make, with_absolute_paths
@@ -79,10 +80,8 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
     with working_folder(shared=away) as name:
         folder = Path(name).absolute()
         out = folder / "made.json"
-        script = shard_script(work, str(out))
-        plan = make_plan(
-            script, machine, hosts=_with_coordinator_slot(arranged), host_options=hosts, backend="mpi", start=START
-        )
+        request = TrainingRequest(work=shard_script(work, str(out)), backend="mpi", host_options=hosts, start=START)
+        plan = make_plan(request, machine, _with_coordinator_slot(arranged))
         made = run_program(plan, folder, machine, prove_launcher(plan, machine, folder), out)
     if "error" in made:
         raise HpctrainError(made["error"]["message"], made["error"]["hint"], exit_code=made["error"]["exit_code"])

@@ -15,11 +15,11 @@ from hpctrain.common.recipes.load import mesh_overrides, override_recipe, script
 from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.requirements import require_ranks
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.tracking import Tracker
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import ChangedEvent, PlanEvent
 from hpctrain.common.run.plan import Plan, Script
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
 from hpctrain.control.planning.planner import place_plan
@@ -52,58 +52,37 @@ class Resumption:
         replace_plan(directory, self.plan)
 
 
-def resumption(
-    directory: RunDirectory,
-    *,
-    work: Recipe | Script | None,
-    overrides: Sequence[str] = (),
-    mesh: str | None = None,
-    tracking: tuple[Tracker, ...] | None = None,
-    accept_changes: bool = False,
-    ranks: int | None,
-    backend: str | None,
-    framework: str | None,
-    changes: Mapping[str, Mapping[str, Any]],
-    look_only: bool,
-) -> Resumption | None:
-    """The next attempt of a run; None if it is done. For further arguments see :func:`resumed_plan`.
-
-    Args:
-        work: the recipe or script that is asked for, which must be the plan's; None takes the plan's.
-        overrides: ``key=value`` each, for the plan's recipe or script where ``work`` is None.
-        mesh: the value of ``--mesh``, where ``work`` is None.
-        tracking: the trackers from now on; None keeps those of ``work`` or else of the plan.
-        accept_changes: continue with ``work``, or with an edited ``plan.json``, where it differs from the plan.
-        look_only: nothing will be started, so ranks that still run are not refused.
+def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption | None:
+    """The next attempt of a run; None if it is done. A dry run does not refuse ranks that still run.
 
     Raises:
         HpctrainError: the run cannot be resumed, or changes were not accepted.
     """
     before = read_model(directory.plan, Plan)
-    asked = work or _overridden(before, overrides, mesh)
-    if tracking is not None:
+    asked = request.work or _overridden(before, request)
+    if request.tracking is not None:
         begun = before.recipe or before.script
         assert begun is not None
-        asked = (asked or begun).model_copy(update={"tracking": tracking})
-    now, changed = changed_work(before, asked, accept=accept_changes)
+        asked = (asked or begun).model_copy(update={"tracking": request.tracking})
+    now, changed = changed_work(before, asked, accept=request.accept_changes)
     recorded = run_events(directory, PlanEvent)
     events = [event for event in recorded if not isinstance(event, PlanEvent)]
-    edited = require_own_plan(directory, recorded, before, accept=accept_changes)
+    edited = require_own_plan(directory, recorded, before, accept=request.accept_changes)
     script = changed_script(events, script_sha256(now))
     if (changed or edited) and is_done(events):
         # A changed recipe can continue a finished run, for example with more epochs.
         events.pop()
-    if not look_only:
+    if not request.dry_run:
         require_attempt_ended(directory, events)
-    idle_restarts = before.stop.model_copy(update=changes["stop"]).idle_restarts
+    idle_restarts = before.stop.model_copy(update=request.changes["stop"]).idle_restarts
     attempt = next_attempt(directory, events, idle_restarts, script=before.script is not None)
     if attempt is None:
         return None
     if attempt.iteration:
         require_fit(directory, attempt.iteration, now, changed)
     machine = this_machine()
-    plan, warnings = resumed_plan(now, machine, ranks=ranks, backend=backend, framework=framework, changes=changes)
-    if look_only:
+    plan, warnings = resumed_plan(now, request, machine)
+    if request.dry_run:
         warnings += tuple(f"{path} is damaged and would be skipped: {fault}" for path, fault in attempt.damaged)
         warnings += tuple(missing_text(path, attempt.iteration) for path in attempt.missing)
     if script:
@@ -115,8 +94,9 @@ def resumption(
     )
 
 
-def _overridden(plan: Plan, overrides: Sequence[str], mesh: str | None) -> Recipe | Script | None:
+def _overridden(plan: Plan, request: TrainingRequest) -> Recipe | Script | None:
     """The run's own recipe or script with other values; None where there are none."""
+    overrides, mesh = request.overrides, request.mesh
     if not overrides and mesh is None:
         return None
     if plan.recipe:
@@ -169,27 +149,16 @@ _HINT_CHANGED = (
 )
 
 
-def resumed_plan(
-    plan: Plan,
-    machine: Machine,
-    *,
-    ranks: int | None = None,
-    backend: str | None = None,
-    framework: str | None = None,
-    changes: Mapping[str, Mapping[str, Any]],
-) -> tuple[Plan, tuple[str, ...]]:
+def resumed_plan(plan: Plan, request: TrainingRequest, machine: Machine) -> tuple[Plan, tuple[str, ...]]:
     """The plan on the current hosts, and warnings.
 
-    Args:
-        ranks: the new world size; by default the one that the run began with, and in an elastic run the sum of its
-            hosts' slots.
-        backend: replaces the plan's where it is given.
-        framework: must be the plan's where it is given.
-        changes: fields of ``host_options``, ``start`` and ``stop`` that replace the plan's.
+    Without ranks in the request it gets those that the run began with, and in an elastic run the sum of its hosts'
+    slots.
 
     Raises:
         HpctrainError: another framework, or hosts and ranks that do not fit.
     """
+    ranks, framework, changes = request.ranks, request.framework, request.changes
     if framework and framework != plan.framework:
         raise HpctrainError(f"the run is in {plan.framework}, and --framework {framework} was asked for", _HINT)
     if ranks is not None:
@@ -198,7 +167,7 @@ def resumed_plan(
     unplaced = plan.model_copy(
         update={
             **changed,
-            "asked_backend": backend or plan.asked_backend,
+            "asked_backend": request.backend or plan.asked_backend,
             "ranks": ranks or plan.begun_ranks or plan.ranks,
             "begun_ranks": None,
         }

@@ -12,21 +12,34 @@ from typing import Any
 from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.machine import as_if_installed, installed_frameworks
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.plan import HostOptions, Plan, Script, Start, Stop
-from hpctrain.common.run.request import unplaced_plan
+from hpctrain.common.run.plan import HostOptions
+from hpctrain.common.run.request import TrainingRequest, unplaced_plan
 from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.control.schedulers.request import JobRequest, job_request
 from hpctrain.control.schedulers.slurm.limits import Limits, check_limits
-from hpctrain.control.schedulers.slurm.script import render, variables
+from hpctrain.control.schedulers.slurm.script import NodeSetup, render, variables
 from hpctrain.control.schedulers.slurm.submission import PreparedJob
 from hpctrain.control.schedulers.staging import plan_pack, plan_staging
 from hpctrain.control.supervision.trackers import require_trackers
 
-# The share of the time between the signal and the limit that ranks have; the rest is for the requeue.
-_STOP_SHARE = 0.8
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptContent:
+    """What the job script does before the ranks start.
+
+    Attributes:
+        stage: files and folders that each node gets a copy of.
+        stage_environment: a Python environment that each node gets a copy of.
+        pack: each node gets an archive of this environment.
+        template: a user's own template of the job script.
+    """
+
+    stage: Sequence[Path] = ()
+    stage_environment: Path | None = None
+    pack: bool = False
+    template: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,77 +127,48 @@ def host_options(
 def prepare(
     cluster: Cluster,
     request: JobRequest,
-    works: Mapping[int | None, Recipe | Script],
-    *,
-    framework: str | None,
-    backend: str,
-    hosts: HostOptions,
-    start: Start,
-    restarts: int | None,
-    stage: Sequence[Path],
-    stage_environment: Path | None,
-    pack: bool,
-    template: Path | None,
-    look_only: bool,
+    trainings: Mapping[int | None, TrainingRequest],
+    content: ScriptContent = ScriptContent(),
 ) -> PreparedJob:
-    """Prepare the job. Writes nothing, and does not ask Slurm.
+    """Prepare the job. Writes nothing, and does not ask Slurm. In a dry run a missing framework is only a notice.
 
     Args:
-        works: of each task of an array by its number; of any other run, under None.
-        stage: files and folders that each node gets a copy of.
-        stage_environment: a Python environment that each node gets a copy of.
-        pack: each node gets an archive of this environment.
-        template: a user's own template of the job script.
-        look_only: nothing will be submitted, so a missing framework is only a notice.
+        trainings: of each task of an array by its number; of any other run, under None. They differ in their work only.
 
     Raises:
         HpctrainError: something that is not there, or does not go together.
     """
-    if start.container:
-        _check_container(start.container, start.launcher)
-    if pack and stage_environment:
+    first = next(iter(trainings.values()))
+    container, look_only = first.start.container, first.dry_run
+    if container:
+        _check_container(container, first.start.launcher)
+    if content.pack and content.stage_environment:
         raise HpctrainError("--pack and --stage-environment exclude each other", "--pack packs this environment")
-    staging = plan_staging(cluster.profile, stage, stage_environment, start.container)
-    packed, placed = plan_pack(cluster.profile, start.container) if pack else (None, None)
-    stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE, restarts=restarts)
+    staging = plan_staging(cluster.profile, content.stage, content.stage_environment, container)
+    packed, placed = plan_pack(cluster.profile, container) if content.pack else (None, None)
+    setup = NodeSetup(
+        container=container,
+        staging=staging,
+        pack=placed,
+        virtual_environment=None if content.pack else _virtual_environment(),
+    )
     folder = Path.cwd()
     frameworks, missing = installed_frameworks(), tuple[str, ...]()
-    if look_only and start.container is None:
+    if look_only and container is None:
         frameworks, missing = as_if_installed(frameworks)
 
-    def plan(work: Recipe | Script) -> Plan:
-        return unplaced_plan(
-            work,
-            frameworks,
-            ranks=request.ranks,
-            backend=backend,
-            framework=framework,
-            host_options=hosts,
-            start=start,
-            stop=stop,
-        )
-
     def script(directory: Path) -> str:
-        values = variables(
-            request,
-            cluster.profile,
-            run_directory=directory,
-            folder=folder,
-            container=start.container,
-            staging=staging,
-            pack=placed,
-            virtual_environment=None if pack else _virtual_environment(),
-            no_kill=any(each.fault_tolerant or each.elastic for each in plans.values()),
-        )
-        text = render(values, template)
+        no_kill = any(each.fault_tolerant or each.elastic for each in plans.values())
+        values = variables(request, cluster.profile, setup, run_directory=directory, folder=folder, no_kill=no_kill)
+        text = render(values, content.template)
         if placed and placed.digest not in text:
             raise HpctrainError(
-                f"--pack: the job of {template} would not start from the packed environment",
+                f"--pack: the job of {content.template} would not start from the packed environment",
                 'include parts/once_a_node.sh.j2 and parts/pack.sh.j2 in it, as "{% include … %}" in slurm/job.sh.j2',
             )
         return text
 
-    plans = {task: plan(work) for task, work in works.items()}
+    plans = {task: unplaced_plan(request.training(each), frameworks) for task, each in trainings.items()}
     for each in plans.values():
         require_choices(each)
         if not look_only:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.checked_yaml import Section, validate
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
 from hpctrain.control.schedulers.slurm.times import slurm_seconds
 
@@ -20,6 +22,9 @@ _ARRAY_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re
 _MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
 # Slurm may send the signal this much too early.
 _EARLY_SECONDS = 60
+# The share of the time between the signal and the end that ranks have; the rest is for the requeue, or for ending the
+# launcher of a pod.
+_STOP_SHARE = 0.8
 
 
 def array_tasks(spec: str) -> tuple[int, ...]:
@@ -115,6 +120,12 @@ class JobRequest(Section):
                 "--chain and --array exclude each other: each task of an array requeues itself",
             )
         return self
+
+    def training(self, asked: TrainingRequest) -> TrainingRequest:
+        """What is asked for, on the ranks of the job, and stopped before its end."""
+        seconds = self.signal_seconds * _STOP_SHARE
+        stop = asked.stop.model_copy(update={"signal": self.signal, "seconds": seconds})
+        return replace(asked, ranks=self.ranks, stop=stop)
 
     @property
     def early_seconds(self) -> int:

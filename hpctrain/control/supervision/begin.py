@@ -9,9 +9,11 @@ from hpctrain.common.cluster.pod import in_pod, pod_index
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model
-from hpctrain.common.run.plan import Plan, Stop
+from hpctrain.common.run.plan import HostOptions, Plan, Start, Stop
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.resuming.attempts import job_id
+from hpctrain.control.supervision.audience import Output
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.supervision.one_run import begin_run, new_plan, ready, resume_run
 from hpctrain.control.supervision.pods import take_part
@@ -23,12 +25,11 @@ from hpctrain.control.supervision.repeats import (
     require_count,
     require_no_series,
 )
-from hpctrain.control.supervision.request import Output, RunRequest
 from hpctrain.control.supervision.start import require_packages
 from hpctrain.control.supervision.trackers import require_trackers
 
 
-def begin_or_resume(request: RunRequest, output: Output, *, resume: bool) -> int:
+def begin_or_resume(request: TrainingRequest, output: Output, *, resume: bool) -> int:
     """Carry out a request; returns the exit code of ``hpctrain run``.
 
     Args:
@@ -45,7 +46,7 @@ def begin_or_resume(request: RunRequest, output: Output, *, resume: bool) -> int
         return RESUMABLE if comes_back else 1
 
 
-def _begin(request: RunRequest, output: Output) -> int:
+def _begin(request: TrainingRequest, output: Output) -> int:
     if request.repeat is not None:
         return _begin_series(request, request.repeat, this_machine(), output)
     if request.run_dir:
@@ -53,7 +54,7 @@ def _begin(request: RunRequest, output: Output) -> int:
     return begin_run(request, this_machine(), output)
 
 
-def _resume(request: RunRequest, output: Output) -> int:
+def _resume(request: TrainingRequest, output: Output) -> int:
     """Resume the run or series in the directory, or begin it."""
     if request.run_dir is None:
         raise HpctrainError("--resume: which run?", "name its directory: --run-dir runs/…")
@@ -79,16 +80,17 @@ def _resume(request: RunRequest, output: Output) -> int:
     return resume_run(request, directory, output)
 
 
-def _on_submitted_hosts(request: RunRequest, submitted: Plan, begun: Plan) -> RunRequest:
+def _on_submitted_hosts(request: TrainingRequest, submitted: Plan, begun: Plan) -> TrainingRequest:
     """The request to resume a run on the hosts of a later submission, whose pods have names of their own."""
     other = submitted.ranks != (begun.begun_ranks or begun.ranks)
+    given = request.changes
     return replace(
         request,
         backend=request.backend or submitted.asked_backend,
         ranks=submitted.ranks if other else None,
-        host_options={**dict(submitted.host_options), **request.host_options},
-        start={**dict(submitted.start), **request.start},
-        stop={**dict(submitted.stop), **request.stop},
+        host_options=HostOptions(**{**dict(submitted.host_options), **given["host_options"]}),
+        start=Start(**{**dict(submitted.start), **given["start"]}),
+        stop=Stop(**{**dict(submitted.stop), **given["stop"]}),
     )
 
 
@@ -96,13 +98,13 @@ def _holds_a_run(directory: RunDirectory) -> bool:
     return directory.plan.exists() or read_series(directory.path) is not None
 
 
-def _begin_series(request: RunRequest, count: int, machine: Machine, output: Output) -> int:
+def _begin_series(request: TrainingRequest, count: int, machine: Machine, output: Output) -> int:
     """Begin a new series; returns the exit code.
 
     Raises:
         HpctrainError: the request cannot be met, or its directory cannot be used.
     """
-    with Interrupts(Stop(**request.stop).signal) as interrupts, interrupts.raised():
+    with Interrupts(request.stop.signal) as interrupts, interrupts.raised():
         # Each run gives the warnings itself, except in a dry run.
         plan, machine = new_plan(request, machine, output.notice if request.dry_run else lambda text: None)
         plans = repeated(plan, count)
@@ -120,7 +122,7 @@ def _begin_series(request: RunRequest, count: int, machine: Machine, output: Out
     return _resume_series(request, series, output)
 
 
-def _resume_series(request: RunRequest, series: Series, output: Output) -> int:
+def _resume_series(request: TrainingRequest, series: Series, output: Output) -> int:
     """Run the seeds of a series that are not done; returns the exit code of the last run.
 
     Raises:

@@ -14,7 +14,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.events import Event, EventWriter
 from hpctrain.common.run.events.kinds import DamagedEvent, EndEvent, FaultEvent, StartEvent
-from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import whole_records
 from hpctrain.common.run.stopping import RESUMABLE
@@ -22,9 +21,10 @@ from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import needs_proof
 from hpctrain.control.resuming.attempts import Attempt, is_done, run_events
 from hpctrain.control.resuming.proof import replace_plan, script_sha256
+from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.failure import Failure
-from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
-from hpctrain.control.supervision.run import lost_directory
+from hpctrain.control.supervision.interrupts import Interrupted
+from hpctrain.control.supervision.run import LiveRun, lost_directory
 from hpctrain.control.supervision.start import prove_launcher, run_attempt
 from hpctrain.control.supervision.supervisor import Restart, Supervisor
 
@@ -33,40 +33,17 @@ Summarise = Callable[[RunDirectory, Plan, str], Summary]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audience:
-    """The functions that get the progress of a run.
-
-    Attributes:
-        show: gets each event as it happens.
-        line: gets each line that rank 0 prints.
-        notice: gets what the user has to know now.
-        failed: gets why the run is not done, and where the run is by now, before any of it is written, which a full
-            disk would refuse.
-    """
-
-    show: Callable[[Event], None]
-    line: Callable[[str], None]
-    notice: Callable[[str], None]
-    failed: Callable[[Failure, RunDirectory], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Execution:
+class Execution(LiveRun):
     """Runs the plan that a directory already holds, and leaves ``summary.json``.
 
     An attempt that fails is followed by another, as :class:`hpctrain.control.supervision.supervisor.Supervisor`
     decides.
 
     Attributes:
-        held: the same, held for as long as it runs.
         summarise: makes the content of ``summary.json`` from the events and the run's status.
     """
 
-    directory: RunDirectory
-    held: HeldDirectory
     machine: Machine
-    interrupts: Interrupts
-    audience: Audience
     summarise: Summarise
 
     def run(self, plan: Plan, attempt: Attempt, found: Launcher | None) -> tuple[Failure | None, Summary]:
@@ -138,19 +115,9 @@ class Execution:
         try:
             self._record_begin(attempt)
             with supervisor.watching(plan, launcher) as leave:
-                failure = run_attempt(
-                    plan,
-                    self.directory,
-                    attempt,
-                    self.machine,
-                    launcher,
-                    show=show,
-                    line=self.audience.line,
-                    notice=self.audience.notice,
-                    interrupts=self.interrupts,
-                    held=self.held,
-                    leave=leave,
-                )
+                ready = ReadyRun(plan=plan, machine=self.machine, launcher=launcher, attempt=attempt)
+                audience = replace(self.audience, show=show)
+                failure = run_attempt(ready, replace(self, audience=audience), leave)
         except Exception as error:
             if isinstance(error, HpctrainError) and (fate := self.held.fate()):
                 return lost_directory(self.held, fate)

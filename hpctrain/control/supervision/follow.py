@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import Event, parse_event
+from hpctrain.common.run.events import parse_event
 from hpctrain.common.run.events.lines import LONGEST_LINE
 from hpctrain.common.run.events.reader import count_lines, update_index
+from hpctrain.control.supervision.audience import Audience
 
 # A longer line of a log is passed on in parts, so that output without line breaks does not fill the memory.
 _LONGEST_LOG_LINE = 2**20
@@ -80,26 +80,16 @@ class Tail:
 class Follower:
     """Passes on a run's events and rank 0's lines as they appear, without those of earlier attempts.
 
-    Args:
-        line: gets each line that rank 0 printed.
-        notice: gets what could not be read, once for each file.
+    What could not be read is a notice, once for each file.
     """
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        show: Callable[[Event], None],
-        line: Callable[[str], None],
-        notice: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def __init__(self, directory: RunDirectory, audience: Audience) -> None:
         self._events = Tail(directory.events, longest=LONGEST_LINE)
         self._log = Tail(directory.log(0))
         self._path = directory.events
         # The line number of the last event that was read or skipped, from 1, for error messages.
         self._number = self._indexed = count_lines(self._path)
-        self._show = show
-        self._line = line
-        self._notice = notice
+        self._audience = audience
         self._said: set[str] = set()
 
     def move_to(self, directory: RunDirectory) -> None:
@@ -111,7 +101,7 @@ class Follower:
         """Pass on what is new; ``last`` says that no more will be written."""
         while lines := self._read("rank 0's output", self._log, last=last):
             for line in lines:
-                self._line(line.decode(errors="replace"))
+                self._audience.line(line.decode(errors="replace"))
             if not last:
                 break
         # The last line is read only when complete: a crash can cut an event short.
@@ -135,7 +125,7 @@ class Follower:
         except HpctrainError as error:
             self._say_once("an event", f"{error.message}; it is passed over")
         else:
-            self._show(event)
+            self._audience.show(event)
 
     def _read(self, what: str, tail: Tail, *, last: bool, patient: bool = False) -> list[bytes]:
         tries = _LAST_TRIES if last or patient else 1
@@ -151,4 +141,4 @@ class Follower:
     def _say_once(self, what: str, problem: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            self._notice(f"warning: {what}: {problem}")
+            self._audience.notice(f"warning: {what}: {problem}")

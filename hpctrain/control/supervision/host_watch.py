@@ -8,16 +8,14 @@ from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Self
 
-from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import RecoveredFaultEvent
-from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import ranks_listen
 from hpctrain.common.settings import HOST_INTERVAL
 from hpctrain.control.hosts.membership import change, chosen_hosts, given_hosts
-from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.resuming.resume import plan_on
+from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.host_questions import Questions
 from hpctrain.control.supervision.hosts_ready import joinable_hosts
 
@@ -34,22 +32,19 @@ class HostWatch:
 
     def __init__(
         self,
-        plan: Plan,
-        launcher: Launcher,
+        run: ReadyRun,
         directory: RunDirectory,
-        machine: Machine,
         notice: Callable[[str], None],
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        self._plan = plan
-        self._launcher = launcher
+        self._run = run
+        self._plan = run.plan
         self._directory = directory
-        self._machine = machine
         self._notice = notice
         self._environment = environment
         self._seconds = HOST_INTERVAL.read(environment)
         # The number of live ranks on each host.
-        self._now = plan.ranks_of_hosts
+        self._now = run.plan.ranks_of_hosts
         self._leaving: Collection[str] = ()
         self._warnings: set[str] = set()
         self._questions = Questions()
@@ -94,15 +89,7 @@ class HostWatch:
         others = [host for host in given if host not in now]
         joining: tuple[str, ...] = ()
         if others:
-            joining, wrong = joinable_hosts(
-                self._plan,
-                others,
-                self._launcher,
-                self._directory.path,
-                self._machine,
-                self._questions,
-                self._environment,
-            )
+            joining, wrong = joinable_hosts(self._run, others, self._directory.path, self._questions, self._environment)
             for host, fault in wrong.items():
                 self._warn_once(f"{host} cannot join: it {fault}")
         chosen = chosen_hosts(self._plan, given, {*now, *joining}, now)
@@ -112,7 +99,7 @@ class HostWatch:
             self._want(None)
             return
         # Raises if the number of ranks or the fabric forbids these hosts, before any rank stops for them.
-        plan_on(self._plan, chosen, self._machine)
+        plan_on(self._plan, chosen, self._run.machine)
         # Hosts are left only if two looks agree, because a hostfile may be half written.
         leaving, before = now.keys() - chosen.keys(), self._leaving
         self._leaving = leaving

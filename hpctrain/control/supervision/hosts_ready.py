@@ -14,7 +14,6 @@ from pathlib import Path
 import hpctrain
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.cluster.interfaces import read_interfaces
-from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.cluster.pod import in_pod
 from hpctrain.common.errors import HpctrainError
@@ -24,6 +23,7 @@ from hpctrain.control.hosts.networks import CHOICES, Networks, choose_networks, 
 from hpctrain.control.launchers.command import Launcher, Torchrun
 from hpctrain.control.launchers.launcher_choice import in_allocation
 from hpctrain.control.resuming.resume import plan_without
+from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.host_questions import (
     Answer,
     Questions,
@@ -107,32 +107,22 @@ def ready_hosts(
     return plan.model_copy(update={"environment": {**plan.environment, **networks.variables}})
 
 
-def drop_unready_hosts(
-    plan: Plan,
-    launcher: Launcher | None,
-    folder: Path,
-    machine: Machine,
-    *,
-    begun: bool,
-    notice: Callable[[str], None],
-    environment: Mapping[str, str] = os.environ,
-) -> Plan:
+def drop_unready_hosts(run: ReadyRun, folder: Path, *, notice: Callable[[str], None]) -> Plan:
     """See :func:`ready_hosts`; an elastic plan also drops the hosts that are not ready.
-
-    Args:
-        begun: the run has begun, so that a fault of a host is new since the user named it.
 
     Raises:
         UnfitHostsError: the plan is not elastic, or the fault was there when the run began.
         HpctrainError: the hosts that answer are too few.
     """
+    plan = run.plan
     while True:
         try:
-            return ready_hosts(plan, launcher, folder, notice=notice, environment=environment)
+            return ready_hosts(plan, run.launcher, folder, notice=notice)
         except UnfitHostsError as error:
-            if not (plan.elastic and (begun or error.exit_code == 1)):
+            # In a run that has begun, a fault of a host is new since the user named it.
+            if not (plan.elastic and (run.attempt or error.exit_code == 1)):
                 raise
-            plan, warnings = plan_without(plan, error.hosts, machine)
+            plan, warnings = plan_without(plan, error.hosts, run.machine)
             hosts = fold_hosts([host.host for host in plan.hosts])
             notice(f"warning: {error.message}; the run continues with {plan.ranks} ranks on {hosts}")
             for warning in warnings:
@@ -140,11 +130,9 @@ def drop_unready_hosts(
 
 
 def joinable_hosts(
-    plan: Plan,
+    run: ReadyRun,
     names: Sequence[str],
-    launcher: Launcher,
     folder: Path,
-    machine: Machine,
     questions: Questions,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -159,11 +147,12 @@ def joinable_hosts(
     Raises:
         HpctrainError: a host's name is this one's, or no folder can be made for what is asked.
     """
-    asked = plan.model_copy(update={"hosts": tuple(Slots(host=name, slots=1) for name in names)})
+    launcher = run.launcher
+    asked = run.plan.model_copy(update={"hosts": tuple(Slots(host=name, slots=1) for name in names)})
     if in_allocation(environment):
-        silent = silent_hosts(asked, launcher, machine, environment, lost=names)
+        silent = silent_hosts(asked, launcher, run.machine, environment, lost=names)
         return tuple(name for name in names if name not in silent), {}
-    if not _reached_by_ssh(plan, launcher, environment) or shutil.which("ssh") is None:
+    if not _reached_by_ssh(run.plan, launcher, environment) or shutil.which("ssh") is None:
         return (), {}
     survey = _survey(asked, launcher, folder, environment, questions)
     if survey is None:

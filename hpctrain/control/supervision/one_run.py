@@ -13,19 +13,20 @@ from hpctrain.common.cluster.machine import Machine, as_if_installed
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
 from hpctrain.common.run.held import HeldDirectory
-from hpctrain.common.run.plan import HostOptions, Plan, Start, Stop
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.control.resuming.attempts import Attempt, hold_run
+from hpctrain.control.supervision.audience import Output, ReadyRun
 from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.request import Output, ReadyRun, RunRequest
 from hpctrain.control.supervision.start import available_launcher, require_packages
 from hpctrain.control.supervision.trackers import require_trackers
 
 
-def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
+def begin_run(request: TrainingRequest, machine: Machine, output: Output) -> int:
     """Begin a new run; returns the exit code.
 
     Raises:
@@ -33,7 +34,7 @@ def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
     """
     if request.run_dir:
         _require_no_checkpoints(RunDirectory(request.run_dir))
-    with Interrupts(Stop(**request.stop).signal) as interrupts:
+    with Interrupts(request.stop.signal) as interrupts:
         with interrupts.raised():
             run = ready(*new_plan(request, machine, output.notice))
         default = default_directory(run.plan.title)
@@ -51,29 +52,19 @@ def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
             return _execute(run, directory, interrupts, output)
 
 
-def new_plan(request: RunRequest, machine: Machine, notice: Callable[[str], None]) -> tuple[Plan, Machine]:
+def new_plan(request: TrainingRequest, machine: Machine, notice: Callable[[str], None]) -> tuple[Plan, Machine]:
     """The plan of a new run and the machine it is made for; ``notice`` gets warnings.
 
     Raises:
         HpctrainError: hosts or ranks that cannot be had, a backend that cannot run the work, or more ranks than cores.
     """
     assert request.work is not None
-    options, start = HostOptions(**request.host_options), Start(**request.start)
-    arranged, warnings = arrange(options, machine.host, request.ranks, work=request.work)
-    if request.dry_run and start.container is None:
+    arranged, warnings = arrange(request.host_options, machine.host, request.ranks, work=request.work)
+    if request.dry_run and request.start.container is None:
         frameworks, missing = as_if_installed(machine.frameworks)
         machine = replace(machine, frameworks=frameworks)
         warnings += missing
-    plan = make_plan(
-        request.work,
-        machine,
-        hosts=arranged,
-        backend=request.backend or "auto",
-        framework=request.framework,
-        host_options=options,
-        start=start,
-        stop=Stop(**request.stop),
-    )
+    plan = make_plan(request, machine, arranged)
     _require_processors(request, plan, machine)
     _warn(plan, machine, warnings, notice)
     return plan, machine
@@ -84,13 +75,13 @@ def ready(plan: Plan, machine: Machine, attempt: Attempt | None = None) -> Ready
     return ReadyRun(plan=plan, machine=machine, launcher=available_launcher(plan, machine), attempt=attempt)
 
 
-def resume_run(request: RunRequest, directory: RunDirectory, output: Output) -> int:
+def resume_run(request: TrainingRequest, directory: RunDirectory, output: Output) -> int:
     """Resume the run of a directory; returns the exit code, which is 0 if it is already done.
 
     Raises:
         HpctrainError: it cannot be resumed, or another launcher runs it.
     """
-    stop = read_model(directory.plan, Plan).stop.model_copy(update=request.stop)
+    stop = read_model(directory.plan, Plan).stop.model_copy(update=request.changes["stop"])
     with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
         with interrupts.raised():
             warning = None if request.dry_run else held.enter_context(hold_run(directory))
@@ -98,25 +89,13 @@ def resume_run(request: RunRequest, directory: RunDirectory, output: Output) -> 
 
 
 def _go_on(
-    request: RunRequest, directory: RunDirectory, interrupts: Interrupts, output: Output, warnings: tuple[str, ...]
+    request: TrainingRequest, directory: RunDirectory, interrupts: Interrupts, output: Output, warnings: tuple[str, ...]
 ) -> int:
     # Imported here because only resuming needs it.
     from hpctrain.control.resuming.resume import resumption
 
     with interrupts.raised():
-        further = resumption(
-            directory,
-            work=request.work,
-            overrides=request.overrides,
-            mesh=request.mesh,
-            tracking=request.tracking,
-            accept_changes=request.accept_changes,
-            ranks=request.ranks,
-            backend=request.backend,
-            framework=request.framework,
-            changes=request.changes,
-            look_only=request.dry_run,
-        )
+        further = resumption(directory, request)
         if further is None:
             return _is_done(directory, output)
         # A number of ranks that the run already had was checked when it began.
@@ -140,9 +119,7 @@ def _go_on(
 def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
     """The run on hosts that were asked, if there are others than this machine."""
     try:
-        begun = run.attempt is not None
-        plan = drop_unready_hosts(run.plan, run.launcher, folder, run.machine, begun=begun, notice=output.notice)
-        return replace(run, plan=plan)
+        return replace(run, plan=drop_unready_hosts(run, folder, notice=output.notice))
     except HpctrainError as error:
         if run.attempt and error.exit_code == 1:
             # The hosts took part before, so they may come back.
@@ -165,11 +142,10 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
     with HeldDirectory(directory) as held:
         with output.follow(run.plan, directory) as audience:
             execution = Execution(
-                directory=directory,
                 held=held,
-                machine=run.machine,
                 interrupts=interrupts,
                 audience=audience,
+                machine=run.machine,
                 summarise=output.summarise,
             )
             failure, summary = execution.run(run.plan, run.attempt or Attempt(), run.launcher)
@@ -190,7 +166,7 @@ def _require_no_checkpoints(directory: RunDirectory) -> None:
         )
 
 
-def _require_processors(request: RunRequest, plan: Plan, machine: Machine) -> None:
+def _require_processors(request: TrainingRequest, plan: Plan, machine: Machine) -> None:
     if not request.oversubscribe and not are_given(plan.host_options):
         require_processors(plan, machine)
 

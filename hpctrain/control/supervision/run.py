@@ -9,23 +9,24 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import psutil
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import Event, EventWriter
+from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.held import HeldDirectory
-from hpctrain.common.run.plan import Stop
+from hpctrain.common.run.plan import Plan, Stop
 from hpctrain.common.run.processes import send_signal, works_in
 from hpctrain.common.run.records import RankRecord, ranks_listen, whole_records
 from hpctrain.common.run.stopping import RESUMABLE, ask
-from hpctrain.common.settings import TIMEOUT_HINT
+from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder, own_folder, remove_leftovers
 from hpctrain.control.launchers.shortages import shortages
+from hpctrain.control.supervision.audience import Audience
 from hpctrain.control.supervision.failure import LOG_LINES, Failure, find_failure, signal_name
 from hpctrain.control.supervision.follow import Follower
 from hpctrain.control.supervision.interrupts import Interrupts
@@ -44,40 +45,66 @@ _KILL_SECONDS = 5.0
 _OUTPUT_BYTES = 65536
 
 
+@dataclass(frozen=True, kw_only=True)
+class LiveRun:
+    """A run that this process carries out: its directory, held; where its signals are collected; and who is told."""
+
+    held: HeldDirectory
+    interrupts: Interrupts
+    audience: Audience
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The directory, under the name that it had at first."""
+        return self.held.named
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRules:
+    """What is expected of the ranks of a run, and how they are stopped.
+
+    Attributes:
+        ranks: how many have to record that they are done.
+        stoppable: they stop at any signal; otherwise at those that ask for it, and at others if their records say so.
+        resumable: the run can be resumed though no rank shows that it can stop.
+        fault_tolerant: they go on without one that died, and say so in its record.
+        meet_seconds: how long each waits at most for the next to begin, and for all to meet; None for no limit.
+    """
+
+    ranks: int
+    stop: Stop = field(default_factory=Stop)
+    stoppable: bool = False
+    resumable: bool = False
+    fault_tolerant: bool = False
+    meet_seconds: float | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> RankRules:
+        """The rules of a plan's ranks."""
+        return cls(
+            ranks=plan.processes,
+            stop=plan.stop,
+            stoppable=plan.recipe is not None,
+            # Asking for restarts declares the script resumable.
+            resumable=plan.restarts > 0,
+            fault_tolerant=plan.fault_tolerant,
+            # A script may do anything before its ranks meet, so only recipes have a limit.
+            meet_seconds=TIMEOUT.read() if plan.recipe and plan.processes > 1 else None,
+        )
+
+
 def run_ranks(
     command: Command,
-    directory: RunDirectory,
-    ranks: int,
-    *,
+    run: LiveRun,
+    rules: RankRules,
     start: StartEvent,
-    stop: Stop = Stop(),
-    stoppable: bool = False,
-    resumable: bool = False,
-    fault_tolerant: bool = False,
-    meet_seconds: float | None = None,
-    interrupts: Interrupts | None = None,
-    held: HeldDirectory | None = None,
     leave: Callable[[], str | None] = lambda: None,
-    show: Callable[[Event], None],
-    line: Callable[[str], None],
-    notice: Callable[[str], None] = lambda text: None,
 ) -> Failure | None:
     """Run a command to its end; none of its processes is alive when this returns.
 
     Args:
-        directory: the directory of the run, which holds its plan.
-        ranks: how many ranks have to record that they are done.
-        stoppable: the ranks stop at any signal; otherwise at those that ask for it, and at others if their records say
-            so.
-        resumable: the run can be resumed though no rank shows that it can stop.
-        fault_tolerant: the ranks go on without one that died, and say so in its record.
-        meet_seconds: how long each waits at most for the next to begin, and for all to meet; None for no limit.
-        interrupts: where signals are collected already; by default here.
-        held: the directory, where it is held already; by default here.
+        run: its directory holds its plan.
         leave: says why the ranks are to save their state and leave; None while they are not.
-        show: gets each event as it happens.
-        line: gets each line that rank 0 prints.
-        notice: gets what the user has to know of a stop.
 
     Returns:
         None if every rank that was not lost on the way is done, else the first cause that is known.
@@ -85,43 +112,20 @@ def run_ranks(
     Raises:
         HpctrainError: the program cannot be started.
     """
-    with (
-        contextlib.nullcontext(interrupts) if interrupts else Interrupts(stop.signal) as collected,
-        contextlib.nullcontext(held) if held else HeldDirectory(directory) as kept,
-    ):
-        with EventWriter(directory.events) as events:
-            follower = Follower(directory, show, line, notice)
-            events.emit(start)
-        for path in remove_leftovers() if command.own_folder else ():
-            notice(f"removed {path}, the shared memory of a run that was killed")
-        with own_folder(command.own_folder) as folder:
-            job = RunningJob(
-                command,
-                directory,
-                ranks,
-                kept,
-                folder,
-                fault_tolerant=fault_tolerant,
-                meet_seconds=meet_seconds,
-                notice=notice,
-            )
-            failure = _run(
-                job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice
-            )
-        return failure and _lost_directory_failure(failure, job)
+    with EventWriter(run.directory.events) as events:
+        follower = Follower(run.directory, run.audience)
+        events.emit(start)
+    for path in remove_leftovers() if command.own_folder else ():
+        run.audience.notice(f"removed {path}, the shared memory of a run that was killed")
+    with own_folder(command.own_folder) as folder:
+        job = RunningJob(command, run, rules, folder)
+        failure = _run(job, follower, leave)
+    return failure and _lost_directory_failure(failure, job)
 
 
-def _run(
-    job: RunningJob,
-    follower: Follower,
-    interrupts: Interrupts,
-    leave: Callable[[], str | None],
-    stop: Stop,
-    *,
-    stoppable: bool,
-    resumable: bool,
-    notice: Callable[[str], None],
-) -> Failure | None:
+def _run(job: RunningJob, follower: Follower, leave: Callable[[], str | None]) -> Failure | None:
+    interrupts, rules, notice = job.run.interrupts, job.rules, job.run.audience.notice
+    seconds = rules.stop.seconds
     waits = False
     ended: int | None = None
     try:
@@ -131,15 +135,15 @@ def _run(
             _ask_to_leave(job.directory, leave() or "", notice)
             cut = job.wait(follower, lambda: bool(interrupts.received))
         if cut and job.lost and not interrupts.received:
-            _ask_in_moved_directory(job, follower, stop.seconds, notice)
-            deadline = time.monotonic() + stop.seconds
+            _ask_in_moved_directory(job, follower)
+            deadline = time.monotonic() + seconds
             cut = job.wait(follower, lambda: bool(interrupts.received) or time.monotonic() > deadline)
         ended = job.process.poll()
         if cut and interrupts.received:
             job.follow_moved_directory(follower)
-            waits = stoppable or interrupts.received[0] in interrupts.asking or ranks_listen(job.directory)
-            if waits and _ask_to_stop(job.directory, interrupts.received[0], stop.seconds, notice):
-                deadline = time.monotonic() + stop.seconds
+            waits = rules.stoppable or interrupts.received[0] in interrupts.asking or ranks_listen(job.directory)
+            if waits and _ask_to_stop(job.directory, interrupts.received[0], seconds, notice):
+                deadline = time.monotonic() + seconds
                 cut = job.wait(follower, lambda: interrupts.second_signal or time.monotonic() > deadline)
     finally:
         job.stop(interrupts)
@@ -147,28 +151,28 @@ def _run(
     follower.advance(last=True)
     failure = find_failure(
         job.directory,
-        job.ranks,
+        rules.ranks,
         output=job.output(),
         exit_status=job.exit_status,
         first_dead=job.first_dead,
-        fault_tolerant=job.fault_tolerant,
+        fault_tolerant=rules.fault_tolerant,
     )
     if job.never_met and not (failure and failure.lost_hosts):
         failure = job.never_met
     if failure and _is_unexplained(failure, job):
         failure = _with_shortages(failure, job)
     if failure and interrupts.received:
-        return _interrupted(
-            failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits or resumable else 1
-        )
+        exit_code = RESUMABLE if waits or rules.resumable else 1
+        return _interrupted(failure, interrupts.received[0].name, cut=cut, exit_code=exit_code)
     if failure and failure.stopped and ended is not None and ended < 0 and ended != -signal.SIGTERM:
         return _lost_launcher(failure, -ended)
     return failure
 
 
-def _ask_in_moved_directory(job: RunningJob, follower: Follower, seconds: float, notice: Callable[[str], None]) -> None:
+def _ask_in_moved_directory(job: RunningJob, follower: Follower) -> None:
     """Ask the ranks of a run whose directory was moved to save their state there, and follow them there."""
-    notice(f"warning: {job.lost}: waiting up to {seconds:g} s for the ranks to end")
+    seconds = job.rules.stop.seconds
+    job.run.audience.notice(f"warning: {job.lost}: waiting up to {seconds:g} s for the ranks to end")
     job.follow_moved_directory(follower)
     # The ranks notice the move by themselves, but sometimes later.
     with contextlib.suppress(HpctrainError):
@@ -179,8 +183,8 @@ def _lost_directory_failure(failure: Failure, job: RunningJob) -> Failure:
     """The failure of a run whose directory was moved or deleted, which is also the cause of the ranks' own errors."""
     if not job.lost:
         return failure
-    if job.held.now() is None or not whole_records(job.directory):
-        return lost_directory(job.held, job.lost)
+    if job.run.held.now() is None or not whole_records(job.directory):
+        return lost_directory(job.run.held, job.lost)
     ended = "all ranks saved their state and left" if failure.stopped else failure.message
     return replace(failure, message=f"{job.lost}; {ended}")
 
@@ -209,7 +213,7 @@ def _with_shortages(failure: Failure, job: RunningJob) -> Failure:
         return failure
     faults = "; ".join(shortage.fault for shortage in found)
     remedies = "\n  ".join(shortage.remedy for shortage in found)
-    if job.ranks == 1 or any(record.joined for record in whole_records(job.directory)):
+    if job.rules.ranks == 1 or any(record.joined for record in whole_records(job.directory)):
         return replace(failure, hint=f"{faults}\n  {remedies}")
     return replace(failure, code="HT-host-shortage", message=f"{faults}; {failure.message}", hint=remedies)
 
@@ -268,29 +272,16 @@ class RunningJob:
     what became of the run's directory, once it is not where it was.
     """
 
-    def __init__(
-        self,
-        command: Command,
-        directory: RunDirectory,
-        ranks: int,
-        held: HeldDirectory,
-        folder: OpenMpiFolder | None = None,
-        *,
-        fault_tolerant: bool = False,
-        meet_seconds: float | None = None,
-        notice: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.directory = directory
-        self.held = held
+    def __init__(self, command: Command, run: LiveRun, rules: RankRules, folder: OpenMpiFolder | None = None) -> None:
+        self.run = run
+        self.rules = rules
+        self.directory = run.directory
         self.folder = folder
         self.lost: str | None = None
-        self.ranks = ranks
-        self.fault_tolerant = fault_tolerant
         self._output = b""
         self.first_dead: int | None = None
         self.never_met: Failure | None = None
-        self._meet_seconds = meet_seconds
-        self._notice = notice
+        self._meet_seconds = rules.meet_seconds
         # The ranks' own processes, by rank, and others that their records named.
         self._own: dict[int, int] = {}
         self._foreign: set[tuple[int, int]] = set()
@@ -325,8 +316,8 @@ class RunningJob:
                 return deadline is None
             follower.advance()
             self.output()
-            if deadline is None and next(turns) % max(_POLLS_A_LOOK, self.ranks // 10) == 0:
-                self.lost = self.lost or self.held.lost()
+            if deadline is None and next(turns) % max(_POLLS_A_LOOK, self.rules.ranks // 10) == 0:
+                self.lost = self.lost or self.run.held.lost()
                 if self.lost != known:
                     return True
                 grace = self._grace(self._records())
@@ -338,10 +329,10 @@ class RunningJob:
 
     def follow_moved_directory(self, follower: Follower) -> None:
         """Go on with the directory where it is now, if it was moved."""
-        if not (fate := self.held.fate()):
+        if not (fate := self.run.held.fate()):
             return
         self.lost = self.lost or fate
-        if now := self.held.now():
+        if now := self.run.held.now():
             self.directory = now
             follower.move_to(now)
 
@@ -390,7 +381,7 @@ class RunningJob:
         named = record.rank, record.pid
         # Checked once for each rank: a process that ends closes the directory before it is gone.
         if record.rank not in self._own and record.status == "running" and (process := record.process()):
-            if works_in(process, self.held.work.path):
+            if works_in(process, self.run.held.work.path):
                 self._own[record.rank] = record.pid
             else:
                 self._foreign.add(named)
@@ -398,7 +389,7 @@ class RunningJob:
             return False
         if record.rank not in self._warned_ranks:
             self._warned_ranks.add(record.rank)
-            self._notice(
+            self.run.audience.notice(
                 f"warning: {self.directory.rank(record.rank)} names process {record.pid}, which is not one of this "
                 f"run's: nothing is concluded from what it says of rank {record.rank}"
             )
@@ -412,10 +403,12 @@ class RunningJob:
             self._check_start(records, self._meet_seconds)
         if self.never_met:
             return 0.0
-        if len(records) == self.ranks and not any(record.status == "running" for record in records):
+        if len(records) == self.rules.ranks and not any(record.status == "running" for record in records):
             return _FINALIZE_SECONDS
         dead = [record.rank for record in records if record.vanished]
-        if self.fault_tolerant and any(record.status == "running" and record.rank not in dead for record in records):
+        if self.rules.fault_tolerant and any(
+            record.status == "running" and record.rank not in dead for record in records
+        ):
             # The ranks that are left report how the run ends.
             return None
         # Where all are dead the launcher has ended the job, and which rank died first is not known.
@@ -431,7 +424,7 @@ class RunningJob:
             self._began, self._since = len(records), time.monotonic()
         elif time.monotonic() - self._since > seconds:
             known = {record.rank for record in records}
-            missing = [str(rank) for rank in range(self.ranks) if rank not in known]
+            missing = [str(rank) for rank in range(self.rules.ranks) if rank not in known]
             what = f"rank {', '.join(missing)} did not begin" if missing else "the ranks did not find each other"
             self.never_met = Failure(
                 code="HT-ranks-did-not-meet",
@@ -446,7 +439,7 @@ class RunningJob:
         """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
         # A damaged record must not spare the other processes, and a forged one must not end any. The directory is
         # found by its descriptor, because it may have been moved just now.
-        directory = self.held.work
+        directory = self.run.held.work
         recorded = (record.own_process(directory) for record in whole_records(directory))
         members = {process for process in recorded if process}
         if self.process.poll() is None:

@@ -15,12 +15,19 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require as require_extras
 from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import Event
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.settings import HOST_INTERVAL, HOST_TIMEOUT, TIMEOUT
+from hpctrain.common.settings import HOST_INTERVAL, HOST_TIMEOUT
 from hpctrain.control.horovod.check import require
-from hpctrain.control.launchers.command import Command, Launcher, Torchrun, launch_command, settings_of, torchrun_port
+from hpctrain.control.launchers.command import (
+    Command,
+    Launcher,
+    LaunchSite,
+    Torchrun,
+    launch_command,
+    settings_of,
+    torchrun_port,
+)
 from hpctrain.control.launchers.launcher_choice import (
     PROBE_SECONDS,
     bindable_cores,
@@ -33,10 +40,11 @@ from hpctrain.control.launchers.launcher_choice import (
 )
 from hpctrain.control.launchers.open_mpi_folder import has_place
 from hpctrain.control.resuming.attempts import Attempt
+from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.hosts_ready import ready_hosts
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.run import run_ranks
+from hpctrain.control.supervision.run import LiveRun, RankRules, run_ranks
 
 
 def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
@@ -146,11 +154,8 @@ def command_for(
 ) -> Command:
     """The command that runs ``plan`` on this machine with this interpreter, or ``work`` on its ranks."""
     here = all(same_host(host.host, machine.host) for host in plan.hosts)
-    command = launch_command(
-        plan,
-        directory.path.absolute(),
+    site = LaunchSite(
         python=Path(sys.executable),
-        launcher=launcher,
         cores=bindable_cores(machine.cores),
         root=os.geteuid() == 0,
         slurm=slurm_settings(),
@@ -159,33 +164,19 @@ def command_for(
         host_timeout=HOST_TIMEOUT.read(),
         # Ranks of this machine inherit the settings.
         settings=() if here else settings_of(os.environ),
-        work=work,
-        attempt=attempt,
     )
+    command = launch_command(plan, directory.path.absolute(), launcher, site, work=work, attempt=attempt)
     open_mpi = isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"
     # Inside a container neither the MPI nor the visible folders of the host are known.
     own = open_mpi and here and plan.start.container is None and not has_place(os.environ, plan.start.arguments)
     return replace(command, own_folder=own)
 
 
-def run_plan(
-    plan: Plan,
-    directory: RunDirectory,
-    machine: Machine,
-    launcher: Launcher | None,
-    *,
-    show: Callable[[Event], None] = lambda event: None,
-    line: Callable[[str], None] = lambda text: None,
-    notice: Callable[[str], None] = lambda text: None,
-) -> Failure | None:
+def run_plan(ready: ReadyRun, directory: RunDirectory, audience: Audience = Audience()) -> Failure | None:
     """Make the run directory and run the plan to its end.
 
     Args:
         directory: where; it holds no run yet.
-        launcher: what starts its ranks; None for the backend ``single``.
-        show: gets each event as it happens.
-        line: gets each line that rank 0 prints.
-        notice: gets what the user has to know.
 
     Returns:
         None if every rank is done, else the first cause that is known.
@@ -194,54 +185,26 @@ def run_plan(
         HpctrainError: the directory holds a run or cannot be written, or ranks cannot start on a host (see
             :func:`hpctrain.control.supervision.hosts_ready.ready_hosts`).
     """
-    plan = ready_hosts(plan, launcher, directory.path, notice=notice)
+    plan = ready_hosts(ready.plan, ready.launcher, directory.path, notice=audience.notice)
     directory.create(plan)
-    return run_attempt(plan, directory, Attempt(), machine, launcher, show=show, line=line, notice=notice)
+    with Interrupts(plan.stop.signal) as interrupts, HeldDirectory(directory) as held:
+        run = LiveRun(held=held, interrupts=interrupts, audience=audience)
+        return run_attempt(replace(ready, plan=plan), run)
 
 
-def run_attempt(
-    plan: Plan,
-    directory: RunDirectory,
-    attempt: Attempt,
-    machine: Machine,
-    launcher: Launcher | None,
-    *,
-    show: Callable[[Event], None] = lambda event: None,
-    line: Callable[[str], None] = lambda text: None,
-    notice: Callable[[str], None] = lambda text: None,
-    interrupts: Interrupts | None = None,
-    held: HeldDirectory | None = None,
-    leave: Callable[[], str | None] = lambda: None,
-) -> Failure | None:
+def run_attempt(ready: ReadyRun, run: LiveRun, leave: Callable[[], str | None] = lambda: None) -> Failure | None:
     """Run the plan that a directory already holds, from where the attempt begins.
 
     Args:
-        notice: gets what the user has to know of a stop.
-        interrupts: collects signals already; None to collect them here.
-        held: the directory if it is held already; None to hold it here.
         leave: says why the ranks are to save their state and leave; None while they are not.
     """
-    command = command_for(plan, directory, machine, launcher, attempt=attempt.number)
+    plan, launcher, attempt = ready.plan, ready.launcher, ready.attempt or Attempt()
+    command = command_for(plan, run.directory, ready.machine, launcher, attempt=attempt.number)
     command.write_files()
     if isinstance(launcher, Torchrun) and len(plan.hosts) > 1:
-        where = f"{plan.hosts[0].host}:{torchrun_port(plan, directory.path.absolute(), launcher)}"
-        notice(f"the torchruns of all hosts meet at {where}; MASTER_PORT names another port, the same on each")
-    return run_ranks(
-        command,
-        directory,
-        plan.processes,
-        start=attempt.start(plan, launcher.name if launcher else "none"),
-        stop=plan.stop,
-        stoppable=plan.recipe is not None,
-        # Asking for restarts declares the script resumable.
-        resumable=plan.restarts > 0,
-        fault_tolerant=plan.fault_tolerant,
-        # A script may do anything before its ranks meet, so only recipes have a limit.
-        meet_seconds=TIMEOUT.read() if plan.recipe and plan.processes > 1 else None,
-        interrupts=interrupts,
-        held=held,
-        leave=leave,
-        show=show,
-        line=line,
-        notice=notice,
-    )
+        where = f"{plan.hosts[0].host}:{torchrun_port(plan, run.directory.path.absolute(), launcher)}"
+        run.audience.notice(
+            f"the torchruns of all hosts meet at {where}; MASTER_PORT names another port, the same on each"
+        )
+    start = attempt.start(plan, launcher.name if launcher else "none")
+    return run_ranks(command, run, RankRules.of(plan), start, leave)

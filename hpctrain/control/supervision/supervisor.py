@@ -21,6 +21,7 @@ from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.resuming.attempts import WORK_SECONDS, Attempt, attempt_from_here, run_events
 from hpctrain.control.resuming.changes import changes_since, revert_command
 from hpctrain.control.resuming.resume import plan_on, plan_without
+from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.host_watch import HostWatch
 from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
@@ -54,6 +55,7 @@ class Supervisor:
         self, plan: Plan, attempt: Attempt, directory: RunDirectory, machine: Machine, notice: Callable[[str], None]
     ) -> None:
         self._plan = plan
+        self._attempt = attempt
         self._directory = directory
         self._machine = machine
         self._notice = notice
@@ -81,7 +83,7 @@ class Supervisor:
         if not plan.elastic or launcher is None:
             yield lambda: None
             return
-        with HostWatch(plan, launcher, self._directory, self._machine, self._notice) as self._watch:
+        with HostWatch(self._ready(plan, launcher), self._directory, self._notice) as self._watch:
             yield self._change_asked
 
     def _change_asked(self) -> str | None:
@@ -233,7 +235,10 @@ class Supervisor:
             return self._now
 
     def _drop_unready_hosts(self, plan: Plan, launcher: Launcher | None) -> Plan:
-        return drop_unready_hosts(plan, launcher, self._directory.path, self._machine, begun=True, notice=self._notice)
+        return drop_unready_hosts(self._ready(plan, launcher), self._directory.path, notice=self._notice)
+
+    def _ready(self, plan: Plan, launcher: Launcher | None) -> ReadyRun:
+        return ReadyRun(plan=plan, machine=self._machine, launcher=launcher, attempt=self._attempt)
 
     def _is_acceptable(self, wanted: dict[str, int]) -> bool:
         """Whether these hosts were not found unfit a short time ago."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hpctrain.common.cluster.container import Container
 from hpctrain.control.schedulers.profile import ClusterProfile, NodeProfile
 from hpctrain.control.schedulers.request import job_request
-from hpctrain.control.schedulers.slurm.script import render, variables
+from hpctrain.control.schedulers.slurm.script import NodeSetup, render, variables
 from hpctrain.control.schedulers.staging import PackedEnvironment, StagedPaths, Staging
 
 RUN_DIRECTORY = Path("/home/me/it's a run")
@@ -41,10 +42,11 @@ _PACK = PackedEnvironment(
 
 
 def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any] | None = None, **asked: Any) -> str:
-    """A script on a cluster; ``more`` goes to :func:`variables`."""
+    """A script on a cluster; ``more`` goes to :class:`NodeSetup` and :func:`variables`."""
     request = job_request(profile, name, asked)
     settings: dict[str, Any] = {"run_directory": RUN_DIRECTORY, "folder": Path("/home/me"), **(more or {})}
-    return render(variables(request, profile, **settings))
+    setup = {each.name: settings.pop(each.name) for each in fields(NodeSetup) if each.name in settings}
+    return render(variables(request, profile, NodeSetup(**setup), **settings))
 
 
 CASES = {

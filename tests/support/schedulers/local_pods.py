@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 import yaml
 
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.run.plan import HostOptions, Start
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.kubernetes.manifests import manifest_text
 from hpctrain.control.schedulers.kubernetes.settings import ClaimMount, KubernetesProfile
 from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
@@ -89,15 +89,9 @@ class LocalJob:
         run, _ = prepare_pods(
             profile,
             job_request(profile, "digits", {"nodes": pods}),
-            load_recipe("digits", overrides),
+            TrainingRequest(work=load_recipe("digits", overrides), framework="torch", backend="gloo", run_dir=self.run),
             name="digits",
             image=None,
-            run_directory=self.run,
-            framework="torch",
-            backend="gloo",
-            hosts=HostOptions(),
-            start=Start(),
-            restarts=None,
         )
         assert run.run_directory == PurePosixPath(self.run)
         configuration, _, job = yaml.safe_load_all(manifest_text(run))

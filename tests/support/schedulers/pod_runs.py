@@ -7,7 +7,8 @@ from typing import Any
 
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.plan import HostOptions, Script, Start
+from hpctrain.common.run.plan import Script, Start
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.kubernetes.pod_template import PodRun
 from hpctrain.control.schedulers.kubernetes.settings import (
     ClaimMount,
@@ -72,15 +73,15 @@ def pod_run(
     run, _ = prepare_pods(
         profile,
         request,
-        load_recipe("digits", []) if work is None else work,
+        TrainingRequest(
+            work=load_recipe("digits", []) if work is None else work,
+            framework=framework,
+            backend=backend,
+            start=start,
+            run_dir=run_directory,
+        ),
         name="digits",
         image=None if profile.kubernetes and profile.kubernetes.image else "hpctrain:test",
-        run_directory=run_directory,
-        framework=framework,
-        backend=backend,
-        hosts=HostOptions(),
-        start=start,
-        restarts=None,
     )
     return run
 

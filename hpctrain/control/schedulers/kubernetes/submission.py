@@ -21,8 +21,8 @@ from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.recipes.requirements import has_folder, shard_folder
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import default_directory
-from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start, Stop
-from hpctrain.common.run.request import FRAMEWORKS, unplaced_plan
+from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots
+from hpctrain.common.run.request import FRAMEWORKS, TrainingRequest, unplaced_plan
 from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.planning.planner import place_plan
@@ -34,8 +34,6 @@ from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.request import JobRequest
 from hpctrain.control.schedulers.slurm.submission import PreparedJob
 
-# The share of a pod's grace period that ranks have; the rest is for ending the launcher.
-_STOP_SHARE = 0.8
 # With an index or -launcher appended it has to be a host name of at most 63 characters.
 _LONGEST_NAME = 48
 # A ConfigMap holds 1 MiB, but `kubectl apply` of what --dry-run prints notes all of it in an annotation, which holds
@@ -84,58 +82,38 @@ def refuse_slurm(asked: Mapping[str, Any], further: Mapping[str, bool]) -> None:
 
 
 def prepare_pods(
-    profile: ClusterProfile,
-    request: JobRequest,
-    work: Recipe | Script,
-    *,
-    name: str | None,
-    image: str | None,
-    run_directory: Path | None,
-    framework: str | None,
-    backend: str,
-    hosts: HostOptions,
-    start: Start,
-    restarts: int | None,
+    profile: ClusterProfile, request: JobRequest, asked: TrainingRequest, *, name: str | None, image: str | None
 ) -> tuple[PodRun, PreparedJob]:
     """Prepare a run on pods, and the same as a job, for what is predicted of it. Writes nothing and asks nobody.
 
     Args:
+        asked: its run directory is as the pods see it; by default it is on the first volume that they may write to.
         name: of the job; None for the work's and the time.
         image: the image of the containers; None for the profile's.
-        run_directory: as the pods see it; None for one on the first volume that they may write to.
 
     Raises:
         HpctrainError: no image, a directory or data on no volume, a script that is too large, or a backend
             that cannot run the work.
     """
     kubernetes = profile.kubernetes
-    assert kubernetes is not None
-    title = work.name if isinstance(work, Recipe) else work.path.name
+    assert kubernetes is not None and asked.work is not None
+    title = asked.work.name if isinstance(asked.work, Recipe) else asked.work.path.name
     called = object_name(name if name is not None else default_directory(title).name)
     folder = PurePosixPath(kubernetes.runs.path, "runs", called)
-    if run_directory is not None:
-        folder = PurePosixPath(run_directory)
+    if asked.run_dir is not None:
+        folder = PurePosixPath(asked.run_dir)
         _require_on_volume(folder, kubernetes)
-    work, files = _in_pods(work, kubernetes)
-    environment = {**profile.environment, **start.environment}
-    stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE, restarts=restarts)
-    plan = _plan(
-        work,
-        request,
-        Machine(
-            host=called,
-            cores=max(1, profile.node.cores or 1),
-            frameworks=frozenset(FRAMEWORKS),
-            versions={},
-            gpus=request.gpus_per_node,
-        ),
-        backend=backend,
-        framework=framework,
-        hosts=hosts,
-        start=start.model_copy(update={"environment": environment, "container": None}),
-        stop=stop,
-        name=called,
+    work, files = _in_pods(asked.work, kubernetes)
+    environment = {**profile.environment, **asked.start.environment}
+    start = asked.start.model_copy(update={"environment": environment, "container": None})
+    machine = Machine(
+        host=called,
+        cores=max(1, profile.node.cores or 1),
+        frameworks=frozenset(FRAMEWORKS),
+        versions={},
+        gpus=request.gpus_per_node,
     )
+    plan = _plan(request.training(replace(asked, work=work, start=start)), request, machine)
     if plan.start.passed and not kubernetes.secrets:
         raise HpctrainError(
             f"--env {plan.start.passed[0]} is a secret, and does not belong in a manifest",
@@ -183,32 +161,15 @@ def object_name(text: str) -> str:
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
 
-def _plan(
-    work: Recipe | Script,
-    request: JobRequest,
-    machine: Machine,
-    *,
-    backend: str,
-    framework: str | None,
-    hosts: HostOptions,
-    start: Start,
-    stop: Stop,
-    name: str,
-) -> Plan:
+def _plan(asked: TrainingRequest, request: JobRequest, machine: Machine) -> Plan:
     """The plan with the backend that these pods will have: it decides how their ranks find each other."""
 
     def planned(backend: str, launcher: str, more: HostOptions) -> Plan:
-        return unplaced_plan(
-            work,
-            machine.frameworks,
-            ranks=request.ranks,
-            backend=backend,
-            framework=framework,
-            host_options=hosts.model_copy(update=more.model_dump(exclude_none=True)),
-            start=start.model_copy(update={"launcher": launcher}),
-            stop=stop,
-        )
+        options = asked.host_options.model_copy(update=more.model_dump(exclude_none=True))
+        start = asked.start.model_copy(update={"launcher": launcher})
+        return unplaced_plan(replace(asked, backend=backend, host_options=options, start=start), machine.frameworks)
 
+    backend = asked.backend or "auto"
     nodes, slots = request.nodes, request.tasks_per_node
     if backend == "auto":
         backend = _automatic(planned("auto", "auto", HostOptions()), request, machine)
@@ -216,7 +177,7 @@ def _plan(
     if capable and capable.joins_ranks and not capable.meets_without_mpi:
         plan = planned(backend, "mpirun", mpi_hosts())
     else:
-        plan = planned(backend, TORCHRUN, indexed_hosts(name, nodes, slots))
+        plan = planned(backend, TORCHRUN, indexed_hosts(machine.host, nodes, slots))
     require_choices(plan)
     # Placed on imagined hosts, because some faults show only in a plan with hosts.
     place_plan(plan, _imagined(machine, nodes, slots), machine)

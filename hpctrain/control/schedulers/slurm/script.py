@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,16 +59,23 @@ class ScriptVariables(BaseModel):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeSetup:
+    """What the ranks run in on each node, and what the node gets for that."""
+
+    container: Container | None = None
+    staging: Staging | None = None
+    pack: PackedEnvironment | None = None
+    virtual_environment: Path | None = None
+
+
 def variables(
     request: JobRequest,
     profile: ClusterProfile,
+    setup: NodeSetup = NodeSetup(),
     *,
     run_directory: Path,
     folder: Path,
-    container: Container | None = None,
-    staging: Staging | None = None,
-    pack: PackedEnvironment | None = None,
-    virtual_environment: Path | None = None,
     no_kill: bool = False,
 ) -> ScriptVariables:
     """The values for a template.
@@ -94,10 +102,10 @@ def variables(
         modules=profile.modules,
         setup=profile.setup,
         environment=profile.environment,
-        virtual_environment=str(virtual_environment) if virtual_environment else None,
-        container=container,
-        staging=staging,
-        pack=pack,
+        virtual_environment=str(setup.virtual_environment) if setup.virtual_environment else None,
+        container=setup.container,
+        staging=setup.staging,
+        pack=setup.pack,
     )
 
 

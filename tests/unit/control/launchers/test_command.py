@@ -25,9 +25,11 @@ from hpctrain.common.cluster.node_map import Slot
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import Plan, Slots, Start
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.launchers.command import (
     Command,
     Launcher,
+    LaunchSite,
     Srun,
     Torchrun,
     guarded_daemons,
@@ -69,22 +71,15 @@ def command(
 ) -> Command:
     slots = tuple(Slots(host=name, slots=count) for name, count in (hosts or {}).items())
     plan = make_plan(
-        load_recipe("digits", overrides),
+        TrainingRequest(work=load_recipe("digits", overrides), ranks=ranks, backend=backend, start=Start(**start)),
         MACHINE,
-        ranks=ranks,
-        backend=backend,
-        hosts=Hosts(slots=slots) if slots else None,
-        start=Start(**start),
+        Hosts(slots=slots) if slots else None,
     )
     return launch_command(
         plan,
         RUN_DIRECTORY,
-        python=Path("/venv/bin/python"),
-        launcher=mpi(flavour) if isinstance(flavour, str) else flavour,
-        cores=MACHINE.cores,
-        root=root,
-        slurm=slurm,
-        settings=settings,
+        mpi(flavour) if isinstance(flavour, str) else flavour,
+        LaunchSite(python=Path("/venv/bin/python"), cores=MACHINE.cores, root=root, slurm=slurm, settings=settings),
     )
 
 
@@ -184,9 +179,9 @@ def test_pyxis_is_of_srun_alone() -> None:
 
 
 def test_a_directory_that_a_container_cannot_mount() -> None:
-    plan = make_plan(load_recipe("digits"), MACHINE, ranks=2, start=Start(container=SIF))
+    plan = make_plan(TrainingRequest(work=load_recipe("digits"), ranks=2, start=Start(container=SIF)), MACHINE)
     with pytest.raises(HpctrainError, match="/a,b cannot be mounted"):
-        launch_command(plan, Path("/a,b"), python=Path("python"), launcher=SRUN, cores=1, root=False)
+        launch_command(plan, Path("/a,b"), SRUN, LaunchSite(python=Path("python"), cores=1, root=False))
 
 
 def test_the_shell_text_writes_the_files(tmp_path: Path) -> None:
@@ -218,7 +213,9 @@ def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
     def plan(hosts: int, backend: str = "auto") -> Plan:
         slots = tuple(Slots(host=f"n{host}", slots=2) for host in range(hosts))
         start = Start(launcher="torchrun")
-        return make_plan(load_recipe("digits"), MACHINE, hosts=Hosts(slots=slots), backend=backend, start=start)
+        return make_plan(
+            TrainingRequest(work=load_recipe("digits"), backend=backend, start=start), MACHINE, Hosts(slots=slots)
+        )
 
     assert first_launcher(plan(1), {}) == Torchrun(node=0)
     pod = {"HPCTRAIN_POD": "digits", "JOB_COMPLETION_INDEX": "1", "MASTER_PORT": "4000"}
@@ -237,7 +234,9 @@ def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
 
 def test_only_open_mpi_5_goes_on_without_a_dead_rank() -> None:
     def refusal(launcher: Launcher, **choices: Any) -> str:
-        plan = make_plan(load_recipe("digits", ["fault_tolerance=shrink"]), MACHINE, ranks=2, **choices)
+        plan = make_plan(
+            TrainingRequest(work=load_recipe("digits", ["fault_tolerance=shrink"]), ranks=2, **choices), MACHINE
+        )
         try:
             require_choices(plan)
             require_mitigation(plan, launcher)
@@ -253,7 +252,9 @@ def test_only_open_mpi_5_goes_on_without_a_dead_rank() -> None:
 
 
 def test_an_open_mpi_without_failure_mitigation(tmp_path: Path) -> None:
-    plan = make_plan(load_recipe("digits", ["fault_tolerance=shrink"]), MACHINE, ranks=2, backend="mpi")
+    plan = make_plan(
+        TrainingRequest(work=load_recipe("digits", ["fault_tolerance=shrink"]), ranks=2, backend="mpi"), MACHINE
+    )
     info = tmp_path / "ompi_info"
     launcher = dataclasses.replace(mpi("open-mpi-5"), mpirun=tmp_path / "mpirun")
     for word, refused in (("yes", False), ("no", True)):
@@ -268,7 +269,9 @@ def test_ranks_that_heal_have_one_launcher() -> None:
     """Inside a job nothing is tried for them."""
     job = {"SLURM_JOB_ID": "1"}
     fault_tolerant, ends = (
-        make_plan(load_recipe("digits", [f"fault_tolerance={word}"]), MACHINE, ranks=2, backend="mpi")
+        make_plan(
+            TrainingRequest(work=load_recipe("digits", [f"fault_tolerance={word}"]), ranks=2, backend="mpi"), MACHINE
+        )
         for word in ("shrink", "stop")
     )
     assert (needs_proof(fault_tolerant, job), needs_proof(ends, job)) == (False, True)
@@ -320,13 +323,15 @@ def test_other_launchers_pass_on_all_that_they_have(launcher: Flavour | Srun) ->
 
 def environment(backend: str = "mpi", **start: object) -> dict[str, str]:
     recipe = load_recipe("digits", ["mesh.dp_shard=2"])
-    return rank_environment(make_plan(recipe, MACHINE, ranks=4, backend=backend, start=Start(**start)))
+    return rank_environment(
+        make_plan(TrainingRequest(work=recipe, ranks=4, backend=backend, start=Start(**start)), MACHINE)
+    )
 
 
 def test_ranks_get_their_mesh() -> None:
     assert (
         not {"HPCTRAIN_MESH", "MALLOC_MMAP_THRESHOLD_"}
-        & rank_environment(make_plan(load_recipe("digits"), MACHINE, ranks=4)).keys()
+        & rank_environment(make_plan(TrainingRequest(work=load_recipe("digits"), ranks=4), MACHINE)).keys()
     )
     found = environment()
     assert found["HPCTRAIN_MESH"] == "dp_replicate=2,dp_shard=2,pp=1,cp=1,tp=1"
@@ -337,18 +342,22 @@ def test_glibc_keeps_its_threshold_on_gpus_and_where_nothing_is_sharded() -> Non
     assert "MALLOC_MMAP_THRESHOLD_" not in environment("nccl")
     assert environment(environment={"MALLOC_MMAP_THRESHOLD_": "1"})["MALLOC_MMAP_THRESHOLD_"] == "1"
     recipe = load_recipe("digits", ["mesh.dp_replicate=4"])
-    found = rank_environment(make_plan(recipe, MACHINE, ranks=4, backend="mpi"))
+    found = rank_environment(make_plan(TrainingRequest(work=recipe, ranks=4, backend="mpi"), MACHINE))
     assert found["HPCTRAIN_MESH"] == "dp_replicate=4,dp_shard=1,pp=1,cp=1,tp=1"
     assert "MALLOC_MMAP_THRESHOLD_" not in found
     slots = Slots(host="n1", slots=2, places=tuple(Slot(gpu=gpu, adapter=None, cores=()) for gpu in (0, 1)))
-    placed = make_plan(load_recipe("digits", ["mesh.dp_shard=2"]), MACHINE, backend="mpi", hosts=Hosts(slots=(slots,)))
+    placed = make_plan(
+        TrainingRequest(work=load_recipe("digits", ["mesh.dp_shard=2"]), backend="mpi"), MACHINE, Hosts(slots=(slots,))
+    )
     assert "MALLOC_MMAP_THRESHOLD_" not in rank_environment(placed)
 
 
 def test_replicas_share_the_threads_of_their_process_and_servers_have_some_to_wait_in() -> None:
     def environment(backend: str) -> dict[str, str]:
         machine = Machine(host="n1", cores=8, frameworks=frozenset({"torch", "keras"}), versions={})
-        return rank_environment(make_plan(load_recipe("digits"), machine, ranks=4, backend=backend, framework="keras"))
+        return rank_environment(
+            make_plan(TrainingRequest(work=load_recipe("digits"), ranks=4, backend=backend, framework="keras"), machine)
+        )
 
     names = ("HPCTRAIN_REPLICAS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
     assert [environment("mirrored").get(name) for name in names] == ["4", "8", "4"]

@@ -23,8 +23,9 @@ from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import HostOptions, Start
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
-from hpctrain.control.launchers.command import Command, launch_command
+from hpctrain.control.launchers.command import Command, LaunchSite, launch_command
 from hpctrain.control.planning.planner import make_plan
 
 MACHINE = Machine(host="login", cores=8, frameworks=frozenset({"torch"}), versions={})
@@ -34,9 +35,11 @@ HYDRA: tuple[Flavour, ...] = ("mpich-hydra", "intel-mpi")
 
 def command(flavour: Flavour, hosts: str, *, interface: str | None = None, **start: object) -> Command:
     arranged, _ = arrange(HostOptions(hosts=hosts, interface=interface), MACHINE.host, None, {})
-    plan = make_plan(load_recipe("digits"), MACHINE, hosts=arranged, backend="horovod", start=Start(**start))
+    plan = make_plan(
+        TrainingRequest(work=load_recipe("digits"), backend="horovod", start=Start(**start)), MACHINE, arranged
+    )
     mpi = MpiInstallation(flavour=flavour, version="0", mpirun=Path("mpirun"), mpicc=None, mpicxx=None)
-    return launch_command(plan, Path("/run"), python=Path("python"), launcher=mpi, cores=MACHINE.cores, root=True)
+    return launch_command(plan, Path("/run"), mpi, LaunchSite(python=Path("python"), cores=MACHINE.cores, root=True))
 
 
 def has(made: Command, *words: str) -> bool:

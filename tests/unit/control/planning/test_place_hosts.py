@@ -12,7 +12,8 @@ from hpctrain.common.cluster.node_map import NodeMap, NumaNode, Slot
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import Plan, Slots
-from hpctrain.control.planning.place_hosts import Hosts, place_hosts
+from hpctrain.common.run.request import TrainingRequest
+from hpctrain.control.planning.place_hosts import Hosts, KnownFabric, place_hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fat_tree import fat_tree
@@ -27,7 +28,7 @@ MACHINE = Machine(host="login", cores=8, frameworks=frozenset({"torch"}), versio
 
 
 def placed(ranks: int, node_map: NodeMap | None = None) -> Hosts:
-    return place_hosts(NAMES, ranks, FABRIC, known_from="topology.conf", node_map=node_map)
+    return place_hosts(dict.fromkeys(NAMES), ranks, KnownFabric(FABRIC, "topology.conf"), node_map=node_map)
 
 
 def test_hosts_of_a_leaf_are_neighbours() -> None:
@@ -42,7 +43,7 @@ def test_hosts_of_a_leaf_are_neighbours() -> None:
 
 def test_each_rank_has_its_slot() -> None:
     hosts = placed(12, NODE)
-    plan = make_plan(load_recipe("digits"), MACHINE, hosts=hosts)
+    plan = make_plan(TrainingRequest(work=load_recipe("digits")), MACHINE, hosts)
     assert (plan.ranks, plan.threads_per_rank, plan.backend) == (12, 2, "mpi")
     first, second = (Slot(gpu=None, adapter=None, cores=cores, numa=0) for cores in ((0, 1), (2, 3)))
     assert [host.places for host in plan.hosts] == [(first, second)] * 6
@@ -50,17 +51,17 @@ def test_each_rank_has_its_slot() -> None:
 
 
 def test_threads_without_a_node_map_share_a_host() -> None:
-    assert make_plan(load_recipe("digits"), MACHINE, hosts=placed(12)).threads_per_rank == 4
+    assert make_plan(TrainingRequest(work=load_recipe("digits")), MACHINE, placed(12)).threads_per_rank == 4
 
 
 def test_one_host_has_no_order() -> None:
-    assert place_hosts(("n3",), 2, FABRIC, known_from="x").order is None
+    assert place_hosts(dict.fromkeys(("n3",)), 2, KnownFabric(FABRIC, "x")).order is None
 
 
 @pytest.mark.parametrize(("rails", "expected"), [(1, {}), (2, {"NCCL_CROSS_NIC": "0"})])
 def test_rings_stay_on_their_rail(rails: int, expected: dict[str, str]) -> None:
     fabric = build_fabric(ibnetdiscover.read(fat_tree(hosts=4, rails=rails, leaf_down=2, leaf_up=2), "generated"))
-    assert place_hosts(("node0001", "node0003"), 2, fabric, known_from="x").environment == expected
+    assert place_hosts(dict.fromkeys(("node0001", "node0003")), 2, KnownFabric(fabric, "x")).environment == expected
 
 
 @pytest.mark.parametrize(
@@ -73,19 +74,19 @@ def test_rings_stay_on_their_rail(rails: int, expected: dict[str, str]) -> None:
 )
 def test_refused(names: tuple[str, ...], ranks: int, said: str) -> None:
     with pytest.raises(HpctrainError, match=said):
-        place_hosts(names, ranks, FABRIC, known_from="x")
+        place_hosts(dict.fromkeys(names), ranks, KnownFabric(FABRIC, "x"))
 
 
 @pytest.mark.parametrize("interface", ["ib0", "bond0.12", "eth0:1", "ib0,ib1", "a" * 15])
 def test_interfaces(interface: str) -> None:
-    hosts = place_hosts(NAMES, 6, FABRIC, known_from="x", interface=interface)
+    hosts = place_hosts(dict.fromkeys(NAMES), 6, KnownFabric(FABRIC, "x"), interface=interface)
     assert hosts.environment["NCCL_SOCKET_IFNAME"] == f"={interface}"
 
 
 @pytest.mark.parametrize("interface", ["", "ib 0", "ib0,", "=ib0", "ib0\n", "$(id)", "a" * 16, "ib0;ib1", "--dry-run"])
 def test_no_interface(interface: str) -> None:
     with pytest.raises(HpctrainError, match="is not the name of a network interface"):
-        place_hosts(NAMES, 6, FABRIC, known_from="x", interface=interface)
+        place_hosts(dict.fromkeys(NAMES), 6, KnownFabric(FABRIC, "x"), interface=interface)
 
 
 def test_places_for_all_ranks_or_for_none() -> None:
@@ -101,7 +102,7 @@ def test_places_for_all_ranks_or_for_none() -> None:
 
 
 def filled(slots: dict[str, int], ranks: int) -> list[tuple[str, int]]:
-    hosts = place_hosts(tuple(slots), ranks, FABRIC, known_from="x", slots_of=slots)
+    hosts = place_hosts(slots, ranks, KnownFabric(FABRIC, "x"))
     return [(host.host, host.slots) for host in hosts.slots]
 
 

@@ -13,9 +13,10 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshModel
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Script
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.planning.mesh import mesh_lines, mesh_model, mesh_work, parameters
-from hpctrain.control.planning.place_hosts import Hosts, place_hosts
+from hpctrain.control.planning.place_hosts import Hosts, KnownFabric, place_hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.readers import slurm
@@ -28,7 +29,7 @@ SCRIPT = Script(path=Path("/home/me/train.py"), mesh=Mesh(tp=2, dp_shard=-1))
 
 
 def placed(work: Recipe | Script, ranks: int = 8) -> Hosts:
-    return place_hosts(NAMES, ranks, FABRIC, known_from="topology.conf", work=mesh_work(work, ranks))
+    return place_hosts(dict.fromkeys(NAMES), ranks, KnownFabric(FABRIC, "topology.conf"), work=mesh_work(work, ranks))
 
 
 def digits(*overrides: str) -> Recipe:
@@ -60,7 +61,7 @@ def test_ranks_that_replicate_are_placed_as_ever() -> None:
     assert mesh_work(digits(), 8) is None
     hosts = placed(digits())
     assert hosts.traffic is None
-    assert mesh_lines(make_plan(digits(), MACHINE, hosts=hosts)) == []
+    assert mesh_lines(make_plan(TrainingRequest(work=digits()), MACHINE, hosts)) == []
 
 
 def test_what_travels_narrow_and_how_many_samples() -> None:
@@ -84,13 +85,13 @@ def test_hosts_are_ordered_by_the_loudest_axis() -> None:
 
 
 def test_the_traffic_is_in_the_plan() -> None:
-    plan = make_plan(digits("mesh.dp_shard=-1"), MACHINE, hosts=placed(digits("mesh.dp_shard=-1")))
+    plan = make_plan(TrainingRequest(work=digits("mesh.dp_shard=-1")), MACHINE, placed(digits("mesh.dp_shard=-1")))
     assert mesh_lines(plan)[0] == "mesh dp_shard 8, sent in a step:"
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
 def test_of_a_script_neighbours_are_counted() -> None:
-    plan = make_plan(SCRIPT, MACHINE, hosts=placed(SCRIPT))
+    plan = make_plan(TrainingRequest(work=SCRIPT), MACHINE, placed(SCRIPT))
     lines = mesh_lines(plan)
     assert lines[0] == "mesh dp_shard 4 x tp 2, neighbours that send to each other:"
     # Two pairs of ranks on each host, and a ring over the hosts for each of its ranks.
@@ -106,7 +107,7 @@ def test_tp_over_nodes_is_said(mesh: Mesh) -> None:
 
 
 def test_one_host_needs_no_fabric() -> None:
-    hosts = place_hosts(("n1",), 4, None, known_from="", work=mesh_work(SCRIPT, 4))
+    hosts = place_hosts({"n1": None}, 4, None, work=mesh_work(SCRIPT, 4))
     assert hosts.traffic is not None
     assert hosts.traffic.warning is None
     assert [axis.levels for axis in hosts.traffic.laid.axes] == [(4,), (4,)]

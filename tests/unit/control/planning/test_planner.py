@@ -21,6 +21,7 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.common.run.plan import Plan, Script, Slots
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.planning.planner import make_plan, oversubscription
 
@@ -30,23 +31,23 @@ MACHINE = Machine(host="n1", cores=8, frameworks=frozenset({"torch", "keras"}), 
 
 
 def test_defaults() -> None:
-    plan = make_plan(RECIPE, MACHINE)
+    plan = make_plan(TrainingRequest(work=RECIPE), MACHINE)
     assert (plan.ranks, plan.backend, plan.framework, plan.threads_per_rank) == (1, "single", "torch", 8)
     assert plan.versions == {"torch": "2.13.0"}
     assert plan.backend_reason == "one rank on n1"
-    assert make_plan(SCRIPT, MACHINE).framework is None
+    assert make_plan(TrainingRequest(work=SCRIPT), MACHINE).framework is None
 
 
 @pytest.mark.parametrize(("installed", "chosen"), [({"torch"}, "torch"), ({"keras"}, "keras")])
 def test_the_framework_that_is_there(installed: set[str], chosen: str) -> None:
     machine = Machine(host="n1", cores=8, frameworks=frozenset(installed), versions={})
-    assert make_plan(RECIPE, machine).framework == chosen
+    assert make_plan(TrainingRequest(work=RECIPE), machine).framework == chosen
 
 
 @given(ranks=st.integers(1, 300), cores=st.integers(1, 300))
 def test_ranks_never_share_cores_unless_there_are_more_of_them(ranks: int, cores: int) -> None:
     machine = Machine(host="n1", cores=cores, frameworks=frozenset({"torch"}), versions={})
-    plan = make_plan(RECIPE, machine, ranks=ranks)
+    plan = make_plan(TrainingRequest(work=RECIPE, ranks=ranks), machine)
     assert sum(host.slots for host in plan.hosts) == ranks
     warning = oversubscription(plan, machine)
     if ranks <= cores:
@@ -59,7 +60,7 @@ def test_ranks_never_share_cores_unless_there_are_more_of_them(ranks: int, cores
 
 
 def test_the_plan_survives_its_file() -> None:
-    plan = make_plan(RECIPE, MACHINE, ranks=3)
+    plan = make_plan(TrainingRequest(work=RECIPE, ranks=3), MACHINE)
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
@@ -88,7 +89,7 @@ def test_the_plan_survives_its_file() -> None:
 )
 def test_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(HpctrainError) as caught:
-        make_plan(RECIPE, MACHINE, **options)
+        make_plan(TrainingRequest(work=RECIPE, **options), MACHINE)
     assert said in str(caught.value)
 
 
@@ -97,26 +98,32 @@ def test_refused(options: dict[str, object], said: str) -> None:
 def test_scopes_of_strategies_take_plain_steps(backend: str, setting: str) -> None:
     recipe = load_recipe("digits", [setting])
     with pytest.raises(HpctrainError, match=f"takes plain steps(.|\n)*{setting.replace('=', ': ')}"):
-        make_plan(recipe, MACHINE, ranks=3, backend=backend, framework="keras")
-    assert make_plan(recipe, MACHINE, ranks=3, backend="multi_worker", framework="keras").backend == "multi_worker"
+        make_plan(TrainingRequest(work=recipe, ranks=3, backend=backend, framework="keras"), MACHINE)
+    assert (
+        make_plan(TrainingRequest(work=recipe, ranks=3, backend="multi_worker", framework="keras"), MACHINE).backend
+        == "multi_worker"
+    )
 
 
 def test_no_worker_is_left_of_the_parameter_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCTRAIN_PARAMETER_SERVERS", "2")
     with pytest.raises(HpctrainError, match=r"HPCTRAIN_PARAMETER_SERVERS=2 leaves no worker of -np 3\n.*-np 4"):
-        make_plan(SCRIPT, MACHINE, ranks=3, backend="parameter_server")
+        make_plan(TrainingRequest(work=SCRIPT, ranks=3, backend="parameter_server"), MACHINE)
     monkeypatch.setenv("HPCTRAIN_PARAMETER_SERVERS", "none")
     with pytest.raises(HpctrainError, match="'none' is not a number of ranks above 0"):
-        make_plan(SCRIPT, MACHINE, ranks=3, backend="parameter_server")
+        make_plan(TrainingRequest(work=SCRIPT, ranks=3, backend="parameter_server"), MACHINE)
 
 
 def test_replicas_are_ranks_of_one_process_on_this_machine() -> None:
-    plan = make_plan(RECIPE, MACHINE, ranks=2, backend="mirrored", framework="keras")
+    plan = make_plan(TrainingRequest(work=RECIPE, ranks=2, backend="mirrored", framework="keras"), MACHINE)
     assert (plan.processes, plan.ranks, plan.needs_launcher) == (1, 2, False)
-    assert make_plan(RECIPE, MACHINE, ranks=2, backend="multi_worker", framework="keras").processes == 2
+    assert (
+        make_plan(TrainingRequest(work=RECIPE, ranks=2, backend="multi_worker", framework="keras"), MACHINE).processes
+        == 2
+    )
     hosts = Hosts(slots=(Slots(host="n1", slots=1), Slots(host="n2", slots=1)))
     with pytest.raises(HpctrainError, match="starts its process on this machine, n1, not on n2"):
-        make_plan(RECIPE, MACHINE, hosts=hosts, backend="mirrored", framework="keras")
+        make_plan(TrainingRequest(work=RECIPE, backend="mirrored", framework="keras"), MACHINE, hosts)
 
 
 def with_gpus(gpus: int, **changes: object) -> Machine:
@@ -146,7 +153,7 @@ def with_gpus(gpus: int, **changes: object) -> Machine:
 def test_the_backend_of_two_ranks_and_why(
     work: Recipe | Script, machine: Machine, options: dict[str, str], expected: tuple[str, str]
 ) -> None:
-    plan = make_plan(work, machine, ranks=2, **options)
+    plan = make_plan(TrainingRequest(work=work, ranks=2, **options), machine)
     assert (plan.backend, plan.backend_reason) == expected
 
 
@@ -155,7 +162,7 @@ def test_gpus_are_those_of_the_places() -> None:
         places = tuple(Place(gpu=gpu, adapter=None, cores=(0,)) for gpu in gpus)
         full = tuple(Place(gpu=index, adapter=None, cores=(0,)) for index in range(2))
         slots = (Slots(host="n8", slots=2, places=full), Slots(host="n9", slots=len(places), places=places))
-        plan = make_plan(RECIPE, MACHINE, hosts=Hosts(slots=slots))
+        plan = make_plan(TrainingRequest(work=RECIPE), MACHINE, Hosts(slots=slots))
         return plan.backend, plan.backend_reason
 
     assert backend(0, 1)[0] == "nccl"
@@ -164,41 +171,43 @@ def test_gpus_are_those_of_the_places() -> None:
 
 def test_a_script_on_gpus_that_only_the_user_knows() -> None:
     with pytest.raises(HpctrainError, match=r"which backend is for train\.py\?(.|\n)*--backend nccl for PyTorch"):
-        make_plan(SCRIPT, with_gpus(2), ranks=2)
-    assert make_plan(SCRIPT, with_gpus(2), ranks=2, backend="nccl").backend == "nccl"
+        make_plan(TrainingRequest(work=SCRIPT, ranks=2), with_gpus(2))
+    assert make_plan(TrainingRequest(work=SCRIPT, ranks=2, backend="nccl"), with_gpus(2)).backend == "nccl"
 
 
 @pytest.mark.parametrize("backend", ["horovod", "gloo", "nccl"])
 def test_shrinking_needs_the_mpi_engine(backend: str) -> None:
     with pytest.raises(HpctrainError, match="fault_tolerance: shrink needs --backend mpi"):
-        make_plan(load_recipe("digits", ["fault_tolerance=shrink"]), MACHINE, ranks=2, backend=backend)
+        make_plan(
+            TrainingRequest(work=load_recipe("digits", ["fault_tolerance=shrink"]), ranks=2, backend=backend), MACHINE
+        )
 
 
 def test_more_ranks_left_than_begun_are_refused() -> None:
     work = load_recipe("digits", ["fault_tolerance.lost_rank=shrink", "fault_tolerance.min_ranks=3"])
     with pytest.raises(HpctrainError, match=r"min_ranks is 3, and the run has 2 ranks\n.*-np 3"):
-        make_plan(work, MACHINE, ranks=2)
-    assert make_plan(work, MACHINE, ranks=3).backend == "mpi"
+        make_plan(TrainingRequest(work=work, ranks=2), MACHINE)
+    assert make_plan(TrainingRequest(work=work, ranks=3), MACHINE).backend == "mpi"
 
 
 def test_a_framework_that_is_not_installed() -> None:
     machine = Machine(host="n1", cores=8, frameworks=frozenset({"torch"}), versions={})
     with pytest.raises(HpctrainError, match=r"keras is not installed(.|\n)*pip install 'hpctrain\[keras\]'"):
-        make_plan(RECIPE, machine, framework="keras")
+        make_plan(TrainingRequest(work=RECIPE, framework="keras"), machine)
     nothing = Machine(host="n1", cores=8, frameworks=frozenset(), versions={})
     with pytest.raises(HpctrainError, match=r"pip install 'hpctrain\[torch\]'"):
-        make_plan(RECIPE, nothing)
+        make_plan(TrainingRequest(work=RECIPE), nothing)
 
 
 def test_a_script_chooses_its_framework_itself() -> None:
     with pytest.raises(HpctrainError, match=r"train\.py chooses by itself"):
-        make_plan(SCRIPT, MACHINE, framework="torch")
+        make_plan(TrainingRequest(work=SCRIPT, framework="torch"), MACHINE)
 
 
 def test_one_rank_on_another_host_needs_a_launcher() -> None:
     def backend(host: str, wanted: str = "auto") -> str:
         hosts = Hosts(slots=(Slots(host=host, slots=1),))
-        return make_plan(RECIPE, MACHINE, hosts=hosts, backend=wanted).backend
+        return make_plan(TrainingRequest(work=RECIPE, backend=wanted), MACHINE, hosts).backend
 
     assert [backend(host) for host in ("n1", "n1.example.org", "n2", "n11")] == ["single", "single"] + ["mpi"] * 2
     assert backend("n1", "single") == "single"
@@ -237,52 +246,65 @@ def test_keras_needs_tensorflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_largest_gradients_alone_need_the_engine_that_can() -> None:
     work = load_recipe("digits", ["communication.compression=top_k"])
-    placed = make_plan(work, MACHINE, ranks=2)
+    placed = make_plan(TrainingRequest(work=work, ranks=2), MACHINE)
     assert (placed.backend, placed.backend_reason) == ("mpi", "communication.compression: top_k")
-    assert make_plan(work, MACHINE, ranks=1).backend == "single"
+    assert make_plan(TrainingRequest(work=work, ranks=1), MACHINE).backend == "single"
     with pytest.raises(HpctrainError, match=r"top_k needs --backend mpi; 'gloo' sends all gradients"):
-        make_plan(work, MACHINE, ranks=2, backend="gloo")
+        make_plan(TrainingRequest(work=work, ranks=2, backend="gloo"), MACHINE)
 
 
 def test_a_mesh_of_a_recipe_and_of_a_script() -> None:
     recipe = load_recipe("digits", ["mesh.dp_shard=2"])
     script = SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)})
     for work in (recipe, script):
-        assert make_plan(work, MACHINE, ranks=4).mesh.sizes["dp_replicate"] == 2
+        assert make_plan(TrainingRequest(work=work, ranks=4), MACHINE).mesh.sizes["dp_replicate"] == 2
         with pytest.raises(HpctrainError, match="the mesh dp_shard 2 = 2 does not divide 3 ranks"):
-            make_plan(work, MACHINE, ranks=3)
+            make_plan(TrainingRequest(work=work, ranks=3), MACHINE)
         with pytest.raises(HpctrainError, match="'horovod' has no groups of ranks for the mesh dp_replicate 2 x dp_sh"):
-            make_plan(work, MACHINE, ranks=4, backend="horovod")
+            make_plan(TrainingRequest(work=work, ranks=4, backend="horovod"), MACHINE)
         for backend in ("mpi", "gloo", "nccl"):
-            make_plan(work, MACHINE, ranks=4, backend=backend)
+            make_plan(TrainingRequest(work=work, ranks=4, backend=backend), MACHINE)
     with pytest.raises(HpctrainError, match="the mesh dp_shard 2 needs PyTorch, and digits is to run in Keras"):
-        make_plan(recipe, MACHINE, ranks=2, framework="keras")
-    make_plan(load_recipe("digits", ["mesh.dp_replicate=2"]), MACHINE, ranks=2, framework="keras", backend="horovod")
+        make_plan(TrainingRequest(work=recipe, ranks=2, framework="keras"), MACHINE)
+    make_plan(
+        TrainingRequest(
+            work=load_recipe("digits", ["mesh.dp_replicate=2"]), ranks=2, framework="keras", backend="horovod"
+        ),
+        MACHINE,
+    )
 
 
 def test_a_script_with_a_mesh_is_pytorchs() -> None:
     gpus = dataclasses.replace(MACHINE, gpus=2)
     with pytest.raises(HpctrainError, match=r"which backend is for train\.py"):
-        make_plan(SCRIPT, gpus, ranks=2)
-    assert make_plan(SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)}), gpus, ranks=2).backend == "nccl"
+        make_plan(TrainingRequest(work=SCRIPT, ranks=2), gpus)
+    assert (
+        make_plan(TrainingRequest(work=SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)}), ranks=2), gpus).backend
+        == "nccl"
+    )
 
 
 def test_a_parameter_server_needs_the_engine_that_has_one() -> None:
     work = load_recipe("digits", ["sync=async"])
     for ranks in (1, 2):
-        placed = make_plan(work, MACHINE, ranks=ranks)
+        placed = make_plan(TrainingRequest(work=work, ranks=ranks), MACHINE)
         assert (placed.backend, placed.backend_reason) == ("mpi", "sync: async")
     for backend in ("gloo", "horovod", "single"):
         with pytest.raises(HpctrainError, match=rf"sync: async needs --backend mpi.*'{backend}' cannot"):
-            make_plan(work, MACHINE, ranks=1, backend=backend)
+            make_plan(TrainingRequest(work=work, ranks=1, backend=backend), MACHINE)
     # Averaging parameters is a reduction like another.
-    assert make_plan(load_recipe("digits", ["sync.every=8"]), MACHINE, ranks=2, backend="gloo").backend == "gloo"
+    assert (
+        make_plan(
+            TrainingRequest(work=load_recipe("digits", ["sync.every=8"]), ranks=2, backend="gloo"), MACHINE
+        ).backend
+        == "gloo"
+    )
 
 
 def test_a_gpt_is_pytorchs() -> None:
     recipe = smoke(load_recipe("gpt2-124m"))
-    assert make_plan(recipe, MACHINE, ranks=2).framework == "torch"
+    assert make_plan(TrainingRequest(work=recipe, ranks=2), MACHINE).framework == "torch"
     with pytest.raises(HpctrainError, match="the network of gpt2-124m-smoke is available only in PyTorch"):
-        make_plan(recipe, MACHINE, ranks=2, framework="keras")
+        make_plan(TrainingRequest(work=recipe, ranks=2, framework="keras"), MACHINE)
     with pytest.raises(HpctrainError, match="the folder of the text's tokens"):
-        make_plan(load_recipe("gpt2-124m"), MACHINE, ranks=2)
+        make_plan(TrainingRequest(work=load_recipe("gpt2-124m"), ranks=2), MACHINE)

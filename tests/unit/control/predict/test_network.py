@@ -35,7 +35,7 @@ def one_uplink() -> Fabric:
 
 
 def network(fabric: Fabric, order: list[int], **options: object) -> Network:
-    return network_of(fabric, Routes(fabric), order, **options)
+    return network_of(Routes(fabric), order, **options)
 
 
 def test_a_ring_that_leaves_each_leaf_once_shares_nothing(one_uplink: Fabric) -> None:
@@ -68,7 +68,7 @@ def test_the_time_of_rings_and_trees_is_that_of_the_most_loaded_link() -> None:
     fabric = generated(hosts=24, rails=2, leaf_down=8, leaf_up=2)
     order = np.random.default_rng(1).permutation(24).tolist()
     routes, size, latency = Routes(fabric), 1e9, 1e-4
-    found = network_of(fabric, routes, order, latency_s=latency)
+    found = network_of(routes, order, latency_s=latency)
     assert found.ring_share < 1 and found.tree_share < 1
     adapters = rail_adapters(fabric, order)
     rings = predict_allreduce(routes, rail_rings(adapters), size, latency)

@@ -10,7 +10,7 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.calibration import Calibration, read_calibration
 from hpctrain.control.predict.constants import constants
-from hpctrain.control.predict.energy import Site, energy
+from hpctrain.control.predict.energy import Machines, Site, energy
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.prediction import Node, predict
@@ -84,10 +84,7 @@ def test_energy_of_idle_and_of_full_gpus():
     def node_w(busy):
         found = energy(
             values,
-            gpu="h100-sxm",
-            gpus_per_node=8,
-            nodes=2,
-            switch_ports=0,
+            Machines(gpu="h100-sxm", gpus_per_node=8, nodes=2),
             busy=np.array([busy]),
             seconds=np.array([3600.0]),
             samples_per_s=np.array([100.0]),

@@ -9,6 +9,7 @@ import pytest
 from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.plan import HostOptions, Plan, Script
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.programs import bench
 from hpctrain.control.supervision.failure import Failure
@@ -20,8 +21,8 @@ def test_the_end_of_a_failed_rank_is_shown_once(
 ) -> None:
     """What rank 0 prints is shown as it comes; of another rank only the error tells."""
 
-    def fails(*arguments, line, **options):
-        line("ValueError: of rank 0")
+    def fails(ready, directory, audience):
+        audience.line("ValueError: of rank 0")
         return Failure(
             code="HT-rank-exception",
             message=f"rank {rank} failed",
@@ -31,7 +32,7 @@ def test_the_end_of_a_failed_rank_is_shown_once(
         )
 
     monkeypatch.setattr(bench, "run_plan", fails)
-    plan = make_plan(Script(path=Path("step.py")), this_machine(), ranks=1, backend="single")
+    plan = make_plan(TrainingRequest(work=Script(path=Path("step.py")), ranks=1, backend="single"), this_machine())
     with pytest.raises(HpctrainError, match=f"rank {rank} failed") as caught:
         bench.run_program(plan, tmp_path, this_machine(), None, tmp_path / "out")
     assert str(caught.value).count(f"ValueError: of rank {rank}") == times

@@ -367,20 +367,9 @@ def test_misuse() -> None:
 
 
 def prepare_without_image() -> None:
-    from hpctrain.common.run.plan import HostOptions
+    from hpctrain.common.run.request import TrainingRequest
     from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
     from hpctrain.control.schedulers.request import job_request
 
-    prepare_pods(
-        PLAIN,
-        job_request(PLAIN, "digits", {}),
-        load_recipe("digits", []),
-        name=None,
-        image=None,
-        run_directory=None,
-        framework=None,
-        backend="auto",
-        hosts=HostOptions(),
-        start=Start(),
-        restarts=None,
-    )
+    asked = TrainingRequest(work=load_recipe("digits", []))
+    prepare_pods(PLAIN, job_request(PLAIN, "digits", {}), asked, name=None, image=None)

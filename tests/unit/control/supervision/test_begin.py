@@ -17,12 +17,12 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan, Script
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.supervision import begin, one_run
+from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.begin import begin_or_resume
-from hpctrain.control.supervision.execution import Audience
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.repeats import Series
-from hpctrain.control.supervision.request import ReadyRun, RunRequest
 from hpctrain.report.summary import summarise
 from support import needs
 
@@ -49,9 +49,7 @@ class Heard:
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory) -> Iterator[Audience]:
-        yield Audience(
-            show=lambda event: None, line=self.lines.append, notice=self.notice, failed=lambda failure, place: None
-        )
+        yield Audience(line=self.lines.append, notice=self.notice)
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:
         return summarise(directory, plan, status)
@@ -77,8 +75,8 @@ def script(text: str) -> Script:
     return Script(path=path)
 
 
-def asked(work: Script | None, **further: Any) -> RunRequest:
-    return RunRequest(work=work, ranks=1, backend="single", run_dir=Path("run"), **further)
+def asked(work: Script | None, **further: Any) -> TrainingRequest:
+    return TrainingRequest(work=work, ranks=1, backend="single", run_dir=Path("run"), **further)
 
 
 def test_a_run_is_begun_and_a_second_resume_finds_it_done() -> None:
@@ -98,7 +96,7 @@ def test_a_run_is_begun_and_a_second_resume_finds_it_done() -> None:
 def test_each_run_of_a_series_is_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(begin, "_resume_series", lambda request, series, output: 0)
     heard = Heard()
-    asked_for = RunRequest(work=load_recipe("digits", ["seed=5"]), ranks=1, run_dir=Path("series"), repeat=2)
+    asked_for = TrainingRequest(work=load_recipe("digits", ["seed=5"]), ranks=1, run_dir=Path("series"), repeat=2)
     assert begin_or_resume(asked_for, heard, resume=False) == 0
     assert heard.begun_in == [(1, Path("series/seed-5")), (1, Path("series/seed-6"))]
 
@@ -132,7 +130,7 @@ def test_a_script_that_damages_the_events_is_done_all_the_same() -> None:
 @pytest.mark.parametrize("repeat", [None, 2])
 def test_a_dry_run_starts_and_writes_nothing(repeat: int | None) -> None:
     heard = Heard()
-    request = RunRequest(work=load_recipe("digits"), ranks=1, backend="single", repeat=repeat, dry_run=True)
+    request = TrainingRequest(work=load_recipe("digits"), ranks=1, backend="single", repeat=repeat, dry_run=True)
     assert begin_or_resume(request, heard, resume=False) == 0
     found = [run.plan.recipe.seed for run, _ in heard.ready if run.plan.recipe]
     assert found == [*range(found[0], found[0] + (repeat or 1))]
@@ -178,6 +176,6 @@ def test_a_signal_before_the_ranks_are_started(begun: bool, code: int, monkeypat
 )
 def test_what_cannot_go_on(further: dict[str, Any], said: str) -> None:
     begin_or_resume(asked(script("raise SystemExit(3)")), Heard(), resume=False)
-    request = RunRequest(**{"work": None, "run_dir": Path("run"), **further})
+    request = TrainingRequest(**{"work": None, "run_dir": Path("run"), **further})
     with pytest.raises(HpctrainError, match=said.replace("?", r"\?")):
         begin_or_resume(request, Heard(), resume=True)

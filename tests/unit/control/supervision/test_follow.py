@@ -17,6 +17,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import line_of, read_events
 from hpctrain.common.run.events.kinds import EndEvent, LogEvent, StoppedEvent
+from hpctrain.control.supervision.audience import Audience
 from hpctrain.control.supervision.follow import Follower, Tail
 
 
@@ -26,7 +27,7 @@ def test_a_line_that_is_no_event_is_named_by_its_number_in_the_file_once_and_pas
     directory.events.write_bytes(line * 2)
     shown = []
     said = []
-    follower = Follower(directory, shown.append, lambda text: None, said.append)
+    follower = Follower(directory, Audience(show=shown.append, notice=said.append))
     with directory.events.open("ab") as file:
         file.write(line_of(StoppedEvent(iteration=3, reason="SIGTERM")))
     follower.advance()
@@ -60,7 +61,7 @@ def test_what_cannot_be_read_now_is_read_later(tmp_path, monkeypatch, name, last
     directory = RunDirectory(tmp_path)
     directory.logs.mkdir()
     shown, lines, said = [], [], []
-    follower = Follower(directory, shown.append, lines.append, said.append)
+    follower = Follower(directory, Audience(show=shown.append, line=lines.append, notice=said.append))
     directory.events.write_bytes(line_of(EndEvent(status="done")))
     directory.log(0).write_bytes(b"one\ntwo\n")
     tries = failing_once(monkeypatch, name)
@@ -88,7 +89,7 @@ def test_another_file_in_place_of_the_events_is_told_once(tmp_path):
     directory = RunDirectory(tmp_path)
     directory.events.write_bytes(b'{"time": 1, "event": "mark"}\n')
     said: list[str] = []
-    follower = Follower(directory, lambda event: None, lambda line: None, said.append)
+    follower = Follower(directory, Audience(notice=said.append))
     for _ in range(2):
         follower.advance()
     assert said == []
@@ -131,7 +132,7 @@ def test_lines_are_those_of_the_file_however_it_grows_and_is_read(parts, at_most
 def test_a_long_file_in_place_of_the_events_is_not_kept_in_memory(tmp_path):
     directory = RunDirectory(tmp_path)
     shown, said = [], []
-    follower = Follower(directory, shown.append, lambda line: None, said.append)
+    follower = Follower(directory, Audience(show=shown.append, notice=said.append))
     directory.events.write_bytes(b"")
     os.truncate(directory.events, 2**27)
     with directory.events.open("ab") as file:
@@ -157,7 +158,7 @@ def test_something_else_in_place_of_the_events_is_not_waited_for(tmp_path, make)
         case "folder":
             directory.events.mkdir()
     said = []
-    Follower(directory, lambda event: None, lambda line: None, said.append).advance()
+    Follower(directory, Audience(notice=said.append)).advance()
     assert len(said) == 1 and str(directory.events) in said[0]
     with pytest.raises(HpctrainError, match=r"cannot read"):
         list(read_events(directory.events))
@@ -166,7 +167,7 @@ def test_something_else_in_place_of_the_events_is_not_waited_for(tmp_path, make)
 def test_the_index_of_a_long_run_keeps_up(tmp_path):
     directory = RunDirectory(tmp_path)
     shown = []
-    follower = Follower(directory, shown.append, lambda line: None)
+    follower = Follower(directory, Audience(show=shown.append))
     line = line_of(LogEvent(iteration=1, values={"a" * 300: 1.0}))
     directory.events.write_bytes(line * 25_000)
     follower.advance(last=True)

@@ -20,6 +20,7 @@ from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start
 from hpctrain.control.launchers.command import Srun
 from hpctrain.control.resuming.resume import plan_without
 from hpctrain.control.supervision import host_questions, hosts_ready
+from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.host_questions import Answer
 from hpctrain.control.supervision.hosts_ready import joinable_hosts, ready_hosts
 
@@ -221,7 +222,8 @@ def test_variables_that_a_user_set_for_one_library_stay(monkeypatch: pytest.Monk
 def joinable(names: list[str], **variables: str) -> tuple[tuple[str, ...], dict[str, str]]:
     environment = {"PATH": os.environ["PATH"], **variables}
     questions, machine = host_questions.Questions(), Machine(host="n1", cores=2, frameworks=frozenset(), versions={})
-    return joinable_hosts(plan("n1", "n2"), names, MPIRUN, Path("run"), machine, questions, environment)
+    run = ReadyRun(plan=plan("n1", "n2"), machine=machine, launcher=MPIRUN)
+    return joinable_hosts(run, names, Path("run"), questions, environment)
 
 
 def test_hosts_that_can_join(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.common.run.events.kinds import StartEvent, StepEvent
 from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.resuming.attempts import Attempt
 from hpctrain.control.supervision.failure import Failure
@@ -273,7 +274,7 @@ STEP = StepEvent(
 def supervised() -> tuple[Supervisor, Attempt]:
     """A second attempt that began at a checkpoint, whose run has other values since."""
     directory, machine = RunDirectory(Path("run")), this_machine()
-    begun = make_plan(load_recipe("digits"), machine, ranks=1, backend="single")
+    begun = make_plan(TrainingRequest(work=load_recipe("digits"), ranks=1, backend="single"), machine)
     directory.create(begun)
     with EventWriter(directory.events) as writer:
         writer.emit(StartEvent(attempt=1, iteration=0))

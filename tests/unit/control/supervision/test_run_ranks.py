@@ -18,15 +18,17 @@ import pytest
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Stop
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers.command import Command
 from hpctrain.control.supervision import run as launching
+from hpctrain.control.supervision.audience import Audience
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
-from hpctrain.control.supervision.run import run_ranks
+from hpctrain.control.supervision.run import LiveRun, RankRules, run_ranks
 from support.script_runs import script_run
 
 # A rank's record, written by the program itself so that pid and start are real. It holds the directory as ranks do.
@@ -62,19 +64,18 @@ def start(
 ) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
     lines: list[str] = []
-    failure = run_ranks(
-        Command(program=(sys.executable, "-c", RECORD + program)),
-        directory,
-        ranks,
-        start=StartEvent(attempt=1, iteration=0),
-        stop=Stop(seconds=stop_seconds),
-        fault_tolerant=fault_tolerant,
-        meet_seconds=meet_seconds,
-        show=lambda event: shown.append(event.event),
-        line=lines.append,
-        notice=notice,
+    rules = RankRules(
+        ranks=ranks, stop=Stop(seconds=stop_seconds), fault_tolerant=fault_tolerant, meet_seconds=meet_seconds
     )
-    return failure, shown, lines
+    audience = Audience(show=lambda event: shown.append(event.event), line=lines.append, notice=notice)
+    command = Command(program=(sys.executable, "-c", RECORD + program))
+    return run(command, directory, rules, audience), shown, lines
+
+
+def run(command: Command, directory: RunDirectory, rules: RankRules, audience: Audience = Audience()) -> Failure | None:
+    with Interrupts() as interrupts, HeldDirectory(directory) as held:
+        live = LiveRun(held=held, interrupts=interrupts, audience=audience)
+        return run_ranks(command, live, rules, StartEvent(attempt=1, iteration=0))
 
 
 def test_what_is_written_is_passed_on(directory: RunDirectory) -> None:
@@ -474,14 +475,7 @@ def test_a_signal_before_the_ranks_is_raised() -> None:
 
 def test_a_program_that_is_not_there(directory: RunDirectory) -> None:
     with pytest.raises(HpctrainError, match="cannot start /nope/python: No such file"):
-        run_ranks(
-            Command(program=("/nope/python",)),
-            directory,
-            1,
-            start=StartEvent(attempt=1, iteration=0),
-            show=lambda event: None,
-            line=lambda text: None,
-        )
+        run(Command(program=("/nope/python",)), directory, RankRules(ranks=1))
 
 
 @pytest.mark.slow

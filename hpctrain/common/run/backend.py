@@ -1,0 +1,210 @@
+"""The backend of a plan: what each can do with it, and which one ``auto`` chooses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES, Capabilities
+from hpctrain.common.cluster.gpus import fitting_backend
+from hpctrain.common.cluster.launcher import TORCHRUN
+from hpctrain.common.cluster.machine import Machine, same_host
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import Plan, Slots
+from hpctrain.common.settings import PARAMETER_SERVERS
+
+# Strategies whose scope makes the variables once for all replicas or workers.
+_IN_SCOPE = ("mirrored", "parameter_server")
+
+
+def require_backend(backend: str, plan: Plan) -> None:
+    if backend not in BACKENDS:
+        raise HpctrainError(
+            "HT-backend-unknown", "unknown backend {backend!r}", nearest(backend, BACKENDS), backend=backend
+        )
+    capable = CAPABILITIES.get(backend)
+    if capable is None:
+        return
+    if plan.framework is not None and plan.framework not in capable.frameworks:
+        (own, other), backends = (("PyTorch", "Keras"), "mpi or horovod")
+        if plan.framework == "torch":
+            own, other, backends = "TensorFlow", "PyTorch", "mpi, nccl or gloo"
+        raise HpctrainError(
+            "HT-backend-of-other-framework",
+            "backend {backend!r} reduces {own}'s gradients, and {title} is to run in {other}",
+            f"choose --backend {backends}, or --framework {'torch' if own == 'PyTorch' else 'keras'}",
+            backend=backend,
+            own=own,
+            title=plan.title,
+            other=other,
+        )
+    _require_strategy(plan, backend, capable)
+    if plan.start.launcher == TORCHRUN and capable.joins_ranks and not capable.meets_without_mpi:
+        raise HpctrainError(
+            "HT-backend-needs-mpi",
+            "backend {backend!r} needs ranks that MPI started, and torchrun is to start them",
+            "choose --backend gloo or nccl, or --launcher auto",
+            backend=backend,
+        )
+    if not plan.mesh.replicates_only and not capable.has_meshes:
+        raise HpctrainError(
+            "HT-backend-without-groups",
+            "backend {backend!r} has no groups of ranks for the mesh {mesh}",
+            "choose --backend nccl, mpi or gloo",
+            backend=backend,
+            mesh=plan.mesh,
+        )
+    if _sends_largest(plan) and not capable.sends_largest:
+        raise HpctrainError(
+            "HT-backend-without-compression",
+            "communication.compression: top_k needs --backend mpi; {backend!r} sends all gradients",
+            "choose --backend mpi; or --set communication.compression=bf16",
+            backend=backend,
+        )
+    if _is_async(plan) and not capable.serves_parameters:
+        raise HpctrainError(
+            "HT-backend-without-async",
+            "sync: async needs --backend mpi, whose ranks write to each other's memory; {backend!r} cannot",
+            "choose --backend mpi; or --set sync.mode=local, with sync.every",
+            backend=backend,
+        )
+    if plan.fault_tolerant and not capable.outlives_ranks:
+        raise HpctrainError(
+            "HT-backend-without-shrink",
+            "fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
+            "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead",
+            backend=backend,
+        )
+
+
+def _require_strategy(plan: Plan, backend: str, capable: Capabilities) -> None:
+    """Refuse what DeepSpeed and the strategies of tf.distribute cannot do as backends: too few ranks, or recipes
+    whose steps do more than the strategies' scopes support.
+    """
+    if plan.recipe and capable.distributes_scripts:
+        raise HpctrainError(
+            "HT-backend-for-scripts-only",
+            "backend {backend!r} is for scripts that bring a configuration of its own, and {title} is a recipe",
+            "choose --backend nccl, mpi or gloo; --mesh dp_shard=N with --set sharding.zero=1, 2 or 3 divides state",
+            backend=backend,
+            title=plan.title,
+        )
+    if plan.ranks < capable.min_ranks:
+        raise HpctrainError(
+            "HT-backend-needs-more-ranks",
+            "backend {backend!r} needs {least} ranks at least, and -np is {ranks}: a coordinator, one "
+            "that keeps the parameters, and the workers",
+            f"-np {capable.min_ranks} or more",
+            backend=backend,
+            least=capable.min_ranks,
+            ranks=plan.ranks,
+        )
+    if backend == "parameter_server" and plan.ranks < PARAMETER_SERVERS.read() + 2:
+        raise HpctrainError(
+            "HT-backend-without-workers",
+            "{variable}={servers} leaves no worker of -np {ranks}",
+            f"-np {PARAMETER_SERVERS.read() + 2} or more",
+            variable=PARAMETER_SERVERS.name,
+            servers=PARAMETER_SERVERS.read(),
+            ranks=plan.ranks,
+        )
+    if backend in _IN_SCOPE and plan.recipe:
+        _require_plain(plan.recipe, backend)
+
+
+def _require_plain(recipe: Recipe, backend: str) -> None:
+    odd = {
+        f"model: {recipe.model.name}, with batch normalisation": recipe.model.name != "digits_cnn",
+        f"precision: {recipe.precision}": recipe.precision == "fp16",
+        f"batch.micro_batch: {recipe.batch.micro_batch}": recipe.batch.micro_batch,
+        "averaging": recipe.averaging,
+        "mixing": recipe.mixing,
+        "sync": recipe.sync,
+        f"communication.compression: {recipe.communication.compression}": recipe.communication.compression != "none",
+    }
+    if found := next((name for name, is_odd in odd.items() if is_odd), None):
+        raise HpctrainError(
+            "HT-backend-for-plain-networks",
+            "backend {backend!r} takes plain steps of networks without batch normalisation, and the recipe has {found}",
+            "choose --backend multi_worker, mpi or horovod",
+            backend=backend,
+            found=found,
+        )
+
+
+def _sends_largest(plan: Plan) -> bool:
+    return plan.recipe is not None and plan.recipe.communication.compression == "top_k"
+
+
+def _is_async(plan: Plan) -> bool:
+    return plan.recipe is not None and plan.recipe.sync is not None and plan.recipe.sync.mode == "async"
+
+
+def choose_backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
+    """The backend and the reason for it, which is empty for a backend that the user chose."""
+    if asked := CAPABILITIES.get(plan.asked_backend):
+        if not asked.joins_ranks:
+            _require_single(plan, [host.host for host in hosts], machine)
+        return plan.asked_backend, ""
+    if _is_async(plan):
+        return "mpi", "sync: async"
+    # A single rank of an elastic run may be the rest of several, and others may join it.
+    if plan.ranks == 1 and same_host(hosts[0].host, machine.host) and not plan.elastic:
+        return "single", f"one rank on {machine.host}"
+    if plan.start.launcher == TORCHRUN:
+        return _without_mpi(plan, hosts, machine)
+    if plan.fault_tolerant:
+        return "mpi", "fault_tolerance: shrink"
+    if _sends_largest(plan):
+        return "mpi", "communication.compression: top_k"
+    return _fitting(plan, hosts, machine)
+
+
+def _without_mpi(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
+    """The backend among those whose ranks torchrun may start, and the reason."""
+    backend, reason = _fitting(plan, hosts, machine)
+    if not CAPABILITIES[backend].meets_without_mpi:
+        backend, reason = "gloo", "torchrun"
+    require_backend(backend, plan)
+    return backend, reason
+
+
+def _require_single(plan: Plan, hosts: Sequence[str], machine: Machine) -> None:
+    if plan.ranks > 1 and not CAPABILITIES[plan.asked_backend].replicates:
+        raise HpctrainError(
+            f"backend {plan.asked_backend!r} is for one process, not for -np {plan.ranks}", "choose --backend auto"
+        )
+    if elsewhere := [host for host in hosts if not same_host(host, machine.host)]:
+        raise HpctrainError(
+            f"backend {plan.asked_backend!r} starts its process on this machine, {machine.host}, not on {elsewhere[0]}",
+            "choose --backend auto",
+        )
+
+
+def _fitting(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
+    """The backend that fits the host with the fewest GPUs for its ranks, and the reason."""
+    framework = plan.framework
+    only = plan.start.container is None and machine.frameworks == {"torch"}
+    if framework is None and (only or not plan.mesh.replicates_only):
+        framework = "torch"
+    host, gpus = min(((host, _gpus(host, machine)) for host in hosts), key=lambda pair: pair[1] - pair[0].slots)
+    backend, reason = fitting_backend(framework, gpus, host.slots, host.host if host.places else machine.host)
+    if plan.start.container is not None:
+        return backend, reason
+    capable = CAPABILITIES[backend]
+    if capable.needs_gpus and machine.versions.get("torch", "").endswith("+cpu"):
+        return "mpi", f"PyTorch {machine.versions['torch']} is built for CPUs"
+    if capable.needs_build and framework is None and backend not in machine.versions:
+        raise HpctrainError(
+            f"which backend is for {plan.title}? There is {reason.partition(', ')[2]}, and Horovod, which serves "
+            "either framework, is not built",
+            "--backend nccl for PyTorch; for Keras --backend horovod, after: hpctrain horovod build",
+        )
+    return backend, reason
+
+
+def _gpus(host: Slots, machine: Machine) -> int:
+    """A host's GPUs for ranks: those of its places, or as many as this machine has."""
+    if host.places:
+        return sum(place.gpu is not None for place in host.places)
+    return machine.gpus

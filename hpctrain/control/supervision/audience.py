@@ -1,0 +1,81 @@
+"""A run that is ready to start, and who is told of its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from hpctrain.common.cluster.machine import Machine
+    from hpctrain.common.run.directory import RunDirectory
+    from hpctrain.common.run.events import Event
+    from hpctrain.common.run.plan import Plan
+    from hpctrain.control.launchers.command import Launcher
+    from hpctrain.control.resuming.attempts import Attempt
+    from hpctrain.control.supervision.execution import Summary
+    from hpctrain.control.supervision.failure import Failure
+    from hpctrain.control.supervision.repeats import Series
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyRun:
+    """A run that is ready to start.
+
+    Attributes:
+        launcher: starts the ranks; None for a backend that needs none.
+        attempt: where a resumed run continues; None for a new run.
+    """
+
+    plan: Plan
+    machine: Machine
+    launcher: Launcher | None
+    attempt: Attempt | None = None
+
+
+def _ignore(*news: object) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Where the remarks, warnings and progress of a run go; by default nowhere.
+
+    Attributes:
+        show: gets each event as it happens.
+        line: gets each line that rank 0 prints.
+        notice: gets what the user has to know now.
+        failed: gets why the run is not done, and where the run is by now, before any of it is written, which a full
+            disk would refuse.
+    """
+
+    show: Callable[[Event], None] = _ignore
+    line: Callable[[str], None] = _ignore
+    notice: Callable[[str], None] = _ignore
+    failed: Callable[[Failure, RunDirectory], None] = _ignore
+
+
+class Output(Protocol):
+    """Reports to the user."""
+
+    def notice(self, text: str) -> None:
+        """Tell the user something before a run, or between two runs."""
+
+    def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
+        """Show how a run would be started, in a dry run."""
+
+    def begun(self, plan: Plan, directory: RunDirectory) -> None:
+        """A new run's directory is made, and its ranks are not started yet."""
+
+    def follow(self, plan: Plan, directory: RunDirectory) -> AbstractContextManager[Audience]:
+        """The audience of a run; it is left when the run has ended."""
+
+    def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> Summary:
+        """Compute the content of ``summary.json`` from the events and the run's status."""
+
+    def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
+        """Report the end of a run; ``failure`` is None where it is done."""
+
+    def series_ended(self, series: Series) -> None:
+        """Report the results of a series, after its last run or the first that failed."""
