@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from hpctrain.cli.main import main
@@ -21,6 +22,6 @@ def test_ranks_of_four_hosts_make_the_same_bytes(hosts_hpctrain: Launch, tmp_pat
     assert main(["data", "shard", str(source), str(tmp_path / "alone"), *shard]) == 0
     result = hosts_hpctrain("data", "shard", str(source), "shards", "-H", "h1:1,h2:1,h3:1,h4:1", *shard)
     assert result.returncode == 0, result.stdout
-    assert "4 images cannot be decoded" in result.stdout
+    assert re.search("^.*4 images .*decoded", result.stdout, re.MULTILINE)
     assert contents(tmp_path / "shards") == contents(tmp_path / "alone")
     assert not list(tmp_path.glob("hpctrain-bench-*"))

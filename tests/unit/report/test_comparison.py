@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hpctrain.report.page import render
 from hpctrain.report.predicted import PredictedRow
 from hpctrain.report.record import Record
 from hpctrain.report.summary import summarise
+from support.golden import check_text
 from support.report.predicted_plans import figure, record, row, written
 from support.report.written_runs import EPOCHS, STEPS, Line, digits, recipe_plan, run_events, typed, write_run
 
@@ -44,13 +46,7 @@ def test_all_inside() -> None:
     assert (found.outside, found.causes, found.note) == ([], (), "")
     # The first step, of 5 s, does not count.
     assert [each.measured for each in found.figures] == pytest.approx([0.5, 128, 0.2, 10.5 / 60])
-    assert found.lines == [
-        "               measured  predicted",
-        "step (median)  500 ms    500 ms [400 ms, 600 ms]  inside",
-        "samples/s      128       128 [100, 150]           inside",
-        "communication  20 %      20 % [10 %, 30 %]        inside",
-        "time           10.5 s    10.2 s [9 s, 12 s]       inside",
-    ]
+    check_text("comparison", "\n".join(found.lines))
 
 
 def test_faster() -> None:
@@ -68,7 +64,7 @@ def test_slower_by_the_computing_itself() -> None:
     slow = "slower than predicted"
     assert verdicts(found) == {**dict.fromkeys(ALL, "inside"), "step_s": slow, "samples_per_s": slow}
     (cause,) = found.causes
-    assert "computation itself is slower; next: hpctrain doctor, and hpctrain bench step" in cause
+    check_text("comparison-computation", cause)
 
 
 @pytest.mark.parametrize(("waited", "input_bound"), [(0.07, False), (0.08, True)])
@@ -76,7 +72,7 @@ def test_slower_by_the_input(waited: float, input_bound: bool) -> None:
     # A step takes 0.15 s too long; the input counts from half of that on.
     events = [{**event, "data_seconds": waited} if event["event"] == "step" else event for event in run_events()]
     (cause,) = compared(events, **SLOW).causes
-    assert ("waiting for samples" in cause and cause.endswith("next: hpctrain bench loader")) == input_bound
+    assert cause.endswith("bench loader") == input_bound
 
 
 @pytest.mark.parametrize(
@@ -84,10 +80,10 @@ def test_slower_by_the_input(waited: float, input_bound: bool) -> None:
 )
 def test_slower_by_the_reductions(nodes: int, where: str, look: str) -> None:
     found = compared(**SLOW, nodes=nodes, communication_share=figure(0.01, 0.02, 0.05))
-    assert verdicts(found)["communication_share"] == "more than predicted"
+    assert found.outside[-1] == "communication_share"
     (cause,) = found.causes
-    assert cause.startswith(f"likely cause: reductions are 20 % of a step, predicted at most 5 %: {where}, or ranks")
-    assert cause.endswith(f"next: hpctrain {look}, hpctrain bench allreduce")
+    assert "20 %" in cause and "5 %" in cause and where in cause
+    assert f"hpctrain {look}, " in cause
 
 
 STALL: Line = {
@@ -104,7 +100,7 @@ STALL: Line = {
 def test_slower_by_a_rank() -> None:
     events = run_events()
     (cause,) = compared([events[0], STALL, *events[1:]], **SLOW).causes
-    assert "rank 1 (node7) stalled" in cause and cause.endswith("next: hpctrain status, hpctrain doctor")
+    check_text("comparison-stalled-rank", cause)
     assert compared([events[0], STALL, *events[1:]]).causes == (), "a run that is not slow needs no cause"
 
 
@@ -140,7 +136,7 @@ def test_energy_is_of_a_part_of_the_node() -> None:
         found = compared(events, kwh=figure(low, 1.5 * low, 3 * low))
         assert (verdicts(found)["kwh"], found.outside) == (verdict, outside)
     assert found.lines[5].split("  ")[0] == "energy, kWh"
-    assert found.lines[5].endswith("measured of GPUs of 1 of 1 host, no CPUs, no DRAM; predicted of whole nodes")
+    check_text("comparison-energy", found.lines[5])
     # Half a run drew half of it.
     assert verdicts(compared([*events[:-1], {**events[-1], "status": "failed"}], kwh=figure(1, 2, 3)))["kwh"] is None
     # Where nothing could be read there is nothing to compare.
@@ -151,20 +147,20 @@ def test_a_run_that_had_other_ranks_is_not_compared(tmp_path: Path) -> None:
     events = run_events()
     again = {**events[0], "ranks": 1}
     found = compared([*events[:9], again, *events[9:]])
-    note = "not compared with its prediction, which is for 2 ranks: the run had 1 and 2"
-    assert (found.figures, found.note, found.lines) == ((), note, [note])
+    check_text("comparison-other-ranks", found.note)
+    assert (found.figures, found.lines) == ((), [found.note])
     assert comparison_keys(found) == {"predicted": None, "outside": None}
     directory = write_run(tmp_path / "run", PLAN, [*events[:9], again, *events[9:]])
     written(directory.prediction, record())
     page = render(directory)
-    assert note in page and "Measured and predicted" not in page
+    assert found.note in page and "<h2>Measured" not in page
 
 
 def test_a_run_that_lost_ranks_is_not_compared() -> None:
     lost: Line = {"time": 1.0, "event": "fault", "rank": 1, "host": "node1", "message": "rank 1 died", "iteration": 5}
     lost |= {"recovery_seconds": 0.1, "samples_affected": 32, "ranks": 1}
     events = run_events()
-    assert compared([*events[:9], lost, *events[9:]]).note.endswith("for 2 ranks: the run had 1 and 2")
+    assert compared([*events[:9], lost, *events[9:]]).note.endswith(" 1 and 2")
 
 
 def test_the_summary_and_the_page(tmp_path: Path) -> None:
@@ -175,8 +171,8 @@ def test_the_summary_and_the_page(tmp_path: Path) -> None:
     assert list(summary["predicted"]) == ALL
     assert summary["outside"] == ["step_s", "samples_per_s"]
     page = render(directory)
-    assert "Measured and predicted" in page and "<td>350 ms [300 ms, 400 ms]</td>" in page
-    assert "slower than predicted" in page and "computation itself is slower" in page
+    figures = re.findall(r"350 ms \[300 ms, 400 ms\]</td>", page)
+    assert "<h2>Measured" in page and figures and "slower" in page and "computation" in page
 
 
 @given(ends=st.tuples(*[st.floats(1e-6, 1e3)] * 3).map(sorted), seconds=st.floats(1e-6, 1e3), share=st.floats(0, 1))

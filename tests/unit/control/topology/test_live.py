@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,9 +98,9 @@ def test_a_machine_of_several_adapters(machine: Machine) -> None:
         ("mlx5_0", (1,)),
         ("mlx5_2", (2, 3)),
     ]
-    assert [warning.partition(": ")[2] for warning in node_map.warnings] == [
-        "mlx5_1 is down: left out",
-        "mlx5_3 is Ethernet: left out",
+    assert [warning.split(": ")[1].split(" is ") for warning in node_map.warnings] == [
+        ["mlx5_1", "down"],
+        ["mlx5_3", "Ethernet"],
     ]
 
 
@@ -113,9 +114,8 @@ def test_bonds_take_part_and_virtual_functions_do_not(tmp_path: Path) -> None:
         (tmp_path / "sys/devices" / path / "physfn").symlink_to(tmp_path / "sys/devices/pci0000:ae")
     node_map = this_node(tmp_path)
     assert [slot.adapter for slot in slots(node_map, 1)] == ["mlx5_bond_1"]
-    assert [warning.partition(": ")[2] for warning in node_map.warnings] == [
-        "virtual functions, left out (3): mlx5_0, mlx5_1, mlx5_2"
-    ]
+    (warning,) = node_map.warnings
+    assert re.findall("mlx5_[0-9]", warning) == ["mlx5_0", "mlx5_1", "mlx5_2"]
 
 
 def test_only_cores_that_the_process_may_use(tmp_path: Path) -> None:
@@ -218,6 +218,6 @@ def test_this_machine() -> None:
     assert cores and set(cores) <= os.sched_getaffinity(0)
     assert slots(node_map, 1)[0].cores
     if not Path("/dev/nvidiactl").exists():
-        assert "/sys: no GPU" in node_map.warnings
+        assert any(warning.endswith(" GPU") for warning in node_map.warnings)
     if not Path("/sys/class/infiniband").exists():
-        assert "/sys: no adapter with RDMA that is up" in node_map.warnings
+        assert any("RDMA" in warning for warning in node_map.warnings)

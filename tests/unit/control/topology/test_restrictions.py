@@ -94,7 +94,8 @@ def test_a_list_of_single_cpus_that_was_cut_binds_no_rank() -> None:
     placed = slots(node_map, 4)
     assert [(slot.cores, slot.numa) for slot in placed] == [((), 0), ((), 0), ((), 1), ((), 1)]
     assert variables(node_map, 4) == ("=mlx5_0,mlx5_1", ["mlx5_0:1", "mlx5_0:1", "mlx5_1:1", "mlx5_1:1"])
-    assert len(node_map.warnings) == 1 and "node 0, node 1" in node_map.warnings[0]
+    (warning,) = node_map.warnings
+    assert re.findall("node ([0-9])", warning) == ["0", "1"]
     with refused("HT-cores-not-certain", host="n1"):
         cpu_bind([("n1", placed)])
 
@@ -173,7 +174,7 @@ def test_a_matrix_without_its_legend_names_no_devices() -> None:
     node_map = nvidia_smi.read(smi([["PIX", "SYS"], ["SYS", "PIX"]], ["0-7", "8-15"], "01"), "f")
     assert variables(node_map, 2) == (None, [None, None])
     assert [slot.cores for slot in slots(node_map, 2)] == [tuple(range(8)), tuple(range(8, 16))]
-    assert ["no NIC Legend" in warning for warning in node_map.warnings] == [True]
+    assert ["Legend" in warning for warning in node_map.warnings] == [True]
 
 
 def test_colours_and_erasures_of_a_terminal() -> None:
@@ -270,7 +271,7 @@ def test_adapters_for_sockets_are_no_adapters_with_rdma() -> None:
     interface = pci(3, 'class="0x020000" vendor="0x1ae0" device="0x0042"', net("eth1", 200000, port=0))
     node_map = nccl.read(system(gpu(1, 0) + interface), "f")
     assert node_map.adapters == ()
-    assert node_map.warnings == ("f:1: no adapter with RDMA that is up",)
+    assert ["RDMA" in warning for warning in node_map.warnings] == [True]
 
 
 @pytest.mark.parametrize(
@@ -317,17 +318,18 @@ def test_hosts_of_one_file(tmp_path: Path) -> None:
     other = one.replace("0xa", "0xb").replace('rank="0"', 'rank="1"')
     both = one.replace("</system>", "") + other.removeprefix('<system version="1">')
     node_map = nccl.read(both, "f")
-    assert (len(node_map.gpus), node_map.warnings) == (1, ("f: of 2 hosts, all alike: 0xa stands for all",))
+    (warning,) = node_map.warnings
+    assert len(node_map.gpus) == 1 and " 2 hosts" in warning and " 0xa " in warning
     file = tmp_path / "topo.xml"
     file.write_text(both.replace('class="0x020700"', 'class="0x020000"', 1).replace("mlx5_0", "eno1", 1))
     with refused("HT-nccl-topology-hosts-differ", count=2) as error:
         read_node_map(file)
     assert re.fullmatch(r"0xa \(GPUs: 1, adapters: 1, cores: [0-9]+\), 0xb .*", error.value.values["hosts"])
-    assert error.value.hint == f"take one: --node {file}@0xa"
+    assert error.value.hint.endswith(f" {file}@0xa")
     assert [a.name for a in read_node_map(Path(f"{file}@0xb")).adapters] == ["mlx5_0"]
     with refused("HT-nccl-topology-no-host", host="0xc") as error:
         read_node_map(Path(f"{file}@0xc"))
-    assert error.value.hint == "valid: 0xa, 0xb"
+    assert error.value.hint.endswith(" 0xa, 0xb")
 
 
 @pytest.mark.parametrize(

@@ -119,10 +119,8 @@ def test_tables_that_go_round_in_circles_are_found() -> None:
     with refused("HT-topology-no-route", source="a m", target="b m", at="spine0"):
         routes.paths(np.array([0], np.int32), np.array([b], np.int32))
     assert routes.loads(np.array([b], np.int32), np.array([0], np.int32)).sum() == 2
-    assert sorted(fault.split(":")[0] for fault in routes.faults()) == [
-        "no route from leaf0 to b m",
-        "no route from spine0 to b m",
-    ]
+    faults = sorted(fault.split(":")[0] for fault in routes.faults())
+    assert [fault.split()[3:] for fault in faults] == [[switch, "to", "b", "m"] for switch in ("leaf0", "spine0")]
 
 
 @pytest.mark.parametrize(

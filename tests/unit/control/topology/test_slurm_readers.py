@@ -136,9 +136,8 @@ def test_aggregated_blocks_that_scontrol_prints() -> None:
 
 def test_a_switch_without_hosts_is_remarked_upon() -> None:
     records = list(slurm.read("SwitchName=core Switches=s[1-2]\nSwitchName=s1 Nodes=n1\nSwitchName=s2\n", "f"))
-    assert [record for record in records if isinstance(record, Remark)] == [
-        Remark(text="'s2' has no hosts", where="f:3")
-    ]
+    (remark,) = (record for record in records if isinstance(record, Remark))
+    assert remark.where == "f:3" and "'s2'" in remark.text
 
 
 def test_addresses_with_dots_brackets_and_gaps() -> None:
@@ -384,7 +383,7 @@ def test_another_kind_beside_a_tree_is_passed_over(kind: str) -> None:
     text = YAML + f"- topology: other kind\n  {kind}: {{}}\n"
     assert shape(slurm_yaml.read(text, "f")) == TREE
     remarks = [record for record in slurm_yaml.read(text, "f") if isinstance(record, Remark)]
-    assert Remark(text=f"a topology of kind {kind} is ignored", where="f:18") in remarks
+    assert any(remark.where == "f:18" and kind in remark.text for remark in remarks)
 
 
 @pytest.mark.parametrize("name", ["compute:inactive", "rack 7".replace(" ", "/"), "leaf@row(2)", "s*", "größe", "a=b"])
@@ -437,7 +436,7 @@ def test_switches_and_blocks_in_one_file(choice: Choice, names: set[str]) -> Non
 
 def test_it_is_said_that_one_of_two_kinds_is_taken() -> None:
     (remark,) = (record for record in slurm.read(BOTH, "f") if isinstance(record, Remark))
-    assert remark.text.startswith("of several topologies (tree, block) tree is taken, the default")
+    assert " (tree, block) tree " in remark.text
     assert not [r for r in slurm.read(BOTH, "f", Choice(hosts=("h3",))) if isinstance(r, Remark)]
     with refused("HT-topology-unknown", name="blok"):
         slurm.read(BOTH, "f", Choice(name="blok"))
@@ -480,7 +479,7 @@ def test_hosts_of_no_topology_are_not_said_to_be_of_several() -> None:
     text = SEVERAL.replace("cluster_default: true", "cluster_default: false")
     assert text != SEVERAL
     (remark,) = [each for each in slurm_yaml.read(text, "f", Choice(hosts=("x1",))) if isinstance(each, Remark)]
-    assert "is taken, the first" in remark.text
+    assert "first" in remark.text
 
 
 @pytest.mark.parametrize(
