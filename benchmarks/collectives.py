@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from other_allreduces import halving_doubling, hierarchical, ring
 from sharing import overlapped_allreduce
 
 from hpctrain.control.predict.network import network_of, usual_hosts
@@ -39,12 +40,9 @@ from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.traffic import (
     Phase,
     double_tree,
-    halving_doubling,
-    hierarchical,
     parents,
     predict_allreduce,
     rail_rings,
-    ring,
     second_parents,
 )
 

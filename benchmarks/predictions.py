@@ -29,10 +29,10 @@ from mlperf import Run
 from published import Published
 
 from hpctrain.common.workloads.workload import load_workload
+from hpctrain.control.predict.calibration import Fit, fit
 from hpctrain.control.predict.compute import Device
 from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.energy import Machines, Site, energy
-from hpctrain.control.predict.fit import Fit, fit
 from hpctrain.control.predict.job import Job, times
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.values import DRAWS, Estimate, Values, drawn, estimate

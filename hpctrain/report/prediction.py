@@ -17,21 +17,6 @@ _EXPLAINED, _LEAST_SHARE = 8, 0.001
 _NARROW = "\N{NARROW NO-BREAK SPACE}"
 # Where the search for the largest batch ends.
 _ANY_BATCH = 1 << 20
-_ESTIMATES = (
-    "step_s",
-    "samples_per_s",
-    "efficiency",
-    "weak_efficiency",
-    "communication_share",
-    "epochs",
-    "minutes",
-    "memory_bytes",
-    "node_w",
-    "kwh",
-    "facility_kwh",
-    "joules_per_sample",
-    "kg_co2",
-)
 
 
 def prediction_record(prediction: Prediction) -> dict[str, Any]:

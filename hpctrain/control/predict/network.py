@@ -50,42 +50,6 @@ class Network:
         assert self.hosts >= 1 and self.rails >= 1 and self.rail_bytes_per_s > 0
         assert all(0 < low <= high <= 1 for low, high in (self.ring_range, self.tree_range))
 
-    def ring_seconds(self, nbytes: float, *, ranks_per_host: int = 1, local_latency_s: float = 0.0) -> float:
-        """Seconds of an all-reduce by rings: 2 (n - 1) steps, each of one n-th of the rail's part.
-
-        Args:
-            ranks_per_host: n is the number of all ranks if rings go through each rank of a host before they leave it,
-                as NCCL's do; that of the hosts where one rank a rail has the sum of its host.
-            local_latency_s: of a small message between two ranks of a host.
-        """
-        if self.hosts == 1:
-            return 0.0
-        ranks = self.hosts * ranks_per_host
-        between, inside = 2 * (self.hosts - 1), 2 * (ranks - self.hosts)
-        latency = between * self.latency_s + inside * local_latency_s
-        return latency + 2 * (ranks - 1) / ranks * self._rail_seconds(nbytes) / self.ring_share
-
-    def tree_seconds(self, nbytes: float, *, piece_bytes: float = 0.0) -> float:
-        """Seconds of an all-reduce by two trees: up and down their height, and the bytes of the busiest link.
-
-        The first piece goes up and down before all links are busy: a host takes it from two children and gives it to
-        two, which share its cable, except at the root, so that it takes the time of 4 h - 2 pieces for a height h; it
-        counts among the 4 pieces that an adapter moves at a time. This is exact without contention (benchmarks/
-        collectives.py). Where another link is the busiest, it has work meanwhile.
-
-        Args:
-            piece_bytes: of the pieces that the trees pass on.
-        """
-        if self.hosts == 1:
-            return 0.0
-        height = (self.hosts - 1).bit_length()
-        piece = min(piece_bytes, nbytes / self.rails / 2) / self.rail_bytes_per_s
-        filling = max(0, 4 * height - 6) * piece * self.tree_share
-        return 2 * height * self.latency_s + filling + self.tree_volume * self._rail_seconds(nbytes) / self.tree_share
-
-    def _rail_seconds(self, nbytes: float) -> float:
-        return nbytes / self.rails / self.rail_bytes_per_s
-
 
 def stated_network(
     hosts: int,

@@ -27,17 +27,10 @@ class Phase:
     repeats: int = 1
 
 
-def ring(order: Ints) -> list[Phase]:
-    """A ring: reduce-scatter, then all-gather, each n - 1 steps of one n-th of the buffer (Patarasu and Yuan, 2009).
-
-    Args:
-        order: adapters, in the order of the ring.
-    """
-    return rail_rings(order[:, None])
-
-
 def rail_rings(adapters: Ints) -> list[Phase]:
     """One ring per rail over the same order of hosts; each rail reduces an equal part of the buffer.
+
+    A ring is a reduce-scatter, then an all-gather, each n - 1 steps of one n-th (Patarasuk and Yuan, 2009).
 
     Args:
         adapters: nodes, of shape (hosts, rails).
@@ -47,40 +40,6 @@ def rail_rings(adapters: Ints) -> list[Phase]:
         return []
     following = np.roll(adapters, -1, axis=0)
     return [Phase(source=adapters.ravel(), target=following.ravel(), share=1 / hosts / rails, repeats=2 * (hosts - 1))]
-
-
-def halving_doubling(order: Ints) -> list[Phase]:
-    """Recursive halving, then doubling (Rabenseifner, 2004).
-
-    Of n adapters the first 2 (n - p), with p the largest power of two up to n, are folded into pairs before and
-    unfolded after.
-    """
-    power = 1 << (len(order).bit_length() - 1)
-    folded = 2 * (len(order) - power)
-    even, odd = order[0:folded:2], order[1:folded:2]
-    core = np.concatenate([odd, order[folded:]])
-    distances = [1 << bit for bit in reversed(range(power.bit_length() - 1))]
-    halving = [
-        Phase(source=core, target=core[np.arange(power) ^ distance], share=distance / power) for distance in distances
-    ]
-    fold = [Phase(source=even, target=odd, share=1.0)] if folded else []
-    unfold = [Phase(source=odd, target=even, share=1.0)] if folded else []
-    return fold + halving + halving[::-1] + unfold
-
-
-def hierarchical(groups: Ints) -> list[Phase]:
-    """Reduce-scatter inside each group, a ring across groups for each part, all-gather inside each group.
-
-    Where the groups are hosts, and traffic within a host uses no links, this is ``rail_rings``.
-
-    Args:
-        groups: adapters' nodes, of shape (groups, members).
-    """
-    members = groups.shape[1]
-    inside = Phase(
-        source=groups.ravel(), target=np.roll(groups, -1, axis=1).ravel(), share=1 / members, repeats=members - 1
-    )
-    return [inside, *rail_rings(groups), inside] if members > 1 else rail_rings(groups)
 
 
 def double_tree(adapters: Ints) -> list[Phase]:
@@ -132,7 +91,7 @@ def predict_allreduce(routes: Routes, steps: Sequence[Phase], size: float, laten
     Exact where the flows of a step carry the same and share links fairly.
 
     Args:
-        steps: from ``ring``, ``rail_rings``, ``halving_doubling``, ``hierarchical`` or ``double_tree``.
+        steps: from ``rail_rings`` or ``double_tree``.
         latency: seconds that each step adds.
 
     Raises:

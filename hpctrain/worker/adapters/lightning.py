@@ -40,6 +40,13 @@ class _Environment(TorchElasticEnvironment):  # type: ignore[misc]
 class _RunStrategy:
     """What the strategies of Lightning and of Fabric have in common. Making one joins the run: it is collective."""
 
+    strategy_name = NAME
+
+    @classmethod
+    def register_strategies(cls, registry: Any) -> None:
+        """Register the strategy under its name."""
+        registry.register(NAME, cls, description=_ABOUT, override=True)
+
     def __init__(self, **settings: Any) -> None:
         self._comm = comm = join_default_group()
         self._nodes = len(set(comm.allgather_object(comm.host)))
@@ -102,32 +109,18 @@ class Strategy(_RunStrategy, DDPStrategy):  # type: ignore[misc]
             run has.
     """
 
-    strategy_name = NAME
-
     def setup_distributed(self) -> None:
         """Join the run's group, which may have been destroyed since."""
         join_default_group()
         self.set_world_ranks()
 
-    @classmethod
-    def register_strategies(cls, registry: Any) -> None:
-        """Register it under its name."""
-        registry.register(NAME, cls, description=_ABOUT, override=True)
-
 
 class FabricStrategy(_RunStrategy, FabricDDP):  # type: ignore[misc]
     """Like :class:`Strategy`, for Fabric: ``Fabric(strategy=ht.lightning.FabricStrategy())``, or ``"hpctrain"``."""
 
-    strategy_name = NAME
-
     def _setup_distributed(self) -> None:
         join_default_group()
         self._set_world_ranks()
-
-    @classmethod
-    def register_strategies(cls, registry: Any) -> None:
-        """Register it under its name."""
-        registry.register(NAME, cls, description=_ABOUT, override=True)
 
 
 def _count(number: int, what: str) -> str:

@@ -43,7 +43,6 @@ _ALLOWED = {
         "worker.bench.collectives",
         "worker.bench.loader",
         "worker.bench.mesh_step",
-        "worker.bench.photographs",
         "worker.bench.raw_decode",
         "worker.bench.step",
         "worker.bench.sweep",

@@ -12,6 +12,7 @@ from hpctrain.control.predict.constants import buses
 from hpctrain.control.predict.curves import Curve
 from hpctrain.control.predict.nccl import choose_algorithm, tuner_seconds
 from hpctrain.control.predict.network import stated_network
+from support.report.network_times import ring_seconds, tree_seconds
 from support.report.plain_values import plain
 
 GBIT = 1e9 / 8
@@ -136,5 +137,5 @@ def test_between_nodes_it_is_the_networks_own_formula(version):
     who = ranks(64, 8, gbit=100, adapters=8, nccl=version)
     who = replace(who, network=replace(who.network, ring_share=0.5, ring_range=(0.5, 0.5), latency_s=1e-5))
     exact = plain(wire_efficiency=1.0, nccl_step_s=1e-5)
-    wanted = who.network.ring_seconds(1e9, ranks_per_host=8) if version < (2, 4) else who.network.tree_seconds(1e9)
+    wanted = ring_seconds(who.network, 1e9, ranks_per_host=8) if version < (2, 4) else tree_seconds(who.network, 1e9)
     assert seconds(1e9, who, exact) == pytest.approx(wanted)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hpctrain.control.predict.calibration import fit
 from hpctrain.control.predict.constants import Constant
-from hpctrain.control.predict.fit import fit
 
 
 def constant(value, spread):

@@ -26,8 +26,7 @@ from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.resuming.attempts import Attempt
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.restarts import Reach, next_restart, wait_seconds
-from hpctrain.control.supervision.supervisor import Restart, Supervisor
+from hpctrain.control.supervision.supervisor import Reach, Restart, Supervisor, next_restart, wait_seconds
 from support import needs
 from support.written_checkpoints import progress_of, write_checkpoint
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_allreduces import halving_doubling, ring
 from sharing import max_min, overlapped_allreduce
 
 from hpctrain.control.topology.build import build_fabric
@@ -13,7 +14,7 @@ from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.traffic import Phase, halving_doubling, predict_allreduce, ring
+from hpctrain.control.topology.traffic import Phase, predict_allreduce
 
 
 def test_the_rates_of_a_line_of_links() -> None:

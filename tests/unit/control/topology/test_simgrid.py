@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from other_allreduces import halving_doubling, ring
 
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.placement import place
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.traffic import halving_doubling, predict_allreduce, ring
+from hpctrain.control.topology.traffic import predict_allreduce
 
 PROGRAM = Path(__file__).parent / "programs" / "simgrid_allreduce.py"
 SYSTEM_PYTHON = "/usr/bin/python3"

@@ -2,17 +2,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_allreduces import halving_doubling, hierarchical, ring
 
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.traffic import (
     Phase,
     double_tree,
-    halving_doubling,
-    hierarchical,
     parents,
     predict_allreduce,
     rail_rings,
-    ring,
     second_parents,
 )
 from support.topology.small_fabric import small_fabric, two_levels

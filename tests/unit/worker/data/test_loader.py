@@ -23,7 +23,7 @@ from hpctrain import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import ModelSettings, Recipe
 from hpctrain.common.shards.read import open_shards
-from hpctrain.worker.bench.photographs import Photograph, photographs, write_folders, write_shards
+from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
 from hpctrain.worker.data import decoder, open_sources
 from hpctrain.worker.data.decoder import DecodingJob, _Random
 from hpctrain.worker.data.loader import ImageNet, WorkerPool
