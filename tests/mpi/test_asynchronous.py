@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hpctrain.common.run.events import read_events
+from support.refusals import check
 from support.simulated_ranks import simulated
 
 pytest.importorskip("torch")
@@ -58,9 +61,10 @@ def test_each_step_is_taken_by_one_rank(ran):
 def test_a_rank_waits_for_one_that_is_too_far_behind(ran):
     for result in of_the_server(ran)[1:]:
         np.testing.assert_array_equal(result["seen"], np.ones(4))
-        message = str(result["waited"])
-        assert "waited 1.5 s for rank 0" in message
-        assert "step 7 of the epoch, which waits for steps that are more than 2 before it" in message
+        waited = json.loads(str(result["waited"]))
+        check(waited, "HT-wait-timed-out", seconds=1.5)
+        values = waited["values"]
+        assert values["ranks"].startswith("rank 0") and re.findall("[0-9]+", values["what"]) == ["7", "2"], values
 
 
 @pytest.mark.parametrize("case", ["downpour", "easgd", "parts"])
@@ -93,9 +97,8 @@ def test_others_take_the_steps_of_a_rank_that_is_held_up(ran):
 
 def test_a_step_that_is_not_finite_ends_the_run(ran):
     _, results, _ = ran
-    messages = {str(result["non-finite"]) for result in results}
-    assert len(messages) == 1
-    assert "of epoch 1 has numbers that are not finite on rank" in messages.pop()
+    (told,) = {str(result["non-finite"]) for result in results}
+    check(json.loads(told), "HT-step-not-finite", epoch=1)
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,11 @@ while [ $# -gt 0 ]; do case $1 in */python*) break ;; esac; shift; done
 HANGING = '#!/bin/sh\n[ "$1" = --version ] && { echo "mpirun (Open MPI) 5.0.11"; exit; }\nexec sleep 600\n'
 
 
+LAUNCHED = "launcher and MPI"
+REDUCED = ("1 MB all-reduce, MPI", "1 MB all-reduce, Horovod")
+SEES_2 = [("2", ""), ("", "2")]
+
+
 def checks_by_name(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return {check["name"]: check for check in json.loads(result.stdout)["checks"]}
 
@@ -44,14 +50,13 @@ def test_two_ranks(hpctrain: Launch, tmp_path: Path) -> None:
     result = hpctrain("doctor", "-np", "2", "--json")
     assert result.returncode in (0, 3), result.stdout
     checks = checks_by_name(result)
-    assert checks["launcher and MPI"]["found"].startswith("MPI (Open MPI")
-    assert "sees 2 ranks; Open MPI's mpirun says 2" in checks["launcher and MPI"]["found"]
-    assert checks["1 MB all-reduce, MPI"]["status"] == "ok"
+    launched, plain, horovod = (checks[name] for name in (LAUNCHED, *REDUCED))
+    assert "Open MPI" in launched["found"] and re.findall(r"sees (\d)|says (\d)", launched["found"]) == SEES_2
+    assert plain["status"] == "ok"
     # between a slow network's time and anything that is sold
-    milliseconds = float(checks["1 MB all-reduce, MPI"]["found"].partition(" ")[0])
-    assert 1e-3 < milliseconds < 1e4
-    assert checks["1 MB all-reduce, Horovod"]["status"] != "failed", checks["1 MB all-reduce, Horovod"]
-    assert checks["clocks"]["found"] == "all ranks are on one host"
+    assert 1e-3 < float(plain["found"].partition(" ")[0]) < 1e4
+    assert horovod["status"] != "failed", horovod
+    assert checks["clocks"]["status"] == "ok"
     assert "numpy" in checks["versions"]["found"]
     assert list(tmp_path.iterdir()) == []
 
@@ -74,8 +79,8 @@ def test_ranks_are_started_as_those_of_a_run(hpctrain: Launch, tmp_path: Path) -
     result = hpctrain("doctor", *start, "-np", "2", "--run-dir", "runs", "--json", PATH=path, REAL=str(real))
     assert result.returncode == 3, result.stdout
     checks = checks_by_name(result)
-    assert "sees 2 ranks" in checks["launcher and MPI"]["found"], checks
-    assert "nope0 is not here" in checks["NCCL_SOCKET_IFNAME"]["found"]
+    assert "sees 2" in checks[LAUNCHED]["found"], checks
+    assert "nope0" in checks["NCCL_SOCKET_IFNAME"]["found"]
     assert (tmp_path / "pythons").read_text() == "yes\nyes\n"
     # The folder of the runs is the ranks' to write.
     assert f"--bind {tmp_path} image.sif" in (tmp_path / "calls").read_text()
@@ -83,7 +88,7 @@ def test_ranks_are_started_as_those_of_a_run(hpctrain: Launch, tmp_path: Path) -
 
 def test_a_way_to_start_ranks_starts_them(hpctrain: Launch) -> None:
     checks = checks_by_name(hpctrain("doctor", "--launcher", "mpirun", "--json"))
-    assert "sees 1 rank" in checks["launcher and MPI"]["found"]
+    assert "sees 1" in checks[LAUNCHED]["found"]
     wrong = hpctrain("doctor", "--launcher", "mpiron")
     assert wrong.returncode == 2 and "mpirun" in wrong.stdout
 
@@ -92,9 +97,9 @@ def test_a_mismatched_mpi_is_said(hpctrain: Launch, tmp_path: Path) -> None:
     path = fake_mpirun(tmp_path, SINGLETONS)
     result = hpctrain("doctor", "-np", "2", "--json", timeout=200, PATH=path)
     assert result.returncode == 3, result.stdout
-    check = checks_by_name(result)["launcher and MPI"]
+    check = checks_by_name(result)[LAUNCHED]
     assert check["status"] == "failed"
-    assert "sees 1 rank;" in check["found"]
+    assert "sees 1" in check["found"]
     assert "srun --mpi=pmix" in check["remedy"]
     # What this machine itself says is there too.
     assert "open files" in checks_by_name(result)
@@ -129,7 +134,7 @@ def test_a_launcher_that_hangs_is_ended(hpctrain: Launch, tmp_path: Path, monkey
     monkeypatch.setattr(doctor_ranks, "LIMIT_SECONDS", 1)
     hosts = Hosts(slots=(Slots(host="localhost", slots=2),))
     (check,) = doctor_ranks.check_ranks(hosts, HostOptions(), Start(), tmp_path)
-    assert (check.name, check.status, check.found) == ("ranks", "failed", "did not end in 1 s")
+    assert (check.name, check.status) == ("ranks", "failed") and "1 s" in check.found
     left = subprocess.run(["pgrep", "-f", str(tmp_path / "bin")], capture_output=True, text=True, check=False)
     assert left.stdout == ""
 

@@ -21,6 +21,7 @@ from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.loop import Loop, learning_rate
 from support.imported_programs import imported
 from support.launching import Launch
+from support.refusals import codes
 
 pytest.importorskip("torch")
 
@@ -40,7 +41,7 @@ def folder(mpirun: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recovered")
     limits = {"HPCTRAIN_TIMEOUT": "60"}
     result = mpirun(PROGRAM, 7, str(folder), "torch", "keep", "shrink", "few", options=ULFM, check=False, **limits)
-    assert "rank 1: few stopped" in result.stdout, result.stdout
+    assert "few stopped" in result.stdout, result.stdout
     return folder
 
 
@@ -154,14 +155,14 @@ def test_too_few_ranks_save_their_state_and_stop(folder: Path) -> None:
     run = folder / "few"
     *_, last = read_events(run / "events.jsonl")
     assert (last.event, last.iteration) == ("stopped", 6)
-    assert "1 of 2 ranks are left, fewer than fault_tolerance.min_ranks=2" in last.reason
+    assert "min_ranks=2" in last.reason
     assert newest_whole(run / "checkpoints") == Newest(iteration=6)
 
 
 def test_without_fault_tolerance_of_mpi_it_is_refused(mpirun: Launch, tmp_path: Path) -> None:
     result = mpirun(PROGRAM, 2, str(tmp_path), "torch", "keep", check=False, timeout=200)
     assert result.returncode != 0
-    assert "needs Open MPI 5, and mpirun --with-ft ulfm; this MPI is Open MPI 5" in result.stdout
+    assert "HT-recipe-no-fault-tolerance" in codes(result.stdout) and "--with-ft ulfm" in result.stdout
 
 
 @pytest.mark.thorough

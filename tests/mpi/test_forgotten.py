@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -53,5 +54,5 @@ def test_ranks_that_differ_after_a_short_run_end_it_as_failed(hpctrain, tmp_path
     result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run")
     assert result.returncode == 1, result.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "failed"
-    assert "after step 3 the ranks hold different parameters: 'bias'" in summary["failure"]["message"]
+    assert (summary["status"], summary["failure"]["code"]) == ("failed", "HT-parameters-differ")
+    assert re.search(r"step 3\b.*'bias'", summary["failure"]["message"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -73,9 +74,9 @@ def test_metrics_and_events_of_a_script_that_a_dry_run_printed(hpctrain: Launch,
     run_dir = RunDirectory(tmp_path / "run")
     for rank in range(2):
         said = run_dir.log(rank).read_text()
-        assert "samples 41 of [21, 20]" in said
-        assert float(said.split("loss off by ")[1].split()[0]) < 1e-14
-        assert "accuracy off by 0.0\n" in said
+        assert re.findall(r"samples (\d+) of (.*)", said) == [("41", "[21, 20]")]
+        off = {name: float(value) for name, value in re.findall(r"(\w+) off by (\S+)", said)}
+        assert off["loss"] < 1e-14 and off["accuracy"] == 0
     assert "  test/accuracy " in run_dir.log(0).read_text()
     events = list(read_events(run_dir.events))
     assert [event.event for event in events] == ["run", "step", "log", "step", "log", "log", "energy"]
@@ -88,28 +89,29 @@ def test_metrics_and_events_of_a_script_that_a_dry_run_printed(hpctrain: Launch,
 def test_one_rank_raises(hpctrain: Launch, tmp_path: Path) -> None:
     result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "raise", timeout=300)
     assert result.returncode == 1
-    assert f"rank 1 on {HOST} failed: ValueError: boom" in result.stdout
-    assert "logs/rank-1.log" in result.stdout
-    assert "about to fail" in result.stdout
-    assert 'raise ValueError("boom")' in result.stdout
+    for part in ("ValueError: boom", "logs/rank-1.log", "about to fail", 'raise ValueError("boom")'):
+        assert part in result.stdout
     # The traceback begins in the user's script.
     assert "runpy" not in result.stdout
-    assert failure(tmp_path / "run")["rank"] == 1
+    found = failure(tmp_path / "run")
+    assert (found["code"], found["rank"], found["host"]) == ("HT-rank-exception", 1, HOST)
 
 
 def test_one_rank_leaves_without_a_word(hpctrain: Launch, tmp_path: Path) -> None:
     result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "leave", timeout=300)
     assert result.returncode == 1
-    assert f"rank 1 on {HOST} failed: SystemExit: exit status 7" in result.stdout
+    found = failure(tmp_path / "run")
+    assert (found["code"], found["rank"]) == ("HT-rank-exit", 1) and "status 7" in result.stdout
 
 
 def test_one_rank_is_killed(hpctrain: Launch, tmp_path: Path) -> None:
     result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "kill", timeout=300)
     assert result.returncode == 4
-    assert f"rank 1 on {HOST} was killed by signal 9 (SIGKILL)" in result.stdout
-    assert "about to die" in result.stdout
-    assert "to resume: hpctrain run --resume --run-dir run\n" in result.stdout
-    assert failure(tmp_path / "run", "resumable")["host"] == HOST
+    resume = "hpctrain run --resume --run-dir run\n"
+    for part in ("(SIGKILL)", "about to die", resume):
+        assert part in result.stdout
+    found = failure(tmp_path / "run", "resumable")
+    assert (found["code"], found["rank"], found["host"]) == ("HT-rank-killed", 1, HOST)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
@@ -139,7 +141,7 @@ def test_an_interrupt_ends_every_process(tmp_path: Path, number: signal.Signals)
         finally:
             process.terminate()
     assert process.returncode == 1
-    assert f"interrupted by {number.name}; every process was ended" in output
+    assert number.name in output and failure(tmp_path / "run")["code"] == "HT-run-interrupted"
     assert not [member for member in started if member.is_running()]
     records = read_records(RunDirectory(tmp_path / "run"))
     assert len(records) == 2

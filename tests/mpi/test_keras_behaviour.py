@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import socket
 from pathlib import Path
 
 import pytest
+
+from support.refusals import codes
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("no TensorFlow", allow_module_level=True)
@@ -26,7 +29,6 @@ def test_behaviour(mpirun, tmp_path):
 def test_horovods_own_optimizer_is_stopped_at_the_first_check(mpirun):
     result = mpirun(PROGRAMS / "keras_horovod_optimizer.py", 2, check=False)
     assert result.returncode == 1, result.stdout
-    assert "trained to the end" not in result.stdout
-    assert "after step 1 the ranks hold different parameters: 'sequential/only/" in result.stdout
-    assert f"rank 1 ({socket.gethostname()})" in result.stdout
-    assert "DistributedOptimizer on Keras 3" in result.stdout
+    assert "the end" not in result.stdout
+    assert "HT-parameters-differ" in codes(result.stdout)
+    assert re.search(rf"step 1\b.*'sequential/only/.*\({socket.gethostname()}\)", result.stdout)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hpctrain.common.run.events import read_events
+from support.refusals import check
 from support.simulated_ranks import PROGRAM, program, simulated
 
 pytest.importorskip("torch")
@@ -79,10 +81,10 @@ def test_bytes_are_those_of_the_meetings(ran):
 def test_a_step_that_is_not_finite_ends_the_run_where_the_ranks_meet(ran):
     _, results, _ = ran
     for result in results:
-        assert "step 2 of epoch 1 has numbers that are not finite on rank 0 (" in str(result["non-finite"])
+        check(json.loads(str(result["non-finite"])), "HT-step-not-finite", iteration=2, epoch=1, ranks=[0])
 
 
 def test_ranks_that_differ_after_a_meeting_are_found(ran):
     _, results, _ = ran
     for result in results:
-        assert "the ranks hold different parameters" in str(result["differ"])
+        check(json.loads(str(result["differ"])), "HT-parameters-differ")

@@ -57,4 +57,4 @@ def test_an_exception_on_one_rank_ends_all_and_leaves_nothing_behind(mpirun, pla
     """Of the others, one waits in a reduction, and one in the control plane."""
     result = mpirun(PROGRAM, 3, "crash", check=False, timeout=200, **places)
     assert result.returncode != 0
-    assert "ValueError: this rank only" in result.stdout
+    assert "this rank" in result.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ def test_shared_memory_without_room(tmp_path: Path) -> None:
     code, lines = run(tmp_path, mounted_over("size=64k", SHARED))
     assert code in (1, 4)
     first = next(number for number, line in enumerate(lines) if "MPI" in line or str(SHARED) in line)
-    assert re.match(rf"hpctrain: {SHARED}, .*0\.0655 MB free", lines[first])
+    assert str(SHARED) in lines[first] and "0.0655 MB" in lines[first]
     assert any("--shm-size" in line for line in lines[first + 1 :])
     assert message(tmp_path).startswith(f"{SHARED}, ")
 
@@ -62,7 +61,7 @@ def test_neither_of_them(tmp_path: Path) -> None:
     full.mkdir()
     code, lines = run(tmp_path, mounted_over("ro", full, SHARED), TMPDIR=str(full))
     assert code == 1
-    assert lines[0].startswith(f"hpctrain: mpirun's temporary folder {full} cannot be written to")
+    assert lines[0].startswith("hpctrain: ") and f" {full} " in lines[0]
     assert f"{SHARED}, " in lines[0]
     assert any("TMPDIR=DIR" in line for line in lines[1:])
 
@@ -70,7 +69,7 @@ def test_neither_of_them(tmp_path: Path) -> None:
 def test_a_limit_on_files(tmp_path: Path) -> None:
     code, lines = run(tmp_path, ["prlimit", "--fsize=65536"])
     assert code in (1, 4)
-    assert lines[0].startswith("hpctrain: no file may be longer than 65,536 bytes here")
+    assert lines[0].startswith("hpctrain: ") and "65,536 bytes" in lines[0]
 
 
 def test_the_checks_of_a_machine_name_both(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hpctrain.common.run.events import read_events
 from support.imported_programs import imported
 from support.launching import Launch
+from support.refusals import check
 
 PROGRAM = Path(__file__).parent / "programs" / "odd_numbers.py"
 
@@ -46,28 +47,24 @@ def odd(folder: Path) -> list[tuple[Any, ...]]:
 def check_flipped(folder: Path, results: list[dict[str, Any]]) -> None:
     last = len(results) - 1
     assert odd(folder / "flipped")[0] == (program.BAD_STEP, "skip", [last], None)
-    name, host = results[last]["flipped"]["flipped"], results[0]["host"]
+    name = results[last]["flipped"]["flipped"]
     for result in results:
         found = result["flipped"]
-        assert found["finite"] and found["message"].startswith("after step 6 ")
+        assert found["finite"]
         # The step that found it is not noted.
         assert found["iteration"] == 5
-        who = (
-            f"differs on rank {last} ({host}) from"
-            if last > 1
-            else f"differs between rank 0 ({host}) and rank 1 ({host})"
-        )
-        assert f"hold different parameters: {name!r} {who}" in found["message"], found["message"]
-        assert "its element [0, 0, 0, 1] is" in found["message"]
-        assert "on rank 0" in found["message"] and f"on rank {last}" in found["message"]
+        differ = {"step": 6, "name": name, "sides": [[*range(last)], [last]], "odd": [last] if last > 1 else []}
+        check(found["refused"], "HT-parameters-differ", **differ, element=[0, 0, 0, 1])
+        for rank, held in zip((0, last), found["refused"]["values"]["held"], strict=True):
+            assert held.endswith(f"on rank {rank}"), held
 
 
 def check_stop(folder: Path, results: list[dict[str, Any]]) -> None:
     last = len(results) - 1
     assert odd(folder / "stop") == [(program.BAD_STEP, "stop", [last], None)]
     for rank, result in enumerate(results):
-        text = result["stop"]["message"]
-        assert text.startswith(f"step {program.BAD_STEP} of epoch 1 has numbers that are not finite on rank {last} (")
+        odd_step = {"iteration": program.BAD_STEP, "epoch": 1, "ranks": [last]}
+        check(result["stop"]["refused"], "HT-step-not-finite", **odd_step)
         assert result["stop"]["finite"] and result["stop"]["state"].keys() == results[0]["stop"]["state"].keys()
         dump = json.loads((folder / f"stop/dumps/step-{program.BAD_STEP:08}/rank-{rank}.json").read_text())
         assert (program.bad_sample(len(results)) in dump["samples"]) == (rank == last)
@@ -81,5 +78,5 @@ def check_gone_back(folder: Path, results: list[dict[str, Any]]) -> None:
     assert all(each == of_model[0] for each in of_model)
     for result in results:
         whole, resumed = result["gone_back"]["whole"], result["gone_back"]["resumed"]
-        assert whole["message"] == resumed["message"] == "" and whole["finite"]
+        assert whole["refused"] is resumed["refused"] is None and whole["finite"]
         assert resumed["state"] == whole["state"]

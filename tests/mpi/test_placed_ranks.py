@@ -96,5 +96,5 @@ def test_ranks_of_a_run_take_their_places_as_far_as_these_are_there(hpctrain: La
     assert [place["cores"] for place in places[:2]] == [[CORES[-1]], [CORES[0]]]
     assert [place["devices"] for place in places] == [["nowhere_0"], ["nowhere_1"], ["nowhere_1"]]
     logs = [(tmp_path / f"run/logs/rank-{rank}.log").read_text() for rank in range(3)]
-    assert ["nowhere_0:1 of the node map is not up here" in log for log in logs] == [True] * 3
-    assert ["it may not use core 4000 of the node map" in log for log in logs] == [False, False, True]
+    assert ["nowhere_0:1 " in log for log in logs] == [True] * 3
+    assert ["core 4000 " in log for log in logs] == [False, False, True]

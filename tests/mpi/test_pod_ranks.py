@@ -45,7 +45,7 @@ def test_pods_are_lost_and_told_to_leave(hpctrain: Launch, tmp_path: Path) -> No
         assert [pod.wait() for pod in pods] == [4, 4], job.said()
     said = job.said()
     assert json.loads((job.run / "summary.json").read_text())["status"] == "resumable", said
-    assert "(restart 1 of 3)" in said and "SIGTERM: waiting up to 96 s for the ranks" in said
+    assert "(restart 1" in said and "SIGTERM: " in said and " 96 s " in said
     with job.pods() as pods:
         assert [pod.wait() for pod in pods] == [0, 0], job.said()
     summary = json.loads((job.run / "summary.json").read_text())

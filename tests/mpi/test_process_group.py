@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.refusals import codes
+
 PROGRAM = Path(__file__).parent / "programs" / "process_group.py"
 CHECKS = ("layouts", "misuse", "growth", "different_calls")
 
@@ -21,9 +23,9 @@ def test_collectives_agree_with_numpy_on_every_arrangement_of_nodes(mpirun):
 
 STALLS = {
     # rank 0 is elsewhere too, and is not of the group
-    "stall": "rank 2 on {host} in all_reduce (SUM) of 50000 float32",
-    "functional_stall": "rank 1 on {host} in all_gather_single of 5 float32",
-    "message_stall": "rank 1 on {host} in receive of 20 bytes from rank 1",
+    "stall": r"rank 2 .*all_reduce \(SUM\) of 50000",
+    "functional_stall": r"rank 1 .*all_gather_single of 5\b",
+    "message_stall": r"rank 1 .*receive of 20 bytes",
 }
 
 
@@ -41,11 +43,9 @@ def test_a_rank_that_does_not_come_is_named_and_ends_the_run_in_time(mpirun, che
     result = mpirun(PROGRAM, 3, check, *more, check=False, timeout=100, HPCTRAIN_STALL="1", HPCTRAIN_TIMEOUT="4")
     assert time.monotonic() - began < 45
     assert result.returncode == 4, result.stdout
-    wanted = re.escape(STALLS[check]).replace(r"\{host\}", r"\S+")
-    assert re.search(rf"rank \d on \S+ waited 4 s for {wanted}", result.stdout), result.stdout
-    assert re.search(r"^hpctrain: .*rank [12] on \S+ stalled: the others have been waiting", result.stdout, re.M), (
-        result.stdout
-    )
+    assert "HT-wait-timed-out" in codes(result.stdout)
+    assert re.search(rf"waited 4 s .*{STALLS[check]}", result.stdout), result.stdout
+    assert re.search(r"^hpctrain: .*rank [12] .*stalled: ", result.stdout, re.M), result.stdout
 
 
 def test_a_rank_that_dies_ends_the_run(mpirun):

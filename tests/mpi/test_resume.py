@@ -24,6 +24,12 @@ from support.launching import Launch
 TORCH = ["--set", "epochs=6"]
 
 
+def failure(run: Path) -> dict[str, object]:
+    found = json.loads((run / "summary.json").read_text())["failure"]
+    assert isinstance(found, dict)
+    return found
+
+
 @pytest.mark.long
 def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -32,9 +38,10 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     run = tmp_path / "run"
     status, output = interrupted(tmp_path, 5, ["digits", "-np", "2", *TORCH], lambda pid: ask(run, pid, signal.SIGTERM))
     assert status == 4, output
-    assert "SIGTERM: waiting up to 60 s for the ranks" in output
-    assert "interrupted by SIGTERM; all ranks saved their state and left" in output
-    assert "to resume: hpctrain run --resume --run-dir run\n" in output
+    resume = "hpctrain run --resume --run-dir run\n"
+    for part in ("SIGTERM: ", " 60 s ", resume):
+        assert part in output
+    assert failure(run)["code"] == "HT-run-interrupted"
     stop = list(read_events(run / "events.jsonl"))[-2]
     assert (stop.event, stop.reason) == ("stopped", "SIGTERM")
     assert json.loads((run / "summary.json").read_text())["status"] == "resumable"
@@ -52,9 +59,8 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
 
     status, output = interrupted(tmp_path, 5, ["--resume"], kill_and_stop)
     assert status == 4, output
-    assert f"resumed at step {stop.iteration} (attempt 2)" in output
-    assert "rank 1 on " in output and "was killed by signal 9 (SIGKILL)" in output
-    assert "with 2 of 2 ranks on " in output and "in 1 s (restart 1 of 3)" in output
+    for part in (f"step {stop.iteration} (attempt 2)", "rank 1 on ", "(SIGKILL)", "2 of 2 ranks", "(restart 1 of 3)"):
+        assert part in output
     assert "(attempt 3)" in output
     last = hpctrain("run", "--resume", "--run-dir", "run")
     assert last.returncode == 0, last.stdout
@@ -64,7 +70,7 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     kinds = [event.event for event in read_events(run / "events.jsonl")]
     assert (kinds.count("fault"), kinds.count("stopped")) == (1, 2)
     again = hpctrain("run", "--resume", "--run-dir", "run")
-    assert (again.returncode, again.stdout) == (0, "hpctrain: run is done\n")
+    assert again.returncode == 0 and len(again.stdout.splitlines()) == 1, again.stdout
 
     narrow = hpctrain("run", "--resume", "--run-dir", "narrow", "-np", "1", "--backend", "single")
     assert narrow.returncode == 0, narrow.stdout
@@ -99,7 +105,7 @@ def test_a_second_signal_does_not_wait_for_ranks(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=200)
     assert process.returncode == 4, output
-    assert "interrupted by SIGINT; every process was ended" in output
+    assert "SIGINT" in output and failure(run.path)["code"] == "HT-run-interrupted"
     assert time.monotonic() - begin < 60
     assert [record.process() for record in read_records(run).values()] == [None, None]
 
@@ -157,7 +163,8 @@ def stopped(folder: Path, arguments: list[str], whom: Callable[[int], int]) -> s
         os.kill(whom(process.pid), signal.SIGTERM)
         output, _ = process.communicate(timeout=200)
     assert process.returncode == 4, output
-    assert "to resume: hpctrain run --resume --run-dir run" in output
+    resume = "hpctrain run --resume --run-dir run"
+    assert resume in output
     records = read_records(RunDirectory(folder / "run"))
     assert {rank: (record.status, record.exit_code) for rank, record in records.items()} == {
         0: ("resumable", 4),
@@ -171,7 +178,7 @@ def test_a_script_that_asks_whether_to_stop(hpctrain: Launch, tmp_path: Path) ->
     """SIGTERM to the launcher, which waits for a script that listens; then to one rank, as Slurm may deliver it."""
     (tmp_path / "train.py").write_text(SCRIPT)
     output = stopped(tmp_path, ["train.py", "-np", "2"], lambda pid: pid)
-    assert "interrupted by SIGTERM; all ranks saved their state and left" in output
+    assert "SIGTERM" in output
     first = json.loads((tmp_path / "state.json").read_text())["done"]
     output = stopped(tmp_path, ["--resume"], lambda pid: read_records(RunDirectory(tmp_path / "run"))[1].pid)
     assert f"from {first}\n" in output

@@ -49,7 +49,7 @@ def test_any_number_of_ranks_makes_the_same_bytes(
 ):
     result = hpctrain("data", "shard", str(source), "shards", "-np", str(ranks), *_SHARD)
     assert result.returncode == 0, result.stdout
-    assert "4 images cannot be decoded" in result.stdout
+    assert "4 images" in result.stdout
     assert _contents(tmp_path / "shards") == _contents(alone)
     assert len(open_shards(tmp_path / "shards", "train")) == 1800
     assert len(open_shards(tmp_path / "shards", "val")) == 200

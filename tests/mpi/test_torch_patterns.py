@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.refusals import codes
 from support.refused_patterns import (
     REFUSED,
     REFUSED_ON_A_MESH,
@@ -76,4 +77,4 @@ def _check(where, ranks):
 def test_a_refusal_on_one_rank_ends_the_run(mpirun):
     result = mpirun(PROGRAM, 2, "mpi", "refuse", check=False, HPCTRAIN_TIMEOUT="400", timeout=200)
     assert result.returncode != 0
-    assert "cannot tell which batch" in result.stdout
+    assert "HT-batch-unknown-shape" in codes(result.stdout)

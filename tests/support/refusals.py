@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,11 @@ def refused(code: str, /, **values: object) -> Iterator[pytest.ExceptionInfo[Hpc
     check(caught.value, code, **values)
 
 
-def check(error: HpctrainError, code: str, /, **values: object) -> None:
-    """Check an error's code, and some of its values as JSON has them."""
-    record = error.record()
+def check(error: HpctrainError | Mapping[str, Any], code: str, /, **values: object) -> None:
+    """Check the code of an error, or of its record, and some of its values as JSON has them."""
+    record = error.record() if isinstance(error, HpctrainError) else error
     found = [record, *record["values"].get("faults", ())]
-    assert code in [each["code"] for each in found], str(error)
+    assert code in [each["code"] for each in found], record
     wanted = HpctrainError(code, "", **values).record()["values"]
     alike = [{name: each["values"].get(name) for name in wanted} for each in found if each["code"] == code]
     assert wanted in alike, record

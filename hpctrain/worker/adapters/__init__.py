@@ -216,7 +216,14 @@ def _call(name: str, wanted: str, *values: Any, **settings: Any) -> Any:
     for setting in settings:
         if setting not in known:
             given = f"{type(values[0]).__module__}.{type(values[0]).__name__}"
-            raise HpctrainError(f"ht.{name} of a {given} has no setting {setting!r}", nearest(setting, known))
+            raise HpctrainError(
+                "HT-call-unknown-setting",
+                "ht.{call} of a {given} has no setting {setting!r}",
+                nearest(setting, known),
+                call=name,
+                given=given,
+                setting=setting,
+            )
     return function(*values, **settings)
 
 
@@ -228,4 +235,10 @@ def _adapter(value: Any, wanted: str) -> Any:
         return importlib.import_module("hpctrain.worker.adapters.torch")
     if packages & {"keras", "tensorflow"} or (packages & {"numpy"} and "keras" in sys.modules):
         return importlib.import_module("hpctrain.worker.adapters.keras")
-    raise HpctrainError(f"{type(value).__module__}.{type(value).__name__} is not {wanted}")
+    raise HpctrainError(
+        "HT-call-wrong-object",
+        "{module}.{kind} is not {wanted}",
+        module=type(value).__module__,
+        kind=type(value).__name__,
+        wanted=wanted,
+    )

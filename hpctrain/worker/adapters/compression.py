@@ -24,14 +24,26 @@ def wire_of(compression: str, top_k: float, types: Mapping[str, T], comm: Commun
         HpctrainError: an unknown compression, a fraction out of range, or a backend that has no ``top_k``.
     """
     if compression not in get_args(Compression):
-        raise HpctrainError(f"unknown compression {compression!r}", nearest(compression, get_args(Compression)))
+        raise HpctrainError(
+            "HT-compression-unknown",
+            "unknown compression {compression!r}",
+            nearest(compression, get_args(Compression)),
+            compression=compression,
+        )
     if compression != "top_k":
         return types.get(compression)
     if not 0 < top_k < 1:
-        raise HpctrainError(f"top_k={top_k:g} is not between 0 and 1", "0.01 sends a hundredth of each sum")
+        raise HpctrainError(
+            "HT-compression-bad-fraction",
+            "top_k={top_k:g} is not between 0 and 1",
+            "0.01 sends a hundredth of each sum",
+            top_k=top_k,
+        )
     if not CAPABILITIES[comm.backend].sends_largest:
         raise HpctrainError(
-            f"compression='top_k' needs backend mpi, but {comm.backend} reduces the gradients",
+            "HT-compression-needs-mpi",
+            "compression='top_k' needs backend mpi, but {backend} reduces the gradients",
             "choose --backend mpi, or compression 'fp16', 'bf16' or 'none'",
+            backend=comm.backend,
         )
     return TopK(fraction=top_k)

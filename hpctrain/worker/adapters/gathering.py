@@ -90,13 +90,18 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     devices: dict[str, Any] = {}
     own = float(weight)
     if not 0 <= own < math.inf:
-        raise HpctrainError(f"ht.mean: weight={own:g} is not a number of samples", "give a number of at least 0")
+        raise HpctrainError(
+            "HT-mean-bad-weight",
+            "ht.mean: weight={weight:g} is not a number of samples",
+            "give a number of at least 0",
+            weight=own,
+        )
     everyone = comm.allgather_object((own, _travelling(value, devices) if own else None))
     counts = first_of_each(comm, [own > 0 for own, _ in everyone])
     parts = [(rank, part) for rank, (_, part) in enumerate(everyone)]
     weights = [own if counts[rank] else 0.0 for rank, (own, _) in enumerate(everyone)]
     if not any(weights):
-        raise HpctrainError("ht.mean: every rank's weight is 0, so there is nothing to average")
+        raise HpctrainError("HT-mean-no-weight", "ht.mean: every rank's weight is 0, so there is nothing to average")
     return _arrived(_averaged([part for part in parts if weights[part[0]]], weights, "the value"), devices)
 
 
@@ -117,7 +122,12 @@ def _travelling(value: Any, devices: dict[str, Any]) -> Any:
     match _framework(value):
         case "torch":
             if value.layout != sys.modules["torch"].strided:
-                raise HpctrainError(f"a tensor with layout {value.layout} cannot be gathered", "use tensor.to_dense()")
+                raise HpctrainError(
+                    "HT-gather-not-dense",
+                    "a tensor with layout {layout} cannot be gathered",
+                    "use tensor.to_dense()",
+                    layout=value.layout,
+                )
             devices.setdefault(value.device.type, value.device)
             # Cloned because pickling a view sends the whole storage that it lies in.
             return _Torch(value.detach().cpu().clone(), value.device.type)
@@ -149,8 +159,10 @@ def _eager(value: Any) -> Any:
         tensor = tensor.value()
     if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "numpy"):
         raise HpctrainError(
-            f"{type(value).__name__} has no value that could be sent to other ranks",
+            "HT-gather-no-value",
+            "{kind} has no value that could be sent to other ranks",
             "call ht.gather and ht.mean outside of tf.function, on dense tensors",
+            kind=type(value).__name__,
         )
     return tensor
 
@@ -240,8 +252,14 @@ def _require_one(parts: Parts, where: str, form: Callable[[Any], str]) -> None:
     first = next(iter(forms))
     if other := next((rank for rank in forms if forms[rank] != forms[first]), None):
         raise HpctrainError(
-            f"{where} is {forms[first]} on rank {first} and {forms[other]} on rank {other}, which cannot be combined",
+            "HT-gather-different-forms",
+            "{where} is {form} on rank {first} and {other_form} on rank {other}, which cannot be combined",
             _UNEVEN,
+            where=where,
+            form=forms[first],
+            first=first,
+            other_form=forms[other],
+            other=other,
         )
 
 
@@ -267,7 +285,12 @@ def _numbers(value: Any, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     array = np.asarray(value)
     # NumPy gives bfloat16, which other packages add to it, the kind V.
     if array.dtype.kind not in "biufV" or array.dtype.name == "object":
-        raise HpctrainError(f"ht.mean: {where} is {reprlib.repr(value)}, which has no mean")
+        raise HpctrainError(
+            "HT-mean-not-numbers",
+            "ht.mean: {where} is {value}, which has no mean",
+            where=where,
+            value=reprlib.repr(value),
+        )
     return array.astype(np.float64)
 
 

@@ -183,9 +183,12 @@ class Guard:
         if differing[0] < len(self._replicas.names):
             return self._difference(step, differing[differing < len(self._replicas.names)], own)
         return TransientError(
-            f"after step {step} the ranks' optimizers have different settings: {self._different_settings()}",
+            "HT-optimizer-settings-differ",
+            "after step {step} the ranks' optimizers have different settings: {settings}",
             _SETTINGS_CAUSES,
             exit_code=1,
+            step=step,
+            settings=self._different_settings(),
         )
 
     def _different_settings(self) -> str:
@@ -204,36 +207,51 @@ class Guard:
         names, place = self._replicas.names, int(differing[0])
         index = self._replicas.index(place)
         hosts = self._comm.allgather_object(self._comm.host)
-        sides: dict[int, list[str]] = {}
+        sides: dict[int, list[int]] = {}
         for rank, value in self._of_holders(None if index is None else int(checksums[index])):
-            sides.setdefault(value, []).append(f"{rank} ({hosts[rank]})")
+            sides.setdefault(value, []).append(rank)
         *minorities, majority = sorted(sides.values(), key=len)
-        differ = f"({len(differing)} of {len(names)} {self._replicas.what} differ)"
+        differ, odd = f"({len(differing)} of {len(names)} {self._replicas.what} differ)", list[int]()
         if len(minorities[-1]) == len(majority):
-            between = " and ".join(f"rank {', '.join(side)}" for side in sides.values())
-            what = f"differs between {between} {differ}, with no majority to tell which is right"
+            between = " and ".join(f"rank {_on(side, hosts)}" for side in sides.values())
+            where = f"differs between {between} {differ}, with no majority to tell which is right"
         else:
-            odd = ", ".join(rank for side in sides.values() if side is not majority for rank in side)
-            what = f"differs on rank {odd} from the other ranks {differ}"
-        element, settings = self._first_element(place), self._different_settings()
+            odd = [rank for side in sides.values() if side is not majority for rank in side]
+            where = f"differs on rank {_on(odd, hosts)} from the other ranks {differ}"
+        element, held = self._first_element(place)
+        words = f"its element {element} is {', '.join(held)}" if held else "the model no longer exists"
+        settings = self._different_settings()
         return TransientError(
-            f"after step {step} the ranks hold different parameters: {names[place]!r} {what}; {element}"
-            f"{settings and '; of the optimizers, '}{settings}",
+            "HT-parameters-differ",
+            "after step {step} the ranks hold different parameters: {name!r} {where}; {words}",
             CAUSES,
             exit_code=1,
+            step=step,
+            name=names[place],
+            where=where,
+            words=f"{words}; of the optimizers, {settings}" if settings else words,
+            count=len(differing),
+            sides=list(sides.values()),
+            odd=odd,
+            element=element,
+            held=held,
+            settings=settings,
         )
 
     def _of_holders(self, value: T | None) -> list[tuple[int, T]]:
         """The values of the ranks that have one, each with its rank. Collective."""
         return [(rank, each) for rank, each in enumerate(self._comm.allgather_object(value)) if each is not None]
 
-    def _first_element(self, place: int) -> str:
-        """Where a parameter first differs, and what the ranks have there. Collective, with few bytes."""
+    def _first_element(self, place: int) -> tuple[list[int], list[str]]:
+        """Where a parameter first differs, and what the ranks have there: nothing where it is gone.
+
+        Collective, with few bytes.
+        """
         index = self._replicas.index(place)
         values = None if index is None else np.ascontiguousarray(self._values(index))
         shapes = [shape for _, shape in self._of_holders(None if values is None else values.shape)]
         if not min(map(math.prod, shapes)):
-            return "the model no longer exists"
+            return [], []
         size = math.isqrt(math.prod(shapes[0])) + 1
         flat = None if values is None else values.reshape(-1)
         blocks = None if flat is None else [flat[start : start + size] for start in range(0, len(flat), size)]
@@ -248,7 +266,11 @@ class Guard:
             held.setdefault(int(word), f"{value!s} (bits {word:0{2 * word.itemsize}x}) on rank {rank}")
         found = np.array(np.unravel_index(block * size + column, shapes[0]), np.int64)
         begin = self._replicas.offsets(place) or (0,) * len(found)
-        return f"its element {[int(each) for each in found + begin]} is {', '.join(held.values())}"
+        return [int(each) for each in found + begin], list(held.values())
+
+
+def _on(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    return ", ".join(f"{rank} ({hosts[rank]})" for rank in ranks)
 
 
 def _ranks(ranks: Sequence[str]) -> str:

@@ -66,9 +66,13 @@ class _RunStrategy:
         # Lightning takes one CPU where the script leaves the number out.
         if len(devices) not in (1, comm.local_size):
             raise HpctrainError(
-                f"strategy {NAME!r} with devices={len(devices)}: the run has {_count(comm.local_size, 'rank')} on "
-                f"{comm.host}",
+                "HT-lightning-wrong-devices",
+                "strategy {strategy!r} with devices={devices}: the run has {ranks} on {host}",
                 f"leave devices out, or start as many ranks: hpctrain run SCRIPT -np {len(devices)}",
+                strategy=NAME,
+                devices=len(devices),
+                ranks=_count(comm.local_size, "rank"),
+                host=comm.host,
             )
         found = list(devices)
         if len(found) == 1 and comm.local_size > 1:
@@ -85,8 +89,12 @@ class _RunStrategy:
     def num_nodes(self, nodes: int) -> None:
         if nodes not in (1, self._nodes):
             raise HpctrainError(
-                f"strategy {NAME!r} with num_nodes={nodes}: the run is on {_count(self._nodes, 'host')}",
+                "HT-lightning-wrong-nodes",
+                "strategy {strategy!r} with num_nodes={nodes}: the run is on {hosts}",
                 "leave num_nodes out, or name as many hosts: hpctrain run SCRIPT -H HOST:SLOTS,…",
+                strategy=NAME,
+                nodes=nodes,
+                hosts=_count(self._nodes, "host"),
             )
 
     @property

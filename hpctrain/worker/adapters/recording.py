@@ -217,11 +217,21 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     """
     given = {**(values or {}), **named}
     if not given:
-        raise HpctrainError("ht.log: nothing to record", "ht.log(loss=loss)")
+        raise HpctrainError("HT-log-nothing", "ht.log: nothing to record", "ht.log(loss=loss)")
     if step is not None and (type(step) is not int or not 0 <= step < LIMIT):
-        raise HpctrainError(f"ht.log: step={step!r} is not a step number", "give an int from 0 up to 2**53 - 1")
+        raise HpctrainError(
+            "HT-log-bad-step",
+            "ht.log: step={step!r} is not a step number",
+            "give an int from 0 up to 2**53 - 1",
+            step=step,
+        )
     if others := [name for name in given if not isinstance(name, str)]:
-        raise HpctrainError(f"ht.log: the name {others[0]!r} is not text", "give names as str: ht.log({'0': loss})")
+        raise HpctrainError(
+            "HT-log-bad-name",
+            "ht.log: the name {name!r} is not text",
+            "give names as str: ht.log({'0': loss})",
+            name=others[0],
+        )
     if own := recording():
         own.log({name: _number(name, value) for name, value in given.items()}, step)
 
@@ -231,4 +241,10 @@ def _number(name: str, value: Any) -> float:
         # PyTorch warns where a loss that still has its graph becomes a number.
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise HpctrainError(f"ht.log: {name} is not a single number: {type(value).__name__}", "log its mean") from error
+        raise HpctrainError(
+            "HT-log-not-one-number",
+            "ht.log: {name} is not a single number: {kind}",
+            "log its mean",
+            name=name,
+            kind=type(value).__name__,
+        ) from error

@@ -198,7 +198,13 @@ def compare(
 
 def _refusal(name: str, value: str, rank: int, other: str, hint: str) -> HpctrainError:
     return HpctrainError(
-        f"the ranks gave ht.shard different data, {name}: {value} on rank 0, {other} on rank {rank}", hint
+        "HT-shard-different-data",
+        "the ranks gave ht.shard different data, {where}: {first} on rank 0, {other} on rank {rank}",
+        hint,
+        where=name,
+        first=value,
+        other=other,
+        rank=rank,
     )
 
 

@@ -114,7 +114,13 @@ def check(name: str, reduction: TimedReduction, world: MPI.Intracomm) -> None:
     reduction.buffer.copy_(pattern + world.rank)
     reduction.call()
     if not torch.allclose(reduction.buffer, pattern + (world.size - 1) / 2, rtol=reduction.tolerance):
-        raise HpctrainError(f"{name} gave a wrong mean of {reduction.buffer.nbytes} bytes", exit_code=1)
+        raise HpctrainError(
+            "HT-bench-wrong-mean",
+            "{name} gave a wrong mean of {bytes} bytes",
+            exit_code=1,
+            name=name,
+            bytes=reduction.buffer.nbytes,
+        )
 
 
 def rounds_of(nbytes: int, rounds: int) -> int:

@@ -70,7 +70,14 @@ def calls_of(start: _Start, name: str, groups: dict[str, Any], nbytes: int) -> d
         call, result, wanted = start(group, nbytes // _FLOAT_BYTES)
         call()
         if not bool((result == wanted).all()):
-            raise HpctrainError(f"{name} of {nbytes} bytes over {group_name} gave a wrong result", exit_code=1)
+            raise HpctrainError(
+                "HT-bench-wrong-result",
+                "{collective} of {bytes} bytes over {group} gave a wrong result",
+                exit_code=1,
+                collective=name,
+                bytes=nbytes,
+                group=group_name,
+            )
         calls[group_name] = call
     return calls
 

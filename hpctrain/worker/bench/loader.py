@@ -106,7 +106,12 @@ def _photographs(data: str) -> Iterator[Photograph]:
 def main(out: str, rounds: str, size: str, data: str, *workers: str) -> None:
     chosen = list(itertools.islice(_photographs(data), _MOST))
     if not chosen:
-        raise HpctrainError(f"{data}: none of its training images can be decoded", "leave --data out, or name others")
+        raise HpctrainError(
+            "HT-bench-no-images",
+            "{data}: none of its training images can be decoded",
+            "leave --data out, or name others",
+            data=data,
+        )
     with tempfile.TemporaryDirectory(prefix="hpctrain-photographs-") as name:
         files = write_folders(Path(name) / "files", chosen)
         write_shards(Path(name) / "shards", Path(name) / "files", _SHARD_SAMPLES)

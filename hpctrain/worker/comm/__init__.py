@@ -80,7 +80,9 @@ def init(backend: str | None = None) -> Communicator:
     if _current is None:
         wanted = backend or BACKEND.read()
         if wanted not in BACKENDS:
-            raise HpctrainError(f"unknown backend {wanted!r}", nearest(wanted, BACKENDS))
+            raise HpctrainError(
+                "HT-backend-unknown", "unknown backend {backend!r}", nearest(wanted, BACKENDS), backend=wanted
+            )
         forks.require_rank("ht.init()")
         launcher = detect()
         if launcher and launcher.size > 1:
@@ -212,9 +214,12 @@ def _require_own_place(claim: LauncherClaim) -> None:
     with contextlib.suppress(psutil.Error):
         if parent and detect(psutil.Process(parent.pid).environ()) == claim:
             raise HpctrainError(
-                f"ht.init() was called in process {os.getpid()}, which multiprocessing has started from rank "
-                f"{claim.rank} and is none itself",
+                "HT-init-in-child-process",
+                "ht.init() was called in process {pid}, which multiprocessing has started from rank "
+                "{rank} and is none itself",
                 'such a process imports the script anew: keep what ranks do under `if __name__ == "__main__":`',
+                pid=os.getpid(),
+                rank=claim.rank,
             )
 
 
@@ -256,9 +261,13 @@ def _connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
     if wanted in ("single", "mirrored") or (wanted == "auto" and ranks == 1):
         if launcher and ranks > 1:
             raise HpctrainError(
-                f"backend {wanted!r} is for one process, but {launcher.name} started {ranks} "
-                f"({launcher.variable}={ranks})",
+                "HT-backend-for-one-process",
+                "backend {backend!r} is for one process, but {launcher} started {ranks} ({variable}={ranks})",
                 "choose --backend auto, or start one process",
+                backend=wanted,
+                launcher=launcher.name,
+                ranks=ranks,
+                variable=launcher.variable,
             )
         if wanted == "mirrored":
             from hpctrain.worker.comm.mirrored import MirroredCommunicator
@@ -280,8 +289,11 @@ def _connect_torchrun(wanted: str, launcher: LauncherClaim) -> Communicator:
     if wanted not in ("auto", "gloo", "nccl"):
         again = f"hpctrain run {shell_word(sys.argv[0])} -np {launcher.size} --backend {wanted}"
         raise HpctrainError(
-            f"backend {wanted!r} needs ranks started by MPI, but torchrun started these {launcher.size}",
+            "HT-backend-needs-mpi",
+            "backend {backend!r} needs ranks started by MPI, but torchrun started these {ranks}",
             f"choose gloo or nccl, or start it with: {again}",
+            backend=wanted,
+            ranks=launcher.size,
         )
     reason = _reason(wanted)
     if wanted == "auto":
@@ -296,7 +308,11 @@ def _torch_distributed(backend: str, reason: str, world: MPI.Intracomm | None) -
         from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
     except ImportError as error:
         raise HpctrainError(
-            f"backend {backend!r} needs PyTorch, which cannot be loaded: {error}", "pip install 'hpctrain[torch]'"
+            "HT-backend-no-torch",
+            "backend {backend!r} needs PyTorch, which cannot be loaded: {reason}",
+            "pip install 'hpctrain[torch]'",
+            backend=backend,
+            reason=str(error),
         ) from error
     return TorchDistributedCommunicator("nccl" if backend == "nccl" else "gloo", reason, world)
 
@@ -347,17 +363,26 @@ def _mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:
         if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
             raise missing from error
         raise HpctrainError(
-            f"MPI cannot be loaded: {error}",
+            "HT-mpi-not-loadable",
+            "MPI cannot be loaded: {reason}",
             "put a cluster's MPI on the PATH and LD_LIBRARY_PATH, or: pip install 'hpctrain[mpi]'",
+            reason=str(error),
         ) from error
     world = MPI.COMM_WORLD
     if launcher and world.Get_size() != launcher.size:
         vendor, version = MPI.get_vendor()
         raise HpctrainError(
-            f"{launcher.name} started {launcher.size} ranks ({launcher.variable}={launcher.size}), but the MPI in "
-            f"this process, {vendor} {'.'.join(map(str, version))}, sees {world.Get_size()}: the launcher and the "
-            "MPI library do not match, so every rank would train alone",
+            "HT-mpi-other-than-launcher",
+            "{launcher} started {ranks} ranks ({variable}={ranks}), but the MPI in this process, {mpi} "
+            "{version}, sees {seen}: the launcher and the MPI library do not match, so every rank would "
+            "train alone",
             "start with the mpirun of that MPI, or `srun --mpi=pmix`; `hpctrain horovod check` names both",
+            launcher=launcher.name,
+            ranks=launcher.size,
+            variable=launcher.variable,
+            mpi=vendor,
+            version=".".join(map(str, version)),
+            seen=world.Get_size(),
         )
     return world
 

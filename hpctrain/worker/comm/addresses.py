@@ -62,10 +62,18 @@ def exchange_addresses(
     own = "" if failure else f"{address} {own_socket.getsockname()[1] if own_socket else 0}"
     texts = _allgather_text(world, own, timeout, what)
     if failure:
-        raise failure if isinstance(failure, HpctrainError) else HpctrainError(f"{host}: {failure}", REMEDY)
+        if isinstance(failure, HpctrainError):
+            raise failure
+        raise HpctrainError("HT-fabric-no-address", "{host}: {reason}", REMEDY, host=host, reason=str(failure))
     if "" in texts:
         rank = texts.index("")
-        raise HpctrainError(f"rank {rank} on {hosts[rank]} has no address that the others can reach", REMEDY)
+        raise HpctrainError(
+            "HT-fabric-no-address-of-rank",
+            "rank {rank} on {host} has no address that the others can reach",
+            REMEDY,
+            rank=rank,
+            host=hosts[rank],
+        )
     endpoints = [(text.split()[0], int(text.split()[1])) for text in texts]
     return RankAddresses(hosts=hosts, endpoints=endpoints, own_socket=own_socket)
 
@@ -91,9 +99,13 @@ def listener_at(name: str, port: int, hosts: int) -> socket.socket | None:
         if error.errno == errno.EADDRNOTAVAIL:
             return None
         raise HpctrainError(
-            f"cannot listen on port {port} of {name}: {error.strerror}",
+            "HT-fabric-port-taken",
+            "cannot listen on port {port} of {host}: {reason}",
             "choose a free one for all hosts with the variable MASTER_PORT",
             exit_code=1,
+            port=port,
+            host=name,
+            reason=error.strerror,
         ) from error
     if hosts > 1 and ipaddress.ip_address(found.getsockname()[0]).is_loopback:
         # The address on the route to the others is no use either: this host's own ranks know only the name.
@@ -146,7 +158,14 @@ def own_address(host: str, hosts: Sequence[str]) -> str:
             probe.connect(target)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise HpctrainError(f"{host} has no route to {others[0]}: {error.strerror}", REMEDY) from error
+        raise HpctrainError(
+            "HT-fabric-no-route",
+            "{host} has no route to {other}: {reason}",
+            REMEDY,
+            host=host,
+            other=others[0],
+            reason=error.strerror,
+        ) from error
 
 
 def _address_of(interface: str) -> str:
@@ -155,6 +174,10 @@ def _address_of(interface: str) -> str:
         if entry.family in (socket.AF_INET, socket.AF_INET6):
             return str(entry.address).partition("%")[0]
     raise HpctrainError(
-        f"{INTERFACE}={interface}: {socket.gethostname()} has no such interface with an address",
+        "HT-fabric-unknown-interface",
+        "{variable}={interface}: {host} has no such interface with an address",
         f"valid: {', '.join(sorted(found))}",
+        variable=INTERFACE,
+        interface=interface,
+        host=socket.gethostname(),
     )

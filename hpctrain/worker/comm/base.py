@@ -38,8 +38,9 @@ AnyArray = NDArray[Any]
 class RanksLostError(HpctrainError):
     """Ranks of the run died. The others can continue after :meth:`Communicator.recover`."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "hpctrain run --resume continues from the last checkpoint", exit_code=RESUMABLE)
+    def __init__(self, code: str, sentence: str, /, **values: Any) -> None:
+        hint = "hpctrain run --resume continues from the last checkpoint"
+        super().__init__(code, sentence, hint, exit_code=RESUMABLE, **values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,7 @@ def dense_wire(wire: Wire[T]) -> T | None:
     """
     if isinstance(wire, TopK):
         raise HpctrainError(
+            "HT-compression-needs-mpi",
             "compression: top_k needs backend mpi, but another backend reduces the gradients",
             "choose --backend mpi, or compression fp16, bf16 or none",
         )
@@ -237,8 +239,11 @@ class Communicator(ABC):
         """
         if size is not None and self.size % size:
             raise HpctrainError(
-                f"{self.size} ranks cannot be divided into groups of {size}",
+                "HT-group-size-not-divisible",
+                "{ranks} ranks cannot be divided into groups of {size}",
                 f"start a multiple of {size} ranks",
+                ranks=self.size,
+                size=size,
             )
         return self._group(size, what)
 
@@ -262,9 +267,11 @@ class Communicator(ABC):
             HpctrainError: this backend has no process groups, or the default group consists of other ranks.
         """
         raise HpctrainError(
-            f"backend {self.backend!r} has no process groups of torch.distributed, which sharded, tensor and pipeline "
-            "parallelism need",
+            "HT-backend-no-process-groups",
+            "backend {backend!r} has no process groups of torch.distributed, which sharded, tensor and "
+            "pipeline parallelism need",
             "choose --backend mpi, gloo or nccl",
+            backend=self.backend,
         )
 
     def parameter_server(self, length: int) -> ParameterServer:
@@ -273,7 +280,12 @@ class Communicator(ABC):
         Raises:
             HpctrainError: this backend has no parameter server.
         """
-        raise HpctrainError(f"backend {self.backend!r} has no parameter server", "choose --backend mpi")
+        raise HpctrainError(
+            "HT-backend-no-parameter-server",
+            "backend {backend!r} has no parameter server",
+            "choose --backend mpi",
+            backend=self.backend,
+        )
 
     def before_shutdown(self, leave: Callable[[], None]) -> None:
         """Call a method, if its object is still alive, before an engine frees its memory."""
@@ -366,7 +378,12 @@ class Communicator(ABC):
         Raises:
             HpctrainError: the remaining ranks cannot continue.
         """
-        raise HpctrainError(f"backend {self.backend!r} cannot continue without a rank that died", exit_code=RESUMABLE)
+        raise HpctrainError(
+            "HT-backend-no-recovery",
+            "backend {backend!r} cannot continue without a rank that died",
+            exit_code=RESUMABLE,
+            backend=self.backend,
+        )
 
     @abstractmethod
     def abort(self, exit_code: int) -> None:

@@ -33,7 +33,6 @@ _NAMED = 8
 # The kinds of messages between detectors.
 MESSAGES = frozenset({"in", "out", "still", "yes", "deadlock"})
 
-_APART = "the ranks are waiting for each other in different places, and would"
 _HINTS = {
     True: "give every rank the same number of batches, as ht.shard does, or put the loop in `with ht.join(model):`, "
     "so that ranks that finish early wait for the others",
@@ -77,14 +76,28 @@ def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str])
     """The error for ranks whose waits cannot end; None if all wait in the same place."""
     if len({place.kind for place in places.values()}) == 1:
         return None
-    places_text = _by_place({names(rank): str(place) for rank, place in sorted(places.items())})
+    named = {names(rank): place for rank, place in sorted(places.items())}
     hint = _HINTS[any(place.kind == END for place in places.values())]
-    return HpctrainError(f"{_APART} wait forever: {places_text}", hint, exit_code=1)
+    return HpctrainError(
+        "HT-ranks-in-different-places",
+        "the ranks are waiting for each other in different places, and would wait forever: {where}",
+        hint,
+        exit_code=1,
+        where=_by_place({name: str(place) for name, place in named.items()}),
+        places={name: asdict(place) for name, place in named.items()},
+    )
 
 
 def mismatch_error(places: Mapping[str, str]) -> HpctrainError:
     """The error for ranks whose messages met although they belong to different calls; ``places`` is by rank name."""
-    return HpctrainError(f"{_APART} take each other's values: {_by_place(places)}", _PAIRED_HINT, exit_code=1)
+    return HpctrainError(
+        "HT-ranks-in-different-calls",
+        "the ranks are waiting for each other in different places, and would take each other's values: {where}",
+        _PAIRED_HINT,
+        exit_code=1,
+        where=_by_place(places),
+        places=places,
+    )
 
 
 def _by_place(places: Mapping[str, str]) -> str:
@@ -160,8 +173,8 @@ class DeadlockDetector:
             case "yes", (int(number),):
                 if source in self._places and self._places[source][0] == number:
                     self._confirmed.add(source)
-            case "deadlock", (str(message), str(hint)):
-                self.error = HpctrainError(message, hint, exit_code=1)
+            case "deadlock", (dict(record),):
+                self.error = HpctrainError.from_record(record)
 
     def _judge(self, now: float) -> None:
         if len(self._places) < self._size or self.error is not None:
@@ -170,7 +183,7 @@ class DeadlockDetector:
         if error is None:
             return
         if len(self._confirmed) == self._size:
-            self._send_all("deadlock", str(error.message), error.hint or "")
+            self._send_all("deadlock", error.record())
         elif now >= self._ask_at:
             self._ask_at = now + _AGAIN_SECONDS
             self._confirmed.clear()
@@ -224,8 +237,7 @@ class StoreDeadlockDetector:
             if self._rank == 0:
                 self._judge()
             if self._store.check([_STORE_ERROR]):
-                message, hint = json.loads(self._store.get(_STORE_ERROR))
-                raise HpctrainError(message, hint, exit_code=1)
+                raise HpctrainError.from_record(json.loads(self._store.get(_STORE_ERROR)))
 
     def _judge(self) -> None:
         """On rank 0: a rank seen in the same wait twice was in it all the time between."""
@@ -237,7 +249,7 @@ class StoreDeadlockDetector:
         waits = [json.loads(text) for text in self._seen]
         places = {rank: WaitPlace(**each["place"]) for rank, each in enumerate(waits)}
         if error := deadlock_error(places, lambda rank: str(waits[rank]["name"])):
-            self._store.set(_STORE_ERROR, json.dumps([error.message, error.hint]))
+            self._store.set(_STORE_ERROR, json.dumps(error.record()))
 
     def _set(self, value: str) -> None:
         # Rank 0, which keeps the store, may be gone. The collective's own connections report that.

@@ -69,6 +69,7 @@ class DeepSpeedCommunicator(TorchDistributedCommunicator):
 
     def torch(self) -> NoReturn:
         raise HpctrainError(
+            "HT-deepspeed-distributes-itself",
             "ht.distribute under --backend deepspeed: deepspeed.initialize already distributes the model",
             "leave ht.distribute out, or choose --backend nccl, mpi or gloo",
         )
@@ -102,10 +103,12 @@ def watch_deepspeed() -> None:
 
 def _refuse_to_compile(builder: Any, verbose: bool = True) -> NoReturn:
     raise HpctrainError(
-        f"DeepSpeed's {builder.name} is not built, and hpctrain allows no compilation during a run: a rank killed "
+        "HT-deepspeed-not-built",
+        "DeepSpeed's {name} is not built, and hpctrain allows no compilation during a run: a rank killed "
         "meanwhile leaves a lock that all later runs wait for forever",
         f"build it once: {builder.BUILD_VAR}=1 pip install --no-build-isolation --force-reinstall --no-deps deepspeed; "
         "or choose an optimizer of PyTorch's, or leave the offload out",
+        name=builder.name,
     )
 
 
@@ -134,9 +137,11 @@ def _checked(initialize: Any) -> Any:
         named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
         if wide := next((name for name, each in named if each.dtype == torch.float64), None):
             raise HpctrainError(
-                f"{wide} is float64, and DeepSpeed does not train float64: it refuses it, or rounds to float32 on the "
-                "way (ZeRO 1 was wrong by 1.2e-5)",
+                "HT-deepspeed-float64",
+                "{parameter} is float64, and DeepSpeed does not train float64: it refuses it, or rounds "
+                "to float32 on the way (ZeRO 1 was wrong by 1.2e-5)",
                 "model.float(), or choose --backend nccl, mpi or gloo with ht.distribute",
+                parameter=wide,
             )
         try:
             return initialize(args, model, *arguments, **settings)
@@ -170,7 +175,9 @@ def _explained(read: Any) -> Any:
         except ValidationError as error:
             raise _section_error(error, config._param_dict, name) from error
         except (AssertionError, ValueError) as error:
-            raise _batch_error(config, name) or HpctrainError(f"{name}: {error}") from error
+            raise _batch_error(config, name) or HpctrainError(
+                "HT-deepspeed-bad-value", "{path}: {reason}", path=name, reason=str(error)
+            ) from error
 
     return explained
 
@@ -183,7 +190,13 @@ def _check_keys(given: Mapping[str, Any], name: str) -> None:
     for key in given:
         near = () if key in known else difflib.get_close_matches(key, known, n=1, cutoff=0.8)
         if near:
-            raise HpctrainError(f"{name}: DeepSpeed has no key {key!r}, and would ignore it", f"{near[0]}?")
+            raise HpctrainError(
+                "HT-deepspeed-unknown-key",
+                "{path}: DeepSpeed has no key {key!r}, and would ignore it",
+                f"{near[0]}?",
+                path=name,
+                key=key,
+            )
 
 
 def _section_error(error: ValidationError, given: Mapping[str, Any], name: str) -> HpctrainError:
@@ -195,9 +208,22 @@ def _section_error(error: ValidationError, given: Mapping[str, Any], name: str) 
     )
     if first["type"] == "extra_forbidden":
         return HpctrainError(
-            f"{name}: {section or error.title} has no key {path!r}", "see deepspeed.ai/docs/config-json"
+            "HT-deepspeed-unknown-key",
+            "{file}: {section} has no key {key!r}",
+            "see deepspeed.ai/docs/config-json",
+            file=name,
+            section=section or error.title,
+            key=path,
         )
-    return HpctrainError(f"{name}: {section or error.title}.{path} = {first['input']!r}: {first['msg']}")
+    return HpctrainError(
+        "HT-deepspeed-bad-value",
+        "{file}: {section}.{key} = {value!r}: {reason}",
+        file=name,
+        section=section or error.title,
+        key=path,
+        value=first["input"],
+        reason=first["msg"],
+    )
 
 
 def _batch_error(config: Any, name: str) -> HpctrainError | None:
@@ -208,13 +234,24 @@ def _batch_error(config: Any, name: str) -> HpctrainError | None:
         return None
     if micro and steps and train != micro * steps * ranks:
         return HpctrainError(
-            f"{name}: train_batch_size {train} is not train_micro_batch_size_per_gpu {micro} x "
-            f"gradient_accumulation_steps {steps} x {ranks} ranks = {micro * steps * ranks}",
+            "HT-deepspeed-batch-size",
+            "{path}: train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} x "
+            "gradient_accumulation_steps {steps} x {ranks} ranks = {product}",
             f'"train_batch_size": {micro * steps * ranks}; or leave one of the three out, and DeepSpeed works it out',
+            path=name,
+            batch=train,
+            micro=micro,
+            steps=steps,
+            ranks=ranks,
+            product=micro * steps * ranks,
         )
     if not (micro and steps):
         return HpctrainError(
-            f"{name}: train_batch_size {train} is too small for {ranks} ranks with the other sizes that it gives",
+            "HT-deepspeed-batch-size",
+            "{path}: train_batch_size {batch} is too small for {ranks} ranks with the other sizes that it gives",
             f"give a multiple of {ranks}, or fewer ranks",
+            path=name,
+            batch=train,
+            ranks=ranks,
         )
     return None

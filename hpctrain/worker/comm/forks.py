@@ -51,8 +51,11 @@ def require_rank(what: str) -> None:
     """
     if _forked:
         raise HpctrainError(
-            f"{what} was called in process {os.getpid()}, which was forked from a rank and is none itself",
+            "HT-call-in-fork",
+            "{call} was called in process {pid}, which was forked from a rank and is none itself",
             "call it in the rank, and send the result to its workers",
+            call=what,
+            pid=os.getpid(),
         )
 
 

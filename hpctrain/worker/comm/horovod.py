@@ -71,9 +71,14 @@ class HorovodCommunicator(MpiControl):
             leave_first()
             if (module.rank(), module.size()) != (self.rank, self.size):
                 raise HpctrainError(
-                    f"Horovod sees rank {module.rank()} of {module.size()}, MPI sees rank {self.rank} of {self.size}: "
-                    "Horovod was built for a different MPI from the one that started this run",
+                    "HT-horovod-other-mpi",
+                    "Horovod sees rank {rank} of {size}, MPI sees rank {mpi_rank} of {mpi_size}: Horovod "
+                    "was built for a different MPI from the one that started this run",
                     BUILD_HINT,
+                    rank=module.rank(),
+                    size=module.size(),
+                    mpi_rank=self.rank,
+                    mpi_size=self.size,
                 )
             self._modules[framework] = module
         return self._modules[framework]
@@ -87,9 +92,15 @@ def _import_horovod(framework: str) -> Any:
         # A build without this framework can be imported, but fails here, with a clearer error than at first use.
         module.mpi_built()
     except ImportError as error:
-        raise HpctrainError(f"Horovod for {framework} cannot be loaded: {error}", BUILD_HINT) from error
+        raise HpctrainError(
+            "HT-horovod-not-loadable",
+            "Horovod for {framework} cannot be loaded: {reason}",
+            BUILD_HINT,
+            framework=framework,
+            reason=str(error),
+        ) from error
     if not module.mpi_built():
-        raise HpctrainError("this Horovod was built without MPI", BUILD_HINT)
+        raise HpctrainError("HT-horovod-without-mpi", "this Horovod was built without MPI", BUILD_HINT)
     return module
 
 
@@ -160,7 +171,11 @@ class HorovodTorchEngine:
         if buffer.dtype == torch.bfloat16:
             return _Bfloat16Work(self._horovod, self._synchronize, buffer, name)
         if buffer.is_cuda and not self._horovod.nccl_built():
-            raise HpctrainError("this Horovod was built without NCCL and cannot reduce gradients on GPUs", BUILD_HINT)
+            raise HpctrainError(
+                "HT-horovod-without-nccl",
+                "this Horovod was built without NCCL and cannot reduce gradients on GPUs",
+                BUILD_HINT,
+            )
         handle = self._horovod.allreduce_async_(buffer, name=name, op=self._horovod.Average)
         return _TorchWork(self._synchronize, handle)
 
@@ -270,7 +285,9 @@ def _synchronize(horovod: Any, timeout: Timeout, handle: int) -> Any:
 
 def _failed(error: Exception) -> HpctrainError:
     return TransientError(
-        f"Horovod's reduction failed: {error}",
+        "HT-horovod-reduction-failed",
+        "Horovod's reduction failed: {reason}",
         "another rank failed or stopped earlier: its own log in logs/ says why",
         exit_code=1,
+        reason=str(error),
     )

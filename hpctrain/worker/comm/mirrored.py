@@ -30,13 +30,20 @@ class MirroredCommunicator(SingleCommunicator):
 
 def not_for_torch(backend: str) -> HpctrainError:
     """The error for a PyTorch model with a backend of tf.distribute."""
-    return HpctrainError(f"backend {backend!r} is for TensorFlow, but this is PyTorch", "choose --backend mpi or gloo")
+    return HpctrainError(
+        "HT-backend-for-tensorflow",
+        "backend {backend!r} is for TensorFlow, but this is PyTorch",
+        "choose --backend mpi or gloo",
+        backend=backend,
+    )
 
 
 def in_scope(backend: str) -> HpctrainError:
     """The error for ``ht.distribute`` where the strategy's scope distributes the model already."""
     return HpctrainError(
-        f"backend {backend!r} distributes what is made in its scope, so ht.distribute has nothing to reduce",
+        "HT-backend-distributes-itself",
+        "backend {backend!r} distributes what is made in its scope, so ht.distribute has nothing to reduce",
         "make model and optimizer in `with ht.keras.strategy().scope():` and leave ht.distribute and ht.shard out; or "
         "choose --backend multi_worker, mpi or horovod",
+        backend=backend,
     )

@@ -150,9 +150,12 @@ class MpiControl(CheckedControl):
         finally:
             self._survival.end()
         raise HpctrainError(
-            f"rank {self._survival.first_rank} on {self.host}: the remaining ranks could not re-form the run",
+            "HT-run-not-re-formed",
+            "rank {rank} on {host}: the remaining ranks could not re-form the run",
             "hpctrain run --resume continues from the last checkpoint",
             exit_code=RESUMABLE,
+            rank=self._survival.first_rank,
+            host=self.host,
         )
 
     def _require_majority(self, before: Sequence[str], survival: Survival) -> None:
@@ -161,10 +164,16 @@ class MpiControl(CheckedControl):
             return
         gone = sorted(set(before) - set(hosts))
         raise HpctrainError(
-            f"rank {survival.first_rank} on {self.host}: {', '.join(gone)} fell silent, and {len(set(hosts))} of "
-            f"{len(set(before))} hosts is not a majority: the others may still be training",
+            "HT-hosts-no-majority",
+            "rank {rank} on {host}: {gone} fell silent, and {left} of {before} hosts is not a majority: "
+            "the others may still be training",
             "hpctrain run --resume continues from the last checkpoint, on the hosts that answer",
             exit_code=RESUMABLE,
+            rank=survival.first_rank,
+            host=self.host,
+            gone=", ".join(gone),
+            left=len(set(hosts)),
+            before=len(set(before)),
         )
 
     def _re_form(self, survival: Survival, lost: list[LostRank]) -> None:
@@ -225,7 +234,7 @@ class MpiControl(CheckedControl):
     @property
     def _world(self) -> MPI.Intracomm:
         if self._comm is None:
-            raise HpctrainError("the communicator was used after shutdown()")
+            raise HpctrainError("HT-communicator-after-shutdown", "the communicator was used after shutdown()")
         return self._comm
 
     def _wait(self, start: Callable[[], MPI.Request], what: str) -> None:

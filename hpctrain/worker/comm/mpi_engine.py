@@ -90,9 +90,12 @@ class MpiCommunicator(MpiControl):
     def recover(self) -> tuple[LostRank, ...]:
         if self._process_groups is not None:
             raise HpctrainError(
-                f"rank {self.rank} on {self.host}: a rank died, and its part of what process groups divide is lost",
+                "HT-rank-part-lost",
+                "rank {rank} on {host}: a rank died, and its part of what process groups divide is lost",
                 "hpctrain run --resume continues from the last checkpoint",
                 exit_code=RESUMABLE,
+                rank=self.rank,
+                host=self.host,
             )
         return super().recover()
 

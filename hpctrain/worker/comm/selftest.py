@@ -31,9 +31,15 @@ def main() -> None:
     if not np.array_equal(reduced, expected):
         wrong = int(np.flatnonzero(reduced != expected)[0])
         raise HpctrainError(
-            f"rank {comm.rank} on {comm.host}: the mean over {comm.size} ranks is {reduced[wrong]} at {wrong}, "
-            f"it should be {expected[wrong]}",
+            "HT-reduction-wrong-mean",
+            "rank {rank} on {host}: the mean over {size} ranks is {mean} at {place}, it should be {expected}",
             exit_code=1,
+            rank=comm.rank,
+            host=comm.host,
+            size=comm.size,
+            mean=reduced[wrong],
+            place=wrong,
+            expected=expected[wrong],
         )
 
 

@@ -185,4 +185,4 @@ class Survival:
         except self._mpi.Exception:
             ranks = []
         names = ", ".join(f"rank {self.members[rank][0]} on {self.members[rank][1]}" for rank in ranks)
-        return RanksLostError(f"{names or 'a rank'} died")
+        return RanksLostError("HT-rank-died", "{ranks} died", ranks=names or "a rank")

@@ -78,8 +78,11 @@ def replica_devices(replicas: int | None) -> list[str]:
     if gpus:
         if count > len(gpus):
             raise HpctrainError(
-                f"{count} replicas, but this process sees {len(gpus)} GPUs",
+                "HT-strategy-too-few-gpus",
+                "{replicas} replicas, but this process sees {gpus} GPUs",
                 f"-np {len(gpus)}, or CUDA_VISIBLE_DEVICES= for replicas on the CPU",
+                replicas=count,
+                gpus=len(gpus),
             )
         return [f"GPU:{number}" for number in range(count)]
     (cpu, *_) = tf.config.list_physical_devices("CPU")
@@ -97,6 +100,8 @@ def _configure(cpu: Any, logical: Sequence[Any]) -> None:
 def already_initialized(error: Exception) -> HpctrainError:
     """The error where TensorFlow has computed something before the strategy was made."""
     return HpctrainError(
-        f"TensorFlow has already set up its devices, so a strategy can no longer be made: {error}",
+        "HT-tensorflow-already-started",
+        "TensorFlow has already set up its devices, so a strategy can no longer be made: {reason}",
         "call ht.init() first, before the script makes a tensor, a variable or a model",
+        reason=str(error),
     )

@@ -41,9 +41,13 @@ class ParameterServerCommunicator(SingleCommunicator):
         workers = world.size - 1 - servers
         if workers < 1:
             raise HpctrainError(
-                f"backend 'parameter_server' needs a coordinator, {servers} for the parameters "
-                f"({PARAMETER_SERVERS.name}) and at least one worker, but there are {world.size} ranks",
+                "HT-backend-too-few-ranks",
+                "backend 'parameter_server' needs a coordinator, {servers} for the parameters "
+                "({variable}) and at least one worker, but there are {ranks} ranks",
                 f"-np {servers + 2} or more",
+                servers=servers,
+                variable=PARAMETER_SERVERS.name,
+                ranks=world.size,
             )
         super().__init__(f"{reason}; {workers} workers, {servers} for the parameters")
         self.rank = world.rank
@@ -97,9 +101,13 @@ class ParameterServerCommunicator(SingleCommunicator):
             return self._fetching.submit(wait).result(self.timeout.seconds)
         except concurrent.futures.TimeoutError:
             raise HpctrainError(
-                f"rank 0 on {self.host} waited {self.timeout.seconds:g} s for {what}",
+                "HT-wait-timed-out",
+                "rank 0 on {host} waited {seconds:g} s for {awaited}",
                 f"the logs of the other ranks say what they do; {TIMEOUT_HINT}",
                 exit_code=1,
+                host=self.host,
+                seconds=self.timeout.seconds,
+                awaited=what,
             ) from None
 
     def torch(self) -> NoReturn:

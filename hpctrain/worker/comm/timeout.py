@@ -262,7 +262,12 @@ class Timeout:
         awaited = [stalled[number] for number in missing if number in stalled] or list(stalled.values())
         ranks = ", ".join(awaited or [f"rank {number}" for number in missing]) or "the other ranks"
         return HpctrainError(
-            f"{self._who} waited {self.seconds:g} s for {ranks} in {what}",
+            "HT-wait-timed-out",
+            "{who} waited {seconds:g} s for {ranks} in {what}",
             f"look in logs/ for the rank that stopped earlier; {TIMEOUT_HINT}",
             exit_code=RESUMABLE,
+            who=self._who,
+            seconds=self.seconds,
+            ranks=ranks,
+            what=what,
         )

@@ -61,12 +61,16 @@ class TorchDistributedCommunicator(CheckedControl):
         self._by_mpi = world is not None
         if dist.is_initialized():
             raise HpctrainError(
-                "torch.distributed already has a process group", "leave init_process_group out: ht.init() makes it"
+                "HT-group-made-already",
+                "torch.distributed already has a process group",
+                "leave init_process_group out: ht.init() makes it",
             )
         if self.on_gpus and not dist.is_nccl_available():
             raise HpctrainError(
-                f"this PyTorch, {torch.__version__}, is built without NCCL",
+                "HT-backend-no-nccl",
+                "this PyTorch, {version}, is built without NCCL",
                 "choose --backend gloo or mpi, or install PyTorch's build for CUDA",
+                version=torch.__version__,
             )
         limit = timedelta(seconds=TIMEOUT.read() + _MARGIN_SECONDS)
         try:
@@ -185,7 +189,7 @@ class TorchDistributedCommunicator(CheckedControl):
         """Start a collective; returns torch.distributed's handle."""
         forks.require_rank(collective.__name__)
         if not dist.is_initialized():
-            raise HpctrainError("the communicator was used after shutdown()")
+            raise HpctrainError("HT-communicator-after-shutdown", "the communicator was used after shutdown()")
         try:
             return collective(*arguments, async_op=True)
         except RuntimeError as error:
@@ -210,9 +214,14 @@ class TorchDistributedCommunicator(CheckedControl):
         # Gloo's messages begin with a source file, and end with advice.
         text = re.sub(r"^\[\S*\] | This is typically .*", "", str(error).splitlines()[0])
         return TransientError(
-            f"rank {self.rank} on {self.host}: torch.distributed failed in {what}: {text}",
+            "HT-group-call-failed",
+            "rank {rank} on {host}: torch.distributed failed in {call}: {reason}",
             "another rank failed or stopped earlier: its own log says why",
             exit_code=1,
+            rank=self.rank,
+            host=self.host,
+            call=what,
+            reason=text,
         )
 
     # The data plane.
@@ -229,14 +238,17 @@ class TorchDistributedCommunicator(CheckedControl):
     def process_group(self) -> None:
         if not dist.is_initialized():
             raise HpctrainError(
+                "HT-group-destroyed",
                 "torch.distributed's group was destroyed, and with it the connections of the run",
                 "leave destroy_process_group, or what calls it, to the end of the script",
             )
 
     def tensorflow(self) -> NoReturn:
         raise HpctrainError(
-            f"backend {self.backend!r} reduces PyTorch's gradients, but this is Keras",
+            "HT-backend-for-torch",
+            "backend {backend!r} reduces PyTorch's gradients, but this is Keras",
             "choose --backend mpi, or horovod, which use GPUs too; torchrun starts neither: hpctrain run does",
+            backend=self.backend,
         )
 
     def _leave_training(self) -> None:
@@ -273,8 +285,12 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
     if short:
         host, ranks, gpus = short
         raise HpctrainError(
-            f"backend 'nccl' needs a GPU for each rank: {host} has {ranks} ranks, PyTorch sees {gpus} GPUs there",
+            "HT-backend-too-few-gpus",
+            "backend 'nccl' needs a GPU for each rank: {host} has {ranks} ranks, PyTorch sees {gpus} GPUs there",
             "start fewer ranks, or choose --backend gloo or mpi",
+            host=host,
+            ranks=ranks,
+            gpus=gpus,
         )
     torch.cuda.set_device(comm.local_rank)
 
@@ -359,7 +375,11 @@ class TorchDistributedEngine:
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type == "cuda" and not self._comm.on_gpus:
-            raise HpctrainError("backend 'gloo' reduces in the CPU's memory, not on GPUs", "choose --backend nccl")
+            raise HpctrainError(
+                "HT-backend-not-on-gpu",
+                "backend 'gloo' reduces in the CPU's memory, not on GPUs",
+                "choose --backend nccl",
+            )
         return torch.zeros(numel, dtype=dtype, device=device)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:

@@ -61,8 +61,12 @@ def load_digits(*, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
         )
     except ValueError as error:
         raise HpctrainError(
-            f"data.test_fraction={test_fraction:g} cannot divide the {len(labels)} digits: {error}",
+            "HT-data-bad-test-fraction",
+            "data.test_fraction={test_fraction:g} cannot divide the {digits} digits: {reason}",
             "choose a fraction between 0.01 and 0.99",
+            test_fraction=test_fraction,
+            digits=len(labels),
+            reason=str(error),
         ) from error
     return everything[train], everything[test]
 
@@ -89,8 +93,12 @@ def _text(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
         tokens = train.manifest.settings.tokenizer.vocabulary
         if tokens > recipe.model.vocabulary:
             raise HpctrainError(
-                f"{folder} has {tokens:,} tokens, but the model's vocabulary has {recipe.model.vocabulary:,}",
+                "HT-data-too-many-tokens",
+                "{folder} has {tokens:,} tokens, but the model's vocabulary has {vocabulary:,}",
                 f"--set model.vocabulary={-(-tokens // _MULTIPLE) * _MULTIPLE}",
+                folder=folder,
+                tokens=tokens,
+                vocabulary=recipe.model.vocabulary,
             )
         sources = Windows(train, context, recipe.seed), Windows(val, context)
     else:
@@ -99,8 +107,11 @@ def _text(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
     for name, source in zip(("train", "val"), sources, strict=True):
         if not len(source):
             raise HpctrainError(
-                f"the text in {name} is shorter than a window of {context} tokens",
+                "HT-data-text-too-short",
+                "the text in {split} is shorter than a window of {context} tokens",
                 "prepare more text or, for val, with a larger --validation-share; or --set model.context=…",
+                split=name,
+                context=context,
             )
     return sources
 
@@ -110,8 +121,10 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source
 
     if recipe.model.name == "digits_cnn":
         raise HpctrainError(
-            f"recipe {recipe.name}: digits_cnn takes the digits' images of 8 x 8 pixels, not photographs",
+            "HT-recipe-model-not-for-photographs",
+            "recipe {recipe}: digits_cnn takes the digits' images of 8 x 8 pixels, not photographs",
             "--set model.name=resnet50, or resnet18, resnet101; or --set data.name=digits",
+            recipe=recipe.name,
         )
     folder = _folder(recipe, comm)
     pool = WorkerPool(folder, recipe)
@@ -122,7 +135,12 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source
         )
     if len(train.classes) > _CLASSES:
         raise HpctrainError(
-            f"{folder} has {len(train.classes)} classes, but {recipe.model.name} distinguishes {_CLASSES}",
+            "HT-data-too-many-classes",
+            "{folder} has {classes} classes, but {model} distinguishes {most}",
             "--set data.path=DIR names a folder with fewer classes",
+            folder=folder,
+            classes=len(train.classes),
+            model=recipe.model.name,
+            most=_CLASSES,
         )
     return train, val

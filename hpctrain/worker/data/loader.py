@@ -173,9 +173,13 @@ class ImageNet:
         for position, key, message in piece.broken:
             if self._stops:
                 raise HpctrainError(
-                    f"{self._shards.where(int(indices[position]))}: {key} cannot be decoded: {message}",
+                    "HT-data-broken-image",
+                    "{where}: {key} cannot be decoded: {reason}",
                     "--set data.broken_images=skip leaves such images out, counts and names them",
                     exit_code=1,
+                    where=self._shards.where(int(indices[position])),
+                    key=key,
+                    reason=message,
                 )
             self.broken.add(key)
             labels[position] = BROKEN

@@ -13,6 +13,7 @@ import socket
 import sys
 import traceback
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,9 @@ _MESSAGE_BYTES = 1 << 16
 _POLL_SECONDS = 2.0
 # A worker's own memory beyond what it begins with, in bytes; the largest photograph that is decoded takes a quarter.
 _MOST_MEMORY = 1 << 32
-# The longest failure message: JSON takes up to 12 bytes for each character.
+# The longest text of a failure, for which JSON takes up to 12 bytes a character, and the most bytes of its values.
 _FAILURE_CHARACTERS = 2000
+_VALUES_BYTES = 8000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +53,12 @@ class DecodedTask:
 
     Attributes:
         broken: images that could not be decoded, with their positions in the task.
-        failure: message and hint of any other fault; empty if there was none.
+        failure: any other fault, as :meth:`~hpctrain.common.errors.HpctrainError.record` has it; None without one.
     """
 
     number: int
     broken: list[Broken]
-    failure: list[str]
+    failure: dict[str, Any] | None
 
 
 def send(end: socket.socket, message: DecodingTask | DecodedTask, flags: int = 0) -> None:
@@ -103,14 +105,17 @@ class _Worker:
 
     def do(self, task: DecodingTask) -> DecodedTask:
         try:
-            return DecodedTask(number=task.number, broken=self._write(task), failure=[])
+            return DecodedTask(number=task.number, broken=self._write(task), failure=None)
         except HpctrainError as error:
-            failure = [error.message, error.hint]
+            failure = error
         except Exception as error:
             traceback.print_exc()
             words = ": ".join([*getattr(error, "__notes__", []), type(error).__name__, str(error)])
-            failure = [f"a worker of the loader failed at {words}", "its traceback is in the log of this rank"]
-        return DecodedTask(number=task.number, broken=[], failure=[text[:_FAILURE_CHARACTERS] for text in failure])
+            hint = "its traceback is in the log of this rank"
+            failure = HpctrainError(
+                "HT-loader-worker-failed", "a worker of the loader failed at {where}", hint, where=words
+            )
+        return DecodedTask(number=task.number, broken=[], failure=_bounded(failure.but(exit_code=1).record()))
 
     def _write(self, task: DecodingTask) -> list[Broken]:
         shape = (len(task.indices), *self._job.shape(task.split, task.epoch))
@@ -124,6 +129,13 @@ class _Worker:
         if self._memory is None or len(self._memory) < size:
             self._memory = mmap.mmap(self._file, size)
         return self._memory
+
+
+def _bounded(failure: dict[str, Any]) -> dict[str, Any]:
+    """The record of an error, so short that it fits into a message."""
+    texts = {name: failure[name][:_FAILURE_CHARACTERS] for name in ("message", "hint")}
+    fit = len(json.dumps(failure["values"])) <= _VALUES_BYTES
+    return failure | texts | {"values": failure["values"] if fit else {}}
 
 
 if __name__ == "__main__":

@@ -61,7 +61,12 @@ class Workers:
                 self._processes.append(_start(job, files))
         except OSError as error:
             self.end()
-            raise HpctrainError(f"cannot start a worker of the loader: {error}", "--set data.workers=0") from error
+            raise HpctrainError(
+                "HT-loader-worker-not-started",
+                "cannot start a worker of the loader: {reason}",
+                "--set data.workers=0",
+                reason=str(error),
+            ) from error
         finally:
             results.close()
 
@@ -82,9 +87,12 @@ class Workers:
                 self._memory = mmap.mmap(self._memory_file, size)
             except OSError as error:
                 raise HpctrainError(
-                    f"no {size / 1e6:.0f} MB of shared memory for the images that workers prepare: {error.strerror}",
+                    "HT-memory-no-room-for-images",
+                    "no {megabytes:.0f} MB of shared memory for the images that workers prepare: {reason}",
                     "prepare fewer with a smaller --set batch.micro_batch=N, or all in the rank: --set data.workers=0",
                     exit_code=1,
+                    megabytes=size / 1000000.0,
+                    reason=error.strerror,
                 ) from error
         return self._memory
 
@@ -104,10 +112,13 @@ class Workers:
         while not self._arrived(limit):
             if time.monotonic() > limit:
                 raise HpctrainError(
-                    f"waited {self._timeout:g} s for images of the {len(self._processes)} workers of the loader "
-                    f"(processes {', '.join(map(str, self.pids))})",
+                    "HT-loader-timed-out",
+                    "waited {seconds:g} s for images of the {count} workers of the loader (processes {processes})",
                     f"does the storage that holds the shards respond? {TIMEOUT_HINT}",
                     exit_code=1,
+                    seconds=self._timeout,
+                    count=len(self._processes),
+                    processes=", ".join(map(str, self.pids)),
                 )
             self._require_alive()
             self._send()
@@ -120,7 +131,7 @@ class Workers:
         self._waiting -= 1
         self._send()
         if result.failure:
-            raise HpctrainError(*result.failure, exit_code=1)
+            raise HpctrainError.from_record(result.failure)
         return result
 
     def drop(self) -> bool:
@@ -171,9 +182,12 @@ class Workers:
             if status is not None:
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
                 raise HpctrainError(
-                    f"a worker of the loader (process {process.pid}) {how} while images were waited for",
+                    "HT-loader-worker-died",
+                    "a worker of the loader (process {pid}) {end} while images were waited for",
                     _OUT_OF_MEMORY if status == -signal.SIGKILL else "its last output is in the log of this rank",
                     exit_code=1,
+                    pid=process.pid,
+                    end=how,
                 )
 
 

@@ -49,7 +49,11 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
 
 def _gpt(model: ModelSettings, framework: Framework) -> Any:
     if framework == "keras":
-        raise HpctrainError("model gpt is for PyTorch only: there is no Keras network for it here", "--framework torch")
+        raise HpctrainError(
+            "HT-model-torch-only",
+            "model gpt is for PyTorch only: there is no Keras network for it here",
+            "--framework torch",
+        )
     from hpctrain.worker.models.torch_gpt import GPT
 
     return GPT(model)

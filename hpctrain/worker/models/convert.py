@@ -47,11 +47,21 @@ def load_state(model: keras.Model, state: Mapping[str, Any]) -> None:
     weights = {name: (variable, to_keras) for name, variable, _, to_keras in _weights(model)}
     if unmatched := sorted(weights.keys() ^ given.keys()):
         where = "the weights" if unmatched[0] in given else "the network"
-        raise HpctrainError(f"these are weights of another network: {unmatched[0]} is in {where} alone")
+        raise HpctrainError(
+            "HT-weights-of-other-model",
+            "these are weights of another network: {parameter} is in {where} alone",
+            parameter=unmatched[0],
+            where=where,
+        )
     values = [(name, variable, to_keras(given[name])) for name, (variable, to_keras) in weights.items()]
     for name, variable, value in values:
         if value.shape != tuple(variable.shape):
-            raise HpctrainError(f"these are weights of another network: {name} has the shape {given[name].shape}")
+            raise HpctrainError(
+                "HT-weights-of-other-model",
+                "these are weights of another network: {parameter} has the shape {shape}",
+                parameter=name,
+                shape=given[name].shape,
+            )
     for _, variable, value in values:
         variable.assign(value)
 

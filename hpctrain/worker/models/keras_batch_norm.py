@@ -43,8 +43,10 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
         """
         if self._extent.group:
             raise HpctrainError(
-                f"Keras cannot save {self.name}, whose statistics are over the ranks of this run",
+                "HT-model-not-saveable",
+                "Keras cannot save {layer}, whose statistics are over the ranks of this run",
                 "load its weights into a network built without model.batch_norm.span, and save that",
+                layer=self.name,
             )
         return {**super().get_config(), "part": self._extent.part}
 

@@ -135,7 +135,13 @@ def _finish(request: MPI.Request, what: str) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
     while not request.Test():
         if time.monotonic() > deadline:
-            raise HpctrainError(f"waited {_WAIT_SECONDS} s for {what}", exit_code=1)
+            raise HpctrainError(
+                "HT-wait-timed-out",
+                "waited {seconds} s for {awaited}",
+                exit_code=1,
+                seconds=_WAIT_SECONDS,
+                awaited=what,
+            )
 
 
 def _numbers(rank: int) -> AnyArray:

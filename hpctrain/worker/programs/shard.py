@@ -30,8 +30,7 @@ def main(work: str, out: str | None = None) -> None:
         except HpctrainError as error:
             if out is None:
                 raise
-            fault = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-            write_json(Path(out), {"error": fault})
+            write_json(Path(out), {"error": error.record()})
         else:
             if out is not None:
                 write_json(Path(out), {"manifest": manifest.model_dump(mode="json")})

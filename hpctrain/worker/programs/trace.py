@@ -35,12 +35,13 @@ def main(out: Path, script: Path, arguments: list[str]) -> None:
         sys.path[0] = str(script.parent)
         runpy.run_path(str(script), run_name="__main__")
     except HpctrainError as error:
-        _end(out, {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}})
+        _end(out, {"error": error.record()})
 
 
 def _require_torch(model: Any) -> None:
     if any(kind.__module__.partition(".")[0] == "keras" for kind in type(model).__mro__):
         raise HpctrainError(
+            "HT-trace-not-torch",
             "the script trains a Keras model, but only PyTorch networks can be traced",
             "trace the same network in PyTorch: ht.trace(model, batch, loss)",
         )

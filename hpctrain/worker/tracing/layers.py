@@ -58,9 +58,14 @@ def layers(first: OpTrace, second: OpTrace, *, batches: tuple[int, int], item_by
     functions = [[each.function for each in recording.operators] for recording in (first, second)]
     if functions[0] != functions[1]:
         raise HpctrainError(
-            f"the network ran {len(functions[0])} operators with {batches[0]} samples and {len(functions[1])} with "
-            f"{batches[1]}, or others: what it does depends on its input",
+            "HT-trace-depends-on-input",
+            "the network ran {operators} operators with {samples} samples and {other_operators} with "
+            "{other_samples}, or others: what it does depends on its input",
             "trace a network, or a part of it, that does the same for each batch",
+            operators=len(functions[0]),
+            samples=batches[0],
+            other_operators=len(functions[1]),
+            other_samples=batches[1],
         )
     starts = _starts(first, second)
     passes = [_Passes(recording, starts) for recording in (first, second)]
@@ -77,9 +82,13 @@ def _require_linear(both: list[list[dict[str, int]]], batches: tuple[int, int]) 
     one, other = (sum(own.get(key, 0) for own in found for key in ("flops", "backward_flops")) for found in both)
     if other * batches[0] > one * batches[1] and batches[0]:
         raise HpctrainError(
-            f"{batches[1]} samples take {other / one:.3g} times as many FLOPs as {batches[0]}: the step compares "
+            "HT-trace-not-linear",
+            "{samples} samples take {factor:.3g} times as many FLOPs as {fewer}: the step compares "
             "samples with each other",
             "trace the network without that part of its loss",
+            samples=batches[1],
+            factor=other / one,
+            fewer=batches[0],
         )
 
 

@@ -53,9 +53,11 @@ class ScriptTracer:
         tensors = [each for each in tree_leaves(inputs) if isinstance(each, torch.Tensor) and each.dim()]
         if not tensors or not len(tensors[0]):
             raise HpctrainError(
-                f"{type(model).__name__} is called without a tensor whose dimension 0 is the samples, so what a sample "
+                "HT-trace-no-samples",
+                "{model} is called without a tensor whose dimension 0 is the samples, so what a sample "
                 "takes is unknown",
                 "give the batch as the first argument, or trace the network in Python: ht.trace(model, batch, loss)",
+                model=type(model).__name__,
             )
         first = tensors[0]
         self._samples, self._model = len(first), model

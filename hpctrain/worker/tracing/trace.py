@@ -39,14 +39,18 @@ def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str 
     """
     if not isinstance(model, torch.nn.Module):
         raise HpctrainError(
-            f"{type(model).__module__}.{type(model).__name__} is not a torch.nn.Module, and only PyTorch networks can "
-            "be traced",
+            "HT-trace-not-torch",
+            "{module}.{name} is not a torch.nn.Module, and only PyTorch networks can be traced",
             "for a Keras model, trace the same network in PyTorch",
+            module=type(model).__module__,
+            name=type(model).__name__,
         )
     tensors = [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
     if not tensors or not tensors[0].dim() or not len(tensors[0]):
         raise HpctrainError(
-            "the batch holds no tensor with samples along dimension 0", "ht.trace(model, (images, labels), loss)"
+            "HT-trace-no-samples",
+            "the batch holds no tensor with samples along dimension 0",
+            "ht.trace(model, (images, labels), loss)",
         )
     with _without_onednn(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
         with FakeCopyMode(fake):
@@ -83,7 +87,11 @@ def workload(
     """The workload that two recordings show."""
     first = next((each for each in model.parameters() if each.requires_grad), None)
     if first is None:
-        raise HpctrainError(f"{name} has no parameter that requires a gradient, and so nothing to train")
+        raise HpctrainError(
+            "HT-trace-nothing-to-train",
+            "{name} has no parameter that requires a gradient, and so nothing to train",
+            name=name,
+        )
     held = (each for each in itertools.chain(model.parameters(), model.buffers()) if not each.requires_grad)
     found = layers(both[0], both[1], batches=batches, item_bytes=first.element_size())
     return Workload(
@@ -106,8 +114,12 @@ def _record(model: torch.nn.Module, batch: Any, loss: Loss[Any]) -> OpTrace:
         raise
     except Exception as error:
         raise HpctrainError(
-            f"a training step of {type(model).__name__} cannot be traced: {type(error).__name__}: {error}",
+            "HT-trace-failed",
+            "a training step of {model} cannot be traced: {kind}: {reason}",
             "what it does must not depend on the values of its samples (.item(), masks as indices)",
+            model=type(model).__name__,
+            kind=type(error).__name__,
+            reason=str(error),
         ) from error
     return recorder.recording
 

@@ -220,7 +220,13 @@ class Checkpoints:
         try:
             training.restore(state)
         except (KeyError, RuntimeError, ValueError) as error:
-            raise HpctrainError(f"{path} belongs to another model or optimizer: {error}", exit_code=1) from error
+            raise HpctrainError(
+                "HT-checkpoint-of-other-model",
+                "{path} belongs to another model or optimizer: {reason}",
+                exit_code=1,
+                path=path,
+                reason=str(error),
+            ) from error
         self.newest = iteration
         return manifest.progress
 
@@ -327,16 +333,20 @@ class Checkpoints:
         deadline = time.monotonic() + limit
         while not wait([future], timeout=_POLL_SECONDS).done:
             if self._comm.lost:
-                raise RanksLostError(f"a rank died while {self._fresh(save)} was written")
+                raise RanksLostError("HT-rank-died", "a rank died while {path} was written", path=self._fresh(save))
             if time.monotonic() > deadline:
                 # Do not wait for it at the end either.
                 self._save = None
                 raise HpctrainError(
-                    f"rank {self._comm.rank} on {self._comm.host} waited {limit:g} s until "
-                    f"{self._fresh(save) / share_name(self._comm.rank, save.progress.ranks)} was "
-                    f"{'written' if save.copied.done() else 'copied in memory'}",
+                    "HT-checkpoint-timed-out",
+                    "rank {rank} on {host} waited {seconds:g} s until {path} was {state}",
                     f"does its file system answer? {TIMEOUT_HINT}",
                     exit_code=RESUMABLE,
+                    rank=self._comm.rank,
+                    host=self._comm.host,
+                    seconds=limit,
+                    path=self._fresh(save) / share_name(self._comm.rank, save.progress.ranks),
+                    state="written" if save.copied.done() else "copied in memory",
                 )
 
     def _fresh(self, save: _Save) -> Path:

@@ -38,7 +38,13 @@ def export(checkpoint: Path, out: Path) -> int:
         trainer.restore(state)
         trainer.take_average()
     except (KeyError, RuntimeError, ValueError) as error:
-        raise HpctrainError(f"{checkpoint} does not belong to the model in its plan: {error}", exit_code=1) from error
+        raise HpctrainError(
+            "HT-checkpoint-of-other-model",
+            "{path} does not belong to the model in its plan: {reason}",
+            exit_code=1,
+            path=checkpoint,
+            reason=str(error),
+        ) from error
     part = out.with_name(f".{os.getpid()}.{out.name}")
     try:
         _SAVE[trainer.framework](trainer.model, part)  # type: ignore[attr-defined]
@@ -100,7 +106,7 @@ def _answer(checkpoint: str, out: str) -> dict[str, Any]:
     try:
         return {"parameters": export(Path(checkpoint), Path(out))}
     except HpctrainError as error:
-        return {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
+        return {"error": error.record()}
 
 
 if __name__ == "__main__":

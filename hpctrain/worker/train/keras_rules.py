@@ -58,8 +58,10 @@ def parameter_kinds(model: keras.Model) -> list[ParameterKind]:
     """
     if not model.built:
         raise HpctrainError(
-            f"the model {model.name!r} is not built: it has no parameters to optimize",
+            "HT-model-not-built",
+            "the model {model!r} is not built: it has no parameters to optimize",
             "give it its input's shape: keras.Input, or model.build(shape)",
+            model=model.name,
         )
     kinds: dict[int, ParameterKind] = {}
     for layer in model._flatten_layers():
@@ -102,8 +104,11 @@ class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             return
         if len(variables) != len(self._kinds):
             raise HpctrainError(
-                f"the optimizer was made for {len(self._kinds)} variables and gets {len(variables)}",
+                "HT-optimizer-other-variables",
+                "the optimizer was made for {expected} variables and gets {variables}",
                 "make it when all layers are frozen or trainable as they will stay",
+                expected=len(self._kinds),
+                variables=len(variables),
             )
         super().build(variables)
         self._rules = [Rule(settings=self._settings, kind=kind, ops=_OPERATIONS) for kind in self._kinds]

@@ -373,8 +373,9 @@ def _check_precision(recipe: Recipe) -> None:
     """Refuse fp16 twice: Keras looks for infinities before the reduction, so an infinite mean would pass."""
     if recipe.precision == "fp16" and recipe.communication.compression == "fp16":
         raise HpctrainError(
-            "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows or vanishes "
-            "on the wire is after the loss scaling",
+            "HT-recipe-fp16-twice",
+            "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows "
+            "or vanishes on the wire is after the loss scaling",
             "--set communication.compression=bf16 or none, or --framework torch",
         )
 
@@ -382,6 +383,7 @@ def _check_precision(recipe: Recipe) -> None:
 def _check_depth(recipe: Recipe) -> None:
     if recipe.stochastic_depth:
         raise HpctrainError(
+            "HT-recipe-depth-in-keras",
             "stochastic_depth is for PyTorch alone: the networks in Keras have none",
             "--framework torch, or --set stochastic_depth=0, which is not the source's training",
         )

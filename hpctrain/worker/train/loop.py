@@ -270,9 +270,10 @@ class Loop:
         if progress.samples != self._train.fingerprint:
             data = self._recipe.data
             raise HpctrainError(
-                f"the training samples of {data.path or data.name} are not those that the run began with, or not in "
-                "that order",
+                "HT-data-other-samples",
+                "the training samples of {path} are not those that the run began with, or not in that order",
                 "restore the data that the recipe's data section names, or begin a new run",
+                path=data.path or data.name,
             )
         self._iteration = self._saved = self._trainer.updates = progress.iteration
         self._epoch = progress.epoch - 1

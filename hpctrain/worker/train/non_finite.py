@@ -183,7 +183,7 @@ class NonFiniteWatch:
             )
         )
         if end is not None:
-            raise HpctrainError(f"{_describe(fault, blamed)}{end}", f"{dumped}; {_HINT}", exit_code=1)
+            raise _error(fault, blamed, end, f"{dumped}; {_HINT}")
 
     def _decide(self) -> tuple[int, str | None]:
         """The checkpoint to go back to, 0 for none; and why the run ends, None if it goes on."""
@@ -242,17 +242,26 @@ def mean_of_finite(losses: Sequence[float], sizes: Sequence[int]) -> float:
     return float(np.average(np.array(losses)[finite], weights=np.array(sizes)[finite])) if finite.any() else math.nan
 
 
-def _describe(fault: _Fault, blamed: dict[int, str]) -> str:
+def _error(fault: _Fault, blamed: dict[int, str], end: str, hint: str) -> HpctrainError:
     ranks = ", ".join(f"{rank} ({host})" for rank, host in blamed.items())
-    where = f" on rank {ranks}" if blamed else ""
-    names = fault.parameters
+    names, step = fault.parameters, fault.step
     gradients = ""
     if names:
         gradients = f", and {len(names)} of {len(fault.gradients)} gradients are not finite, first {names[0]!r}"
-    step = fault.step
-    return (
-        f"step {step.iteration} of epoch {step.epoch} has numbers that are not finite{where}: the mean loss is "
-        f"{step.loss:.4g}{gradients}"
+    return HpctrainError(
+        "HT-step-not-finite",
+        "step {iteration} of epoch {epoch} has numbers that are not finite{where}: the mean loss is {loss:.4g}"
+        "{gradients}{end}",
+        hint,
+        exit_code=1,
+        iteration=step.iteration,
+        epoch=step.epoch,
+        where=f" on rank {ranks}" if blamed else "",
+        ranks=sorted(blamed),
+        loss=step.loss,
+        gradients=gradients,
+        parameters=names,
+        end=end,
     )
 
 

@@ -81,7 +81,12 @@ def run_rank(path: Path) -> int:
     held = HeldDirectory(RunDirectory(path))
     if held.now() is None:
         # Write nothing into a folder that may have taken its place.
-        raise HpctrainError(f"{path} has no plan.json: it was moved or deleted before this rank began", exit_code=1)
+        raise HpctrainError(
+            "HT-run-moved-before-begin",
+            "{path} has no plan.json: it was moved or deleted before this rank began",
+            exit_code=1,
+            path=path,
+        )
     directory = held.work
     stopping.watch(directory.stop, held.lost)
     forks.watch()

@@ -106,8 +106,10 @@ def require_fault_tolerance(comm: Communicator, tolerance: FaultTolerance) -> No
     """
     if tolerance.fault_tolerant and comm.size > 1 and not comm.fault_tolerant:
         raise HpctrainError(
-            f"fault_tolerance shrink cannot continue without a rank that died: {comm.lacks_for_fault_tolerance()}",
+            "HT-recipe-no-fault-tolerance",
+            "fault_tolerance shrink cannot continue without a rank that died: {reason}",
             "choose --backend mpi, with Open MPI 5; --set fault_tolerance=stop ends the run resumably instead",
+            reason=comm.lacks_for_fault_tolerance(),
         )
 
 
@@ -171,9 +173,12 @@ class Recovery:
                 self._record(lost, time.perf_counter() - begin, agreement)
                 return agreement.loss if agreement.updates > recorded else None
         raise HpctrainError(
-            f"rank {self._comm.rank} on {self._comm.host}: the remaining ranks could not agree how to continue",
+            "HT-ranks-disagree-on-rest",
+            "rank {rank} on {host}: the remaining ranks could not agree how to continue",
             "hpctrain run --resume continues from the last checkpoint",
             exit_code=RESUMABLE,
+            rank=self._comm.rank,
+            host=self._comm.host,
         )
 
     def _account(self, recorded: int, loss: float, step: TrainingStep | None) -> _Account:

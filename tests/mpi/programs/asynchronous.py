@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from local_steps import MOMENTUM, SGD, data, message, new_trainer, parameters, recipe
+from local_steps import MOMENTUM, SGD, data, new_trainer, parameters, recipe, told
 from mpi4py import MPI
 
 import hpctrain as ht
@@ -84,7 +84,7 @@ def staleness(comm: Communicator, server: ParameterServer) -> dict[str, np.ndarr
     server.begin_step(3)
     seen = server.read()
     comm.timeout.seconds, before = 1.5, comm.timeout.seconds
-    waited = message(lambda: server.begin_step(6))
+    waited = told(lambda: server.begin_step(6))
     comm.timeout.seconds = before
     comm.barrier()
     return {"seen": seen, "waited": waited}
@@ -168,7 +168,7 @@ def main(framework: str, output: str) -> None:
             results[f"{case} moved"], results[f"{case} end"] = begun / comm.size + sum(changes), trainer.vector()
         results |= {case: parameters(trainer), f"{case} updates": np.array(trainer.updates)}
         results[f"{case} iterations"] = np.array(loop.iteration)
-    results["non-finite"] = message(lambda: faulty(framework, comm, output))
+    results["non-finite"] = told(lambda: faulty(framework, comm, output))
     if comm.size > 1:
         trainer = new_trainer(framework, recipe(**CASES["easgd"]), comm)
         train("easgd held up", comm, trainer, output, held_up=True)

@@ -108,7 +108,7 @@ def absent() -> None:
         if comm.rank != 3:
             group.allreduce(np.ones(3))
     except HpctrainError as error:
-        print(f"rank {comm.rank}: {error.message}", flush=True)
+        print(f"rank {comm.rank}: {error}", flush=True)
         os._exit(0)
     # mpirun ends them as soon as one has left: that is the neighbour of the rank that is absent.
     time.sleep(30)

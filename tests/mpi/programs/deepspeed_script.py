@@ -7,14 +7,17 @@ one process on the full batch, without DeepSpeed. ``refused`` keeps what wrong c
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from situations import refusal
 from torch import nn
 
 STEPS, MICRO, RANKS = 20, 8, 2
@@ -96,7 +99,7 @@ def plain(clip: float | None) -> dict[str, np.ndarray]:
     return {name: each.detach().numpy() for name, each in model.named_parameters()}
 
 
-def refused(folder: Path) -> dict[str, str]:
+def refusals(folder: Path) -> dict[str, Any]:
     written = folder / "given.json"
     written.write_text(json.dumps(configuration(train_micro_batch_size_per_gpu=3, gradient_accumulation_steps=1)))
     wrong = {
@@ -117,11 +120,7 @@ def refused(folder: Path) -> dict[str, str]:
     }
     found = {}
     for name, (settings, model) in wrong.items():
-        try:
-            started(settings, model)
-            found[name] = "nothing was refused"
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
+        found[name] = refusal(functools.partial(started, settings, model))
     return found
 
 
@@ -140,7 +139,7 @@ def main(out: str, *cases: str) -> None:
     for case in cases:
         if case == "killed":
             killed()
-        found = refused(Path(out).parent) if case == "refused" else weights(trained(CASES[case]))
+        found = refusals(Path(out).parent) if case == "refused" else weights(trained(CASES[case]))
         if os.environ["RANK"] != "0":
             continue
         if case == "refused":

@@ -171,7 +171,7 @@ class Mortal:
             while not self._comm.lost:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
-            raise RanksLostError("found out late")
+            raise RanksLostError("HT-rank-died", "found out late")
 
         self._trainer._optimizer.register_step_pre_hook(wait_for_death)
 

@@ -10,10 +10,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from situations import refusal
 
 import hpctrain as ht
 from hpctrain.worker.comm.base import Communicator
@@ -43,14 +45,6 @@ def fit(model: keras.Model, optimizer: keras.optimizers.Optimizer, data: tf.data
     model.compile(optimizer, LOSS)
     model.fit(data, verbose=0)
     return model
-
-
-def refused(action) -> str:
-    try:
-        action()
-    except ht.HpctrainError as error:
-        return str(error)
-    return "nothing was refused"
 
 
 def mirrored(strategy: tf.distribute.Strategy) -> dict[str, keras.Model]:
@@ -102,21 +96,21 @@ def parameter_server(strategy: tf.distribute.Strategy) -> dict[str, keras.Model]
     return {"loop": model}
 
 
-def misuse(strategy: tf.distribute.Strategy) -> dict[str, str]:
+def misuse(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     with strategy.scope():
         model, optimizer = made()
         model.compile(optimizer, LOSS)
-    found = {"distribute": refused(lambda: ht.distribute(model, optimizer))}
+    found = {"distribute": refusal(lambda: ht.distribute(model, optimizer))}
     if not isinstance(strategy, tf.distribute.MirroredStrategy):
-        found["fit"] = refused(lambda: model.fit(batches()))
+        found["fit"] = refusal(lambda: model.fit(batches()))
     keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
-    found["keras.distribution"] = refused(ht.keras.strategy)
+    found["keras.distribution"] = refusal(ht.keras.strategy)
     keras.distribution.set_distribution(None)
     return found
 
 
 def main(out: str, *kind: str) -> None:
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     if kind:
         models, rank = {"plain": fit(*made(), batches())}, 0
     else:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from situations import refusal
 
 import hpctrain as ht
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter
 from hpctrain.worker.comm import Communicator
@@ -112,12 +112,9 @@ def train(
     return loop
 
 
-def message(work: Callable[[], object]) -> np.ndarray:
-    try:
-        work()
-    except HpctrainError as error:
-        return np.array(error.message)
-    return np.array("no error")
+def told(work: Callable[[], object]) -> np.ndarray:
+    """The record of an error, as an array."""
+    return np.array(json.dumps(refusal(work)))
 
 
 def interrupted(framework: str, comm: Communicator, output: str) -> dict[str, np.ndarray]:
@@ -136,7 +133,7 @@ def faulty(framework: str, comm: Communicator, output: str) -> dict[str, np.ndar
     images = samples.images.copy()
     images[epoch_order(SAMPLES, seed=3, epoch=0)[SIZE]] = np.nan
     broken = Samples(images=images, labels=samples.labels)
-    found = message(
+    found = told(
         lambda: train("faulty", settings, comm, new_trainer(framework, settings, comm), output, samples=broken)
     )
     trainer = new_trainer(framework, settings, comm)
@@ -145,7 +142,7 @@ def faulty(framework: str, comm: Communicator, output: str) -> dict[str, np.ndar
     trainer.average_parameters()
     if comm.rank == comm.size - 1:
         spoil(trainer)
-    return {"non-finite": found, "differ": message(trainer.guard.averaged)}
+    return {"non-finite": found, "differ": told(trainer.guard.averaged)}
 
 
 def spoil(trainer: Trainer) -> None:

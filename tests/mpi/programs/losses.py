@@ -12,9 +12,9 @@ from pathlib import Path
 import plain_losses
 import torch
 from loss_runs import CASES, DIVISIONS, Run
+from situations import refusal
 
 import hpctrain as ht
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.adapters.torch import denominators, weights
@@ -29,12 +29,7 @@ def outcome(function, comm, division: str) -> dict[str, object]:
     torch.manual_seed(5)
     function(alone)
     torch.manual_seed(5)
-    refused = ""
-    try:
-        function(shared)
-    except HpctrainError as error:
-        refused = f"{error}\n{error.hint}"
-    everyone = comm.allgather_object(refused)
+    everyone = comm.allgather_object(refusal(lambda: function(shared)))
     # A plain loss is the mean over a rank's own samples.
     kept = function.__module__ == "counted_losses"
     losses = [abs(one - many) for one, many in zip(alone.losses, shared.losses, strict=False) if kept]
@@ -42,7 +37,7 @@ def outcome(function, comm, division: str) -> dict[str, object]:
     gc.collect()
     return {
         "right": function.__name__ not in plain_losses.REFUSED,
-        "refused": next((each for each in everyone if each), ""),
+        "refused": next((each for each in everyone if each), None),
         "updates": max(len(shared.states), len(shared.losses)),
         "expected": max(len(alone.states), len(alone.losses)),
         "error": float(torch.tensor([0.0, *losses, *states]).max()),  # keeps what is not a number

@@ -107,7 +107,7 @@ class Runs:
         if comm.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
         comm.barrier()
-        message, policy = "", Policy(last=9)
+        refused, policy = None, Policy(last=9)
         with (
             EventWriter(folder / "events.jsonl" if comm.rank == 0 else None) as events,
             Checkpoints(folder / "checkpoints", comm, events, policy=policy) as saves,
@@ -117,11 +117,11 @@ class Runs:
             try:
                 loop.run(resume_from)
             except HpctrainError as error:
-                message = error.message
+                refused = error.record()
         state = {each: value for each, value in trainer.state().items() if not each.startswith("random.")}
         finite = all(bool(np.isfinite(value).all()) for each, value in state.items() if each.startswith("model."))
         digests = {each: hashlib.sha256(value.tobytes()).hexdigest() for each, value in state.items()}
-        return {"message": message, "state": digests, "finite": finite, "iteration": loop.iteration}
+        return {"refused": refused, "state": digests, "finite": finite, "iteration": loop.iteration}
 
     def flipped(self) -> dict[str, Any]:
         """A skipped step, and later a bit that flips on the last rank."""

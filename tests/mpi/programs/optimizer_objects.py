@@ -163,7 +163,7 @@ def main() -> None:
             try:
                 found[f"{case}/{mesh}"] = trained(case, ht, mesh)
             except ht.HpctrainError as error:
-                found[f"{case}/{mesh}"] = str(error)
+                found[f"{case}/{mesh}"] = error.record()
     Path(f"{sys.argv[1]}-{comm.rank}.json").write_text(json.dumps(found))
     comm.barrier()
 

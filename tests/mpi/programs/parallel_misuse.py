@@ -1,4 +1,4 @@
-"""What a user may get wrong about a mesh, on four ranks; prints the message of each case from rank 0.
+"""What a user may get wrong about a mesh, on four ranks; prints the error of each case from rank 0 as JSON.
 
 ``python parallel_misuse.py BACKEND``
 """
@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 
 import torch
 from parallel import GPT, Block, Case, loss_of, plan_of
+from situations import refusal
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -267,12 +269,9 @@ if __name__ == "__main__":
     comm = ht.init(sys.argv[1])
     for case in [no_such_module] if comm.backend == "horovod" else CASES:
         try:
-            case()
-            said = "nothing"
-        except ht.HpctrainError as error:
-            said = str(error).replace("\n", " | ")
+            said = refusal(case)
         except RuntimeError as error:
             said = of_divided_tensors(error)
         if comm.rank == 0:
-            print(f"{case.__name__}: {said}", flush=True)
+            print(f"{case.__name__}: {json.dumps(said)}", flush=True)
     comm.barrier()

@@ -204,7 +204,7 @@ def outcome(name: str, comm: Any, schedule: str, mesh: dict[str, int]) -> float:
     return max(float((one - other).abs().max()) for one, other in pairs)
 
 
-def refusals(comm: Any) -> dict[str, str]:
+def refusals(comm: Any) -> dict[str, dict[str, Any]]:
     """What is said where the ranks of a pipeline get different batches, or targets that are not those of samples."""
     said = {}
     setting = Setting(comm, "1f1b", {"pp": comm.size})
@@ -216,7 +216,7 @@ def refusals(comm: Any) -> dict[str, str]:
             try:
                 setting.pipeline.step(*given)
             except ht.HpctrainError as error:
-                said[name] = str(error)
+                said[name] = error.record()
                 raise
     return said
 

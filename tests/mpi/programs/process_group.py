@@ -8,6 +8,7 @@ because the engine is told which of them belong together.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -19,8 +20,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
+from situations import refusal, refused
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.mpi_engine import MpiCommunicator
 from hpctrain.worker.comm.process_group import require_default_group
 from hpctrain.worker.comm.process_group import staging as staging_module
@@ -399,27 +400,22 @@ def check_layouts() -> None:
             print(f"on {name}: all agree", flush=True)
 
 
-def refused(action: Callable[[], object], *words: str) -> None:
-    try:
-        action()
-    except HpctrainError as error:
-        text = f"{error.message} {error.hint}"
-        assert all(word in text for word in words), text
-    else:
-        raise AssertionError(f"nothing was refused; wanted {words}")
-
-
 def check_misuse() -> None:
     with ranks_on("one node"):
         group = dist.group.WORLD
         ones = torch.ones(4)
-        refused(lambda: dist.all_reduce(torch.ones(4, dtype=torch.bool), dist.ReduceOp.AVG), "AVG", "floating-point")
-        refused(lambda: dist.all_reduce(ones, dist.ReduceOp.BXOR), "BXOR", "integer")
-        refused(lambda: dist.all_reduce(torch.ones(4, device="meta")), "all_reduce", "meta")
-        refused(lambda: dist.all_gather_single(torch.empty(15), ones), "all_gather_single", "15", "16")
-        refused(lambda: dist.all_to_all_single(torch.empty(5), torch.empty(5)), "all_to_all_single", "5 rows")
-        refused(lambda: dist.isend(ones, 1, tag=-1), "tag=-1")
-        refused(lambda: group.split_group([0, 1]), "split_group", "all_gather", "barrier")
+        logical, meta = torch.ones(4, dtype=torch.bool), torch.ones(4, device="meta")
+        wrong = {"reduction": "AVG", "dtype": "torch.bool"}
+        refused(lambda: dist.all_reduce(logical, dist.ReduceOp.AVG), "HT-group-wrong-type", **wrong)
+        wrong = {"reduction": "BXOR", "dtype": "torch.float32"}
+        refused(lambda: dist.all_reduce(ones, dist.ReduceOp.BXOR), "HT-group-wrong-type", **wrong)
+        refused(lambda: dist.all_reduce(meta), "HT-group-wrong-device", call="all_reduce", device="meta")
+        wrong = {"call": "all_gather_single", "found": 15, "wanted": 16}
+        refused(lambda: dist.all_gather_single(torch.empty(15), ones), "HT-group-wrong-size", **wrong)
+        uneven = torch.empty(5)
+        refused(lambda: dist.all_to_all_single(uneven, uneven), "HT-group-rows-not-divisible", length=5)
+        refused(lambda: dist.isend(ones, 1, tag=-1), "HT-group-bad-tag", tag=-1)
+        refused(lambda: group.split_group([0, 1]), "HT-group-no-operation", operation="split_group")
         # a mistake that is noticed before anything is sent costs nothing
         dist.all_reduce(ones)
         same(ones, np.full(4, 4))
@@ -432,15 +428,12 @@ def check_different_calls() -> None:
     require_default_group(comm)
     sizes = (100, 100, 100, 200)
     dist.all_reduce(torch.ones(100))
-    heard = ""
-    try:
-        dist.all_reduce(torch.ones(sizes[comm.rank]))
-    except HpctrainError as error:
-        heard = str(error)
+    heard = refusal(lambda: dist.all_reduce(torch.ones(sizes[comm.rank])))
     if comm.rank == 3:
-        assert "all_reduce (SUM) of 100 float32" in heard and "all_reduce (SUM) of 200 float32" in heard, heard
+        assert heard is not None and heard["code"] == "HT-group-different-calls", heard
+        assert {re.findall("[0-9]+", heard["values"][each])[0] for each in ("call", "other")} == {"100", "200"}, heard
     # the others hear it at the latest when they meet those that have given up
-    assert len([text for text in comm.allgather_object(heard) if text]) == 4
+    assert len([each for each in comm.allgather_object(heard) if each]) == 4
     comm.shutdown()
 
 

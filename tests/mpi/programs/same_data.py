@@ -377,8 +377,8 @@ def dropping(given):
     except HpctrainError as error:
         refusal = error
     assert all(map(torch.equal, before, model.parameters()))
-    refusals = ht.gather([refusal and str(refusal)])
-    raise HpctrainError(next(each for each in refusals if each))
+    refusals = ht.init().allgather_object(refusal and refusal.record())
+    raise HpctrainError.from_record(next(each for each in refusals if each))
 
 
 def without_none(samples):

@@ -21,8 +21,25 @@ class Named(dict[str, Callable[..., Any]]):
         return function
 
 
+def refusal(action: Callable[[], object]) -> dict[str, Any] | None:
+    """The record of the error of ``action``, None without one."""
+    try:
+        action()
+    except HpctrainError as error:
+        return error.record()
+    return None
+
+
+def refused(action: Callable[[], object], code: str, /, **values: object) -> dict[str, Any]:
+    """The record of the error of ``action``, which has this code and at least these values."""
+    found = refusal(action)
+    assert found is not None, f"nothing was refused; wanted {code}"
+    assert found["code"] == code and values.items() <= found["values"].items(), found
+    return found
+
+
 def run(situations: Mapping[str, Callable[..., Any]], begin: Callable[[Communicator], None]) -> None:
-    """``python PROGRAM BACKEND OUT [NAME …]`` writes OUT-RANK.json: what each returned, or the text of its refusal.
+    """``python PROGRAM BACKEND OUT [NAME …]`` writes OUT-RANK.json: what each returned, or the record of its refusal.
 
     Args:
         situations: get the communicator.
@@ -37,6 +54,6 @@ def run(situations: Mapping[str, Callable[..., Any]], begin: Callable[[Communica
         try:
             found[name] = situations[name](comm)
         except HpctrainError as error:
-            found[name] = str(error)
+            found[name] = error.record()
     Path(f"{out}-{comm.rank}.json").write_text(json.dumps(found))
     ht.shutdown()

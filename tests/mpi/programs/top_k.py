@@ -127,7 +127,7 @@ def now_and_then(comm) -> list[np.ndarray]:
             scaler.step(optimizer)
             refused = False
         except ht.HpctrainError as error:
-            refused = "GradScaler scales differently" in str(error)
+            refused = error.code == "HT-compression-with-loss-scale"
         assert refused == scaler.is_enabled()
         scaler = torch.amp.GradScaler(device)
     return moved

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch_misuse
-from situations import Named
+from situations import Named, refusal
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,15 +27,6 @@ CHECKS = check = Named()
 
 def deep() -> nn.Module:
     return nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(200, 200), nn.Tanh())])
-
-
-def message(action) -> str:
-    """The error of ``action``, or an empty text."""
-    try:
-        action()
-    except ht.HpctrainError as error:
-        return str(error)
-    return ""
 
 
 @check
@@ -81,7 +72,7 @@ def start_from_rank_0():
 def guard_names_the_parameter():
     model, optimizer = ht.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.optim.SGD([torch.zeros(1)]))
     model[1].bias.data.view(torch.int32)[1] ^= 1 if comm.rank == comm.size - 1 else 0  # one flipped bit
-    return message(optimizer.step)
+    return refusal(optimizer.step)
 
 
 @check
@@ -91,7 +82,7 @@ def unfrozen_later_is_caught():
     model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     model.weight.requires_grad_(True)
     model(torch.full((1, 2), 1.0 + comm.rank)).sum().backward()
-    return message(optimizer.step)
+    return refusal(optimizer.step)
 
 
 @check
@@ -99,11 +90,11 @@ def foreign_parameters_are_refused():
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     _, optimizer = ht.distribute(model, torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1))
     other(model(torch.rand(1, 2))).sum().backward()
-    refused = message(optimizer.step)
+    refused = refusal(optimizer.step)
     ht.distribute(other, optimizer)
     optimizer.zero_grad()
     other(model(torch.rand(1, 2))).sum().backward()
-    return [refused, message(optimizer.step)]
+    return [refused, refusal(optimizer.step)]
 
 
 class Failing(torch.autograd.Function):
@@ -123,7 +114,7 @@ def a_failed_backward_is_not_forgotten():
     with contextlib.suppress(ValueError):
         model[1](Failing.apply(model[0](torch.rand(1, 2)))).sum().backward()
     model(torch.rand(1, 2)).sum().backward()
-    return message(optimizer.step)
+    return refusal(optimizer.step)
 
 
 @check
@@ -143,7 +134,7 @@ def dropped_models_are_freed():
 @check
 def different_models_are_refused():
     model = nn.Linear(2, 2 + (comm.rank == 1))
-    return message(lambda: ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    return refusal(lambda: ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1)))
 
 
 class Checkpointed(nn.Module):
@@ -175,7 +166,7 @@ def reentrant_checkpoint_works():
 def layer_shared_between_reentrant_checkpoints_is_refused():
     model = Checkpointed(shared=True)
     model, _ = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), bucket_mb=1e-6)
-    return message(lambda: model(torch.rand(2, 4, requires_grad=True)).sum().backward())
+    return refusal(lambda: model(torch.rand(2, 4, requires_grad=True)).sum().backward())
 
 
 @check
@@ -202,11 +193,11 @@ def distributing_twice_reduces_once():
 def settings_are_checked():
     pair = nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)], lr=0.1)
     return [
-        message(lambda: ht.distribute(*pair, compression="fp8")),
-        message(lambda: ht.distribute(*pair, bucket_mb=0)),
-        message(lambda: ht.distribute("model", None)),
-        message(lambda: ht.distribute(pair[0], None)),
-        message(lambda: ht.distribute(pair[0], [])),
+        refusal(lambda: ht.distribute(*pair, compression="fp8")),
+        refusal(lambda: ht.distribute(*pair, bucket_mb=0)),
+        refusal(lambda: ht.distribute("model", None)),
+        refusal(lambda: ht.distribute(pair[0], None)),
+        refusal(lambda: ht.distribute(pair[0], [])),
     ]
 
 

@@ -12,21 +12,13 @@ import time
 import numpy as np
 import psutil
 import torch
+from situations import refused
 
 import hpctrain as ht
-from hpctrain.common.errors import HpctrainError
 
 
 def listening() -> set[tuple[str, int]]:
     return {tuple(c.laddr) for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
-
-
-def refused(action) -> str:
-    try:
-        action()
-    except HpctrainError as error:
-        return str(error)
-    return ""
 
 
 if "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -42,7 +34,7 @@ for _ in range(2):
         work.wait()
     ht.shutdown()
     assert listening() == before, listening() - before
-    assert "used after shutdown()" in refused(comm.barrier)
+    refused(comm.barrier, "HT-communicator-after-shutdown")
 
 comm = ht.init("gloo")
 rank, size = comm.rank, comm.size
@@ -97,8 +89,9 @@ for tensor in (torch.full((3, 2), float(rank)).t(), torch.tensor(rank), torch.te
     engine.broadcast(tensor, "broadcast")
     assert torch.equal(tensor, torch.full_like(tensor, 1 if tensor.dtype == torch.bool else 0))
 
-assert "choose --backend mpi" in refused(comm.tensorflow)
-assert "without NCCL" in refused(lambda: (ht.shutdown(), ht.init("nccl"))) or torch.cuda.is_available()
+refused(comm.tensorflow, "HT-backend-for-torch", backend="gloo")
+if not torch.cuda.is_available():
+    refused(lambda: (ht.shutdown(), ht.init("nccl")), "HT-backend-no-nccl")
 if sys.argv[1:] == ["stall"]:
     os.environ["HPCTRAIN_TIMEOUT"] = "2"
 comm = ht.init("gloo")

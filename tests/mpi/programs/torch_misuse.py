@@ -10,21 +10,12 @@ import io
 
 import numpy as np
 import torch
-from situations import Named
+from situations import Named, refusal
 from torch import nn
 
 import hpctrain as ht
 
 CHECKS = check = Named()
-
-
-def message(action) -> str:
-    """The error of ``action``, or an empty text."""
-    try:
-        action()
-    except ht.HpctrainError as error:
-        return str(error)
-    return ""
 
 
 class Red(nn.Linear):
@@ -52,7 +43,7 @@ def models_in_another_order_on_another_rank(comm):
     for first, second in ((3, 3), (3, 5), (120, 120), (3, 1100)):
         (red, _), (blue, _) = distributed(Red, first), distributed(Blue, second)
         order = (red, blue) if comm.rank == 0 else (blue, red)
-        said.append(message(lambda order=order: [loss_of(model, 1.0).backward() for model in order]))
+        said.append(refusal(lambda order=order: [loss_of(model, 1.0).backward() for model in order]))
     return said
 
 
@@ -92,7 +83,7 @@ def a_model_that_one_rank_alone_trains(comm):
         (loss + loss_of(blue, 1.0) if comm.rank == 0 else loss).backward()
         loss_of(red, 1.0).backward()
 
-    return message(step)
+    return refusal(step)
 
 
 @check
@@ -111,27 +102,27 @@ def replaced_parameters(comm):
 
     model, optimizer = fresh()
     model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
-    said["assign"] = message(lambda: step(model, optimizer))
+    said["assign"] = refusal(lambda: step(model, optimizer))
     model, optimizer = fresh()
     model[1] = nn.Linear(3, 2)
-    said["head"] = message(lambda: step(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    said["head"] = refusal(lambda: step(model, torch.optim.SGD(model.parameters(), lr=0.1)))
     model, optimizer = fresh()
     model.append(nn.Linear(3, 3))
-    said["added"] = message(lambda: step(model, optimizer))
+    said["added"] = refusal(lambda: step(model, optimizer))
     model, optimizer = fresh()
     model[0]._parameters["weight"] = nn.Parameter(torch.ones(3, 3))  # past what PyTorch tells of
-    said["hidden"] = message(lambda: step(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    said["hidden"] = refusal(lambda: step(model, torch.optim.SGD(model.parameters(), lr=0.1)))
     model, optimizer = fresh()
     model[0]._parameters["weight"] = nn.Parameter(torch.ones(3, 3))
     lbfgs = torch.optim.LBFGS(model.parameters())
-    said["closure"] = message(lambda: lbfgs.step(lambda: step(model, optimizer)))
+    said["closure"] = refusal(lambda: lbfgs.step(lambda: step(model, optimizer)))
     model, optimizer = fresh()
     step(model, optimizer)
     model.double()
-    said["dtype"] = message(lambda: model(torch.ones(1, 3).double()).sum().backward())
+    said["dtype"] = refusal(lambda: model(torch.ones(1, 3).double()).sum().backward())
     model, optimizer = fresh()
     step(model, optimizer)
-    said["back"] = [message(lambda: step(model.double().float(), optimizer)), model[0].weight.tolist()]
+    said["back"] = [refusal(lambda: step(model.double().float(), optimizer)), model[0].weight.tolist()]
     return said
 
 
@@ -162,10 +153,10 @@ def an_optimizer_made_anew(comm):
     del optimizer
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_of(model, 1.0 + comm.rank).backward()
-    first = message(optimizer.step)
+    first = refusal(optimizer.step)
     with torch.no_grad():
         model.bias[1] += comm.rank
-    return [first, message(optimizer.step)]
+    return [first, refusal(optimizer.step)]
 
 
 @check
@@ -187,29 +178,29 @@ def an_optimizer_of_something_else(comm):
 def wrapped(comm):
     said = {}
     given = nn.DataParallel(nn.Linear(2, 2))
-    said["given"] = message(lambda: ht.distribute(given, torch.optim.SGD(given.parameters(), lr=0.1)))
+    said["given"] = refusal(lambda: ht.distribute(given, torch.optim.SGD(given.parameters(), lr=0.1)))
     model, optimizer = distributed()
-    said["later"] = message(lambda: nn.DataParallel(model))
+    said["later"] = refusal(lambda: nn.DataParallel(model))
     if torch.distributed.is_initialized():
-        said["ddp"] = message(lambda: nn.parallel.DistributedDataParallel(model))
+        said["ddp"] = refusal(lambda: nn.parallel.DistributedDataParallel(model))
         inner = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
         outer = nn.Sequential(inner)
-        said["part"] = message(lambda: ht.distribute(outer, torch.optim.SGD(outer.parameters(), lr=0.1)))
+        said["part"] = refusal(lambda: ht.distribute(outer, torch.optim.SGD(outer.parameters(), lr=0.1)))
     if comm.backend == "horovod":
         import horovod.torch as hvd
 
         plain = nn.Linear(2, 2)
         foreign = hvd.DistributedOptimizer(torch.optim.SGD(plain.parameters(), lr=0.1), plain.named_parameters())
-        said["optimizer"] = message(lambda: ht.distribute(plain, foreign))
+        said["optimizer"] = refusal(lambda: ht.distribute(plain, foreign))
         late = hvd.DistributedOptimizer(optimizer)
-        said["optimizer_later"] = message(late.step)
+        said["optimizer_later"] = refusal(late.step)
     return said
 
 
 @check
 def refused_parts(comm):
     def give(model, parameters=None):
-        return message(lambda: ht.distribute(model, torch.optim.SGD(parameters or model.parameters(), lr=0.1)))
+        return refusal(lambda: ht.distribute(model, torch.optim.SGD(parameters or model.parameters(), lr=0.1)))
 
     sparse = nn.Linear(2, 2)
     sparse.register_buffer("mask", torch.eye(2).to_sparse())
@@ -217,7 +208,7 @@ def refused_parts(comm):
     return {
         "lazy": give(nn.Sequential(nn.LazyLinear(2)), [torch.zeros(1)]),
         "sparse": give(sparse),
-        "graph": message(lambda: loss_of(model, 1.0).backward(create_graph=True)),
+        "graph": refusal(lambda: loss_of(model, 1.0).backward(create_graph=True)),
     }
 
 
@@ -269,10 +260,10 @@ def an_end_before_the_next_check(comm):
             optimizer.step()
         if not keeps:
             del model, optimizer
-        said.append(message(ht.shutdown))
+        said.append(refusal(ht.shutdown))
         ht.init(comm.backend)
         if keeps:
-            said.append(message(lambda model=model, optimizer=optimizer: ht.distribute(model, optimizer)))
+            said.append(refusal(lambda model=model, optimizer=optimizer: ht.distribute(model, optimizer)))
     return said
 
 
@@ -361,7 +352,7 @@ def gradients_added_to_a_mean_in_a_join(comm):
             for _ in range(2):
                 if not again:
                     optimizer.zero_grad(set_to_none=to_none)
-                said.append(message(lambda model=model: loss_of(model, 1.0).backward()))
+                said.append(refusal(lambda model=model: loss_of(model, 1.0).backward()))
                 if again:
                     break
     return said
@@ -371,12 +362,12 @@ def gradients_added_to_a_mean_in_a_join(comm):
 def a_sparse_embedding_that_is_used_densely_too(comm):
     model = nn.Embedding(5, 3, sparse=True)
     ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    return message(lambda: nn.functional.linear(model(torch.tensor([1])), model.weight).sum().backward())
+    return refusal(lambda: nn.functional.linear(model(torch.tensor([1])), model.weight).sum().backward())
 
 
 @check
 def join_of_what_was_not_given(comm):
-    return message(lambda: ht.join(nn.Linear(1, 1)).__enter__())
+    return refusal(lambda: ht.join(nn.Linear(1, 1)).__enter__())
 
 
 # Last: a loader whose batches do not divide evenly is remembered to the end of a run, and data of no loader refused.

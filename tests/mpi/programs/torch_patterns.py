@@ -41,14 +41,14 @@ def refuse_together(comm) -> None:
         if task in seen[-1:]:
             return find(parameter)
         seen.append(task)
-        value, error = 0.0, ""
+        value, error = 0.0, None
         try:
             value = find(parameter)
         except HpctrainError as refusal:
-            error = str(refusal)
+            error = refusal.record()
         errors = comm.allgather_object(error)
         if any(errors):
-            raise HpctrainError(next(each for each in errors if each))
+            raise HpctrainError.from_record(next(each for each in errors if each))
         return value
 
     own._weight_for = together

@@ -78,7 +78,13 @@ def _build(model: keras.Model, part: Any) -> None:
     except Exception as error:
         # Losses and metrics are built as well, and a train_step of the user's own may use them another way.
         if not is_built(model):
-            raise HpctrainError(f"Keras cannot build {model.name} from the data: {error}", BUILD_HINT) from error
+            raise HpctrainError(
+                "HT-model-not-built",
+                "Keras cannot build {model} from the data: {reason}",
+                BUILD_HINT,
+                model=model.name,
+                reason=str(error),
+            ) from error
 
 
 def _bound(function: Any, arguments: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -78,9 +78,11 @@ def _check_reduced(loss: keras.losses.Loss) -> None:
     """Refuse a loss that returns one value per sample and so has no mean over a batch."""
     if getattr(loss, "reduction", "mean") in (None, "none"):
         raise HpctrainError(
-            f"{type(loss).__name__} has reduction={loss.reduction!r}: it gives a value for each sample, not one "
-            "for the batch",
+            "HT-loss-not-reduced",
+            "{loss} has reduction={reduction!r}: it gives a value for each sample, not one for the batch",
             'use reduction="sum_over_batch_size", which is the mean over the samples',
+            loss=type(loss).__name__,
+            reduction=loss.reduction,
         )
 
 

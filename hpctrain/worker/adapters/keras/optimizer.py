@@ -118,16 +118,30 @@ def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
 def _check(optimizer: Any, guard_every: int) -> None:
     if keras.backend.backend() != "tensorflow":
         raise HpctrainError(
-            f"Keras runs on {keras.backend.backend()}, and hpctrain reduces Keras gradients on TensorFlow only",
+            "HT-keras-wrong-backend",
+            "Keras runs on {backend}, and hpctrain reduces Keras gradients on TensorFlow only",
             "set KERAS_BACKEND=tensorflow before keras is imported",
+            backend=keras.backend.backend(),
         )
     kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise HpctrainError(f"{kind} is not an optimizer of Keras 3", "use one of keras.optimizers")
+        raise HpctrainError(
+            "HT-optimizer-not-of-keras",
+            "{kind} is not an optimizer of Keras 3",
+            "use one of keras.optimizers",
+            kind=kind,
+        )
     if reduction_of(optimizer):
-        raise HpctrainError(f"this {kind} was already given to ht.distribute", "make an optimizer for each model")
+        raise HpctrainError(
+            "HT-optimizer-distributed-twice",
+            "this {kind} was already given to ht.distribute",
+            "make an optimizer for each model",
+            kind=kind,
+        )
     if guard_every < 1:
-        raise HpctrainError(f"guard_every={guard_every} must be above 0")
+        raise HpctrainError(
+            "HT-guard-bad-interval", "guard_every={guard_every} must be above 0", guard_every=guard_every
+        )
 
 
 def _check_scope(model: keras.Model, comm: Communicator) -> None:
@@ -138,10 +152,12 @@ def _check_scope(model: keras.Model, comm: Communicator) -> None:
     comm.tensorflow()
     if model.distribute_strategy is comm.strategy:
         raise HpctrainError(
-            f"{model.name} was made in the scope of {type(comm.strategy).__name__}, where Keras adds the gradients up "
-            "by itself",
+            "HT-model-in-strategy-scope",
+            "{model} was made in the scope of {strategy}, where Keras adds the gradients up by itself",
             "make it outside the scope for ht.distribute; or leave ht.distribute out, and write the loop around "
             "strategy.run",
+            model=model.name,
+            strategy=type(comm.strategy).__name__,
         )
 
 

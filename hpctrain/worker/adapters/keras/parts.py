@@ -82,8 +82,10 @@ def is_sharded(data: Any) -> bool:
     spec = data.element_spec
     if not is_part(spec) and _holds_part(spec):
         raise HpctrainError(
-            f"the dataset yields {type(spec).__name__} with the parts of ht.shard inside",
+            "HT-dataset-nested-parts",
+            "the dataset yields {kind} with the parts of ht.shard inside",
             "call ht.shard last: ht.shard(tf.data.Dataset.zip(…))",
+            kind=type(spec).__name__,
         )
     return is_part(spec)
 

@@ -80,6 +80,7 @@ def check_scaling(wire: Wire[tf.DType]) -> None:
     """Raise HpctrainError where the compression does not allow the loss to be scaled."""
     if isinstance(wire, TopK):
         raise HpctrainError(
+            "HT-compression-with-loss-scale",
             "compression='top_k' keeps gradients for later steps, where a LossScaleOptimizer scales differently",
             "mixed_bfloat16 needs none; or choose compression 'bf16'",
         )

@@ -167,12 +167,14 @@ class GradientReduction:
             return
         if not self.synchronised:
             raise HpctrainError(
-                "the first update comes before the ranks were given the same weights: the model was not built when "
-                "ht.distribute saw it",
+                "HT-optimizer-before-weights",
+                "the first update comes before the ranks were given the same weights: the model was not "
+                "built when ht.distribute saw it",
                 f"{BUILD_HINT}. Or build it after that, and train it with fit",
             )
         if not self.scaled_alike:
             raise HpctrainError(
+                "HT-loss-scale-not-agreed",
                 "mixed_float16 scales the loss, and the ranks did not agree on skipping a step that overflows",
                 "give ht.distribute a keras.optimizers.LossScaleOptimizer(optimizer), or train with fit",
             )

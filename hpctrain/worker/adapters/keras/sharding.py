@@ -78,6 +78,7 @@ def shard(
     if isinstance(data, tf.data.Dataset):
         if batch_size is not None or shuffle is not None:
             raise HpctrainError(
+                "HT-shard-settings-of-arrays",
                 "batch_size and shuffle belong to arrays, and this is a tf.data.Dataset",
                 "use dataset.shuffle(buffer, seed=…).batch(GLOBAL_BATCH) before ht.shard",
             )
@@ -90,11 +91,17 @@ def shard(
         data = (data,)
     if not isinstance(data, tuple) or len(data) not in (1, 2, 3):
         raise HpctrainError(
-            f"{type(data).__name__} cannot be sharded",
+            "HT-shard-wrong-data",
+            "{kind} cannot be sharded",
             "give a tf.data.Dataset, a tuple (x, y[, sample_weight]) or an array x",
+            kind=type(data).__name__,
         )
     if batch_size is None or batch_size < 1:
-        raise HpctrainError(f"batch_size={batch_size}: arrays need the number of samples of a global batch")
+        raise HpctrainError(
+            "HT-shard-no-batch-size",
+            "batch_size={batch_size}: arrays need the number of samples of a global batch",
+            batch_size=batch_size,
+        )
     passes = DatasetPasses(own=True, next_epoch=epoch)
     sharded = _shard_arrays(data, comm, passes, batch_size=batch_size, shuffle=shuffle is not False, seed=seed)
     return register(sharded, passes)
@@ -103,13 +110,20 @@ def shard(
 def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     spec = dataset.element_spec
     if is_sharded(dataset):
-        raise HpctrainError("this dataset is already sharded", "call ht.shard once")
+        raise HpctrainError("HT-shard-twice", "this dataset is already sharded", "call ht.shard once")
     if isinstance(spec, tuple) and len(spec) > 3:
         raise HpctrainError(
-            f"the dataset yields {len(spec)} values", "it must yield batches (x, y), (x, y, sample_weight) or x"
+            "HT-shard-too-many-values",
+            "the dataset yields {count} values",
+            "it must yield batches (x, y), (x, y, sample_weight) or x",
+            count=len(spec),
         )
     if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
-        raise HpctrainError("the dataset yields single samples", "use dataset.batch(GLOBAL_BATCH) before ht.shard")
+        raise HpctrainError(
+            "HT-shard-no-batches",
+            "the dataset yields single samples",
+            "use dataset.batch(GLOBAL_BATCH) before ht.shard",
+        )
     if comm.size > 1:
         compare_datasets(comm, dataset)
 
@@ -132,7 +146,9 @@ def _shard_arrays(
     arrays = tf.nest.map_structure(np.asarray, arrays)
     lengths = {len(array) for array in tf.nest.flatten(arrays)}
     if len(lengths) != 1:
-        raise HpctrainError(f"the arrays have different numbers of samples: {sorted(lengths)}")
+        raise HpctrainError(
+            "HT-shard-uneven-arrays", "the arrays have different numbers of samples: {lengths}", lengths=sorted(lengths)
+        )
     samples = lengths.pop()
     compare_arrays(comm, arrays, batch_size=batch_size, shuffle=shuffle, seed=seed)
 
@@ -211,7 +227,11 @@ def compare_datasets(comm: Communicator, dataset: tf.data.Dataset) -> None:
     compare(comm, facts, summaries)
     # Raised after the comparison, so that all ranks raise it.
     if unseeded:
-        raise HpctrainError("the dataset is shuffled without a seed: each rank would have an order of its own", _SEEDED)
+        raise HpctrainError(
+            "HT-shard-no-seed",
+            "the dataset is shuffled without a seed: each rank would have an order of its own",
+            _SEEDED,
+        )
 
 
 def _steps(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

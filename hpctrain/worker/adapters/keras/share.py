@@ -143,8 +143,10 @@ def _check_drawn_in_graph(nothing: Any) -> Any:
 def _check_value(value: Any) -> Any:
     if value != 1:
         raise HpctrainError(
-            f"this rank's part of the batch has the share {float(value):g} from ht.shard, but the loop did not use it",
+            "HT-shard-share-not-used",
+            "this rank's part of the batch has the share {share:g} from ht.shard, but the loop did not use it",
             "for x, y, sample_weight, share in ht.shard(dataset): multiply the mean loss by share, or give share "
             "to ht.mean_loss(total, count, share=share)",
+            share=float(value),
         )
     return value

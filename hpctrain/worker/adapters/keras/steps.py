@@ -44,6 +44,7 @@ def patch_steps(model: keras.Model, distribution: Distribution) -> None:
     def predict_step(data: Any) -> Any:
         if is_part(data):
             raise HpctrainError(
+                "HT-prediction-of-shard",
                 "predict of a sharded dataset would give this rank's samples alone",
                 "give predict the dataset that ht.shard was given",
             )
@@ -110,8 +111,10 @@ def _all_counts(comm: Communicator, own: AnyArray) -> AnyArray:
     done = np.flatnonzero(counts == 0).tolist()
     if done and len(done) < comm.size:
         raise HpctrainError(
-            f"rank {', '.join(map(str, done))} has come to the end of its data, but other ranks have more batches",
+            "HT-rank-out-of-data",
+            "rank {ranks} has come to the end of its data, but other ranks have more batches",
             "give fit a dataset from ht.shard, or steps_per_epoch=…, which every rank has",
+            ranks=", ".join(map(str, done)),
         )
     return counts
 

@@ -39,9 +39,12 @@ def strategy(*, comm: Communicator | None = None) -> tf.distribute.Strategy:
     refuse_keras_distribution()
     if comm.strategy is None and comm.size > 1:
         raise HpctrainError(
-            f"backend {comm.backend!r} has no strategy of tf.distribute, and under TensorFlow's default one each of "
-            f"{comm.size} ranks would train alone",
+            "HT-backend-no-strategy",
+            "backend {backend!r} has no strategy of tf.distribute, and under TensorFlow's default one "
+            "each of {size} ranks would train alone",
             "choose --backend multi_worker or parameter_server; or leave the strategy out and use ht.distribute",
+            backend=comm.backend,
+            size=comm.size,
         )
     _watch_fit()
     comm.distributed = True
@@ -61,7 +64,10 @@ def coordinator(*, comm: Communicator | None = None) -> tf.distribute.coordinato
     found = getattr(comm, "coordinator", None)
     if found is None:
         raise HpctrainError(
-            f"backend {comm.backend!r} has no coordinator of workers", "choose --backend parameter_server"
+            "HT-backend-no-coordinator",
+            "backend {backend!r} has no coordinator of workers",
+            "choose --backend parameter_server",
+            backend=comm.backend,
         )
     return found
 
@@ -77,8 +83,10 @@ def refuse_keras_distribution() -> None:
     found = keras.distribution.distribution()
     if found is not None:
         raise HpctrainError(
-            f"keras.distribution.{type(found).__name__} silently distributes nothing on TensorFlow: it is for JAX",
+            "HT-keras-distribution-ineffective",
+            "keras.distribution.{kind} silently distributes nothing on TensorFlow: it is for JAX",
             "leave keras.distribution.set_distribution out: ht.distribute, or ht.keras.strategy(), distributes",
+            kind=type(found).__name__,
         )
 
 
@@ -95,16 +103,20 @@ def _watched(fit: Any) -> Any:
         kind = type(model.distribute_strategy)
         if issubclass(kind, tf.distribute.MultiWorkerMirroredStrategy):
             raise HpctrainError(
-                "fit of a model in the scope of MultiWorkerMirroredStrategy is broken in Keras 3, which cannot convert "
-                "the values of several workers ('Attempt to convert a value (PerReplica')",
+                "HT-strategy-fit-broken",
+                "fit of a model in the scope of {strategy} is broken in Keras 3, which "
+                "cannot convert the values of several workers ('Attempt to convert a value (PerReplica')",
                 "make the model outside the scope and give it to ht.distribute, whose fit this backend reduces; or "
                 "write the loop around strategy.run",
+                strategy="MultiWorkerMirroredStrategy",
             )
         if issubclass(kind, tf.distribute.ParameterServerStrategy):
             raise HpctrainError(
-                "fit of a model in the scope of ParameterServerStrategy does not work in Keras 3: it lacks the "
-                "DatasetCreator with which workers made their data",
+                "HT-strategy-fit-broken",
+                "fit of a model in the scope of {strategy} does not work in Keras 3: it "
+                "lacks the DatasetCreator with which workers made their data",
                 "write the loop: ht.keras.coordinator().schedule(step, args=batch); or choose --backend multi_worker",
+                strategy="ParameterServerStrategy",
             )
         return fit(model, *arguments, **settings)
 

@@ -37,7 +37,9 @@ def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizer
         HpctrainError: the model is not built, or ranks hold different models or optimizers.
     """
     if not is_built(model):
-        raise HpctrainError("the model has no weights yet that every rank could start from", BUILD_HINT)
+        raise HpctrainError(
+            "HT-model-not-built", "the model has no weights yet that every rank could start from", BUILD_HINT
+        )
     variables = model.weights + (_state(model, optimizer) if optimizer else [])
     check_same(comm, "variable", [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in variables])
     comm.tensorflow().broadcast([v.value for v in variables], name="hpctrain.broadcast")
@@ -93,8 +95,14 @@ def check_same(comm: Communicator, kind: str, names: Sequence[str]) -> None:
             position = next(i for i in range(len(other) + 1) if other[: i + 1] != lists[0][: i + 1])
             first, here = (each[position] if position < len(each) else "nothing" for each in (lists[0], other))
             raise HpctrainError(
-                f"{kind} {position} is {first} on rank 0 and {here} on rank {rank}",
+                "HT-ranks-different-variables",
+                "{kind} {position} is {first} on rank 0 and {here} on rank {rank}",
                 "build the same model, optimizer and metrics on every rank",
+                kind=kind,
+                position=position,
+                first=first,
+                here=here,
+                rank=rank,
             )
 
 

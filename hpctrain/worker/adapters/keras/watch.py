@@ -57,9 +57,12 @@ def check_updated(model: keras.Model, variables: Sequence[Any]) -> None:
     for variable in variables:
         if id(variable) not in known:
             raise HpctrainError(
-                f"an optimizer that was distributed for {model.name} updates {_path(variable)!r}, which is not part of "
-                "that model: the ranks do not start from the same values for it",
+                "HT-optimizer-foreign-variable",
+                "an optimizer that was distributed for {model} updates {variable!r}, which is not part "
+                "of that model: the ranks do not start from the same values for it",
                 "give ht.distribute the model that is trained: the copy, the loaded one, or the one around it",
+                model=model.name,
+                variable=_path(variable),
             )
 
 
@@ -68,9 +71,12 @@ def check_fitted(model: keras.Model) -> None:
     fitted = _fitted()
     if fitted is not None and distribution_of(fitted) is None:
         raise HpctrainError(
-            f"{fitted.name} trains with an optimizer that was distributed for {model.name}, and {fitted.name} itself "
-            "was not distributed",
+            "HT-model-not-distributed",
+            "{fitted} trains with an optimizer that was distributed for {model}, and {fitted} itself was "
+            "not distributed",
             "give ht.distribute the model whose fit is called, once with each of its optimizers",
+            fitted=fitted.name,
+            model=model.name,
         )
 
 
@@ -92,8 +98,9 @@ def check_compiler() -> None:
         owner = frame.f_locals.get("self") if "polymorphic_function" in frame.f_code.co_filename else None
         if getattr(owner, "_jit_compile", None):
             raise HpctrainError(
-                "tf.function(jit_compile=True) contains an update, and XLA has no kernel for the reduction over the "
-                "ranks",
+                "HT-optimizer-in-xla",
+                "tf.function(jit_compile=True) contains an update, and XLA has no kernel for the "
+                "reduction over the ranks",
                 "leave jit_compile out, or use it only on a function that computes the loss and its gradients",
             )
         frame = frame.f_back
@@ -104,10 +111,13 @@ def _check_undistributed(optimizer: Any, variables: Sequence[Any]) -> None:
     owner = _stepping[-1] if _stepping else _owner(variables) or _copied(variables)
     if owner is not None:
         raise HpctrainError(
-            f"{type(optimizer).__name__} updates {owner.name}, or a copy of it, on this rank alone: {owner.name} was "
-            "given to ht.distribute, but this optimizer was not",
+            "HT-optimizer-not-distributed",
+            "{optimizer} updates {model}, or a copy of it, on this rank alone: {model} was given to "
+            "ht.distribute, but this optimizer was not",
             "model, optimizer = ht.distribute(model, optimizer) for every optimizer that model.compile or a loop "
             "uses, including a new one",
+            optimizer=type(optimizer).__name__,
+            model=owner.name,
         )
     if not _warned and variables:
         _warned = True

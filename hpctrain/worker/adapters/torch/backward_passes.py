@@ -62,6 +62,7 @@ def watch_backward(watcher: BackwardWatcher) -> None:
 def refuse_ended() -> None:
     """Raise HpctrainError for a backward pass that an error ended."""
     raise HpctrainError(
+        "HT-backward-ended-early",
         "an error ended a backward pass before its gradients were reduced, so the ranks no longer agree",
         "let an error in backward() end the run",
         exit_code=1,

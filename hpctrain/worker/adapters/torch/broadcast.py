@@ -31,9 +31,13 @@ def check_same_model(comm: Communicator, model: torch.nn.Module) -> None:
         for first, other in itertools.zip_longest(everyone[0], theirs):
             if first != other:
                 raise HpctrainError(
-                    f"rank {rank} built a different model from rank 0: {other} where rank 0 has {first} (name, shape, "
-                    "dtype, requires_grad)",
+                    "HT-ranks-different-models",
+                    "rank {rank} built a different model from rank 0: {other} where rank 0 has {first} "
+                    "(name, shape, dtype, requires_grad)",
                     "build the same model on every rank",
+                    rank=rank,
+                    other=other,
+                    first=first,
                 )
 
 

@@ -57,10 +57,18 @@ def check_gradient(slot: BucketSlot, gradient: torch.Tensor) -> None:
         dtype, device, shape = slot.kind
         now = slot.parameter
         raise HpctrainError(
-            f"parameter {slot.name!r} has become {now.dtype} {tuple(now.shape)} on {now.device}; ht.distribute got it "
-            f"as {dtype} {tuple(shape)} on {device}",
+            "HT-parameter-changed-form",
+            "parameter {parameter!r} has become {dtype} {shape} on {device}; ht.distribute got it as "
+            "{before_dtype} {before_shape} on {before_device}",
             "convert or move the model before ht.distribute, or give it to ht.distribute again after that",
             exit_code=1,
+            parameter=slot.name,
+            dtype=now.dtype,
+            shape=tuple(now.shape),
+            device=now.device,
+            before_dtype=dtype,
+            before_shape=tuple(shape),
+            before_device=device,
         )
     if gradient.requires_grad:
         refuse_graph(repr(slot.name))
@@ -69,11 +77,13 @@ def check_gradient(slot: BucketSlot, gradient: torch.Tensor) -> None:
 def refuse_graph(parameter: str) -> NoReturn:
     """Raise HpctrainError for the gradient of a parameter that is part of a graph itself."""
     raise HpctrainError(
-        f"backward(create_graph=True): the gradient of {parameter} is part of a graph, which does not pass through the "
-        "mean over the ranks",
+        "HT-gradient-in-graph",
+        "backward(create_graph=True): the gradient of {parameter} is part of a graph, which does not "
+        "pass through the mean over the ranks",
         "take the inner derivative by torch.autograd.grad(…, create_graph=True), add what follows from it to the loss, "
         "and call loss.backward()",
         exit_code=1,
+        parameter=parameter,
     )
 
 

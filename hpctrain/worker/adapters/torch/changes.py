@@ -70,9 +70,12 @@ def _refuse_gradient(module: torch.nn.Module, name: str, parameter: torch.nn.Par
 def _check_reduced(module: str, name: str, parameter: torch.Tensor) -> None:
     if not is_reduced(parameter):
         raise HpctrainError(
-            f"parameter {name!r} of {module} is not among those that ht.distribute got: it was added or replaced "
-            "since, so its gradient is this rank's own",
+            "HT-parameter-not-distributed",
+            "parameter {parameter!r} of {module} is not among those that ht.distribute got: it was added "
+            "or replaced since, so its gradient is this rank's own",
             "add or replace layers, and call load_state_dict(…, assign=True), before ht.distribute; or give the model "
             "and its optimizer to ht.distribute again after it",
             exit_code=1,
+            parameter=name,
+            module=module,
         )

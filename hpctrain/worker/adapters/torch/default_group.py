@@ -35,10 +35,13 @@ def join_default_group(asked: str | None = None) -> Communicator:
     comm = current()
     if "nccl" in (asked or "") and comm.backend in ("mpi", "gloo"):
         raise HpctrainError(
-            f"the script asks torch.distributed for {asked}, which is for tensors on GPUs, but --backend "
-            f"{comm.backend} moves tensors in the CPU's memory",
+            "HT-backend-not-on-gpu",
+            "the script asks torch.distributed for {asked}, which is for tensors on GPUs, but --backend "
+            "{backend} moves tensors in the CPU's memory",
             "choose --backend nccl, or train on CPUs: accelerator='cpu' in Lightning, ACCELERATE_USE_CPU=true for "
             "Accelerate and Transformers",
+            asked=asked,
+            backend=comm.backend,
         )
     require_default_group(comm)
     set_torchrun_variables(comm)
@@ -66,8 +69,12 @@ def give_default_group() -> None:
         for name, found in (("rank", comm.rank), ("world_size", comm.size)):
             if given.get(name, -1) not in (-1, found):
                 raise HpctrainError(
-                    f"init_process_group({name}={given[name]}), but in the run it is {found}",
+                    "HT-group-different-settings",
+                    "init_process_group({name}={value}), but in the run it is {found}",
                     "leave it out, or give the script's framework as many devices and nodes as the run has",
+                    name=name,
+                    value=given[name],
+                    found=found,
                 )
 
     init_process_group.of_the_run = True  # type: ignore[attr-defined]

@@ -179,7 +179,7 @@ class Denominators:
         """Warn once about a doubtful number that stays the same, which a count of a batch's contents would not."""
         if self._doubt is not None and self._repeated == _REPEATED and not self._said:
             self._said = True
-            comm.say(f"{self._doubt.text}. If so, {self._doubt.hint}")
+            comm.say(f"{self._doubt.error.message}. If so, {self._doubt.error.hint}")
 
     def _compare(self, comm: Communicator, passes: list[Pass]) -> None:
         everyone = comm.allgather_object(passes)
@@ -187,7 +187,7 @@ class Denominators:
         ranks = data_place(comm).ranks
         self._doubt = found = difference(everyone, ranks) if ranks > 1 else None
         if found is not None and found.certain:
-            raise HpctrainError(found.text, found.hint, exit_code=1)
+            raise found.error
 
 
 class Difference(NamedTuple):
@@ -197,8 +197,7 @@ class Difference(NamedTuple):
         certain: False if the losses are right should some number in them count the rank's samples.
     """
 
-    text: str
-    hint: str
+    error: HpctrainError
     certain: bool = True
 
 
@@ -233,10 +232,17 @@ def difference(everyone: Sequence[Sequence[Pass]], ranks: int) -> Difference | N
 
 def _too_small(summed: DivisorProblem, ranks: int) -> Difference:
     unless = "" if summed.certain else " unless that number counts them too,"
-    text = (
-        f"the loss is a sum over this rank's samples and {summed.how}:{unless} the mean over {ranks} ranks is too small"
+    error = HpctrainError(
+        "HT-loss-is-a-sum",
+        "the loss is a sum over this rank's samples and {how}:{unless} the mean over {ranks} ranks is too small by a "
+        "factor of {ranks}",
+        _SUMMED,
+        exit_code=1,
+        how=summed.how,
+        unless=unless,
+        ranks=ranks,
     )
-    return Difference(f"{text} by a factor of {ranks}", _SUMMED, summed.certain)
+    return Difference(error, summed.certain)
 
 
 def _scaled_apart(parts: Sequence[LossPart]) -> bool:
@@ -262,10 +268,19 @@ def _uneven(parts: dict[int, LossPart], *, scaled: bool) -> Difference | None:
         if _fit(*pair, own.divisor, theirs.divisor) or (scaled and _fit(*pair, own.bare, theirs.bare)):
             continue
         return Difference(
-            f"the ranks divide their losses by different counts, not as their samples are divided: {own.kind} is "
-            f"{own.divisor:g} on rank {ranks[0]} and {theirs.divisor:g} on rank {other}, so that the mean over the "
-            "ranks is not the mean of the batch",
-            _COUNTED,
+            HpctrainError(
+                "HT-loss-different-counts",
+                "the ranks divide their losses by different counts, not as their samples are divided: {kind} is "
+                "{first:g} on rank {first_rank} and {other:g} on rank {other_rank}, so that the mean over the ranks is "
+                "not the mean of the batch",
+                _COUNTED,
+                exit_code=1,
+                kind=own.kind,
+                first=own.divisor,
+                first_rank=ranks[0],
+                other=theirs.divisor,
+                other_rank=other,
+            )
         )
     return None
 

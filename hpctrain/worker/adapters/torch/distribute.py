@@ -92,9 +92,11 @@ def distribute(
     for each in optimizers:
         check_optimizer(each)
     if guard_every < 1:
-        raise HpctrainError(f"guard_every={guard_every} must be above 0")
+        raise HpctrainError(
+            "HT-guard-bad-interval", "guard_every={guard_every} must be above 0", guard_every=guard_every
+        )
     if not (bucket_mb is None or bucket_mb > 0):
-        raise HpctrainError(f"bucket_mb={bucket_mb:g} must be above 0")
+        raise HpctrainError("HT-bucket-bad-size", "bucket_mb={bucket_mb:g} must be above 0", bucket_mb=bucket_mb)
     comm = comm or current()
     bucket_bytes = comm.bucket_bytes if bucket_mb is None else bucket_mb * 1e6
     wire = wire_of(compression, top_k, _TYPES, comm)
@@ -130,6 +132,7 @@ def _division(
     division = Division(comm, model, optimizers, mesh, plan, guard_every=guard_every)
     if division.divides_model and wire is not None:
         raise HpctrainError(
+            "HT-compression-of-divided-model",
             "compression is for ranks that replicate the whole model, and this mesh divides it",
             'choose compression="none"; precision=torch.bfloat16 in the plan sends parameters in 16 bits',
         )
@@ -149,10 +152,11 @@ def _attach_reducers(
     for reducer in reducers_of(model):
         if reducer.comm is not comm:
             raise HpctrainError(
-                f"{type(model).__name__}, or a part of it, was given to ht.distribute before ht.shutdown(), or with "
-                "another comm",
+                "HT-model-of-other-communicator",
+                "{model}, or a part of it, was given to ht.distribute before ht.shutdown(), or with another comm",
                 "make a new model, load this one's state_dict() into it, and distribute that",
                 exit_code=1,
+                model=type(model).__name__,
             )
         if reducer.changed:
             reducer.rebuild()
@@ -178,12 +182,20 @@ def _attach_reducers(
 
 def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]:
     if not isinstance(model, torch.nn.Module):
-        raise HpctrainError(f"{type(model).__name__} is not a torch.nn.Module", "ht.distribute(model, optimizer)")
+        raise HpctrainError(
+            "HT-model-not-a-module",
+            "{kind} is not a torch.nn.Module",
+            "ht.distribute(model, optimizer)",
+            kind=type(model).__name__,
+        )
     given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
     optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
     if not optimizers or len(optimizers) < len(given):
         raise HpctrainError(
-            f"{optimizer!r} is not a torch.optim.Optimizer or a list of them", "ht.distribute(model, optimizer)"
+            "HT-optimizer-not-of-torch",
+            "{optimizer!r} is not a torch.optim.Optimizer or a list of them",
+            "ht.distribute(model, optimizer)",
+            optimizer=optimizer,
         )
     return optimizers
 
@@ -192,4 +204,4 @@ def statistics(model: torch.nn.Module) -> GradientReducer:
     """The reducer of a model, for its ``timeline`` and ``communication_seconds``."""
     for reducer in reducers_of(model):
         return reducer
-    raise HpctrainError("this model was not given to ht.distribute")
+    raise HpctrainError("HT-model-not-distributed", "this model was not given to ht.distribute")

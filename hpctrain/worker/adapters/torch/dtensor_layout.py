@@ -29,16 +29,24 @@ def dtensor_pieces(tensor: DTensor) -> list[tuple[Slices, Box]]:
         HpctrainError: the tensor holds sums that are not added up yet, or other elements than its placements say.
     """
     if any(isinstance(placement, Partial) for placement in tensor.placements):
-        raise HpctrainError(f"a tensor of shape {list(tensor.shape)} is a sum over ranks that was not added up")
+        raise HpctrainError(
+            "HT-tensor-not-added-up",
+            "a tensor of shape {shape} is a sum over ranks that was not added up",
+            shape=list(tensor.shape),
+        )
     if tensor.device_mesh.get_coordinate() is None:
         return []
     runs = [_runs(_indices(tensor, dimension)) for dimension in range(tensor.ndim)]
     held, local = [sum(length for _, _, length in each) for each in runs], list(tensor.to_local().shape)
     if held != local:
         raise HpctrainError(
-            f"this rank holds {local} of a tensor of shape {list(tensor.shape)}, but its placements "
-            f"{tensor.placements} give {held}",
+            "HT-tensor-wrong-pieces",
+            "this rank holds {local} of a tensor of shape {shape}, but its placements {placements} give {held}",
             "let tensor parallelism divide dimensions without a remainder",
+            local=local,
+            shape=list(tensor.shape),
+            placements=tensor.placements,
+            held=held,
         )
     return [
         (

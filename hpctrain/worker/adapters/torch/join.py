@@ -64,14 +64,17 @@ def join(
 def _record(model: torch.nn.Module) -> Trained:
     if not isinstance(model, torch.nn.Module) or model not in trained:
         raise HpctrainError(
-            f"ht.join got {type(model).__name__}, which was not given to ht.distribute",
+            "HT-model-not-distributed",
+            "ht.join got {model}, which was not given to ht.distribute",
             "with ht.join(model): around the loop, with the model that was given to ht.distribute",
+            model=type(model).__name__,
         )
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
         raise HpctrainError(
-            f"{type(model).__name__} normalises batches over all ranks, which a rank without a batch cannot take part "
-            "in",
+            "HT-join-batch-norm",
+            "{model} normalises batches over all ranks, which a rank without a batch cannot take part in",
             "use nn.BatchNorm, or give every rank the same number of batches",
+            model=type(model).__name__,
         )
     return trained[model]
 
@@ -82,9 +85,11 @@ def _shadow(turns: Turns, models: Sequence[torch.nn.Module]) -> None:
     while (number := turns.next_model_of_others()) is not None:
         if number not in own:
             raise HpctrainError(
-                f"ht.join: another rank trains {turns.model(number)}, which ht.join was not given on this rank",
+                "HT-join-model-missing",
+                "ht.join: another rank trains {model}, which ht.join was not given on this rank",
                 "with ht.join([model, …]): name all models that the loop trains",
                 exit_code=1,
+                model=turns.model(number),
             )
         own[number].reduce_zeros()
 

@@ -96,14 +96,19 @@ class ShardedLoader:
         own = self._sampler.identity
         if missing := {"epoch", "batches", *own} - state.keys():
             raise HpctrainError(
-                f"this is not the state of a loader of ht.shard: it lacks {', '.join(sorted(missing))}",
+                "HT-loader-bad-state",
+                "this is not the state of a loader of ht.shard: it lacks {missing}",
                 "load what its state_dict() returned",
+                missing=", ".join(sorted(missing)),
             )
         if state["batches"] and (other := [name for name in own if own[name] != state[name]]):
             differ = ", ".join(f"{name} was {state[name]} and is {own[name]}" for name in other)
             raise HpctrainError(
-                f"the loader's state is in the middle of epoch {state['epoch']}, whose batches were others: {differ}",
+                "HT-loader-different-batches",
+                "the loader's state is in the middle of epoch {epoch}, whose batches were others: {differ}",
                 f"load it with the same data, batch size and seed; or begin an epoch: set_epoch({state['epoch'] + 1})",
+                epoch=state["epoch"],
+                differ=differ,
             )
         note_data_position()
         self._place(state["epoch"], state["batches"])
@@ -124,8 +129,9 @@ class ShardedLoader:
         for batch, (number, total, own) in zip(batches, self._sampler.shares(epoch, first), strict=True):
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
-                    "two iterators of one loader at the same time share its persistent workers, and mix up their "
-                    "batches",
+                    "HT-loader-two-iterators",
+                    "two iterators of one loader at the same time share its persistent workers, and mix "
+                    "up their batches",
                     "use one after the other, or persistent_workers=False",
                 )
             self._axes.check(batch, own.count or SPARE_SAMPLES, self._comm.rank)
@@ -144,7 +150,11 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
         self, loader: DataLoader[Any], comm: Communicator, *, shuffled: bool, evaluation: bool, seed: int
     ) -> None:
         if loader.batch_size is None:
-            raise HpctrainError("ht.shard needs a loader with a batch_size", "DataLoader(dataset, batch_size=…)")
+            raise HpctrainError(
+                "HT-shard-no-batch-size",
+                "ht.shard needs a loader with a batch_size",
+                "DataLoader(dataset, batch_size=…)",
+            )
         self._samples = len(loader.dataset)  # type: ignore[arg-type]
         self._size = loader.batch_size
         self._drop_last = loader.drop_last
@@ -193,11 +203,14 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
             fitting = range(max(self._size, ranks), self._samples + 1)
             size = next((each for each in fitting if not 0 < self._samples % each < ranks), None)
             raise HpctrainError(
-                f"a batch of this evaluation has {min(idle)} samples for {ranks} ranks: those without one skip it, and "
-                "the others would wait for them, because the model is divided over the ranks",
+                "HT-shard-idle-ranks",
+                "a batch of this evaluation has {samples} samples for {ranks} ranks: those without one "
+                "skip it, and the others would wait for them, because the model is divided over the ranks",
                 f"DataLoader(dataset, batch_size={size}) gives every rank a sample of each batch"
                 if size
                 else "let each rank evaluate all samples: leave ht.shard out",
+                samples=min(idle),
+                ranks=ranks,
             )
 
     def shares(self, epoch: int, first: int) -> Iterator[tuple[int, int, RankShare]]:
@@ -252,6 +265,7 @@ def shard(
 def _is_shuffled(loader: DataLoader[Any]) -> bool:
     if isinstance(loader.dataset, IterableDataset):
         raise HpctrainError(
+            "HT-shard-iterable-dataset",
             "ht.shard cannot divide an iterable dataset: its samples have no indices",
             "let the dataset itself yield every comm.size-th sample from comm.rank on",
         )
@@ -261,8 +275,9 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
     )
     if not whole:
         raise HpctrainError(
-            f"ht.shard cannot divide a loader whose {type(sampler).__name__} repeats or leaves out samples, or is a "
-            "custom one",
+            "HT-shard-wrong-sampler",
+            "ht.shard cannot divide a loader whose {sampler} repeats or leaves out samples, or is a custom one",
             "give the DataLoader shuffle=True or no sampler; ht.shard makes the order itself",
+            sampler=type(sampler).__name__,
         )
     return isinstance(sampler, RandomSampler)

@@ -32,8 +32,10 @@ def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communi
     own = _number(count)
     if not 0 <= own < math.inf:
         raise HpctrainError(
-            f"ht.mean_loss: count={own:g} is not a number of at least 0",
+            "HT-mean-loss-bad-count",
+            "ht.mean_loss: count={count:g} is not a number of at least 0",
             "give what this rank's part of the sum is divided by, such as its number of tokens",
+            count=own,
         )
     return _over_ranks(comm, "ht.mean_loss", total, count)
 
@@ -49,11 +51,19 @@ def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.
 def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor | float | None) -> torch.Tensor:
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
         form = f"shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else f"type {type(total).__name__}"
-        raise HpctrainError(f"{name}: the total is of {form}, not one number", "give the sum over this rank's samples")
+        raise HpctrainError(
+            "HT-mean-loss-not-one-number",
+            "{call}: the total is of {form}, not one number",
+            "give the sum over this rank's samples",
+            call=name,
+            form=form,
+        )
     if mesh_of(comm).sizes["pp"] > 1:
         raise HpctrainError(
-            f"{name}: the ranks of a pipeline's other stages do not compute the loss",
+            "HT-mean-loss-in-pipeline",
+            "{call}: the ranks of a pipeline's other stages do not compute the loss",
             "let the pipeline's loss return the sum, and give ht.Pipeline count=, a function of the targets",
+            call=name,
         )
     weights = batch_weights(comm)
     weight, known = weights.of_loss(total)

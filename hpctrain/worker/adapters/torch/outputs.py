@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.storages import Storages
 
 
@@ -19,13 +20,13 @@ class Origin(NamedTuple):
 
     Attributes:
         weight: the weight of its gradient.
-        problem: why its weight is unknown, or "".
+        problem: the error to raise if its weight is unknown.
         numel: how many elements the tensor has.
         consumers: where the pass belongs to no batch, the forward passes that got its result.
     """
 
     weight: float
-    problem: str
+    problem: HpctrainError | None
     numel: int
     consumers: Consumers | None = None
 
@@ -35,7 +36,7 @@ class Consumers:
 
     def __init__(self) -> None:
         self.weights: set[float] = set()
-        self.problem = ""
+        self.problem: HpctrainError | None = None
 
 
 class Outputs:
@@ -44,7 +45,7 @@ class Outputs:
     def __init__(self) -> None:
         self._storages: Storages[Origin] = Storages()
 
-    def add(self, tensor: torch.Tensor, weight: float, problem: str) -> None:
+    def add(self, tensor: torch.Tensor, weight: float, problem: HpctrainError | None) -> None:
         """Record a tensor that a forward pass returned."""
         origin = Origin(weight, problem, tensor.numel())
         if tensor.grad_fn is not None:
@@ -54,7 +55,7 @@ class Outputs:
     def add_without_batch(self, tensor: torch.Tensor, consumers: Consumers) -> None:
         """Record a tensor with a graph that a forward pass of no batch returned."""
         if tensor.grad_fn is not None:
-            _metadata(tensor.grad_fn).setdefault(self, set()).add(Origin(1.0, "", tensor.numel(), consumers))
+            _metadata(tensor.grad_fn).setdefault(self, set()).add(Origin(1.0, None, tensor.numel(), consumers))
 
     def origins(self, tensor: torch.Tensor) -> Set[Origin]:
         """The recorded forward passes that a tensor was computed from; empty if there is none."""

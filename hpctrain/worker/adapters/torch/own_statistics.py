@@ -60,6 +60,7 @@ class _Hook:
     def __name__(self) -> NoReturn:
         # Only torch.jit.script reads the name, in order to compile the hook.
         raise HpctrainError(
+            "HT-model-not-scriptable",
             "torch.jit.script cannot compile a model with batch normalisation after ht.distribute, or a copy of it",
             "call ht.distribute with the compiled model, use torch.jit.trace or torch.compile, or load the "
             "model's state_dict() into a new model and compile that",

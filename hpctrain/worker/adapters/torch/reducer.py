@@ -201,7 +201,11 @@ class GradientReducer:
         if self._running or _paused:
             return
         if self._left:
-            raise HpctrainError("backward() of a model that ht.distribute got, after ht.shutdown()", exit_code=1)
+            raise HpctrainError(
+                "HT-backward-after-shutdown",
+                "backward() of a model that ht.distribute got, after ht.shutdown()",
+                exit_code=1,
+            )
         self._running = True
         self.comm.passes += 1
         self._start = time.perf_counter()
@@ -232,8 +236,10 @@ class GradientReducer:
             if slot.bucket.index >= self._launched:
                 return
             raise HpctrainError(
-                f"parameter {slot.name!r} got a second gradient in one backward pass, after its first was sent",
+                "HT-gradient-twice",
+                "parameter {parameter!r} got a second gradient in one backward pass, after its first was sent",
                 "reentrant activation checkpointing does this: use checkpoint(…, use_reentrant=False)",
+                parameter=slot.name,
             )
         if self._turns.joined:
             self._refuse_repeated(slot)
@@ -251,9 +257,11 @@ class GradientReducer:
         # The gradients of a bucket share one version counter, which zero_grad() increases at least once.
         if first and gradient is not None and gradient.data_ptr() == slot.address and gradient._version == version + 1:
             raise HpctrainError(
-                f"in ht.join, backward() adds to the mean that {slot.name!r} already has from the one before",
+                "HT-join-gradient-not-zeroed",
+                "in ht.join, backward() adds to the mean that {parameter!r} already has from the one before",
                 "call zero_grad() before each backward(), or accumulate within ht.no_sync() and reduce with the last",
                 exit_code=1,
+                parameter=slot.name,
             )
 
     def launch_ready(self) -> None:

@@ -46,26 +46,32 @@ def check_model(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if module in _divided:
             raise HpctrainError(
-                f"{f'the part {name!r} of the model' if name else 'the model'} is divided over the ranks already, and "
-                "cannot be divided again or get other optimizers",
+                "HT-model-divided-already",
+                "{part} is divided over the ranks already, and cannot be divided again or get other optimizers",
                 "give ht.distribute all its optimizers at once, in a list; else make a new model, load this one's "
                 "parameters into it, and distribute that",
                 exit_code=1,
+                part=f"the part {name!r} of the model" if name else "the model",
             )
         if kind := wrapper(module):
             refuse_wrapped(f"{f'its part {name!r}' if name else 'the model'} is wrapped in {kind}")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise HpctrainError(
-                f"{name!r} has no shape yet: its layer is lazy and has seen no batch",
+                "HT-model-lazy-layer",
+                "{name!r} has no shape yet: its layer is lazy and has seen no batch",
                 "call the model on one batch before ht.distribute, and make the optimizer after that",
+                name=name,
             )
         if type(tensor).__name__ == "DTensor" or type(tensor.data).__name__ == "DTensor":
             refuse_wrapped(f"{name!r} is a DTensor, of which this rank holds a part")
         if tensor.layout != torch.strided:
             raise HpctrainError(
-                f"{name!r} is a sparse tensor ({tensor.layout}), which ht.distribute cannot make equal on all ranks",
+                "HT-model-sparse-tensor",
+                "{name!r} is a sparse tensor ({layout}), which ht.distribute cannot make equal on all ranks",
                 "keep it dense, or outside of the model's parameters and buffers, as a plain attribute",
+                name=name,
+                layout=tensor.layout,
             )
 
 
@@ -77,9 +83,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """
     if hasattr(optimizer, "fused_backward"):
         raise HpctrainError(
-            f"{type(optimizer).__name__} updates parameters during its fused_backward(), by this rank's gradients, "
-            "which are not reduced yet",
+            "HT-optimizer-fused-backward",
+            "{optimizer} updates parameters during its fused_backward(), by this rank's gradients, which "
+            "are not reduced yet",
             "choose an optimizer that updates them in step()",
+            optimizer=type(optimizer).__name__,
         )
     for kind in type(optimizer).__mro__:
         for package, words in _OPTIMIZERS.items():
@@ -90,8 +98,10 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 def refuse_wrapped(what: str) -> None:
     """Raise HpctrainError for something that reduces gradients a second time."""
     raise HpctrainError(
-        f"gradients would be reduced twice: {what}, and ht.distribute reduces them too",
+        "HT-gradients-reduced-twice",
+        "gradients would be reduced twice: {reason}, and ht.distribute reduces them too",
         "give ht.distribute the plain model and optimizer, and leave the wrapper out; or leave ht.distribute out, if "
         "Lightning, Accelerate or the Trainer of Transformers wraps the model",
         exit_code=1,
+        reason=what,
     )

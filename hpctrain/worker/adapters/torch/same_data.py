@@ -64,10 +64,14 @@ class SampleAxes(NamedTuple):
         sizes = [shapes[number][axis] for number, axis in self.axes if axis < len(shapes[number])]
         if sizes and max(sizes) < count:
             raise HpctrainError(
-                f"a batch of rank {rank} has {max(sizes)} samples, but the data set gave {count}: the loader's "
-                "collate_fn left some out, and gradients are weighted by the number of samples",
+                "HT-loader-samples-left-out",
+                "a batch of rank {rank} has {samples} samples, but the data set gave {count}: the "
+                "loader's collate_fn left some out, and gradients are weighted by the number of samples",
                 "leave them out of the data set before ht.shard: "
                 "Subset(data, [i for i in range(len(data)) if data[i] is not None])",
+                rank=rank,
+                samples=max(sizes),
+                count=count,
             )
 
     def of_both(self, other: SampleAxes) -> SampleAxes:

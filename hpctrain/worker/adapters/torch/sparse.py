@@ -36,10 +36,12 @@ def reduce_sparse(
     else:
         if not parameter.grad.is_sparse:
             raise HpctrainError(
-                f"{title!r} is the weight of a sparse embedding, and its gradient is dense: something else than the "
-                "embedding uses it too",
+                "HT-gradient-not-sparse",
+                "{parameter!r} is the weight of a sparse embedding, and its gradient is dense: something "
+                "else than the embedding uses it too",
                 "make the embedding with sparse=False",
                 exit_code=1,
+                parameter=title,
             )
         gradient = parameter.grad.coalesce()
         rows, values = gradient.indices()[0], gradient.values()

@@ -152,6 +152,7 @@ def _refuse_scaled(optimizer: Optimizer, everyone: Iterable[GradientReducer]) ->
     deferred = _reduced(reducer for reducer in everyone if reducer.defers)
     if deferred and any(id(parameter) in deferred for parameter in _parameters(optimizer)) and _is_scaled():
         raise HpctrainError(
+            "HT-compression-with-loss-scale",
             "compression='top_k' keeps gradients for later steps, where a GradScaler scales differently",
             "autocast in bfloat16 needs none; or choose compression 'bf16'",
             exit_code=1,
@@ -170,10 +171,13 @@ def _check_unreduced(optimizer: Optimizer, own: list[Parameter], *, updates_redu
     """Refuse, or warn of, an optimizer that updates parameters whose gradients are not reduced."""
     if updates_reduced or _is_given(optimizer) or has_parameter(own):
         raise HpctrainError(
-            f"the optimizer updates a parameter of shape {tuple(own[0].shape)} whose gradient is not reduced: "
-            "it belongs to no model that ht.distribute got, or did not require a gradient then, or was replaced since",
+            "HT-gradient-not-reduced",
+            "the optimizer updates a parameter of shape {shape} whose gradient is not reduced: it "
+            "belongs to no model that ht.distribute got, or did not require a gradient then, or was "
+            "replaced since",
             "give ht.distribute every model that the optimizer updates, with all its trainable layers unfrozen",
             exit_code=1,
+            shape=tuple(own[0].shape),
         )
     comm = _records()[0].comm
     if optimizer in _warned or comm.size == 1:
@@ -216,6 +220,7 @@ def _check_ended(everyone: Iterable[GradientReducer]) -> None:
         return
     if torch._C._current_graph_task_id() != -1:
         raise HpctrainError(
+            "HT-optimizer-step-in-backward",
             "optimizer.step() within backward(): the gradients are not reduced yet",
             "step after backward(), not in a hook of it",
             exit_code=1,

@@ -109,6 +109,7 @@ def _check_copy() -> None:
     """Refuse to train a copy, which may only collect statistics, as in ``torch.optim.swa_utils.update_bn``."""
     if torch.is_grad_enabled():
         raise HpctrainError(
+            "HT-batch-norm-copy",
             "a copy of a synchronised batch norm is trained, which ht.distribute did not get",
             "give the copy to ht.distribute, or call eval() on it",
             exit_code=1,
@@ -138,8 +139,9 @@ class _Sum(torch.autograd.Function):
         total = _group(ctx.comm).allreduce_torch(sent)
         if total[-1] > 0:
             raise HpctrainError(
-                "a batch has fewer samples than there are ranks, and batch normalisation over the ranks would count "
-                "what a rank without a sample computes",
+                "HT-batch-norm-too-few-samples",
+                "a batch has fewer samples than there are ranks, and batch normalisation over the ranks "
+                "would count what a rank without a sample computes",
                 "make the batch larger, or give the loader drop_last=True",
                 exit_code=1,
             )

@@ -182,10 +182,12 @@ class Turns:
             for number in np.unique(everyone[everyone >= 0])
         ]
         return HpctrainError(
-            f"the ranks' backward passes reach different models at the same time: {' but '.join(sides)}",
+            "HT-ranks-different-models-at-once",
+            "the ranks' backward passes reach different models at the same time: {models}",
             "call backward() for the models in the same order, and as often, on every rank; a branch that only some "
             "ranks take must not decide which model is trained",
             exit_code=1,
+            models=" but ".join(sides),
         )
 
 

@@ -53,12 +53,39 @@ SPARE_SAMPLES = 2
 # Enough for the positions of a long text. Comparing more numbers in each forward pass takes too long on a GPU.
 _MOST_NUMBERS = 2**17
 
-_UNKNOWN_SIZE = "hpctrain cannot tell which batch a forward pass computed: its inputs are copies, of a shape that "
-_SEVERAL = "a forward pass computed several batches at once, of different weights"
-_PART = "a forward pass got a part of the samples of a batch that does not divide evenly"
 _HINT = (
     "pass the model the tensors that the loader yields, or views or copies of whole ones; or let every batch divide "
     "evenly: a batch_size that is a multiple of the ranks, and drop_last=True"
+)
+
+
+def _problem(code: str, sentence: str) -> HpctrainError:
+    return HpctrainError(code, f"{sentence}, and the batches of a loader do not divide evenly over the ranks", _HINT)
+
+
+_FITS_NONE = _problem(
+    "HT-batch-unknown-shape",
+    "hpctrain cannot tell which batch a forward pass computed: its inputs are copies, of a shape that fits none",
+)
+_FITS_SEVERAL = _problem(
+    "HT-batch-ambiguous-shape",
+    "hpctrain cannot tell which batch a forward pass computed: its inputs are copies, of a shape that fits batches of "
+    "different weights",
+)
+_SEVERAL = _problem("HT-batch-several-at-once", "a forward pass computed several batches at once, of different weights")
+_PART = _problem("HT-batch-part", "a forward pass got a part of the samples of a batch that does not divide evenly")
+_EVALUATION = _problem(
+    "HT-batch-of-evaluation",
+    "a backward pass goes through a batch of an evaluation, whose samples have no weights",
+)
+_BACKWARD = _problem("HT-batch-several-in-backward", "a backward pass goes through batches of different weights")
+_LOSS = _problem(
+    "HT-mean-loss-of-other-batch", "ht.mean_loss, called within a forward pass, took it for one of another batch"
+)
+_NO_FORWARD = _problem(
+    "HT-batch-without-module-call",
+    "hpctrain cannot tell which batch a gradient is of: its forward pass was not a call of a module (a function "
+    "compiled as a whole, model.forward or model.compile()), and batches were not drawn one before each backward pass",
 )
 
 _all: weakref.WeakKeyDictionary[Communicator, BatchWeights] = weakref.WeakKeyDictionary()
@@ -88,13 +115,13 @@ def computed_samples(total: int, rank: int, ranks: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Forward:
-    """One forward pass: its weight, or why that is unknown, and the parameters that it may have used.
+    """One forward pass: its weight, or the error if that is unknown, and the parameters that it may have used.
 
     A pass without a batch has the weights of the passes that got its result.
     """
 
     weight: float
-    problem: str
+    problem: HpctrainError | None
     parameters: frozenset[int]
     consumers: Consumers | None = None
 
@@ -188,7 +215,7 @@ class BatchWeights:
             self._backward = None
             given = list(tensors_in(inputs))
             consumers = Consumers() if given and all(map(self._is_numbering, given)) else None
-            value, problem = (1.0, "") if consumers is not None else self._weight_of(given)
+            value, problem = (1.0, None) if consumers is not None else self._weight_of(given)
             for each in set[Consumers]().union(*map(self._outputs.without_batch, given)):
                 each.problem = each.problem or problem
                 each.weights.add(value)
@@ -264,7 +291,7 @@ class BatchWeights:
         The function raises HpctrainError where the weight cannot be known.
         """
         with self._lock:
-            value, problem = self._weight_of(list(tensors_in(inputs))) if self._watching else (1.0, "")
+            value, problem = self._weight_of(list(tensors_in(inputs))) if self._watching else (1.0, None)
 
         def known() -> float:
             if problem:
@@ -283,9 +310,12 @@ class BatchWeights:
         with self._lock:
             if self._draws_of_pass > 1 and self._smallest < self._ranks:
                 raise HpctrainError(
-                    f"ht.mean_loss: a batch of {self._smallest} samples has none for some of {self._ranks} ranks, and "
+                    "HT-mean-loss-too-few-samples",
+                    "ht.mean_loss: a batch of {samples} samples has none for some of {ranks} ranks, and "
                     "the samples that they compute in their place would be counted",
                     "use drop_last=True, or a larger batch_size",
+                    samples=self._smallest,
+                    ranks=self._ranks,
                 )
             if not self._watching or not loss.requires_grad:
                 return 1.0, True
@@ -320,9 +350,9 @@ class BatchWeights:
         """Within a backward pass, raise HpctrainError if the weight assumed for a loss is not its forward pass's."""
         with self._lock:
             if self._watching and _weights(self._forwards()) - {weight}:
-                raise self._refusal("ht.mean_loss, called within a forward pass, took it for one of another batch")
+                raise self._refusal(_LOSS)
 
-    def _weight_of(self, tensors: list[torch.Tensor]) -> tuple[float, str]:
+    def _weight_of(self, tensors: list[torch.Tensor]) -> tuple[float, HpctrainError | None]:
         """The weight of what a forward pass with these inputs computes, or why it cannot be known."""
         by_memory: set[float | None] | None = None
         copies: list[torch.Tensor] = []
@@ -335,20 +365,20 @@ class BatchWeights:
             else:
                 by_memory = weights if by_memory is None else by_memory & weights
         if by_memory == {None}:
-            return 0.0, "a backward pass goes through a batch of an evaluation, whose samples have no weights"
+            return 0.0, _EVALUATION
         if not self._uneven and not (by_memory or set()) - {1.0, None}:
-            return 1.0, ""
+            return 1.0, None
         counts = self._batches.counts(copies)
         return self._weight_by_count(counts) if by_memory is None else self._weight_by_memory(by_memory, counts)
 
-    def _weights_by_memory(self, tensor: torch.Tensor) -> tuple[set[float | None] | None, str]:
+    def _weights_by_memory(self, tensor: torch.Tensor) -> tuple[set[float | None] | None, HpctrainError | None]:
         """The weights that an input may have, None for a copy; or why it has none."""
         origins = self._outputs.origins(tensor)
-        problem = next((each.problem for each in origins if each.problem), "")
+        problem = next((each.problem for each in origins if each.problem), None)
         if not origins:
             marks = self._batches.marks(tensor)
             if not marks:
-                return None, ""
+                return None, None
             weights = {self._weight_of_mark(mark) for mark in marks if self._is_whole(mark, tensor)}
         else:
             # Unlike batches that share memory, all of these went into the tensor.
@@ -357,28 +387,28 @@ class BatchWeights:
                 problem = problem or _SEVERAL
             if not all(self._is_whole_output(each, tensor) for each in origins):
                 weights.clear()
-        return weights, problem or ("" if weights else _PART)
+        return weights, problem or (None if weights else _PART)
 
-    def _weight_by_memory(self, weights: set[float | None], counts: set[int]) -> tuple[float, str]:
+    def _weight_by_memory(self, weights: set[float | None], counts: set[int]) -> tuple[float, HpctrainError | None]:
         known = {each for each in weights if each is not None}
         if len(known) > 1:
             # Several batches share memory, such as a constant that is part of each: the other inputs may decide.
             known &= {self._weights[total] for total in self._totals if self._count(total) in counts}
         if len(known) != 1:
             return 0.0, _SEVERAL
-        return known.pop(), ""
+        return known.pop(), None
 
-    def _weight_by_count(self, counts: set[int]) -> tuple[float, str]:
+    def _weight_by_count(self, counts: set[int]) -> tuple[float, HpctrainError | None]:
         totals = {total for total in self._totals if self._count(total) in counts}
         if not totals:
-            return 0.0, _UNKNOWN_SIZE + "fits none"
+            return 0.0, _FITS_NONE
         if self._look_alike:
             last = self._last
             if last is None or not self._one_thread or {self._count(total) for total in totals} != {self._count(last)}:
-                return 0.0, _UNKNOWN_SIZE + "fits batches of different weights"
-            return self._weights[last], ""
+                return 0.0, _FITS_SEVERAL
+            return self._weights[last], None
         weights = {self._weights[total] for total in totals}
-        return (weights.pop(), "") if len(weights) == 1 else (0.0, _UNKNOWN_SIZE + "fits batches of different weights")
+        return (weights.pop(), None) if len(weights) == 1 else (0.0, _FITS_SEVERAL)
 
     def _weight_of_mark(self, mark: Mark) -> float | None:
         return None if mark.total is None else weight(mark.total, self._rank, self._ranks)
@@ -437,12 +467,12 @@ class BatchWeights:
             return 1.0
         reached = [forward for forward in self._forwards() if parameter is None or parameter in forward.parameters]
         for forward in reached:
-            if problem := forward.problem or (forward.consumers.problem if forward.consumers else ""):
+            if problem := forward.problem or (forward.consumers.problem if forward.consumers else None):
                 raise self._refusal(problem)
         if not (weights := _weights(reached)):
             return self._weight_by_order(_weights(each for each in self._forwards() if not each.problem))
         if len(weights) > 1:
-            raise self._refusal("a backward pass goes through batches of different weights")
+            raise self._refusal(_BACKWARD)
         return weights.pop()
 
     def _weight_by_order(self, others: set[float]) -> float:
@@ -451,15 +481,12 @@ class BatchWeights:
             return 1.0
         if self._in_step and self._one_thread and others <= {self._weights[self._last]}:
             return self._weights[self._last]
-        raise self._refusal(
-            "hpctrain cannot tell which batch a gradient is of: its forward pass was not a call of a module (a "
-            "function compiled as a whole, model.forward or model.compile()), and batches were not drawn one before "
-            "each backward pass"
-        )
+        raise self._refusal(_NO_FORWARD)
 
-    def _refusal(self, problem: str) -> HpctrainError:
+    def _refusal(self, problem: HpctrainError) -> HpctrainError:
         self._refused = True
-        return HpctrainError(f"{problem}, and the batches of a loader do not divide evenly over the ranks", _HINT)
+        # A raised error keeps its traceback.
+        return problem.but()
 
 
 def _weights(forwards: Iterable[_Forward]) -> set[float]:

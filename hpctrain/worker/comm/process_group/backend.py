@@ -118,9 +118,14 @@ def require_ranks(rank: int, size: int) -> None:
     """Refuse a default group of torch.distributed in which this process has another rank or size."""
     if (dist.get_rank(), dist.get_world_size()) != (rank, size):
         raise HpctrainError(
-            f"torch.distributed has a default group, in which this is rank {dist.get_rank()} of "
-            f"{dist.get_world_size()}, but in the run it is rank {rank} of {size}",
+            "HT-group-of-other-ranks",
+            "torch.distributed has a default group, in which this is rank {group_rank} of {group_size}, "
+            "but in the run it is rank {rank} of {size}",
             "leave init_process_group out: hpctrain makes the group",
+            group_rank=dist.get_rank(),
+            group_size=dist.get_world_size(),
+            rank=rank,
+            size=size,
         )
 
 
@@ -128,7 +133,9 @@ def _create(options: Any, _: Any) -> HpctrainGroup:
     """Create a group; torch.distributed calls this on each of its ranks."""
     if _groups is None:
         raise HpctrainError(
-            f"the process group {NAME} consists of the ranks of backend mpi, but there are none",
+            "HT-group-without-ranks",
+            "the process group {group} consists of the ranks of backend mpi, but there are none",
             "hpctrain run SCRIPT --backend mpi starts them; call ht.init() first",
+            group=NAME,
         )
     return _groups.make(list(options.global_ranks_in_group) or list(range(options.group_size)), options.group_id)

@@ -87,6 +87,7 @@ class GroupEngine:
 
 def _used_after_free() -> HpctrainError:
     return HpctrainError(
+        "HT-group-destroyed",
         "a collective was called in a process group that was destroyed",
         "call destroy_process_group() and ht.shutdown() after the last collective",
         exit_code=1,

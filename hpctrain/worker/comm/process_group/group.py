@@ -298,7 +298,13 @@ class HpctrainGroup(dist.ProcessGroup):
 
 
 def _refuse(what: str) -> NoReturn:
-    raise HpctrainError(f"the process group {NAME} has no {what}", f"it has {_HAS}")
+    raise HpctrainError(
+        "HT-group-no-operation",
+        "the process group {group} has no {operation}",
+        f"it has {_HAS}",
+        group=NAME,
+        operation=what,
+    )
 
 
 def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
@@ -306,13 +312,29 @@ def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
     for tensor in (first, *others):
         if tensor.device.type != "cpu":
             raise HpctrainError(
-                f"{what}: the process group {NAME} moves tensors in the CPU's memory, not on {tensor.device}",
+                "HT-group-wrong-device",
+                "{call}: the process group {group} moves tensors in the CPU's memory, not on {device}",
                 "--backend nccl has process groups on GPUs",
+                call=what,
+                group=NAME,
+                device=tensor.device,
             )
         if tensor.layout != torch.strided:
-            raise HpctrainError(f"{what}: the process group {NAME} moves dense tensors, not {tensor.layout}")
+            raise HpctrainError(
+                "HT-group-not-dense",
+                "{call}: the process group {group} moves dense tensors, not {layout}",
+                call=what,
+                group=NAME,
+                layout=tensor.layout,
+            )
         if tensor.dtype != first.dtype:
-            raise HpctrainError(f"{what}: tensors of different types, {first.dtype} and {tensor.dtype}")
+            raise HpctrainError(
+                "HT-group-different-types",
+                "{call}: tensors of different types, {dtype} and {other}",
+                call=what,
+                dtype=first.dtype,
+                other=tensor.dtype,
+            )
 
 
 def _require_size(what: str, tensor: torch.Tensor, numel: int) -> None:
@@ -321,7 +343,13 @@ def _require_size(what: str, tensor: torch.Tensor, numel: int) -> None:
 
 def _require_equal(what: str, found: int, wanted: int) -> None:
     if found != wanted:
-        raise HpctrainError(f"{what}: a tensor or a part has {found} elements instead of {wanted}")
+        raise HpctrainError(
+            "HT-group-wrong-size",
+            "{call}: a tensor or a part has {found} elements instead of {wanted}",
+            call=what,
+            found=found,
+            wanted=wanted,
+        )
 
 
 def _splits(which: str, tensor: torch.Tensor, splits: Sequence[int], ranks: int) -> list[int]:
@@ -331,14 +359,23 @@ def _splits(which: str, tensor: torch.Tensor, splits: Sequence[int], ranks: int)
         parts = list(splits)
     elif length % ranks:
         raise HpctrainError(
-            f"all_to_all_single: {length} rows of the {which} cannot be divided equally among {ranks} ranks"
+            "HT-group-rows-not-divisible",
+            "all_to_all_single: {length} rows of the {side} cannot be divided equally among {ranks} ranks",
+            length=length,
+            side=which,
+            ranks=ranks,
         )
     else:
         parts = [length // ranks] * ranks
     if len(parts) != ranks or sum(parts) != length:
         raise HpctrainError(
-            f"all_to_all_single: the {which} has {length} rows, but its parts {parts} add up to {sum(parts)} for "
-            f"{ranks} ranks"
+            "HT-group-rows-do-not-add-up",
+            "all_to_all_single: the {side} has {length} rows, but its parts {parts} add up to {sum} for {ranks} ranks",
+            side=which,
+            length=length,
+            parts=parts,
+            sum=sum(parts),
+            ranks=ranks,
         )
     row = tensor.nbytes // length if length else 0
     return [part * row for part in parts]

@@ -81,7 +81,12 @@ class Messages:
 
     def _checked(self, tag: int) -> int:
         if not 0 <= tag <= self._largest_tag:
-            raise HpctrainError(f"tag={tag}: this MPI has tags from 0 to {self._largest_tag}")
+            raise HpctrainError(
+                "HT-group-bad-tag",
+                "tag={tag}: this MPI has tags from 0 to {largest}",
+                tag=tag,
+                largest=self._largest_tag,
+            )
         return tag
 
     def _start(
@@ -93,9 +98,15 @@ class Messages:
         finish: Callable[[], None] = lambda: None,
     ) -> MessageWork:
         if self._closed:
-            raise HpctrainError(f"{what}: the process group has been destroyed")
+            raise HpctrainError("HT-group-destroyed", "{call}: the process group has been destroyed", call=what)
         if buffer.nbytes > _MOST_BYTES:
-            raise HpctrainError(f"{what}: MPI sends at most {_MOST_BYTES} at once", "send the tensor in parts")
+            raise HpctrainError(
+                "HT-group-message-too-large",
+                "{call}: MPI sends at most {most} at once",
+                "send the tensor in parts",
+                call=what,
+                most=_MOST_BYTES,
+            )
         work = MessageWork(self, start(), what, rank, buffer, finish)
         if not work.is_completed() and self._beside:
             with self._listing:

@@ -57,7 +57,10 @@ class Reduction:
         name = operation.op.name if hasattr(operation, "op") else operation.name
         if name not in _COMBINE:
             raise HpctrainError(
-                f"the process group hpctrain has no reduce operation {name}", f"it has {', '.join(_COMBINE)}"
+                "HT-group-unknown-reduction",
+                "the process group hpctrain has no reduce operation {reduction}",
+                f"it has {', '.join(_COMBINE)}",
+                reduction=name,
             )
         _check(name, dtype)
         return cls(
@@ -121,4 +124,10 @@ def _check(name: str, dtype: torch.dtype) -> None:
     of_floats = name in _OF_FLOATS or (name == "AVG" and dtype == torch.bool)
     if (of_floats and not floats) or (name in _OF_INTEGERS and floats):
         kind = "floating-point" if of_floats else "integer"
-        raise HpctrainError(f"the reduce operation {name} is for {kind} tensors, and this one is of {dtype}")
+        raise HpctrainError(
+            "HT-group-wrong-type",
+            "the reduce operation {reduction} is for {kind} tensors, and this one is of {dtype}",
+            reduction=name,
+            kind=kind,
+            dtype=dtype,
+        )

@@ -96,9 +96,12 @@ class StagingBuffers:
 
     def _differ(self, theirs: int) -> HpctrainError:
         return HpctrainError(
-            f"a rank is in {self._known.get(theirs, 'another collective')} where another is in {self._what}",
+            "HT-group-different-calls",
+            "a rank is in {other} where another is in {call}",
             "call the collectives of a process group in the same order, and with the same sizes, on all of its ranks",
             exit_code=1,
+            other=self._known.get(theirs, "another collective"),
+            call=self._what,
         )
 
     def _forget(self) -> None:

@@ -45,7 +45,10 @@ class LargestElements:
         self._total = np.empty(self._begin, dtype=sum_type(own.dtype))
         if self._begin > _MOST_ELEMENTS:
             raise HpctrainError(
-                f"a slice of {self._begin} elements is too large for compression top_k", "choose smaller buckets"
+                "HT-compression-slice-too-large",
+                "a slice of {elements} elements is too large for compression top_k",
+                "choose smaller buckets",
+                elements=self._begin,
             )
         self._chosen: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         self.kept: Array = np.zeros(self._begin, dtype=self._total.dtype)

@@ -88,9 +88,12 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, st
 
     def differ(theirs: int) -> HpctrainError:
         return HpctrainError(
-            f"a rank reduces {known.get(theirs, 'something else')} where another reduces {buffer}",
+            "HT-ranks-reduce-differently",
+            "a rank reduces {other} where another reduces {buffer}",
             "make the same calls of backward(), in the same order, on every rank",
             exit_code=1,
+            other=known.get(theirs, "something else"),
+            buffer=buffer,
         )
 
     def mean(pause: Pause) -> None:

@@ -153,9 +153,14 @@ class Reducer:
                 first, other = (row.tobytes().decode(errors="replace").strip() for row in (everyone[0], theirs))
                 numbers = self.node.numbers
                 raise HpctrainError(
-                    f"rank {numbers[rank]} reduces {other} where rank {numbers[0]} reduces {first}",
+                    "HT-ranks-reduce-differently",
+                    "rank {rank} reduces {other} where rank {first_rank} reduces {first}",
                     "build the same model on every rank, and make the same calls of ht.distribute and backward()",
                     exit_code=1,
+                    rank=numbers[rank],
+                    other=other,
+                    first_rank=numbers[0],
+                    first=first,
                 )
         self._agreed.add(description)
 
@@ -261,5 +266,8 @@ class ReductionTask:
 
 def _after_shutdown() -> HpctrainError:
     return HpctrainError(
-        "gradients were reduced after ht.shutdown()", "call ht.shutdown() after the last update", exit_code=1
+        "HT-reduction-after-shutdown",
+        "gradients were reduced after ht.shutdown()",
+        "call ht.shutdown() after the last update",
+        exit_code=1,
     )

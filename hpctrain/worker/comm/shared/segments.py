@@ -68,9 +68,13 @@ class Segment:
             if error.Get_error_class() not in (MPI.ERR_NO_MEM, MPI.ERR_NO_SPACE, MPI.ERR_RMA_SHARED, MPI.ERR_INTERN):
                 raise
             raise HpctrainError(
-                f"MPI has no {nbytes} bytes of shared memory for each of {comm.size} ranks on a node: {error}",
+                "HT-memory-no-shared-segment",
+                "MPI has no {bytes} bytes of shared memory for each of {ranks} ranks on a node: {reason}",
                 "`df -h /dev/shm` shows how much there is; --shm-size gives a container more",
                 exit_code=1,
+                bytes=nbytes,
+                ranks=comm.size,
+                reason=str(error),
             ) from error
         finally:
             info.Free()

@@ -106,9 +106,12 @@ class MpiTorchEngine:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         except RuntimeError as error:
             raise HpctrainError(
-                f"CUDA cannot pin {memory.nbytes} bytes of the memory that gradients pass through: {error}",
+                "HT-memory-not-pinned",
+                "CUDA cannot pin {bytes} bytes of the memory that gradients pass through: {reason}",
                 "`free -h` shows how much memory is left; --backend nccl needs none of it",
                 exit_code=1,
+                bytes=memory.nbytes,
+                reason=str(error),
             ) from error
         self._locked.append(memory.data_ptr())
 
@@ -124,7 +127,9 @@ def _travelling(wire: Wire[torch.dtype]) -> np.dtype[Any] | TopK | None:
 def _check(device: torch.device) -> None:
     if device.type not in ("cpu", "cuda"):
         raise HpctrainError(
-            f"the backend mpi reduces tensors in the CPU's memory or on a CUDA device, not on {device}",
+            "HT-backend-wrong-device",
+            "the backend mpi reduces tensors in the CPU's memory or on a CUDA device, not on {device}",
             "move the model to one of them, or choose --backend gloo or nccl",
             exit_code=1,
+            device=device,
         )

@@ -118,7 +118,12 @@ class Worker:
         """Discard the queue and any failure."""
         with self._running:
             for task in self._tasks:
-                self._end(task, HpctrainError("this buffer was to be reduced by ranks, some of which died"))
+                self._end(
+                    task,
+                    HpctrainError(
+                        "HT-reduction-interrupted", "this buffer was to be reduced by ranks, some of which died"
+                    ),
+                )
             self._tasks.clear()
             self._failure = None
 
@@ -161,6 +166,7 @@ class Worker:
         """Refuse calls from callbacks: those of different tasks run in an order that differs between ranks."""
         if self._in_callbacks == threading.get_ident():
             raise HpctrainError(
+                "HT-group-call-in-callback",
                 "a callback that runs when a collective ends calls or awaits another one of the same ranks",
                 "wait for the first one in the script, then call the next; or do it in a group of its own "
                 "(torch.distributed.new_group)",

@@ -16,6 +16,9 @@ from hpctrain.common.checkpoints.pieces import Box
 from hpctrain.common.errors import TransientError
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.comm.single import SingleCommunicator
+from support.refusals import check
+
+DIFFER = "HT-parameters-differ"
 
 
 class Ranks:
@@ -52,10 +55,19 @@ def on_ranks(size: int, work: Callable[[Member], Any]) -> list[Any]:
         return list(pool.map(lambda rank: work(Member(ranks, rank)), range(size)))
 
 
-def said(parameters: list[dict[str, np.ndarray]]) -> str:
-    """What every rank's guard raises after its third step, which is the same on all of them; "" for nothing."""
+def told(check: Callable[[], Any]) -> dict[str, Any] | None:
+    """The record of what a guard raises."""
+    try:
+        check()
+    except TransientError as error:
+        return error.record()
+    return None
 
-    def work(comm: Member) -> str:
+
+def found_in(parameters: list[dict[str, np.ndarray]]) -> dict[str, Any] | None:
+    """What every rank's guard raises after its third step, which is the same on all of them."""
+
+    def work(comm: Member) -> dict[str, Any] | None:
         own = parameters[comm.rank]
         names = list(own)
 
@@ -68,16 +80,12 @@ def said(parameters: list[dict[str, np.ndarray]]) -> str:
         guard.step_done()
         own = same[1]
         guard.step_done()
-        try:
-            guard.step_done()
-        except TransientError as error:
-            assert error.exit_code == 1
-            return error.message
-        return ""
+        return told(guard.step_done)
 
     found = on_ranks(len(parameters), work)
-    assert len(set(found)) == 1
-    return str(found[0])
+    assert all(each == found[0] for each in found)
+    assert found[0] is None or (found[0]["code"], found[0]["exit_code"]) == (DIFFER, 1)
+    return found[0]
 
 
 def ranks_of(size: int, dtype: str = "f4") -> list[dict[str, np.ndarray]]:
@@ -93,34 +101,31 @@ def flip(array: np.ndarray, place: Any, bit: int) -> None:
 def test_a_majority_is_right():
     held = ranks_of(3)
     flip(held[1]["head.bias"], 2, 30)
-    assert said(held) == (
-        "after step 3 the ranks hold different parameters: 'head.bias' differs on rank 1 (n1) from the other ranks "
-        "(1 of 2 parameters differ); its element [2] is 2.0 (bits 40000000) on rank 0, 0.0 (bits 00000000) on rank 1"
-    )
+    values = {"step": 3, "name": "head.bias", "odd": [1], "count": 1, "element": [2]}
+    bits = ["2.0 (bits 40000000) on rank 0", "0.0 (bits 00000000) on rank 1"]
+    check(found_in(held), DIFFER, **values, held=bits)
 
 
 def test_two_ranks_cannot_tell():
     held = ranks_of(2)
     flip(held[0]["stem.weight"], (1, 3), 0)
     flip(held[0]["head.bias"], 0, 0)
-    assert said(held) == (
-        "after step 3 the ranks hold different parameters: 'stem.weight' differs between rank 0 (n0) and rank 1 (n1) "
-        "(2 of 2 parameters differ), with no majority to tell which is right; its element [1, 3] is "
-        "7.0000005 (bits 40e00001) on rank 0, 7.0 (bits 40e00000) on rank 1"
-    )
+    values = {"step": 3, "name": "stem.weight", "sides": [[0], [1]], "odd": [], "count": 2, "element": [1, 3]}
+    bits = ["7.0000005 (bits 40e00001) on rank 0", "7.0 (bits 40e00000) on rank 1"]
+    check(found_in(held), DIFFER, **values, held=bits)
 
 
 def test_nor_can_two_and_two():
     held = ranks_of(4)
     for rank in (1, 2):
         flip(held[rank]["head.bias"], 1, 31)
-    text = said(held)
-    assert "differs between rank 0 (n0), 3 (n3) and rank 1 (n1), 2 (n2) (1 of 2" in text
-    assert "element [1] is 1.0 (bits 3f800000) on rank 0, -1.0 (bits bf800000) on rank 1" in text
+    values = {"sides": [[0, 3], [1, 2]], "odd": [], "count": 1, "element": [1]}
+    bits = ["1.0 (bits 3f800000) on rank 0", "-1.0 (bits bf800000) on rank 1"]
+    check(found_in(held), DIFFER, **values, held=bits)
 
 
 def test_equal_parameters_are_passed_over():
-    assert said(ranks_of(2)) == ""
+    assert found_in(ranks_of(2)) is None
 
 
 @given(st.data())
@@ -136,10 +141,10 @@ def test_any_flipped_bit_is_found_and_placed(data):
     values = random.normal(size=shape).astype(dtype)
     held = [{"other": np.ones(3, "f4"), "w": values.copy()} for _ in range(size)]
     flip(held[rank]["w"], place, bit)
-    text = said(held)
-    assert f"'w' differs {'between' if size == 2 else f'on rank {rank} (n{rank})'} " in text
-    assert f"its element {list(place)} is {held[0]['w'][place]!s} (bits" in text
-    assert f"{held[rank]['w'][place]!s} (bits" in text
+    found = found_in(held)
+    check(found, DIFFER, name="w", odd=[] if size == 2 else [rank], element=place)
+    texts = {f"{held[each]['w'][place]!s} (bits" for each in (0, rank or 1)}
+    assert all(any(text.startswith(begin) for text in found["values"]["held"]) for begin in texts), found
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -147,17 +152,17 @@ def test_torch_parameters_of_any_type(dtype):
     torch = pytest.importorskip("torch")
     from hpctrain.worker.adapters.torch.guarding import guard_over
 
-    def work(comm: Member) -> str:
+    def work(comm: Member) -> dict[str, Any] | None:
         model = torch.nn.Linear(3, 2).to(getattr(torch, dtype))
         with torch.no_grad():
             model.weight.fill_(1.5)
             model.bias.fill_(-0.5 if comm.rank == 2 else 0.5)
-        with pytest.raises(TransientError) as raised:
-            guard_over(comm, model.named_parameters(), every=1).step_done()
-        return raised.value.message
+        return told(guard_over(comm, model.named_parameters(), every=1).step_done)
 
-    assert "'bias' differs on rank 2 (n2)" in (text := on_ranks(3, work)[0])
-    assert "its element [0] is 0.5 (bits 3f" in text and "-0.5 (bits bf" in text
+    found = on_ranks(3, work)[0]
+    check(found, DIFFER, name="bias", odd=[2], element=[0])
+    first, second = found["values"]["held"]
+    assert first.startswith("0.5 (bits 3f") and second.startswith("-0.5 (bits bf")
 
 
 END = ["none", "rank 0 loads others", "all ranks write the same", "a rank differed before", "it was collected before"]
@@ -168,7 +173,7 @@ def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys
     torch = pytest.importorskip("torch")
     from hpctrain.worker.adapters.torch.guarding import guard_over
 
-    def work(comm: Member) -> str:
+    def work(comm: Member) -> dict[str, Any] | None:
         model = torch.nn.Linear(3, 2)
         with torch.no_grad():
             model.weight.fill_(1.5)
@@ -190,23 +195,20 @@ def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys
                 guard.release()
             else:
                 guard.step_done()
-        try:
-            guard.check_last()
-        except TransientError as error:
-            return error.message
-        return ""
+        return told(guard.check_last)
 
     found = on_ranks(3, work)
-    assert len(set(found)) == 1
-    assert ("'bias' differs on rank 1" in found[0]) == (end == "a rank differed before")
-    told = "not verified" in capsys.readouterr().err
-    assert told == (end in ("rank 0 loads others", "it was collected before"))
+    assert all(each == found[0] for each in found)
+    assert (found[0] is not None) == (end == END[3])
+    if found[0]:
+        check(found[0], DIFFER, name="bias", odd=[1])
+    assert ("not verified" in capsys.readouterr().err) == (end in (END[1], END[4]))
 
 
-def pieces_on(ranks: list[dict[tuple[str, int], np.ndarray]], step: Callable[[Guard], Any]) -> list[str]:
-    """What each rank's guard says of pieces: by name and first row, those that a rank holds."""
+def pieces_on(ranks: list[dict[tuple[str, int], np.ndarray]], step: Callable[[Guard], Any]) -> list[Any]:
+    """What each rank's guard raises of pieces: by name and first row, those that a rank holds."""
 
-    def work(comm: Member) -> str:
+    def work(comm: Member) -> dict[str, Any] | None:
         own = ranks[comm.rank]
         boxes = [Box((row, 0), each.shape) for (_, row), each in own.items()]
         held = list(own.values())
@@ -215,11 +217,7 @@ def pieces_on(ranks: list[dict[tuple[str, int], np.ndarray]], step: Callable[[Gu
             return np.array([int(each.view(f"u{each.itemsize}").sum(dtype=np.int64)) for each in held], np.int64)
 
         guard = Guard(comm, [name for name, _ in own], checksums, lambda index: held[index], every=1, boxes=boxes)
-        try:
-            step(guard)
-        except TransientError as error:
-            return error.message
-        return ""
+        return told(lambda: step(guard))
 
     return on_ranks(len(ranks), work)
 
@@ -235,29 +233,24 @@ def pieces_of(size: int) -> list[dict[tuple[str, int], np.ndarray]]:
 
 def test_replicas_of_a_piece_are_compared_with_each_other():
     held = pieces_of(6)
-    assert set(pieces_on(held, Guard.step_done)) == {""}
+    assert pieces_on(held, Guard.step_done) == [None] * 6
     flip(held[3]["stem", 3], (1, 2), 0)
     flip(held[3]["norm", 0], (0, 0), 0)
-    (text,) = set(pieces_on(held, Guard.step_done))
     # Of the first in the order of rank 0.
-    assert text.startswith(
-        "after step 1 the ranks hold different parameters: 'norm' differs on rank 3 (n3) from the other ranks "
-        "(2 of 3 pieces of parameters differ); its element [0, 0] is 0.0"
-    )
+    for found in pieces_on(held, Guard.step_done):
+        check(found, DIFFER, step=1, name="norm", odd=[3], count=2, element=[0, 0])
+        assert found["values"]["held"][0].startswith("0.0 (")
     flip(held[3]["norm", 0], (0, 0), 0)
-    (text,) = set(pieces_on(held, Guard.step_done))
-    assert text == (
-        "after step 1 the ranks hold different parameters: 'stem' differs on rank 3 (n3) from the other ranks "
-        "(1 of 3 pieces of parameters differ); its element [4, 2] is 18.0 (bits 41900000) on rank 1, "
-        "18.000002 (bits 41900001) on rank 3"
-    )
+    bits = ["18.0 (bits 41900000) on rank 1", "18.000002 (bits 41900001) on rank 3"]
+    for found in pieces_on(held, Guard.step_done):
+        check(found, DIFFER, step=1, name="stem", odd=[3], count=1, element=[4, 2], held=bits)
 
 
 def test_what_one_rank_alone_holds_is_not_compared():
     held = [{("stem", rank): np.full((1, 4), rank, np.float32)} for rank in range(3)]
-    assert pieces_on(held, Guard.step_done) == ["", "", ""]
+    assert pieces_on(held, Guard.step_done) == [None] * 3
     held[0] = {}
-    assert pieces_on(held, Guard.step_done) == ["", "", ""]
+    assert pieces_on(held, Guard.step_done) == [None] * 3
 
 
 def test_a_proof_is_of_the_ranks_that_hold_the_same():
@@ -282,31 +275,28 @@ def test_the_ranks_that_are_left_are_compared():
     flip(held[3]["stem", 3], (0, 0), 0)
     left = Ranks(3)
 
-    def work(comm: Member) -> str:
+    def work(comm: Member) -> dict[str, Any] | None:
         own = held[comm.rank]
         boxes = [Box((row, 0), each.shape) for (_, row), each in own.items()]
         values = list(own.values())
         sums = np.array([int(each.view("u4").sum(dtype=np.int64)) for each in values], np.int64)
         guard = Guard(comm, [name for name, _ in own], lambda: sums, lambda i: values[i], every=1, boxes=boxes)
         if comm.rank == 3:
-            return ""
+            return None
         comm.ranks, comm.size = left, 3
         guard.restart()
-        try:
-            guard.step_done()
-        except TransientError as error:
-            return error.message
-        return ""
+        return told(guard.step_done)
 
-    assert on_ranks(4, work) == ["", "", "", ""]
+    assert on_ranks(4, work) == [None] * 4
     flip(held[1]["norm", 0], (1, 0), 0)
-    assert all("'norm' differs on rank 1 (n1) from" in text for text in on_ranks(4, work)[:3])
+    for found in on_ranks(4, work)[:3]:
+        check(found, DIFFER, name="norm", odd=[1])
 
 
 def test_ranks_that_are_apart_are_compared_when_they_meet() -> None:
     """By intent from step 2 to 4; after that they are equal, and once more after step 6 they are not."""
 
-    def work(comm: Member) -> list[str]:
+    def work(comm: Member) -> list[Any]:
         own = np.zeros(1, np.int64)
         guard = Guard(comm, ["weight"], own.copy, lambda index: own, every=2)
         said = []
@@ -315,7 +305,7 @@ def test_ranks_that_are_apart_are_compared_when_they_meet() -> None:
             try:
                 check()
             except TransientError as error:
-                said.append(f"after {guard.steps}: {'different parameters' in error.message}")
+                said.append((guard.steps, error.code))
 
         outcome(guard.step_done)
         guard.apart = True
@@ -335,4 +325,4 @@ def test_ranks_that_are_apart_are_compared_when_they_meet() -> None:
         outcome(guard.averaged)
         return said
 
-    assert on_ranks(2, work) == [["after 6: True"]] * 2
+    assert on_ranks(2, work) == [[(6, DIFFER)]] * 2

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from support.refusals import refused
+
 torch = pytest.importorskip("torch")
 
-from hpctrain.common.errors import HpctrainError  # noqa: E402
 from hpctrain.worker.adapters.torch.parallel.micro_losses import MicroLosses, require_means  # noqa: E402
 
 F = torch.nn.functional
@@ -66,11 +67,11 @@ def test_means_over_samples_are_taken(name, sizes):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_no_mean_over_samples_is_refused(name):
-    with pytest.raises(HpctrainError) as caught:
+    sums = name.startswith("a ")
+    with refused("HT-pipeline-loss-not-mean" if sums else "HT-pipeline-different-counts"):
         judge(OTHERS[name])
-    assert "count=" in caught.value.hint
 
 
 def test_a_single_rank_is_judged_too():
-    with pytest.raises(HpctrainError):
+    with refused("HT-pipeline-different-counts"):
         judge(flat, sizes=(3, 1), ranks=1)

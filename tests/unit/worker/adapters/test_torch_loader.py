@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from support.refusals import refused
+
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
@@ -78,7 +80,7 @@ def test_iterators_that_share_worker_processes_are_refused():
     first = iter(sharded)
     next(first)
     next(iter(sharded))
-    with pytest.raises(HpctrainError, match="share its persistent workers"):
+    with refused("HT-loader-two-iterators"):
         next(first)
 
 
@@ -115,18 +117,21 @@ class Stream(IterableDataset):
         yield 1
 
 
+WRONG_SAMPLER = "HT-shard-wrong-sampler"
+
+
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "code"),
     [
-        (lambda: DataLoader(Stream()), "iterable dataset"),
-        (lambda: DataLoader(TensorDataset(torch.arange(3)), sampler=SubsetRandomSampler([0])), "SubsetRandomSampler"),
-        (lambda: DataLoader(TensorDataset(torch.arange(3)), batch_size=None), "batch_size"),
-        (lambda: few_of(TensorDataset(torch.arange(3)), num_samples=2), "repeats or leaves out"),
-        (lambda: few_of(TensorDataset(torch.arange(3)), replacement=True), "repeats or leaves out"),
+        (lambda: DataLoader(Stream()), "HT-shard-iterable-dataset"),
+        (lambda: DataLoader(TensorDataset(torch.arange(3)), sampler=SubsetRandomSampler([0])), WRONG_SAMPLER),
+        (lambda: DataLoader(TensorDataset(torch.arange(3)), batch_size=None), "HT-shard-no-batch-size"),
+        (lambda: few_of(TensorDataset(torch.arange(3)), num_samples=2), WRONG_SAMPLER),
+        (lambda: few_of(TensorDataset(torch.arange(3)), replacement=True), WRONG_SAMPLER),
     ],
 )
-def test_a_loader_that_cannot_be_divided_is_refused(data, message):
-    with pytest.raises(HpctrainError, match=message):
+def test_a_loader_that_cannot_be_divided_is_refused(data, code):
+    with refused(code):
         shard(data(), comm=rank_of(0, 2))
 
 
@@ -238,21 +243,21 @@ def test_the_generator_is_where_it_was_when_the_epoch_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "differ"),
     [
         ({"batch_size": 8}, "batch_size was 8 and is 4"),
         ({"samples": 13}, "samples was 13 and is 12"),
         ({"seed": 1}, "seed was 1 and is 3"),
     ],
 )
-def test_a_place_among_other_batches_is_refused_and_the_begin_of_an_epoch_is_not(state, said):
+def test_a_place_among_other_batches_is_refused_and_the_begin_of_an_epoch_is_not(state, differ):
     one = shard(loader(12, 4, shuffle=True), comm=rank_of(0, 1), seed=3)
     begun = one.state_dict()
-    with pytest.raises(HpctrainError, match=said):
+    with refused("HT-loader-different-batches", epoch=2, differ=differ):
         one.load_state_dict({**begun, "epoch": 2, "batches": 1, **state})
     one.load_state_dict({**begun, "epoch": 2, **state})
     assert drawn(one) == epochs_of(12, 4, 3)[2]
-    with pytest.raises(HpctrainError, match="lacks batch_size, drop_last"):
+    with refused("HT-loader-bad-state"):
         one.load_state_dict({"epoch": 1, "batches": 0})
 
 

@@ -11,6 +11,7 @@ import pytest
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import TIMEOUT
+from support.refusals import codes
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 TORCHRUN = {
@@ -35,8 +36,8 @@ def init(code: str = "print(ht.init())", **variables: str) -> subprocess.Complet
 
 def test_a_process_started_by_hand_is_alone_and_says_why():
     result = init()
-    assert "SingleCommunicator rank 0 of 1" in result.stdout
-    assert result.stderr == "hpctrain: 1 rank, backend single (no launcher started further ranks)\n"
+    assert "rank 0" in result.stdout and "of 1" in result.stdout
+    assert len(result.stderr.splitlines()) == 1 and "backend single" in result.stderr
 
 
 def test_a_second_call_returns_the_same_communicator_and_says_nothing():
@@ -50,46 +51,41 @@ def test_a_launcher_that_mpi_does_not_know_is_refused(variable):
     pytest.importorskip("mpi4py.MPI", reason="needs an MPI library", exc_type=(ImportError, RuntimeError))
     result = init(**{variable: "2"})
     assert result.returncode != 0
-    assert f"{variable}=2" in result.stderr
-    assert "sees 1: the launcher and the MPI library do not match" in result.stderr
-    assert "hpctrain horovod check" in result.stderr
+    assert f"{variable}=2" in result.stderr and "sees 1" in result.stderr
+    assert codes(result.stderr) == ["HT-mpi-other-than-launcher"]
 
 
 def test_single_is_refused_among_several_ranks():
     result = init("ht.init('single')", PMI_SIZE="4")
-    assert "PMI_SIZE=4" in result.stderr and "--backend auto" in result.stderr
+    assert "PMI_SIZE=4" in result.stderr and codes(result.stderr) == ["HT-backend-for-one-process"]
 
 
 def test_an_unknown_backend_names_the_valid_ones():
     result = init("ht.init('horovd')")
-    assert "unknown backend 'horovd'" in result.stderr
-    assert (
-        "did you mean 'horovod'? valid: auto, deepspeed, gloo, horovod, mirrored, mpi, multi_worker, nccl, param"
-        in result.stderr
-    )
+    assert codes(result.stderr) == ["HT-backend-unknown"] and "'horovd'" in result.stderr
+    assert all(name in result.stderr for name in ("'horovod'", "deepspeed", "mpi", "multi_worker", "param"))
 
 
 @pytest.mark.slow
 def test_the_backend_can_come_from_the_launch_with_its_reason():
-    assert "backend single (asked for)" in init(HPCTRAIN_BACKEND="single").stderr
+    asked = "backend single (asked for)"
+    assert asked in init(HPCTRAIN_BACKEND="single").stderr
     launched = {"HPCTRAIN_BACKEND": "single", "HPCTRAIN_BACKEND_REASON": "one rank on n1"}
-    assert "backend single (one rank on n1)" in init(**launched).stderr
-    assert "backend single (asked for)" in init("ht.init('single')", HPCTRAIN_BACKEND_REASON="x").stderr
+    assert asked.replace("asked for", launched["HPCTRAIN_BACKEND_REASON"]) in init(**launched).stderr
+    assert asked in init("ht.init('single')", HPCTRAIN_BACKEND_REASON="x").stderr
 
 
 @pytest.mark.parametrize("backend", ["mpi", "horovod"])
 def test_backends_of_mpi_are_refused_under_torchrun(backend):
     result = init(HPCTRAIN_BACKEND=backend, **TORCHRUN)
-    assert f"backend '{backend}' needs ranks started by MPI, but torchrun started these 2" in result.stderr
-    assert "choose gloo or nccl, or start it with: hpctrain run" in result.stderr
-    assert f"-np 2 --backend {backend}" in result.stderr
+    command = f"-np 2 --backend {backend}"
+    assert codes(result.stderr) == ["HT-backend-needs-mpi"] and command in result.stderr
 
 
 def test_backends_of_torch_need_torch():
     code = "import sys; sys.modules['torch'] = None; ht.init('gloo')"
     result = init(code, **TORCHRUN)
-    assert "backend 'gloo' needs PyTorch, which cannot be loaded" in result.stderr
-    assert "pip install 'hpctrain[torch]'" in result.stderr
+    assert codes(result.stderr) == ["HT-backend-no-torch"] and "'gloo'" in result.stderr
 
 
 @pytest.mark.long
@@ -100,15 +96,15 @@ def test_a_group_that_the_script_made_is_refused():
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1); ht.init('gloo')"
     )
     result = init(code)
-    assert "torch.distributed already has a process group" in result.stderr
-    assert "leave init_process_group out" in result.stderr
+    assert codes(result.stderr) == ["HT-group-made-already"]
 
 
 @pytest.mark.long
 def test_an_interface_that_is_not_there_is_refused():
     pytest.importorskip("torch")
     result = init("ht.init('gloo')", GLOO_SOCKET_IFNAME="ib7")
-    assert "GLOO_SOCKET_IFNAME=ib7" in result.stderr and "valid: " in result.stderr and "lo" in result.stderr
+    assert codes(result.stderr) == ["HT-fabric-unknown-interface"]
+    assert "GLOO_SOCKET_IFNAME=ib7" in result.stderr and "lo" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -144,7 +140,7 @@ def test_a_wrong_limit_is_refused(monkeypatch, text):
     ("error", "code", "said"),
     [
         ("ValueError('broken')", 1, "ValueError: broken"),
-        ("ht.HpctrainError('differ', exit_code=4)", 4, "hpctrain: differ"),
+        ("ht.HpctrainError('HT-of-test', 'differ', exit_code=4)", 4, "hpctrain: differ [HT-of-test]"),
     ],
 )
 def test_any_error_of_the_last_checks_ends_the_run_with_what_was_printed_before(error, code, said):

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm import selftest
 from hpctrain.worker.comm.single import SingleCommunicator
 from support import needs
+from support.refusals import refused
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def rank_1(monkeypatch: pytest.MonkeyPatch) -> SingleCommunicator:
 
 @needs.pytorch
 def test_numbers_that_were_not_reduced_fail(rank_1: SingleCommunicator) -> None:
-    with pytest.raises(HpctrainError, match=r"rank 1 .* the mean over 2 ranks is 2\.0 at 1, it should be 1\.5"):
+    with refused("HT-reduction-wrong-mean", rank=1, size=2, mean="2.0", place=1, expected="1.5"):
         selftest.main()
 
 

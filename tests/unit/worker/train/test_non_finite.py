@@ -27,6 +27,7 @@ from hpctrain.worker.train.non_finite import mean_of_finite
 from hpctrain.worker.train.state import LazyState
 from hpctrain.worker.train.trainer import GradientNumbers
 from support.digits_recipes import digits_recipe
+from support.refusals import check
 from support.written_checkpoints import guard_over
 
 
@@ -118,10 +119,9 @@ def test_stop_is_the_default_and_leaves_a_dump(tmp_path):
     trainer = Scripted(nan_at(5), set())
     events, error = run(tmp_path, recipe(), trainer)
     assert error.exit_code == 1 and trainer.weight == 4
-    assert error.message == (
-        f"step 5 of epoch 2 has numbers that are not finite on rank 0 ({SingleCommunicator('').host}): the mean loss "
-        "is nan, and 1 of 2 gradients are not finite, first 'head'"
-    )
+    values = {"iteration": 5, "epoch": 2, "ranks": [0], "parameters": ["head"], "end": ""}
+    check(error, "HT-step-not-finite", **values)
+    assert math.isnan(error.values["loss"])
     assert f"{tmp_path}/dumps/step-00000005 has" in error.hint and "numbers.non_finite=skip" in error.hint
     keys = ("iteration", "epoch", "rule", "ranks", "parameters", "parameter", "to")
     assert of_kind(events, "non_finite", *keys) == [(5, 2, "stop", (0,), 1, "head", None)]
@@ -135,7 +135,7 @@ def test_stop_is_the_default_and_leaves_a_dump(tmp_path):
 def test_a_full_disk_does_not_hide_what_was_wrong(tmp_path):
     (tmp_path / "dumps").write_text("in the way")
     _, error = run(tmp_path, recipe(), Scripted(constant, {2}))
-    assert "step 2 of epoch 1 has numbers that are not finite: the mean loss is 1, and 1 of 2" in error.message
+    check(error, "HT-step-not-finite", iteration=2, epoch=1, ranks=[], loss=1, parameters=["head"])
     assert "cannot write" in error.hint
 
 
@@ -160,17 +160,18 @@ def test_so_many_in_a_row_are_skipped_and_no_more(tmp_path, faults, ends):
     assert rules == ["skip", "skip", "stop"] if ends else ["skip"] * len(faults)
     assert (error is not None) == (ends is not None)
     if ends:
-        assert error.message.endswith("; so were the 2 steps before it (numbers.limit)")
-        assert error.message.startswith(f"step {ends} of epoch 2")
+        check(error, "HT-step-not-finite", iteration=ends, epoch=2)
+        assert " 2 steps" in error.values["end"]
 
 
 def test_skipped_steps_in_a_row_are_counted_over_a_resume(tmp_path):
     settings = recipe(numbers={"non_finite": "skip", "limit": 2}, checkpoints={"every_steps": 4, "keep_last": 9})
     _, error = run(tmp_path, settings, Scripted(constant, {3, 4, 5}))
-    assert error.message.startswith("step 5")
+    check(error, "HT-step-not-finite", iteration=5)
     again = Scripted(constant, {3, 4, 5})
     _, error = run(tmp_path, settings, again, resume_from=4)
-    assert error.message.startswith("step 5") and again.weight == 2
+    check(error, "HT-step-not-finite", iteration=5)
+    assert again.weight == 2
 
 
 def test_roll_back_takes_the_newest_checkpoint_and_goes_on_behind(tmp_path):
@@ -196,7 +197,8 @@ def test_roll_back_undoes_the_steps_behind_the_checkpoint(tmp_path):
 
 def test_roll_back_without_a_checkpoint_ends_the_run(tmp_path):
     _, error = run(tmp_path, recipe(numbers={"non_finite": "roll_back"}), Scripted(nan_at(1), set()))
-    assert error.message.endswith("; there is no checkpoint yet to go back to")
+    check(error, "HT-step-not-finite", iteration=1)
+    assert "no checkpoint" in error.values["end"]
 
 
 @pytest.mark.parametrize("rolls", [1, 2])
@@ -204,7 +206,8 @@ def test_so_often_to_one_checkpoint_and_no_more(tmp_path, rolls):
     settings = recipe(numbers={"non_finite": "roll_back", "limit": rolls}, checkpoints={})
     events, error = run(tmp_path, settings, Scripted(nan_at(4, 5, 6), set()))
     assert of_kind(events, "non_finite", "to") == [(3,)] * rolls + [(None,)]
-    assert error.message.endswith(f"; the run has already gone back to step 3 {rolls} times (numbers.limit)")
+    check(error, "HT-step-not-finite")
+    assert f"step 3 {rolls}" in error.values["end"]
 
 
 def test_a_new_checkpoint_begins_the_count_anew(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ LISTED = ("mlx5_0", "mlx5_1", "mlx5_2")
 def test_cpus_that_are_not_online_are_not_bound_to(tmp_path: Path) -> None:
     """The kernel allows CPUs that could be added, and refuses to bind a thread to such alone."""
     root = machine(tmp_path, nodes={0: "0-15"}, allowed="0-255")
-    assert unfit_cores([slot(32, 33, numa=1)], 0, root) == "it may not use core 32 of the node map"
+    assert "core 32 " in unfit_cores([slot(32, 33, numa=1)], 0, root)
     assert unfit_cores([slot(14, 15, numa=0)], 0, root) == ""
 
 
@@ -79,8 +80,8 @@ def test_ports_that_are_down_and_virtual_functions(tmp_path: Path) -> None:
     adapter(tmp_path, "rxe0", software=True)
     folder = tmp_path / "sys/class/infiniband"
     assert unfit_adapters(["mlx5_0:1"], ["mlx5_0:1"], folder) == ""
-    assert unfit_adapters(["mlx5_0:2"], ["mlx5_0"], folder) == "mlx5_0:2 of the node map is not up here"
-    assert unfit_adapters(["mlx5_7"], ["mlx5_7"], folder) == "mlx5_7:1 of the node map is not up here"
+    assert unfit_adapters(["mlx5_0:2"], ["mlx5_0"], folder).startswith("mlx5_0:2 ")
+    assert unfit_adapters(["mlx5_7"], ["mlx5_7"], folder).startswith("mlx5_7:1 ")
     assert unfit_adapters([], [], folder) == ""
 
 
@@ -94,13 +95,13 @@ def test_cores_that_fit(tmp_path: Path) -> None:
     assert unfit_cores([slot(0, 1, numa=0), slot(2, 3, numa=0)], 0, root) == ""
     # Both threads of a core in one rank are its own.
     assert unfit_cores([slot(0, 8, numa=0), slot(1, numa=0)], 0, root) == ""
-    assert unfit_cores([slot(6, 7)], 0, root) == "it may not use core 7 of the node map"
-    assert unfit_cores([slot(3, 4, numa=0)], 0, root) == "its cores are not all of NUMA node 0 here"
+    assert "core 7 " in unfit_cores([slot(6, 7)], 0, root)
+    assert "NUMA node" in unfit_cores([slot(3, 4, numa=0)], 0, root)
     # A container may show fewer nodes than the host has.
     assert unfit_cores([slot(0, numa=2)], 0, root) == ""
     places = [slot(0, 1), slot(2, 8)]
-    assert unfit_cores(places, 0, root) == "core 0 is a hardware thread of core 8 here, which another rank has"
-    assert unfit_cores(places, 1, root) == "core 8 is a hardware thread of core 0 here, which another rank has"
+    for rank, cores in enumerate((["0", "8"], ["8", "0"])):
+        assert re.findall("core ([0-9])", unfit_cores(places, rank, root)) == cores
 
 
 def test_a_sandbox_that_tells_neither_nodes_nor_threads(tmp_path: Path) -> None:
@@ -116,8 +117,8 @@ def test_ranks_share_the_cores_of_their_node(tmp_path: Path) -> None:
     # Not those that the plan gives to another rank, nor their threads.
     assert shared_cores([slot(numa=0), slot(8)], 0, root) == ("", (2, 4, 6))
     crowded = [slot(numa=0)] * 5
-    assert shared_cores(crowded, 0, root)[0] == "5 ranks for the 4 cores of NUMA node 0 that they may use"
-    assert shared_cores([slot(numa=7)], 0, root)[0] == "1 ranks for the 0 cores of NUMA node 7 that they may use"
+    for slots, numbers in ((crowded, ["5", "4", "0"]), ([slot(numa=7)], ["1", "0", "7"])):
+        assert re.findall("[0-9]+", shared_cores(slots, 0, root)[0]) == numbers
 
 
 def plan(*places: Slot, adapters: tuple[str, ...] = LISTED) -> Plan:
@@ -163,8 +164,7 @@ def test_a_rank_says_what_it_leaves_out(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     assert bound == []
     first, second = capsys.readouterr().err.splitlines()
-    assert "adapters are left to NCCL and UCX: mlx5_0:1 of the node map is not up here" in first
-    assert "rank 0 on n1: it is bound to no cores: it may not use core 0" in second
+    assert "mlx5_0:1 " in first and "core 0" in second
 
 
 def test_what_the_user_has_set_is_not_judged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -86,7 +87,9 @@ if __name__ == "__main__":
         "a b",
     )
     assert (status, record["status"]) == (0, "done"), log
-    assert log.splitlines() == ["['--lr', 'a b'] script.py script.py True", "[14]", "from a child"]
+    arguments, *rest = log.splitlines()
+    assert arguments.startswith("['--lr', 'a b'] ") and arguments.endswith("script.py True")
+    assert rest == ["[14]", "from a child"]
     assert record["ended"] > record["started"]
 
 
@@ -98,10 +101,10 @@ if __name__ == "__main__":
         ("import sys; sys.exit(256)", 1, ("SystemExit", "exit status 256"), ""),
         ("import sys; sys.exit('no data')", 1, ("SystemExit", "no data"), "no data\n"),
         (
-            "import hpctrain; raise hpctrain.HpctrainError('m', 'h')",
+            "import hpctrain; raise hpctrain.HpctrainError('HT-of-test', 'm', 'h')",
             2,
-            ("HpctrainError", "m\n  h"),
-            "hpctrain: m\n  h\n",
+            ("HpctrainError", "m [HT-of-test]\n  h"),
+            "hpctrain: m [HT-of-test]\n  h\n",
         ),
         ("raise KeyboardInterrupt", 1, ("KeyboardInterrupt", ""), "KeyboardInterrupt"),
         ("def f(:", 1, ("SyntaxError", "invalid syntax (script.py, line 1)"), "SyntaxError: invalid syntax"),
@@ -141,7 +144,7 @@ dist.init_process_group("gloo")
 def test_a_crash_leaves_its_trace(tmp_path: Path) -> None:
     code, record, log = run_rank(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert (code, record["status"]) == (-11, "running")
-    assert "Fatal Python error: Segmentation fault" in log
+    assert "Segmentation fault" in log
 
 
 @pytest.fixture
@@ -158,20 +161,21 @@ def test_a_disk_that_fills_up_during_the_run(hpctrain: Launch, tmp_path: Path, s
     assert result.returncode == 1
     said = "\n".join(line for line in result.stdout.splitlines() if not line.startswith("xxx"))
     assert "rank 0" in said
-    assert "[Errno 28] No space left on device" in said
-    assert "free some space there, or choose another place with --run-dir" in said
+    assert "[Errno 28]" in said and "--run-dir" in said
     assert "Traceback" not in said
 
 
 def test_a_disk_that_is_full_from_the_start(hpctrain: Launch, tmp_path: Path, small_disk: Path) -> None:
     (tmp_path / "idle.py").touch()
-    with (small_disk / "data").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+    with (
+        (small_disk / "data").open("wb", buffering=0) as file,
+        pytest.raises(OSError, check=lambda error: error.errno == errno.ENOSPC),
+    ):
         while True:
             file.write(bytes(4096))
     result = hpctrain("run", "idle.py", "--run-dir", str(small_disk / "run"))
     assert result.returncode == 1
-    assert "no space left to write" in result.stdout
-    assert "--run-dir" in result.stdout
+    assert "no space" in result.stdout and "--run-dir" in result.stdout
     assert "Traceback" not in result.stdout
 
 

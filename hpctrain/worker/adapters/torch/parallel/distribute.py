@@ -72,8 +72,10 @@ class Division:
         plan = plan or ParallelPlan()
         if sizes["pp"] > 1:
             raise HpctrainError(
-                f"the mesh has pp {sizes['pp']}, but ht.distribute does not cut a model into stages",
+                "HT-mesh-needs-pipeline",
+                "the mesh has pp {pp}, but ht.distribute does not cut a model into stages",
                 "pipeline = ht.Pipeline(model, optimizer, loss, mesh=mesh, plan=plan), and pipeline.step(x, y)",
+                pp=sizes["pp"],
             )
         only_data = sizes["tp"] == 1 and plan.precision is None
         self._shares_state = plan.zero == 1 and sizes["dp_shard"] > 1
@@ -81,8 +83,9 @@ class Division:
         self.divides_model = not (only_data and (self._shares_state or sizes["dp_shard"] == 1))
         if self.divides_model and self._shares_state:
             raise HpctrainError(
-                "zero=1 divides the state of an optimizer of the whole model, but tp or the plan's precision divides "
-                "the model",
+                "HT-plan-zero-of-divided-model",
+                "zero=1 divides the state of an optimizer of the whole model, but tp or the plan's "
+                "precision divides the model",
                 "choose zero=2 or zero=3, which keep less",
             )
         self._comm, self._model, self._optimizers, self._plan = comm, model, optimizers, plan
@@ -136,14 +139,18 @@ def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> N
     """
     if sizes["cp"] > 1:
         raise HpctrainError(
-            f"the mesh has cp {sizes['cp']}: PyTorch's context_parallel computes attention only with the flash, "
+            "HT-mesh-no-context-parallel",
+            "the mesh has cp {cp}: PyTorch's context_parallel computes attention only with the flash, "
             "efficient or cuDNN kernels of NVIDIA GPUs, and is not built in here",
             "leave cp out, or divide long sequences over tp with SequenceParallel in the plan",
+            cp=sizes["cp"],
         )
     if sizes["tp"] > 1 and not plan.tensor:
         raise HpctrainError(
-            f"the mesh has tp {sizes['tp']}, but the plan divides no layer",
+            "HT-plan-no-tensor-layers",
+            "the mesh has tp {tp}, but the plan divides no layer",
             'plan=ht.ParallelPlan(tensor={"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()})',
+            tp=sizes["tp"],
         )
     plan.check(model, sizes["tp"])
 
@@ -236,10 +243,12 @@ def explain_copies(model: nn.Module) -> None:
 
 def _refuse_copy(model: nn.Module, _: Any) -> NoReturn:
     raise HpctrainError(
-        f"{type(model).__name__.removeprefix('FSDP')} is divided over the ranks and cannot be copied, as copy.deepcopy "
-        "and torch.optim.swa_utils.AveragedModel do",
+        "HT-model-divided-copy",
+        "{model} is divided over the ranks and cannot be copied, as copy.deepcopy and "
+        "torch.optim.swa_utils.AveragedModel do",
         "average its parameters: averages = [p.detach().clone() for p in model.parameters()], and after each step "
         "average.lerp_(p.detach(), 0.001) for each of them; or plan=ht.ParallelPlan(zero=1), which keeps the model "
         "whole",
         exit_code=1,
+        model=type(model).__name__.removeprefix("FSDP"),
     )

@@ -88,7 +88,11 @@ def sizes_of(mesh: DeviceMesh) -> dict[Axis, int]:
     if not isinstance(mesh, DeviceMesh) or mesh.mesh_dim_names != tuple(AXES):
         names = getattr(mesh, "mesh_dim_names", type(mesh).__name__)
         raise HpctrainError(
-            f"this mesh has the dimensions {names}, not {', '.join(AXES)}", "mesh = ht.mesh(dp_shard=2, tp=2)"
+            "HT-mesh-wrong-dimensions",
+            "this mesh has the dimensions {names}, not {valid}",
+            "mesh = ht.mesh(dp_shard=2, tp=2)",
+            names=names,
+            valid=", ".join(AXES),
         )
     return dict(zip(AXES, mesh.shape, strict=True))
 

@@ -60,12 +60,16 @@ def require_means(numbers: NDArray[np.float64]) -> None:
     count, total, squares, sums = numbers
     if sums:
         raise HpctrainError(
-            "the loss of a pipeline is a sum that is not divided by the number of its samples", _HINT, exit_code=1
+            "HT-pipeline-loss-not-mean",
+            "the loss of a pipeline is a sum that is not divided by the number of its samples",
+            _HINT,
+            exit_code=1,
         )
     if count and squares * count - total**2 > _VARIANCE * total**2:
         raise HpctrainError(
-            "micro-batches of the pipeline divide their losses by different counts for each of their samples, so that "
-            "their mean is not the mean of the batch",
+            "HT-pipeline-different-counts",
+            "micro-batches of the pipeline divide their losses by different counts for each of their "
+            "samples, so that their mean is not the mean of the batch",
             _HINT,
             exit_code=1,
         )

@@ -13,9 +13,13 @@ def check_fits(name: str, value: torch.Tensor, old: torch.Tensor) -> None:
     """Raise HpctrainError for a tensor of an optimizer's state that is no number and not of its parameter's shape."""
     if value.numel() != 1 and value.shape != old.shape:
         raise HpctrainError(
-            f"the optimizer keeps {name!r} of shape {tuple(value.shape)} for a parameter of shape {tuple(old.shape)}, "
+            "HT-optimizer-state-not-divisible",
+            "the optimizer keeps {name!r} of shape {shape} for a parameter of shape {parameter_shape}, "
             "which cannot be divided with it",
             "give ht.distribute a new optimizer, and load a checkpoint after it",
+            name=name,
+            shape=tuple(value.shape),
+            parameter_shape=tuple(old.shape),
         )
 
 

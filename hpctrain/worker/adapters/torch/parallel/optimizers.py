@@ -105,9 +105,11 @@ def _check(optimizer: Optimizer, known: set[int]) -> None:
     foreign = next((each for each in parameters_of(optimizer) if id(each) not in known), None)
     if foreign is not None:
         raise HpctrainError(
-            f"{type(optimizer).__name__} updates a parameter of shape {tuple(foreign.shape)} that the model does not "
-            "have",
+            "HT-optimizer-foreign-parameter",
+            "{optimizer} updates a parameter of shape {shape} that the model does not have",
             "make the optimizer from model.parameters(), after the model's last layer was added or replaced",
+            optimizer=type(optimizer).__name__,
+            shape=tuple(foreign.shape),
         )
 
 

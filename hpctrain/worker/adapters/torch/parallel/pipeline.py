@@ -102,7 +102,9 @@ class Pipeline:
         comm: Communicator | None = None,
     ) -> None:
         if guard_every < 1:
-            raise HpctrainError(f"guard_every={guard_every} must be above 0")
+            raise HpctrainError(
+                "HT-guard-bad-interval", "guard_every={guard_every} must be above 0", guard_every=guard_every
+            )
         self._comm = comm or current()
         if mesh is not None:
             set_mesh(self._comm, Mesh(**sizes_of(mesh)))
@@ -254,9 +256,12 @@ class Pipeline:
         samples = len(inputs)
         if not samples or len(target) != samples:
             raise HpctrainError(
-                f"a pipeline got {samples} inputs and {len(target)} targets, which it cuts into micro-batches together",
+                "HT-pipeline-different-samples",
+                "a pipeline got {samples} inputs and {targets} targets, which it cuts into micro-batches together",
                 "give one target per sample, along the first dimension; flatten them in the loss",
                 exit_code=1,
+                samples=samples,
+                targets=len(target),
             )
         weight = batch_weights(self._comm).of_inputs((inputs, target))()
         rows = size * self._micro_batches
@@ -293,9 +298,11 @@ class Pipeline:
         found = self._loss_of(output[:count], target[:count])
         if not isinstance(found, torch.Tensor):
             raise HpctrainError(
-                f"the loss of a pipeline returned a {type(found).__name__}, not a tensor",
+                "HT-pipeline-loss-not-tensor",
+                "the loss of a pipeline returned a {kind}, not a tensor",
                 "let it return the mean over samples; or the sum, and give ht.Pipeline count=, a function of the "
                 "targets, for what the sum is divided by",
+                kind=type(found).__name__,
             )
         if found.device.type == "cpu":  # Reading waits for a GPU.
             self._micro_losses.add(found, count)
@@ -351,8 +358,9 @@ class Pipeline:
         now = self._sample()
         if self._taken is not None and now is not None and not torch.equal(now, self._taken):
             raise HpctrainError(
-                "the gradients were changed after pipeline.step(): torch.nn.utils.clip_grad_norm_ takes the norm of "
-                "this rank's stages alone",
+                "HT-pipeline-gradients-changed",
+                "the gradients were changed after pipeline.step(): torch.nn.utils.clip_grad_norm_ takes "
+                "the norm of this rank's stages alone",
                 "pipeline.clip_grad_norm_(max_norm); after a change element by element, call "
                 "pipeline.accept_gradients()",
                 exit_code=1,
@@ -396,8 +404,10 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise HpctrainError(
-                f"{name!r} normalises over all ranks, and the ranks of other stages do not have it",
+                "HT-pipeline-batch-norm",
+                "{name!r} normalises over all ranks, and the ranks of other stages do not have it",
                 "use nn.LayerNorm or nn.GroupNorm in a pipeline",
+                name=name,
             )
 
 

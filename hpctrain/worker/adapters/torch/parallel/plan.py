@@ -49,15 +49,26 @@ class ParallelPlan:
 
     def __post_init__(self) -> None:
         if self.zero not in (1, 2, 3):
-            raise HpctrainError(f"zero={self.zero!r} is not a stage of ZeRO", "valid: 1, 2, 3")
+            raise HpctrainError(
+                "HT-plan-unknown-zero-stage", "zero={zero!r} is not a stage of ZeRO", "valid: 1, 2, 3", zero=self.zero
+            )
         for name, value in (("shard", self.shard), ("recompute", self.recompute)):
             if isinstance(value, str | type):
-                raise HpctrainError(f"{name} of a plan is a list of modules, not {value!r}", f"{name}=[{_text(value)}]")
+                raise HpctrainError(
+                    "HT-plan-not-modules",
+                    "{key} of a plan is a list of modules, not {value!r}",
+                    f"{name}=[{_text(value)}]",
+                    key=name,
+                    value=value,
+                )
         for name, style in self.tensor.items():
             if not isinstance(style, ParallelStyle):
                 raise HpctrainError(
-                    f"the plan for {name!r} is {style!r}",
+                    "HT-plan-wrong-style",
+                    "the plan for {name!r} is {style!r}",
                     "give an object of torch.distributed.tensor.parallel, such as ColwiseParallel()",
+                    name=name,
+                    style=style,
                 )
 
     def check(self, model: nn.Module, tp: int) -> None:
@@ -87,8 +98,12 @@ def names_of(model: nn.Module, wanted: Modules, key: str) -> list[str]:
             known = {re.sub(r"\b[0-9]+\b", "*", name) for name in modules}
             known |= {type(module).__name__ for module in modules.values()}
             raise HpctrainError(
-                f"{key} of the plan names {_text(item)}, which {type(model).__name__} does not have",
+                "HT-plan-unknown-module",
+                "{key} of the plan names {module}, which {model} does not have",
                 nearest(_text(item), known),
+                key=key,
+                module=_text(item),
+                model=type(model).__name__,
             )
         found.update(own)
     return [name for name in modules if name in found]
@@ -122,7 +137,13 @@ def _check_width(model: nn.Module, name: str, style: ParallelStyle, tp: int) -> 
     what, width = divided
     if width % tp:
         raise HpctrainError(
-            f"tp {tp} does not divide {name!r}: {what} = {width}", f"choose tp among {_divisors(width)}"
+            "HT-plan-width-not-divisible",
+            "tp {tp} does not divide {name!r}: {dimension} = {width}",
+            f"choose tp among {_divisors(width)}",
+            tp=tp,
+            name=name,
+            dimension=what,
+            width=width,
         )
     parent_name = name.rpartition(".")[0]
     if isinstance(module, nn.Linear) and parent_name:
@@ -130,8 +151,12 @@ def _check_width(model: nn.Module, name: str, style: ParallelStyle, tp: int) -> 
         heads = _first(parent, _HEADS) or (width // size if (size := _first(parent, _HEAD_SIZES)) else None)
         if heads and heads % tp:
             raise HpctrainError(
-                f"tp {tp} does not divide the {heads} heads of {parent_name!r}",
+                "HT-plan-heads-not-divisible",
+                "tp {tp} does not divide the {heads} heads of {name!r}",
                 f"choose tp among {_divisors(heads)}",
+                tp=tp,
+                heads=heads,
+                name=parent_name,
             )
 
 

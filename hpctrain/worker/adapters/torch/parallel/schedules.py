@@ -53,9 +53,18 @@ def stages_per_rank(schedule: str, pp: int) -> int:
         HpctrainError: there is no such schedule, or only one rank along pp.
     """
     if schedule not in SCHEDULES:
-        raise HpctrainError(f"unknown pipeline schedule {schedule!r}", nearest(schedule, SCHEDULES))
+        raise HpctrainError(
+            "HT-pipeline-unknown-schedule",
+            "unknown pipeline schedule {schedule!r}",
+            nearest(schedule, SCHEDULES),
+            schedule=schedule,
+        )
     if pp == 1:
-        raise HpctrainError("the mesh has pp 1: there is one stage", "ht.distribute(model, optimizer, mesh=mesh)")
+        raise HpctrainError(
+            "HT-pipeline-one-stage",
+            "the mesh has pp 1: there is one stage",
+            "ht.distribute(model, optimizer, mesh=mesh)",
+        )
     return SCHEDULES[schedule][1]
 
 
@@ -114,10 +123,13 @@ class Schedules:
             everyone: list[Any] = [None] * dist.get_world_size(self._group)
             dist.all_gather_object(everyone, batch, self._group)
             raise HpctrainError(
-                "the ranks of one pipeline got different batches, or their batches before this one differed: "
-                + ", ".join(f"inputs and targets of {each} on its rank {rank}" for rank, each in enumerate(everyone)),
+                "HT-pipeline-different-batches",
+                "the ranks of one pipeline got different batches, or their batches before this one differed: {batches}",
                 "give the ranks of pp the same tensors, as loader = ht.shard(loader) does, within or without autocast",
                 exit_code=1,
+                batches=", ".join(
+                    (f"inputs and targets of {each} on its rank {rank}" for rank, each in enumerate(everyone))
+                ),
             )
         self._trained = trained
         if changed:
@@ -135,8 +147,12 @@ class Schedules:
             return kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
         except ValueError as error:
             raise HpctrainError(
-                f"{self._name} refuses {self._micro_batches} micro-batches: {error}",
+                "HT-pipeline-micro-batches",
+                "{schedule} refuses {micro_batches} micro-batches: {reason}",
                 f"choose a multiple of pp: micro_batches={2 * pp}",
+                schedule=self._name,
+                micro_batches=self._micro_batches,
+                reason=str(error),
             ) from error
 
 
@@ -198,11 +214,15 @@ class _Stage(PipelineStage):
         first = [(tuple(each.shape), each.dtype, each.requires_grad) for each in self._stage_meta.outputs or ()]
         if found != first:
             raise HpctrainError(
-                f"stage {self.stage_index} of the pipeline returned {found} (shape, type, whether it has a gradient) "
-                f"for inputs that gave {first} before",
+                "HT-pipeline-stage-varies",
+                "stage {stage} of the pipeline returned {found} (shape, type, whether it has a gradient) "
+                "for inputs that gave {first} before",
                 "let what a block returns depend on its input's shape and type alone, and freeze layers by "
                 "requires_grad_(False) rather than by detach()",
                 exit_code=1,
+                stage=self.stage_index,
+                found=found,
+                first=first,
             )
 
 

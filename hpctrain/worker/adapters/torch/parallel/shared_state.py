@@ -128,9 +128,12 @@ class _Shared:
         """Refuse parameters that leave ranks without rows, which cannot notice that a method changed them."""
         if all(parameter.shape[:1].numel() < self._mesh.size() for _, parameter in self._parts):
             raise HpctrainError(
-                f"with zero=1, {name}() of the optimizer changes parameters outside of step(), of which some of the "
-                f"{self._mesh.size()} ranks have no rows",
+                "HT-optimizer-empty-rows",
+                "with zero=1, {name}() of the optimizer changes parameters outside of step(), of which "
+                "some of the {size} ranks have no rows",
                 "choose zero=2 or zero=3, or step(closure)",
+                name=name,
+                size=self._mesh.size(),
             )
 
     def _take_gradients(self) -> None:

@@ -44,23 +44,33 @@ class Cut:
         if blocks not in children or not isinstance(model.get_submodule(blocks), nn.ModuleDict):
             dicts = [name for name, child in model.named_children() if isinstance(child, nn.ModuleDict)]
             raise HpctrainError(
-                f"{type(model).__name__} has no nn.ModuleDict {blocks!r} to cut into pipeline stages",
+                "HT-pipeline-no-blocks",
+                "{model} has no nn.ModuleDict {blocks!r} to cut into pipeline stages",
                 nearest(blocks, dicts)
                 if dicts
                 else "put the layers into self.blocks = nn.ModuleDict({'0': …}), which "
                 "keeps their names where a stage lacks some; forward() skips parts that are None",
+                model=type(model).__name__,
+                blocks=blocks,
             )
         if bare := next((name for name, _ in model.named_parameters(recurse=False)), None):
             raise HpctrainError(
-                f"{type(model).__name__} has a parameter {bare!r} of its own, which belongs to no stage",
+                "HT-pipeline-loose-parameter",
+                "{model} has a parameter {parameter!r} of its own, which belongs to no stage",
                 "put it into a module, before or after the blocks",
+                model=type(model).__name__,
+                parameter=bare,
             )
         keys = list(model.get_submodule(blocks))  # type: ignore[call-overload]
         if len(keys) < stages:
             raise HpctrainError(
-                f"{stages} pipeline stages need at least as many layers, but {type(model).__name__}.{blocks} has "
-                f"{len(keys)}",
+                "HT-pipeline-too-few-layers",
+                "{stages} pipeline stages need at least as many layers, but {model}.{blocks} has {layers}",
                 "choose fewer ranks along pp, or a schedule with one stage per rank: gpipe or 1f1b",
+                stages=stages,
+                model=type(model).__name__,
+                blocks=blocks,
+                layers=len(keys),
             )
         size, more = divmod(len(keys), stages)
         starts = [stage * size + min(stage, more) for stage in range(stages + 1)]
@@ -115,8 +125,11 @@ def ties_of(model: nn.Module, cut: Cut) -> list[Tie]:
         by_stage = {cut.stage_of(name): name for name in reversed(names)}
         if len(by_stage) > 2:
             raise HpctrainError(
-                f"{', '.join(map(repr, names))} are one parameter, in {len(by_stage)} pipeline stages",
+                "HT-pipeline-tied-parameter",
+                "{names} are one parameter, in {stages} pipeline stages",
                 "give each stage a parameter of its own; two stages can share one",
+                names=", ".join(map(repr, names)),
+                stages=len(by_stage),
             )
         if len(by_stage) == 2:
             (one, first), (other, second) = sorted(by_stage.items())

@@ -61,9 +61,12 @@ def _tie_again(model: nn.Module, ties: Sequence[Sequence[str]]) -> None:
 def refuse_tie(first: str, other: str) -> NoReturn:
     """Raise HpctrainError for two modules that share a parameter, which the plan divides in two ways."""
     raise HpctrainError(
-        f"{first!r} and {other!r} are one parameter, which the plan divides in two ways",
+        "HT-plan-tied-parameter",
+        "{first!r} and {other!r} are one parameter, which the plan divides in two ways",
         "divide both along the same dimension (RowwiseParallel of an embedding, ColwiseParallel of a linear layer), or "
         "give each a parameter of its own",
+        first=first,
+        other=other,
     )
 
 

@@ -65,9 +65,11 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
             raise
         except Exception as error:
             raise HpctrainError(
-                f"{name} fails with other parameters than the model's, as it would get on this mesh: "
-                f"{_describe(error)}",
+                "HT-optimizer-not-movable",
+                "{optimizer} fails with other parameters than the model's, as it would get on this mesh: {reason}",
                 f"{_KEPT}; or train replicas, without the mesh",
+                optimizer=name,
+                reason=_describe(error),
             ) from error
         if any(_emptied(_shape(each, new), new, empty=True) != _shape(each, new) for each, new in _pairs(chosen, now)):
             _try_empty(trial, chosen, name)
@@ -75,24 +77,35 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
             parts = trial.run(chosen, divide=True)
         except Exception as error:
             raise HpctrainError(
-                f"{name} fails with parameters that are divided over ranks: {_describe(error)}", _HINT
+                "HT-optimizer-not-divisible",
+                "{optimizer} fails with parameters that are divided over ranks: {reason}",
+                _HINT,
+                optimizer=name,
+                reason=_describe(error),
             ) from error
         if any(each._version != versions[id(each)] for each in parameters_of(optimizer)) or not trial.moved(whole):
             raise HpctrainError(
-                f"a copy of {name} with other parameters does not update those: it keeps the model's parameters where "
-                "ht.distribute cannot replace them",
+                "HT-optimizer-keeps-parameters",
+                "a copy of {optimizer} with other parameters does not update those: it keeps the model's "
+                "parameters where ht.distribute cannot replace them",
                 _KEPT,
+                optimizer=name,
             )
         if not _equal(whole, parts):
             raise HpctrainError(
-                f"{name} gives other numbers with parameters that are divided over ranks than with whole ones: its "
-                "rule is not one for each element by itself, and PyTorch's DTensors do not make up for it",
+                "HT-optimizer-wrong-when-divided",
+                "{optimizer} gives other numbers with parameters that are divided over ranks than with "
+                "whole ones: its rule is not one for each element by itself, and PyTorch's DTensors do "
+                "not make up for it",
                 _HINT,
+                optimizer=name,
             )
         if alone and not _equal(whole[::2], trial.run(chosen[::2], divide=False)):
             raise HpctrainError(
-                f"{name} updates a parameter depending on the others, and other stages of the pipeline have those",
+                "HT-optimizer-couples-parameters",
+                "{optimizer} updates a parameter depending on the others, and other stages of the pipeline have those",
                 "choose an optimizer that updates each parameter by itself, or a mesh without pp",
+                optimizer=name,
             )
 
 
@@ -107,8 +120,11 @@ def _try_empty(trial: _Trial, chosen: Sequence[nn.Parameter], name: str) -> None
         # Other errors come from the shapes, which divided parameters report in full.
         if re.search(_OF_NOTHING, str(error)):
             raise HpctrainError(
-                f"{name} fails on ranks that have no rows of a parameter: {_describe(error)}",
+                "HT-optimizer-empty-rows",
+                "{optimizer} fails on ranks that have no rows of a parameter: {reason}",
                 f"take no more ranks than the smallest parameter has rows; or {_HINT}",
+                optimizer=name,
+                reason=_describe(error),
             ) from error
 
 

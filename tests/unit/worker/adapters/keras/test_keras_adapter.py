@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.refusals import refused
+
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
-from hpctrain.common.errors import HpctrainError  # noqa: E402
 from hpctrain.worker.adapters import keras as adapter  # noqa: E402
 from hpctrain.worker.adapters.keras import parts  # noqa: E402
 from hpctrain.worker.adapters.keras.variables import checksums  # noqa: E402
@@ -131,16 +132,16 @@ def test_distribute_keeps_the_state_of_a_built_optimizer():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "settings", "message"),
+    ("optimizer", "settings", "code", "values"),
     [
-        (lambda: "sgd", {}, "str is not an optimizer of Keras 3"),
-        (keras.optimizers.SGD, {"compression": "fp61"}, "unknown compression 'fp61'"),
-        (keras.optimizers.SGD, {"guard_every": 0}, "guard_every=0"),
+        (lambda: "sgd", {}, "HT-optimizer-not-of-keras", {"kind": "builtins.str"}),
+        (keras.optimizers.SGD, {"compression": "fp61"}, "HT-compression-unknown", {"compression": "fp61"}),
+        (keras.optimizers.SGD, {"guard_every": 0}, "HT-guard-bad-interval", {"guard_every": 0}),
     ],
 )
-def test_misuse_of_distribute(optimizer, settings, message):
+def test_misuse_of_distribute(optimizer, settings, code, values):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    with pytest.raises(HpctrainError, match=message):
+    with refused(code, **values):
         adapter.distribute(model, optimizer(), comm=SingleCommunicator("test"), **settings)
 
 
@@ -150,29 +151,44 @@ def test_a_loss_without_a_value_for_the_batch_is_refused():
     model, optimizer = adapter.distribute(model, keras.optimizers.SGD(), comm=comm)
     model.compile(optimizer, keras.losses.MeanSquaredError(reduction=None))
     data = adapter.shard((np.zeros((4, 3)), np.zeros((4, 2))), batch_size=2, comm=comm)
-    with pytest.raises(HpctrainError, match="MeanSquaredError has reduction="):
+    with refused("HT-loss-not-reduced", loss="MeanSquaredError"):
         model.fit(data, verbose=0)
 
 
 def test_another_backend_is_refused(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    with pytest.raises(HpctrainError, match="KERAS_BACKEND=tensorflow"):
+    with refused("HT-keras-wrong-backend"):
         adapter.distribute(model, keras.optimizers.SGD(), comm=SingleCommunicator("test"))
 
 
 @pytest.mark.parametrize(
-    ("data", "settings", "message"),
+    ("data", "settings", "code", "values"),
     [
-        (({}, {}, {}, {}), {"batch_size": 2}, "cannot be sharded"),
-        ((np.zeros(3), np.zeros(3)), {}, "batch_size=None"),
-        ((np.zeros(3), np.zeros(4)), {"batch_size": 2}, r"\[3, 4\]"),
-        (tf.data.Dataset.from_tensor_slices(([1], [2], [3], [4])).batch(2), {}, "must yield batches"),
-        (adapter.shard(np.zeros(4), batch_size=2, comm=SingleCommunicator("test")).prefetch(1), {}, "already sharded"),
-        (tf.data.Dataset.from_tensor_slices(([1], [2])), {}, "single samples"),
-        (tf.data.Dataset.from_tensor_slices(([1], [2])).batch(1), {"batch_size": 2}, "belong to arrays"),
+        (({}, {}, {}, {}), {"batch_size": 2}, "HT-shard-wrong-data", {"kind": "tuple"}),
+        ((np.zeros(3), np.zeros(3)), {}, "HT-shard-no-batch-size", {"batch_size": None}),
+        ((np.zeros(3), np.zeros(4)), {"batch_size": 2}, "HT-shard-uneven-arrays", {"lengths": [3, 4]}),
+        (
+            tf.data.Dataset.from_tensor_slices(([1], [2], [3], [4])).batch(2),
+            {},
+            "HT-shard-too-many-values",
+            {"count": 4},
+        ),
+        (
+            adapter.shard(np.zeros(4), batch_size=2, comm=SingleCommunicator("test")).prefetch(1),
+            {},
+            "HT-shard-twice",
+            {},
+        ),
+        (tf.data.Dataset.from_tensor_slices(([1], [2])), {}, "HT-shard-no-batches", {}),
+        (
+            tf.data.Dataset.from_tensor_slices(([1], [2])).batch(1),
+            {"batch_size": 2},
+            "HT-shard-settings-of-arrays",
+            {},
+        ),
     ],
 )
-def test_misuse_of_shard(data, settings, message):
-    with pytest.raises(HpctrainError, match=message):
+def test_misuse_of_shard(data, settings, code, values):
+    with refused(code, **values):
         adapter.shard(data, comm=SingleCommunicator("test"), **settings)

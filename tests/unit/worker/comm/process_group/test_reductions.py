@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpctrain.common.errors import HpctrainError
+from support.refusals import refused
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -61,14 +61,14 @@ def test_a_sum_of_scaled_terms():
 
 
 @pytest.mark.parametrize(
-    ("operation", "dtype", "words"),
+    ("operation", "dtype", "code", "name"),
     [
-        (dist.ReduceOp.AVG, torch.bool, "AVG is for floating-point"),
-        (dist.ReduceOp.PREMUL_SUM(0.25), torch.int32, "PREMUL_SUM is for floating-point"),
-        (dist.ReduceOp.BAND, torch.float32, "BAND is for integer"),
-        (SimpleNamespace(name="UNUSED"), torch.float32, "no reduce operation UNUSED"),
+        (dist.ReduceOp.AVG, torch.bool, "HT-group-wrong-type", "AVG"),
+        (dist.ReduceOp.PREMUL_SUM(0.25), torch.int32, "HT-group-wrong-type", "PREMUL_SUM"),
+        (dist.ReduceOp.BAND, torch.float32, "HT-group-wrong-type", "BAND"),
+        (SimpleNamespace(name="UNUSED"), torch.float32, "HT-group-unknown-reduction", "UNUSED"),
     ],
 )
-def test_what_cannot_be_reduced(operation, dtype, words):
-    with pytest.raises(HpctrainError, match=words):
+def test_what_cannot_be_reduced(operation, dtype, code, name):
+    with refused(code, reduction=name):
         Reduction.of(operation, dtype, 2)

@@ -16,7 +16,7 @@ from hpctrain.worker.comm.shared.worker import Worker  # noqa: E402
 
 @pytest.fixture(params=[False, True])
 def worker(request):
-    worker = Worker(beside=request.param, closed=lambda: HpctrainError("closed"))
+    worker = Worker(beside=request.param, closed=lambda: HpctrainError("HT-of-test", "closed"))
     yield worker
     worker.close()
 
@@ -39,7 +39,7 @@ def test_a_callback_of_a_collective_that_is_under_way_may_not_call_another(worke
     chained = first.future().then(call)
     attached.set()
     first.wait()
-    with pytest.raises(RuntimeError, match="a callback that runs when a collective ends"):
+    with pytest.raises(RuntimeError, match="HT-group-call-in-callback"):
         chained.wait()
     # The group goes on.
     worker.submit(last)
@@ -47,7 +47,7 @@ def test_a_callback_of_a_collective_that_is_under_way_may_not_call_another(worke
 
 
 def test_a_callback_may_use_a_group_of_its_own(worker):
-    attached, other = threading.Event(), Worker(beside=False, closed=lambda: HpctrainError("closed"))
+    attached, other = threading.Event(), Worker(beside=False, closed=lambda: HpctrainError("HT-of-test", "closed"))
     first, second = task(worker, lambda _: attached.wait(10)), task(other)
 
     def call(_):
