@@ -67,7 +67,13 @@ def only_sender(directory: RunDirectory, name: str) -> Iterator[None]:
     """
     path = directory.tracking / f"{name}.lock"
     if not directory.plan.exists():
-        raise HpctrainError(f"{directory.path} is not the run any more", "it was moved or replaced", exit_code=1)
+        raise HpctrainError(
+            "HT-run-directory-gone",
+            "{path} is not the run any more",
+            "it was moved or replaced",
+            exit_code=1,
+            path=directory.path,
+        )
     try:
         make_folder(directory.tracking, within=directory.path)
         descriptor = private(str(path), os.O_RDWR | os.O_CREAT)

@@ -44,8 +44,8 @@ def test_repeated_samples_are_counted_as_such(capsys: pytest.CaptureFixture[str]
     assert (found["training_samples"], found["samples_per_epoch"], found["repeats"]) == (1_281_167, 5004 * 256, 4)
     assert found["iterations_per_epoch"] == 5004 * 256 / 1024
     assert main(["recipes", "show", "torchvision-v2", "--world", "8"]) == 0
-    title = " ".join(capsys.readouterr().out.split())
-    assert "1251 iterations over 1,281,024 samples, 320,256 images 4 times" in title
+    shown_numbers = re.findall("[0-9,]+[0-9]", capsys.readouterr().out)
+    assert {"1251", "1,281,024", "320,256"} <= set(shown_numbers)
 
 
 @pytest.mark.parametrize(("world", "peak"), [(8, 0.1), (256, 3.2), (2048, 25.6)])
@@ -71,7 +71,7 @@ def test_overrides_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found["global_batch"], found["iterations_per_epoch"], len(found["learning_rate"])) == (128, 12, 4)
     with refused("HT-batch-depends-on-ranks", recipe="goyal2017", per_rank=32):
         at_world(load_recipe("goyal2017"), None)
-    with pytest.raises(HpctrainError, match="1437"):
+    with refused("HT-data-too-few-for-batch", batch=2000, samples=1437):
         schedule(at_world(load_recipe("digits", ["batch.size=2000", "batch.drop_last=true"]), 1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hpctrain.control.horovod.check import AN_MPI
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.readers import slurm
 from support.fake_machine import FakeMachine
+from support.golden import check_text
 
 TREE = """\
 SwitchName=core Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
@@ -72,7 +74,7 @@ def test_launcher_and_mpi() -> None:
     refused(mixed, "says 8", "hpctrain horovod build")
     assert mixed.where == ("n2",)
     after = software.launcher_and_mpi([world(), world()], 2, {"mpirun": "exit status 1; it said:\n  no daemon"})
-    assert after.found.endswith("; mpirun does not work here: exit status 1; it said: no daemon")
+    assert "; mpirun " in after.found and after.found.endswith(": no daemon")
 
 
 def test_versions_that_differ_are_named_with_their_hosts() -> None:
@@ -110,7 +112,7 @@ def test_a_horovod_that_was_never_built_is_missed_only_where_it_is_asked_for() -
     )
     told = software.horovod([missing, torch], gpus=4)
     assert [check.status for check in told] == ["not applicable", "not applicable"]
-    assert told[0].found == "Horovod is not built; only Keras on several GPUs and --backend horovod need it"
+    check_text("doctor-no-horovod", told[0].found)
     assert [check.status for check in software.horovod([missing, torch], gpus=4, asked=True)] == ["failed", "failed"]
     # One that is there was built for these GPUs.
     there = Check(name="horovod", status="ok", found="Horovod 0.28.1", wanted="0.28.1")
@@ -127,7 +129,7 @@ def test_clocks() -> None:
 
 def test_allreduce() -> None:
     done = ranks.allreduce(MeasuredAllreduce(engine="MPI", seconds=0.0012, right=True), 4)
-    assert (done.status, done.found) == ("ok", "1.2 ms over 4 ranks")
+    assert done.status == "ok" and re.findall("[0-9.]+", done.found) == ["1.2", "4"]
     refused(ranks.allreduce(MeasuredAllreduce(engine="MPI", seconds=0.0012), 4), "wrong numbers after 1.2 ms", "verify")
     refused(ranks.allreduce(MeasuredAllreduce(engine="Horovod", error="did not end"), 4), "did not end", "verify")
     absent = MeasuredAllreduce(engine="Horovod", error="Horovod is not built", possible=False)
@@ -160,7 +162,7 @@ def test_equal_outcomes_of_many_hosts_are_one_line() -> None:
 def test_measured_values_are_told_with_their_hosts() -> None:
     speeds = {f"n{number}": [Check(name="write", status="ok", found=f"{number // 2} MB/s")] for number in range(2, 12)}
     (merged,) = merge(speeds)
-    assert merged.found == "n[2-3]: 1 MB/s; n[4-5]: 2 MB/s; n[6-7]: 3 MB/s; others on n[8-11]"
+    check_text("doctor-values-of-hosts", merged.found)
 
 
 def test_failed_come_first() -> None:

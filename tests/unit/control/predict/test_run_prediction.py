@@ -72,7 +72,7 @@ def test_samples_that_have_no_room(changes: list[str], remedy: str) -> None:
     found = predict_run(recipe, plan(recipe, 1), replace(H100, gpus_per_node=1), 1)
     most = found.row.largest_batch
     assert most and 512 <= most < 1024
-    assert found.memory_warning and found.memory_warning.endswith(f"has room for {most}: {remedy.format(most=most)}")
+    assert found.memory_warning and found.memory_warning.endswith(f" {most}: {remedy.format(most=most)}")
 
 
 def test_the_nodes_of_a_plan() -> None:

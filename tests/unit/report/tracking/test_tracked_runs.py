@@ -72,7 +72,8 @@ def test_a_server_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 @pytest.mark.parametrize("command", [["run", "train.py"], ["submit", "train.py", "--cluster", "cpu"], ["report", "."]])
 def test_an_unknown_tracker(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--tracking", "mlfow"]) == 2
-    assert "did you mean 'mlflow'? valid: mlflow, none, tensorboard, wandb" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "'mlflow'?" in error and "tensorboard" in error
 
 
 @pytest.mark.long
