@@ -43,8 +43,10 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
         if size < 1 or size % _FLOAT_BYTES:
             raise HpctrainError(
-                f"--sizes: {word!r} is not a number of bytes that whole float32 values fill",
+                "HT-bench-size-not-whole-floats",
+                "--sizes: {size!r} is not a number of bytes that whole float32 values fill",
                 "for example --sizes 1K,1M,102400000",
+                size=word,
             )
         sizes.append(size)
     return tuple(sorted(set(sizes)))
@@ -124,7 +126,8 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
     failure = run_plan(ready, RunDirectory(folder / "run"), Audience(line=say, notice=_notice))
     if failure:
         # The output of rank 0 was already shown, and its log is removed with the folder.
-        raise HpctrainError(str(replace(failure, lines=()) if failure.rank == 0 else failure), exit_code=1)
+        shown = replace(failure, lines=()) if failure.rank == 0 else failure
+        raise HpctrainError(failure.code, "{failure}", exit_code=1, failure=shown, rank=failure.rank, host=failure.host)
     measured: dict[str, Any] = json.loads(out.read_text())
     return measured
 

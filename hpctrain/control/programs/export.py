@@ -32,7 +32,11 @@ def export(checkpoint: Path, out: Path) -> int:
     """
     if faults := verify(checkpoint):
         raise HpctrainError(
-            "\n".join(faults), "hpctrain checkpoint list RUN_DIR shows those that are whole", exit_code=3
+            "HT-checkpoint-damaged",
+            "{lines}",
+            "hpctrain checkpoint list RUN_DIR shows those that are whole",
+            exit_code=3,
+            lines="\n".join(faults),
         )
     _require_fit(checkpoint, out)
     paths = [str(checkpoint.absolute()), str(out.absolute())]
@@ -51,7 +55,13 @@ def export(checkpoint: Path, out: Path) -> int:
             timeout=_LIMIT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise HpctrainError(f"{out} was not written within {_LIMIT_SECONDS:g} s", exit_code=1) from error
+        raise HpctrainError(
+            "HT-export-too-slow",
+            "{out} was not written within {seconds:g} s",
+            exit_code=1,
+            out=out,
+            seconds=_LIMIT_SECONDS,
+        ) from error
     return _parameters(done, out)
 
 
@@ -60,14 +70,22 @@ def _require_fit(checkpoint: Path, out: Path) -> None:
     suffix = _SUFFIXES[framework]
     hint = f"name it {out.with_suffix(suffix)}"
     if out.suffix not in _SUFFIXES.values():
-        raise HpctrainError(f"{out}: a model is written to .pt (PyTorch) or .keras", hint)
+        raise HpctrainError(
+            "HT-export-unknown-format", "{out}: a model is written to .pt (PyTorch) or .keras", hint, out=out
+        )
     if out.suffix != suffix:
         raise HpctrainError(
-            f"{checkpoint} holds a model in {framework}, but {out} is for another framework",
+            "HT-export-other-framework",
+            "{checkpoint} holds a model in {framework}, but {out} is for another framework",
             hint,
+            checkpoint=checkpoint,
+            framework=framework,
+            out=out,
         )
     if out.exists():
-        raise HpctrainError(f"{out} is there already", "name another file, or remove that one")
+        raise HpctrainError(
+            "HT-export-file-exists", "{out} is there already", "name another file, or remove that one", out=out
+        )
     require("train", framework)
 
 
@@ -77,10 +95,16 @@ def _framework(checkpoint: Path) -> str:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise HpctrainError(
-            f"{checkpoint} is of another version of hpctrain: its plan's {where!r} is unknown here", exit_code=1
+            "HT-checkpoint-other-version",
+            "{checkpoint} is of another version of hpctrain: its plan's {key!r} is unknown here",
+            exit_code=1,
+            checkpoint=checkpoint,
+            key=where,
         ) from error
     if plan.recipe is None or plan.framework is None:
-        raise HpctrainError(f"{checkpoint} does not belong to a recipe's model")
+        raise HpctrainError(
+            "HT-checkpoint-not-of-recipe", "{checkpoint} does not belong to a recipe's model", checkpoint=checkpoint
+        )
     return plan.framework
 
 
@@ -90,8 +114,13 @@ def _parameters(done: subprocess.CompletedProcess[str], out: Path) -> int:
     except (IndexError, ValueError) as error:
         end = "\n".join(done.stderr.strip().splitlines()[-_LAST_LINES:])
         raise HpctrainError(
-            f"{out} was not written (exit {done.returncode}); what was printed at the end:\n{end}", exit_code=1
+            "HT-export-failed",
+            "{out} was not written (exit {status}); what was printed at the end:\n{end}",
+            exit_code=1,
+            out=out,
+            status=done.returncode,
+            end=end,
         ) from error
     if "error" in answer:
-        raise HpctrainError(answer["error"]["message"], answer["error"]["hint"], exit_code=answer["error"]["exit_code"])
+        raise HpctrainError.from_record(answer["error"])
     return int(answer["parameters"])

@@ -38,12 +38,18 @@ def hosts_to_measure(
     where = next((name for name, value in named.items() if value), None)
     if where is None:
         raise HpctrainError(
+            "HT-hosts-none-to-measure",
             "no hosts to measure between: this is no Slurm allocation",
             "name them with -H, start it inside an allocation (salloc, sbatch), or try it here with -np 2",
         )
     hosts, warnings = arrange(options, this_machine().host, None, environment)
     if len(hosts.slots) < 2:
-        raise HpctrainError(f"{where}: there is no link to measure on one host", "name at least two, or use -np 2")
+        raise HpctrainError(
+            "HT-hosts-only-one",
+            "{source}: there is no link to measure on one host",
+            "name at least two, or use -np 2",
+            source=where,
+        )
     return hosts, warnings
 
 
@@ -86,7 +92,7 @@ def measure_links(
         try:
             measured = run_program(plan, folder, machine, launcher, out)
         except HpctrainError as error:
-            raise HpctrainError(error.message, error.hint or _remedy(hosts), exit_code=error.exit_code) from error
+            raise error.but(hint=error.hint or _remedy(hosts)) from error
         return flows_of(measured, plan)
 
 

@@ -84,7 +84,7 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
         plan = make_plan(request, machine, _with_coordinator_slot(arranged))
         made = run_program(plan, folder, machine, prove_launcher(plan, machine, folder), out)
     if "error" in made:
-        raise HpctrainError(made["error"]["message"], made["error"]["hint"], exit_code=made["error"]["exit_code"])
+        raise HpctrainError.from_record(made["error"])
     return as_manifest(made["manifest"])
 
 

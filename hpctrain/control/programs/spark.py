@@ -55,7 +55,11 @@ def on_spark(work: Work, master: str | None) -> Manifest:
     except Exception as error:
         # The error can be of any type of py4j, which passes on Java's errors, or of PySpark.
         raise HpctrainError(
-            f"Spark does not start: {_reason(error)}", "--master URL names a cluster", exit_code=1
+            "HT-spark-not-started",
+            "Spark does not start: {reason}",
+            "--master URL names a cluster",
+            exit_code=1,
+            reason=_reason(error),
         ) from error
     with context:
         return make(with_absolute_paths(work), partial(_map_tasks, context), say)
@@ -63,10 +67,13 @@ def on_spark(work: Work, master: str | None) -> Manifest:
 
 def _require_java() -> None:
     home = os.environ.get("JAVA_HOME")
-    if shutil.which(f"{home}/bin/java" if home else "java") is None:
+    program = f"{home}/bin/java" if home else "java"
+    if shutil.which(program) is None:
         raise HpctrainError(
-            f"Spark needs Java, and there is no {home}/bin/java" if home else "Spark needs Java, and there is no java",
+            "HT-spark-no-java",
+            "Spark needs Java, and there is no {program}",
             "install a runtime, as openjdk-17-jre-headless, or set JAVA_HOME",
+            program=program,
         )
 
 
@@ -82,7 +89,9 @@ def _map_tasks(context: SparkContext, function: Callable[[Any], Any], items: Ite
         try:
             answers: Sequence[Any] = results.result()
         except Exception as error:
-            raise HpctrainError(f"Spark gave the job up: {_reason(error)}", _AGAIN, exit_code=1) from error
+            raise HpctrainError(
+                "HT-spark-job-failed", "Spark gave the job up: {reason}", _AGAIN, exit_code=1, reason=_reason(error)
+            ) from error
     for answer in answers:
         if isinstance(answer, HpctrainError):
             raise answer
@@ -109,9 +118,12 @@ def _wait(context: SparkContext, results: Future[list[Any]]) -> None:
         if time.monotonic() > deadline:
             context.cancelAllJobs()
             raise HpctrainError(
-                f"no executor of {context.master} had a task for {limit:g} s",
+                "HT-spark-no-executor",
+                "no executor of {master} had a task for {seconds:g} s",
                 f"are there workers with free cores and as much memory as spark.executor.memory? {TIMEOUT_HINT}",
                 exit_code=1,
+                master=context.master,
+                seconds=limit,
             )
         time.sleep(_POLL_SECONDS)
 

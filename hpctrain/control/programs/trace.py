@@ -44,7 +44,7 @@ def trace_script(path: Path, arguments: Sequence[str] = (), *, limit_seconds: fl
     """
     require("torch")
     if not path.is_file():
-        raise HpctrainError(f"there is no script {path}", "name a Python file")
+        raise HpctrainError("HT-script-missing", "there is no script {path}", "name a Python file", path=path)
     with temporary_folder("hpctrain-trace-", None) as folder:
         out = Path(folder) / "traced.json"
         with tempfile.TemporaryFile("w+", errors="replace", dir=folder) as log:
@@ -62,9 +62,12 @@ def trace_script(path: Path, arguments: Sequence[str] = (), *, limit_seconds: fl
                 )
             except subprocess.TimeoutExpired as error:
                 raise HpctrainError(
-                    f"{path} reached no optimizer step within {limit_seconds:g} s on the CPU",
+                    "HT-script-no-step-in-time",
+                    "{path} reached no optimizer step within {seconds:g} s on the CPU",
                     f"give it arguments for less data or a smaller batch, {_IN_PYTHON}",
                     exit_code=1,
+                    path=path,
+                    seconds=limit_seconds,
                 ) from error
             log.seek(0)
             printed = log.read()
@@ -75,17 +78,22 @@ def _answer(path: Path, exit_code: int, out: Path, printed: str) -> Workload:
     if out.exists():
         answer = json.loads(out.read_text())
         if "error" in answer:
-            error = answer["error"]
-            raise HpctrainError(f"{path}: {error['message']}", error["hint"], exit_code=error["exit_code"])
+            raise HpctrainError.from_record(answer["error"]).but(before=f"{path}: ")
         return Workload.model_validate_json(json.dumps(answer["workload"]))
     if exit_code:
         end = "\n".join(printed.strip().splitlines()[-_LAST_LINES:])
         raise HpctrainError(
-            f"{path} failed before its first optimizer step (exit {exit_code}); what it printed at the end:\n{end}",
+            "HT-script-failed-before-step",
+            "{path} failed before its first optimizer step (exit {status}); what it printed at the end:\n{end}",
             f"run it by itself first: python {path}",
             exit_code=1,
+            path=path,
+            status=exit_code,
+            end=end,
         )
     raise HpctrainError(
-        f"{path} ended without an optimizer step of a model that ht.distribute got",
+        "HT-script-no-optimizer-step",
+        "{path} ended without an optimizer step of a model that ht.distribute got",
         f"model, optimizer = ht.distribute(model, optimizer), and a step of that optimizer; {_IN_PYTHON}",
+        path=path,
     )

@@ -84,7 +84,13 @@ def hold_run(directory: RunDirectory, environment: Mapping[str, str] = os.enviro
     try:
         descriptor = private(str(path), os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise HpctrainError(f"cannot open {path}: {error.strerror}", "is this a run directory?") from error
+        raise HpctrainError(
+            "HT-run-directory-unreadable",
+            "cannot open {path}: {reason}",
+            "is this a run directory?",
+            path=path,
+            reason=error.strerror,
+        ) from error
     try:
         yield _lock(descriptor, directory, environment)
     finally:
@@ -99,10 +105,13 @@ def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, st
         holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
         if not _is_same_job_earlier(holder, environment):
             raise HpctrainError(
-                f"{directory.path} is being run by another hpctrain: {holder or 'unknown'}",
+                "HT-run-in-use",
+                "{path} is being run by another hpctrain: {holder}",
                 "wait until it ends, or stop it",
                 # Kubernetes then starts another pod of this index, until the lock is free.
                 exit_code=RESUMABLE if pod else 1 if job else 2,
+                path=directory.path,
+                holder=holder or "unknown",
             )
         earlier = "this job before it was requeued, so the run continues"
         warning = f"{directory.path}/lock is still held by {holder}: {earlier}"
@@ -144,19 +153,25 @@ def require_attempt_ended(directory: RunDirectory, events: Sequence[Event]) -> N
         numbers = " ".join(str(record.pid) for record in running)
         saves = ", which makes them save their state and leave" if all(record.listens for record in running) else ""
         raise HpctrainError(
-            f"{directory.path}: ranks of the last attempt are still running on this host, though their launcher is "
-            f"gone: process {numbers}",
+            "HT-run-ranks-still-alive",
+            "{path}: ranks of the last attempt are still running on this host, though their launcher is "
+            "gone: process {pids}",
             f"wait until they end, or end them: kill {numbers}{saves}",
             exit_code=1 if job_id() else 2,
+            path=directory.path,
+            pids=numbers,
         )
     if not events or isinstance(events[-1], EndEvent):
         return
     job = _start(attempts(events)[-1]).job
     if job and job != job_id() and _is_running(job):
         raise HpctrainError(
-            f"{directory.path}: the job of its last attempt is still running: {job}",
+            "HT-run-job-still-alive",
+            "{path}: the job of its last attempt is still running: {job}",
             f"wait until it ends, or: scancel {job}",
             exit_code=1 if job_id() else 2,
+            path=directory.path,
+            job=job,
         )
 
 
@@ -190,14 +205,12 @@ def next_attempt(
     past = attempts(events)
     if script:
         idle = list(itertools.takewhile(_made_no_progress, reversed(past)))
-        what = f"its last {len(idle)} attempts ended without a clean stop"
     else:
         idle = list(itertools.takewhile(lambda attempt: _start(attempt).iteration == further.iteration, reversed(past)))
-        what = f"the last {len(idle)} attempts started at step {further.iteration} and got no further"
     # A launcher's own restarts have a separate limit.
     resumed = [attempt for attempt in idle if not _start(attempt).restart]
     if len(resumed) > idle_restarts:
-        raise _no_progress(directory, idle, what, len(resumed))
+        raise _no_progress(directory, idle, None if script else further.iteration, len(resumed))
     return further
 
 
@@ -231,10 +244,13 @@ def _require_none_written(
     ]
     if written or faults:
         raise HpctrainError(
-            f"{directory.path}: a checkpoint was written{f' at {written[-1]}' if written else ''}, but none can be "
-            f"read: {'; '.join(faults) or f'{directory.checkpoints} is empty'}",
+            "HT-run-checkpoints-lost",
+            "{path}: a checkpoint was written{at}, but none can be read: {reasons}",
             "restore that folder, or start a new run with another --run-dir",
             exit_code=1,
+            path=directory.path,
+            at=f" at {written[-1]}" if written else "",
+            reasons="; ".join(faults) or f"{directory.checkpoints} is empty",
         )
 
 
@@ -254,13 +270,22 @@ def _made_no_progress(attempt: Sequence[Event]) -> bool:
     return (stalls or [last.time])[-1] - attempt[0].time <= WORK_SECONDS
 
 
-def _no_progress(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, allow: int) -> HpctrainError:
+def _no_progress(
+    directory: RunDirectory, idle: Sequence[Sequence[Event]], iteration: int | None, allow: int
+) -> HpctrainError:
     """The error for a run that makes no progress; ``idle`` has the newest attempt first."""
     faults = [event.message for attempt in idle for event in reversed(attempt) if isinstance(event, FaultEvent)]
     return HpctrainError(
-        f"{directory.path}: {what}" + "".join(f"; what went wrong: {fault}" for fault in faults[:1]),
+        "HT-run-no-progress",
+        "{path}: its last {attempts} attempts ended without a clean stop{cause}"
+        if iteration is None
+        else "{path}: the last {attempts} attempts started at step {iteration} and got no further{cause}",
         f"fix the cause, then: {resume_command(directory, '--idle-restarts', str(allow))}",
         exit_code=1,
+        path=directory.path,
+        attempts=len(idle),
+        iteration=iteration,
+        cause="".join(f"; what went wrong: {fault}" for fault in faults[:1]),
     )
 
 

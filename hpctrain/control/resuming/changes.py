@@ -60,10 +60,26 @@ def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapp
     fixed = set(_fixed_keys(path, changes, plan, plan.recipe))
     unfit = {key: values for key, values in changes.items() if key in fixed}
     if unfit:
-        values = (f"{key}={old}, and a run with {key}={new} cannot resume from it" for key, (old, new) in unfit.items())
         leave = "leave that out, or start anew with another --run-dir"
         hint = leave if asked.keys() & unfit.keys() else revert_command(directory, unfit)
-        raise HpctrainError("\n".join(f"{path} is of {text}" for text in values), hint)
+        faults = [
+            HpctrainError(
+                "HT-checkpoint-of-other-value",
+                "{path} is of {key}={old}, and a run with {key}={new} cannot resume from it",
+                path=path,
+                key=key,
+                old=old,
+                new=new,
+            )
+            for key, (old, new) in unfit.items()
+        ]
+        raise HpctrainError(
+            "HT-checkpoint-of-other-values",
+            "{lines}",
+            hint,
+            lines="\n".join(fault.message for fault in faults),
+            faults=[fault.record() for fault in faults],
+        )
 
 
 def _fixed_keys(path: Path, changes: Mapping[str, tuple[Any, Any]], plan: Plan, recipe: Recipe) -> Iterator[str]:

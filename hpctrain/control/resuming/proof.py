@@ -78,9 +78,13 @@ def require_own_plan(
         rows.append(f"  and {left} more")
     shown = [f"differences from the plan in {place}:", *rows] if rows else []
     raise HpctrainError(
-        "\n".join((f"{directory.plan} was changed by something else than hpctrain since the last attempt", *shown)),
+        "HT-run-plan-changed",
+        "{path} was changed by something else than hpctrain since the last attempt{shown}",
         f"restore it, or go on with it as it is: {resume_command(directory, '--accept-changes')}; "
         "--set KEY=VALUE --accept-changes changes a value of the recipe deliberately",
+        path=directory.plan,
+        shown="".join(f"\n{line}" for line in shown),
+        differences=differences,
     )
 
 

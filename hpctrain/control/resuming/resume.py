@@ -123,7 +123,13 @@ def changed_work(
     if work is None:
         return plan, {}
     if type(begun) is not type(work):
-        raise HpctrainError(f"the run is of {plan.title}, which is not a {type(work).__name__.lower()}", _HINT)
+        raise HpctrainError(
+            "HT-run-other-work",
+            "the run is of {title}, which is not a {kind}",
+            _HINT,
+            title=plan.title,
+            kind=type(work).__name__.lower(),
+        )
     # Trackers are no difference: those asked for replace the run's, which otherwise stay.
     begun = begun.model_copy(update={"tracking": begun.tracking if work.tracking is None else work.tracking})
     work = work.model_copy(update={"tracking": begun.tracking})
@@ -132,7 +138,14 @@ def changed_work(
         work = work.at_data_ranks(max(1, begun.global_batch // work.batch.per_rank))
     changed = differences(begun, work)
     if changed and not accept:
-        raise HpctrainError("\n".join(("the run is not what was asked for:", *_table(changed))), _HINT_CHANGED)
+        table = "\n".join(_table(changed))
+        raise HpctrainError(
+            "HT-run-other-settings",
+            "the run is not what was asked for:\n{table}",
+            _HINT_CHANGED,
+            table=table,
+            differences=changed,
+        )
     return plan.model_copy(update={"recipe" if plan.recipe else "script": work if changed else begun}), changed
 
 
@@ -160,7 +173,13 @@ def resumed_plan(plan: Plan, request: TrainingRequest, machine: Machine) -> tupl
     """
     ranks, framework, changes = request.ranks, request.framework, request.changes
     if framework and framework != plan.framework:
-        raise HpctrainError(f"the run is in {plan.framework}, and --framework {framework} was asked for", _HINT)
+        raise HpctrainError(
+            "HT-run-other-framework",
+            "the run is in {framework}, and --framework {asked} was asked for",
+            _HINT,
+            framework=plan.framework,
+            asked=framework,
+        )
     if ranks is not None:
         require_ranks(ranks)
     changed = {name: getattr(plan, name).model_copy(update=_one_host_source(changes[name])) for name in changes}
@@ -205,7 +224,13 @@ def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Pla
     ranks, least = sum(slots.values()), plan.fault_tolerance.min_ranks
     if ranks < least:
         gone = [host.host for host in plan.hosts if host.host not in slots]
-        raise HpctrainError(f"without {fold_hosts(gone)} it has hosts for {ranks} ranks, and it needs {least}")
+        raise HpctrainError(
+            "HT-hosts-too-few-ranks",
+            "without {hosts} it has hosts for {ranks} ranks, and it needs {least}",
+            hosts=fold_hosts(gone),
+            ranks=ranks,
+            least=least,
+        )
     # The plan keeps the user's own host options, with which a later attempt looks for hosts again.
     named = {"hosts": ",".join(f"{name}:{count}" for name, count in slots.items()), "hostfile": None, "nodes": None}
     arranged, warnings = arrange(

@@ -52,7 +52,13 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
         return
     done = run_program("scancel", *numbers, seconds=_SLURM_SECONDS)
     if done.returncode != 0:
-        raise HpctrainError(f"scancel {' '.join(numbers)} failed: {done.stderr.strip()}", exit_code=1)
+        raise HpctrainError(
+            "HT-slurm-scancel-failed",
+            "scancel {jobs} failed: {reason}",
+            exit_code=1,
+            jobs=" ".join(numbers),
+            reason=done.stderr.strip(),
+        )
     for job in jobs:
         yield f"cancelled job {job.id}, which was {job.state}{f' on {job.nodes}' if job.nodes else ''}"
     deadline = time.monotonic() + _END_SECONDS
@@ -129,8 +135,13 @@ def stop_launcher(
         if directory.summary.exists():
             return
         hint = f"on {host}, run: hpctrain cancel {shell_word(directory.path.absolute())}, or: kill {pid}"
-        message = f"the run was started on {host}, not in a job of its own, and goes on there"
-        raise HpctrainError(message, hint, exit_code=1)
+        raise HpctrainError(
+            "HT-run-on-other-host",
+            "the run was started on {host}, not in a job of its own, and goes on there",
+            hint,
+            exit_code=1,
+            host=host,
+        )
     try:
         send_signal(process, signal.SIGTERM)
         yield f"asked the launcher, process {pid}, to stop"
@@ -162,10 +173,19 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
         )
         ranks = "rank" if len(running) == 1 else "ranks"
         names = ", ".join(str(record.rank) for record in running)
-        raise HpctrainError(f"{ranks} {names} of the run may still run, without a launcher", ends, exit_code=1)
+        raise HpctrainError(
+            "HT-run-ranks-without-launcher",
+            "{noun} {ranks} of the run may still run, without a launcher",
+            ends,
+            exit_code=1,
+            noun=ranks,
+            ranks=names,
+        )
     if begun and not records:
         hint = "end its processes where they were started"
-        raise HpctrainError("the run was started by hand, from what --dry-run prints", hint, exit_code=1)
+        raise HpctrainError(
+            "HT-run-started-by-hand", "the run was started by hand, from what --dry-run prints", hint, exit_code=1
+        )
 
 
 def _may_live(record: RankRecord, directory: RunDirectory) -> bool:

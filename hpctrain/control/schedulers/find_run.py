@@ -60,7 +60,7 @@ def find_run(target: str) -> FoundRun:
         called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
         _refuse_series(path)
         hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"
-        raise HpctrainError(f"{called} holds no run", hint)
+        raise HpctrainError("HT-run-not-found", "{place} holds no run", hint, place=called)
     return FoundRun(directory=found, task=task, tasks=tasks)
 
 
@@ -72,8 +72,10 @@ def _refuse_series(path: Path) -> None:
         runs = [str(run.path) for run in series.runs.values()]
         shown = ", ".join(runs[:_LISTED_SEEDS]) + (f" … {runs[-1]}" if len(runs) > _LISTED_SEEDS else "")
         raise HpctrainError(
-            f"{path} holds repeated runs of one recipe, a directory for each seed",
+            "HT-run-is-series",
+            "{path} holds repeated runs of one recipe, a directory for each seed",
             f"name one of them: {shown}; hpctrain report {shell_word(path)} covers all",
+            path=path,
         )
 
 
@@ -118,14 +120,23 @@ def _directory(target: str) -> Path:
         problem = "it is a file" if path.exists() else "there is none of that name"
     except OSError as error:
         problem = str(error.strerror)
-    raise HpctrainError(f"{target} is neither a run directory nor a job's number: {problem}", _RUNS_HINT)
+    raise HpctrainError(
+        "HT-run-not-directory-or-job",
+        "{target} is neither a run directory nor a job's number: {reason}",
+        _RUNS_HINT,
+        target=target,
+        reason=problem,
+    )
 
 
 def _job_directory(target: str) -> Path:
     states = job_states([target])
     if not states:
         raise HpctrainError(
-            f"Slurm does not know the job {target}, or no longer does", "name its run directory, which remembers it"
+            "HT-slurm-unknown-job",
+            "Slurm does not know the job {job}, or no longer does",
+            "name its run directory, which remembers it",
+            job=target,
         )
     task = target.partition("_")[2]
     return states[0].directory / f"task-{task}" if task else states[0].directory

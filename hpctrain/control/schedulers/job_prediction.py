@@ -45,7 +45,11 @@ def predict_job(job: PreparedJob, work: Recipe | Script, gpu: str) -> RunPredict
     from hpctrain.control.predict.run_prediction import predict_run
 
     if isinstance(work, Script):
-        raise HpctrainError(f"{work.path.name} is a script, and its network is not known before it runs")
+        raise HpctrainError(
+            "HT-prediction-of-script",
+            "{script} is a script, and its network is not known before it runs",
+            script=work.path.name,
+        )
     return predict_run(work, job.plan, _hardware(job, gpu), job.request.nodes)
 
 
@@ -81,11 +85,18 @@ def _hardware(job: PreparedJob, gpu: str) -> Hardware:
     request = job.request
     if gpu != CPU:
         if gpu not in gpus():
-            raise HpctrainError(f"no GPU is known as {gpu}, the node.gpu of {job.profile.name}")
+            raise HpctrainError(
+                "HT-prediction-unknown-gpu",
+                "no GPU is known as {gpu}, the node.gpu of {profile}",
+                gpu=gpu,
+                profile=job.profile.name,
+            )
         if 0 < request.gpus_per_node < request.tasks_per_node:
             raise HpctrainError(
-                f"{request.tasks_per_node} ranks share {request.gpus_per_node} GPUs of a node, and a prediction is for "
-                "ranks with a GPU each"
+                "HT-prediction-gpus-shared",
+                "{ranks} ranks share {gpus} GPUs of a node, and a prediction is for ranks with a GPU each",
+                ranks=request.tasks_per_node,
+                gpus=request.gpus_per_node,
             )
     stated = Hardware(gpu=gpu, gpus_per_node=request.tasks_per_node, fabric=job.plan.host_options.fabric)
     return stated.completed(job.profile.node)

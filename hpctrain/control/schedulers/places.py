@@ -36,6 +36,8 @@ def refuse_kubernetes_job(target: str) -> None:
     """
     if place := _PLACE.fullmatch(target):
         raise HpctrainError(
-            f"{target} is a job of Kubernetes: name its run directory, where the volume is mounted, or ask kubectl",
+            "HT-run-is-kubernetes-job",
+            "{target} is a job of Kubernetes: name its run directory, where the volume is mounted, or ask kubectl",
             kubectl_commands(place[1], place[2]),
+            target=target,
         )

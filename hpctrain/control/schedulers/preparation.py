@@ -114,7 +114,12 @@ def host_options(
     """
     given = fabric or (Path(profile.fabric) if profile.fabric else None)
     if topology and not given:
-        raise HpctrainError(f"--topology {topology} is one of a file", "name the file with --fabric")
+        raise HpctrainError(
+            "HT-topology-name-without-file",
+            "--topology {topology} is one of a file",
+            "name the file with --fabric",
+            topology=topology,
+        )
     places = node or profile.node_map
     return HostOptions(
         fabric=given.absolute() if given else None,
@@ -143,7 +148,11 @@ def prepare(
     if container:
         _check_container(container, first.start.launcher)
     if content.pack and content.stage_environment:
-        raise HpctrainError("--pack and --stage-environment exclude each other", "--pack packs this environment")
+        raise HpctrainError(
+            "HT-pack-with-stage-environment",
+            "--pack and --stage-environment exclude each other",
+            "--pack packs this environment",
+        )
     staging = plan_staging(cluster.profile, content.stage, content.stage_environment, container)
     packed, placed = plan_pack(cluster.profile, container) if content.pack else (None, None)
     setup = NodeSetup(
@@ -163,8 +172,10 @@ def prepare(
         text = render(values, content.template)
         if placed and placed.digest not in text:
             raise HpctrainError(
-                f"--pack: the job of {content.template} would not start from the packed environment",
+                "HT-pack-template-without-parts",
+                "--pack: the job of {template} would not start from the packed environment",
                 'include parts/once_a_node.sh.j2 and parts/pack.sh.j2 in it, as "{% include … %}" in slurm/job.sh.j2',
+                template=content.template,
             )
         return text
 
@@ -192,13 +203,19 @@ def prepare(
 def _check_container(container: Container, launcher: str) -> None:
     image = container.image
     if container.runtime == "pyxis" and launcher == "mpirun":
-        raise HpctrainError("pyxis is a plugin of srun: mpirun cannot start its containers", "--launcher srun-pmix")
+        raise HpctrainError(
+            "HT-container-pyxis-without-srun",
+            "pyxis is a plugin of srun: mpirun cannot start its containers",
+            "--launcher srun-pmix",
+        )
     # Pyxis also accepts a name without a registry.
     named = container.runtime == "pyxis" and not image.startswith((".", "/")) and not image.endswith((".sif", ".sqsh"))
     if not (named or "://" in image or "#" in image or Path(image).exists()):
         raise HpctrainError(
-            f"--container {image}: there is no such file, and it is not an address",
+            "HT-container-image-missing",
+            "--container {image}: there is no such file, and it is not an address",
             f"looked for {Path(image).absolute()}; an address is like docker://python:3.12",
+            image=image,
         )
 
 

@@ -62,7 +62,7 @@ _OF_SLURM = frozenset(
 _KEYS = {"exclusive": "node.exclusive", "mem": "node.memory"}
 
 
-def sbatch_fault(option: str, value: str | None) -> str | None:
+def sbatch_fault(option: str, value: str | None) -> InvalidValueError | None:
     """Why sbatch must not get a further option; None if it may.
 
     Args:
@@ -70,15 +70,34 @@ def sbatch_fault(option: str, value: str | None) -> str | None:
         value: None for an option without one.
     """
     if not _OPTION.fullmatch(option):
-        return f"{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type"
+        return InvalidValueError(
+            "HT-sbatch-option-not-long-name",
+            "{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type",
+            option=option,
+        )
     # Slurm accepts abbreviated option names.
     for ours, instead in _SET_ELSEWHERE.items():
         if ours.startswith(option):
-            return f"{ours} is set by hpctrain: use {instead}"
+            return InvalidValueError(
+                "HT-sbatch-option-set-elsewhere",
+                "{option} is set by hpctrain: use {instead}",
+                option=ours,
+                instead=instead,
+            )
     if option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value):
-        return f"gres: GPUs are set by hpctrain: use {_SET_ELSEWHERE['gpus-per-node']}"
+        return InvalidValueError(
+            "HT-sbatch-gpus-set-elsewhere",
+            "{option}: GPUs are set by hpctrain: use {instead}",
+            option=option,
+            instead=_SET_ELSEWHERE["gpus-per-node"],
+        )
     if value is not None and not _is_line(value):
-        return f"{option}: the value is not one line of text: {value!r}"
+        return InvalidValueError(
+            "HT-sbatch-value-not-one-line",
+            "{option}: the value is not one line of text: {value!r}",
+            option=option,
+            value=value,
+        )
     return None
 
 
@@ -234,7 +253,5 @@ class ClusterProfile(Section):
                     set_by=_KEYS[option],
                 )
             if fault := sbatch_fault(option, value):
-                raise InvalidValueError(
-                    "HT-profile-bad-sbatch-option", "sbatch: {problem}", problem=fault, option=option
-                )
+                raise InvalidValueError(fault.code, f"sbatch: {fault.sentence}", **fault.values)
         return self

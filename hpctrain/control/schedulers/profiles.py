@@ -34,8 +34,11 @@ def slurm_folder() -> Path:
         if (place / "clusters").is_dir():
             return place
     raise HpctrainError(
-        f"hpctrain's Slurm templates and cluster profiles are in neither {places[0]} nor {places[1]}",
+        "HT-profile-folder-missing",
+        "hpctrain's Slurm templates and cluster profiles are in neither {packaged} nor {checkout}",
         "install hpctrain again",
+        packaged=places[0],
+        checkout=places[1],
     )
 
 
@@ -73,7 +76,9 @@ def _find(name_or_path: str) -> Path:
     names = profile_names()
     if name_or_path not in names:
         raise HpctrainError(
-            f"unknown cluster {name_or_path!r}",
+            "HT-cluster-unknown",
+            "unknown cluster {cluster!r}",
             f"{nearest(name_or_path, names)}; or auto to discover the one at hand, or the path of a .yaml file",
+            cluster=name_or_path,
         )
     return slurm_folder() / "clusters" / f"{name_or_path}.yaml"

@@ -161,7 +161,7 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
     further = given.get("sbatch", {})
     for option, value in further.items():
         if fault := sbatch_fault(option, value):
-            raise HpctrainError(f"--sbatch {fault}")
+            raise fault.at().but(before="--sbatch ")
     gpus = given.get("gpus_per_node", profile.node.gpus)
     tasks = given.get("tasks_per_node", gpus or 1)
     values: dict[str, Any] = {
@@ -189,8 +189,12 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
     request = validate(values, JobRequest, _option, "request", "hpctrain submit --help lists the options")
     if profile.max_nodes is not None and request.nodes > profile.max_nodes:
         raise HpctrainError(
-            f"--nodes {request.nodes}: a job on {profile.name} has at most {profile.max_nodes}",
+            "HT-job-too-many-nodes",
+            "--nodes {nodes}: a job on {profile} has at most {max_nodes}",
             f"for example --nodes {profile.max_nodes}",
+            nodes=request.nodes,
+            profile=profile.name,
+            max_nodes=profile.max_nodes,
         )
     return request
 
@@ -221,7 +225,11 @@ def _cpus_per_task(profile: ClusterProfile, tasks: int) -> int | None:
         return None
     if cores < tasks:
         raise HpctrainError(
-            f"--tasks-per-node {tasks}: a node of {profile.name} has {cores} cores",
+            "HT-job-more-ranks-than-cores",
+            "--tasks-per-node {tasks}: a node of {profile} has {cores} cores",
             f"at most --tasks-per-node {cores}; --cpus-per-task 1 asks for it anyway",
+            tasks=tasks,
+            profile=profile.name,
+            cores=cores,
         )
     return cores // tasks * profile.node.threads_per_core

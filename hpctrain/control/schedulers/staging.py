@@ -72,6 +72,7 @@ def plan_pack(profile: ClusterProfile, container: Container | None = None) -> tu
 
     if container:
         raise HpctrainError(
+            "HT-pack-with-container",
             "--pack and --container exclude each other: the ranks run the Python of the image",
             "an environment belongs in the image",
         )
@@ -83,8 +84,11 @@ def plan_pack(profile: ClusterProfile, container: Container | None = None) -> tu
 def _storage(profile: ClusterProfile, option: str) -> str:
     if profile.node_storage is None:
         raise HpctrainError(
-            f"{option}: the profile {profile.name} names no storage of the nodes",
+            "HT-profile-no-node-storage",
+            "{option}: the profile {profile} names no storage of the nodes",
             "add for example node_storage: /tmp to a profile of your own, and give it to --cluster",
+            option=option,
+            profile=profile.name,
         )
     return profile.node_storage.rstrip("/")
 
@@ -109,15 +113,24 @@ def plan_staging(
     for source in sources:
         copy = _staged(source)
         if copy.name in copies or copy.name == _ENVIRONMENT:
-            raise HpctrainError(f"--stage {source}: there would be two {copy.name!r} in the job's folder", "rename one")
+            raise HpctrainError(
+                "HT-stage-same-name",
+                "--stage {source}: there would be two {name!r} in the job's folder",
+                "rename one",
+                source=source,
+                name=copy.name,
+            )
         copies[copy.name] = copy
     staged = _staged(environment, option="--stage-environment", name=_ENVIRONMENT) if environment else None
     if staged and staged.kind == "copy" and not (Path(staged.source) / "bin" / "python").exists():
         raise HpctrainError(
-            f"--stage-environment {environment}: neither a folder with bin/python nor an archive of one"
+            "HT-stage-not-environment",
+            "--stage-environment {environment}: neither a folder with bin/python nor an archive of one",
+            environment=environment,
         )
     if container and (staged or container.runtime == "pyxis"):
         raise HpctrainError(
+            "HT-stage-with-container",
             "--stage and --container exclude each other here: what is staged would not be in the container",
             "mount the source itself with --mount; an environment belongs in the image",
         )
@@ -130,7 +143,13 @@ def _staged(source: Path, *, option: str = "--stage", name: str | None = None) -
     # A link is followed, but the copy keeps the link's name.
     path, own = source.resolve(), Path(os.path.abspath(source)).name  # noqa: PTH100 - absolute() keeps ".."
     if not path.exists():
-        raise HpctrainError(f"{option} {source}: there is no such file or folder", f"looked for {path}")
+        raise HpctrainError(
+            "HT-stage-source-missing",
+            "{option} {source}: there is no such file or folder",
+            f"looked for {path}",
+            option=option,
+            source=source,
+        )
     for ending in (*_TAR, ".zip"):
         if path.is_file() and path.name.endswith(ending) and path.name != ending:
             kind: Literal["tar", "zip"] = "zip" if ending == ".zip" else "tar"

@@ -57,7 +57,9 @@ def _begin(request: TrainingRequest, output: Output) -> int:
 def _resume(request: TrainingRequest, output: Output) -> int:
     """Resume the run or series in the directory, or begin it."""
     if request.run_dir is None:
-        raise HpctrainError("--resume: which run?", "name its directory: --run-dir runs/…")
+        raise HpctrainError(
+            "HT-run-resume-without-directory", "--resume: which run?", "name its directory: --run-dir runs/…"
+        )
     directory = RunDirectory(request.run_dir)
     if request.submitted and pod_index() and not request.dry_run:
         # The first pod has the say.
@@ -73,10 +75,20 @@ def _resume(request: TrainingRequest, output: Output) -> int:
             directory.create(submitted)
     if not directory.plan.exists():
         if request.work is None:
-            raise HpctrainError(f"{directory.path} holds no run", "name its directory, or what to start there")
+            raise HpctrainError(
+                "HT-run-not-found",
+                "{path} holds no run",
+                "name its directory, or what to start there",
+                path=directory.path,
+            )
         return _begin(request, output)
     if request.repeat is not None:
-        raise HpctrainError(f"{directory.path} holds one run", "--repeat needs a directory of its own: --run-dir DIR")
+        raise HpctrainError(
+            "HT-run-not-series",
+            "{path} holds one run",
+            "--repeat needs a directory of its own: --run-dir DIR",
+            path=directory.path,
+        )
     return resume_run(request, directory, output)
 
 

@@ -109,7 +109,7 @@ class Execution(LiveRun):
                 )
         except HpctrainError as error:
             self._record_error(plan, attempt, error, RESUMABLE)
-            raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
+            raise error.but(exit_code=RESUMABLE) from error
         if fate := self.held.fate():
             return lost_directory(self.held, fate)
         try:
@@ -121,7 +121,13 @@ class Execution(LiveRun):
         except Exception as error:
             if isinstance(error, HpctrainError) and (fate := self.held.fate()):
                 return lost_directory(self.held, fate)
-            fault = HpctrainError(f"hpctrain failed: {type(error).__name__}: {error}", exit_code=1)
+            fault = HpctrainError(
+                "HT-launcher-internal-error",
+                "hpctrain failed: {type}: {reason}",
+                exit_code=1,
+                type=type(error).__name__,
+                reason=error,
+            )
             known = error if isinstance(error, HpctrainError) else fault
             self._record_error(plan, attempt, known, known.exit_code)
             raise

@@ -46,29 +46,19 @@ _OTHER_SCHEDULERS = ("PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
 _TO_HOST = re.compile(r"^(ssh: )?(connect to host \S+ |\S+@\S+: )?")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fault:
-    """A fault, worded to follow the names of hosts, and its remedy."""
-
-    text: str
-    hint: str
-    exit_code: int = 2
-
-
 class UnfitHostsError(HpctrainError):
-    """Ranks cannot start on some hosts; the exit code is 1 where every fault may be temporary."""
-
-    def __init__(self, message: str, hint: str, *, exit_code: int, hosts: tuple[str, ...]) -> None:
-        super().__init__(message, hint, exit_code=exit_code)
-        self.hosts = hosts
+    """Ranks cannot start on some ``hosts``; the exit code is 1 where every fault may be temporary."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Survey:
-    """The answers of a plan's hosts, and the faults that keep ranks from starting on some of them."""
+    """The answers of a plan's hosts, and the faults that keep ranks from starting on some of them.
+
+    The sentence of a fault is worded to follow the names of hosts.
+    """
 
     answers: Mapping[str, Answer]
-    faults: Mapping[str, _Fault]
+    faults: Mapping[str, HpctrainError]
 
 
 def ready_hosts(
@@ -122,7 +112,7 @@ def drop_unready_hosts(run: ReadyRun, folder: Path, *, notice: Callable[[str], N
             # In a run that has begun, a fault of a host is new since the user named it.
             if not (plan.elastic and (run.attempt or error.exit_code == 1)):
                 raise
-            plan, warnings = plan_without(plan, error.hosts, run.machine)
+            plan, warnings = plan_without(plan, error.values["hosts"], run.machine)
             hosts = fold_hosts([host.host for host in plan.hosts])
             notice(f"warning: {error.message}; the run continues with {plan.ranks} ranks on {hosts}")
             for warning in warnings:
@@ -158,7 +148,7 @@ def joinable_hosts(
     if survey is None:
         # Only this host was named, and it needs no ssh.
         return tuple(names), {}
-    wrong = {host: fault.text for host, fault in survey.faults.items() if survey.answers[host].reached}
+    wrong = {host: fault.message for host, fault in survey.faults.items() if survey.answers[host].reached}
     return tuple(name for name in names if name not in survey.faults), wrong
 
 
@@ -179,8 +169,11 @@ def _survey(
     if on_loopback := [host for host, found in addresses.items() if resolves_to_loopback(host, found)]:
         names, address = fold_hosts(on_loopback), addresses[on_loopback[0]][0]
         raise HpctrainError(
-            f"{names}: the name has the address {address} here, so its ranks would start on this host",
+            "HT-host-name-on-loopback",
+            "{hosts}: the name has the address {address} here, so its ranks would start on this host",
             f"give {names} an address of its own in /etc/hosts; `getent hosts {on_loopback[0]}` shows it",
+            hosts=names,
+            address=address,
         )
     if all(here.values()) or shutil.which("ssh") is None:
         return None
@@ -200,86 +193,117 @@ def _reached_by_ssh(plan: Plan, launcher: Launcher | None, environment: Mapping[
     return not any(environment.get(name) for name in _OTHER_SCHEDULERS)
 
 
-def _require_no_fault(faults: Mapping[str, _Fault]) -> None:
-    hosts: dict[_Fault, list[str]] = {}
-    for host, fault in faults.items():
-        hosts.setdefault(fault, []).append(host)
-    if not hosts:
+def _require_no_fault(faults: Mapping[str, HpctrainError]) -> None:
+    # Hosts with the same fault are named together.
+    alike = {str(fault): fault for fault in faults.values()}
+    if not alike:
         return
-    texts = "\n".join(f"{fold_hosts(names)} {fault.text}" for fault, names in hosts.items())
-    hints = "\n  ".join(dict.fromkeys(fault.hint for fault in hosts))
-    exit_code = max(fault.exit_code for fault in hosts)
-    raise UnfitHostsError(texts, hints, exit_code=exit_code, hosts=tuple(faults))
+    named = [
+        (fold_hosts([host for host, other in faults.items() if str(other) == text]), fault)
+        for text, fault in alike.items()
+    ]
+    raise UnfitHostsError(
+        "HT-hosts-unfit",
+        "{lines}",
+        "\n  ".join(dict.fromkeys(fault.hint for fault in alike.values())),
+        exit_code=max(fault.exit_code for fault in alike.values()),
+        hosts=tuple(faults),
+        lines="\n".join(f"{hosts} {fault.message}" for hosts, fault in named),
+        faults=[{"code": fault.code, "values": {"hosts": hosts, **fault.values}} for hosts, fault in named],
+    )
 
 
-def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[Path]) -> _Fault | None:
+def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[Path]) -> HpctrainError | None:
     """The first thing that keeps ranks from starting on a host."""
     if not answer.reached:
-        return _unreached(host, answer)
+        return _unreached(answer)
     program = "apptainer" if plan.start.container else plan.start.python or sys.executable
     if str(paths[0]) in answer.missing:
-        return _Fault(
-            text=f"does not see {nearest_existing(folder)}, where the ranks are to write; "
-            "that folder exists on this host only",
-            hint="name a folder that all hosts share with --run-dir, or start from one",
+        return HpctrainError(
+            "HT-host-does-not-see-folder",
+            "does not see {folder}, where the ranks are to write; that folder exists on this host only",
+            "name a folder that all hosts share with --run-dir, or start from one",
+            folder=nearest_existing(folder),
         )
     if answer.missing:
-        return _Fault(
-            text=f"does not have the script {answer.missing[0]}",
-            hint="put it into a folder that all hosts share",
+        return HpctrainError(
+            "HT-host-without-script",
+            "does not have the script {path}",
+            "put it into a folder that all hosts share",
+            path=answer.missing[0],
         )
     if not answer.program:
-        return _Fault(
-            text=f"has no program {program}, which each rank runs in",
-            hint="install it there too, in the same place; --python PROGRAM names another interpreter"
+        return HpctrainError(
+            "HT-host-without-program",
+            "has no program {program}, which each rank runs in",
+            "install it there too, in the same place; --python PROGRAM names another interpreter"
             if plan.start.container is None
             else "install Apptainer there too",
+            program=program,
         )
     if plan.start.container is None and answer.version != hpctrain.__version__:
         return _other_version(answer, program)
     if answer.cut_off:
-        return _Fault(
-            text=f"cannot connect to {socket.gethostname()}, as mpirun needs it: a firewall lets only ssh through",
-            hint="open all ports between the hosts; to limit mpirun to a range of them, set "
+        return HpctrainError(
+            "HT-host-behind-firewall",
+            "cannot connect to {launcher}, as mpirun needs it: a firewall lets only ssh through",
+            "open all ports between the hosts; to limit mpirun to a range of them, set "
             "PRTE_MCA_oob_tcp_dynamic_ipv4_ports and OMPI_MCA_btl_tcp_port_min_v4",
             exit_code=1,
+            launcher=socket.gethostname(),
         )
     if answer.busy:
-        numbers = " ".join(map(str, answer.busy))
-        return _Fault(
-            text=f"still has ranks of an earlier attempt of this run: process {numbers}",
-            hint=f"they end by themselves once they miss the others; to end them at once: ssh {host} kill -KILL "
-            f"{numbers}",
+        pids = " ".join(map(str, answer.busy))
+        return HpctrainError(
+            "HT-host-with-earlier-ranks",
+            "still has ranks of an earlier attempt of this run: process {pids}",
+            f"they end by themselves once they miss the others; to end them at once: ssh {host} kill -KILL {pids}",
             exit_code=1,
+            pids=pids,
         )
     return None
 
 
-def _unreached(host: str, answer: Answer) -> _Fault:
+def _unreached(answer: Answer) -> HpctrainError:
     # Without the host's name, so that hosts with the same fault are reported together.
     said = _TO_HOST.sub("", answer.error) or "its shell gave no answer"
     if _UNKNOWN.search(said):
-        return _Fault(
-            text="cannot be reached: its name is not known here",
-            hint="is the name right? `getent hosts NAME` and `ssh -G NAME` show what is known about it",
+        return HpctrainError(
+            "HT-host-name-unknown",
+            "cannot be reached: its name is not known here",
+            "is the name right? `getent hosts NAME` and `ssh -G NAME` show what is known about it",
         )
     if _REFUSED.search(said):
         hint = "ssh has to log in without a prompt: ssh-copy-id HOST, or accept its key; then try: ssh HOST true"
-        return _Fault(text=f"refuses ssh: {said}", hint=hint)
-    return _Fault(
-        text=f"does not answer ssh: {said}",
-        hint="is it up, with no firewall in between? `ssh -v HOST true` shows where it stops, perhaps in a login "
+        return HpctrainError("HT-host-refuses-ssh", "refuses ssh: {reason}", hint, reason=said)
+    return HpctrainError(
+        "HT-host-silent",
+        "does not answer ssh: {reason}",
+        "is it up, with no firewall in between? `ssh -v HOST true` shows where it stops, perhaps in a login "
         "shell that hangs; otherwise leave it out of --hosts",
         exit_code=1,
+        reason=said,
     )
 
 
-def _other_version(answer: Answer, program: str) -> _Fault:
+def _other_version(answer: Answer, program: str) -> HpctrainError:
     hint = "start from one environment on a file system that all hosts share, or from a container"
     if answer.version is not None:
-        text = f"has hpctrain {answer.version} in {program}, and this is {hpctrain.__version__}"
-        return _Fault(text=text, hint=hint)
-    return _Fault(text=f"cannot load hpctrain in {program}: {answer.error or 'no reason given'}", hint=hint)
+        return HpctrainError(
+            "HT-host-other-version",
+            "has hpctrain {version} in {program}, and this is {own}",
+            hint,
+            version=answer.version,
+            program=program,
+            own=hpctrain.__version__,
+        )
+    return HpctrainError(
+        "HT-host-cannot-load-hpctrain",
+        "cannot load hpctrain in {program}: {reason}",
+        hint,
+        program=program,
+        reason=answer.error or "no reason given",
+    )
 
 
 def _has_ports(plan: Plan, environment: Mapping[str, str]) -> bool:

@@ -123,7 +123,7 @@ def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
     except HpctrainError as error:
         if run.attempt and error.exit_code == 1:
             # The hosts took part before, so they may come back.
-            raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
+            raise error.but(exit_code=RESUMABLE) from error
         raise
 
 
@@ -161,8 +161,10 @@ def _require_no_checkpoints(directory: RunDirectory) -> None:
     there = os.path.isdir(directory.checkpoints)  # noqa: PTH112
     if there and not directory.plan.exists() and iterations(directory.checkpoints):
         raise HpctrainError(
-            f"{directory.path} holds checkpoints, but no plan.json that says of which run",
+            "HT-run-plan-missing",
+            "{path} holds checkpoints, but no plan.json that says of which run",
             "restore that file, or choose another place with --run-dir",
+            path=directory.path,
         )
 
 

@@ -27,9 +27,12 @@ def await_names(
     while missing := [name for name in names if not _has_address(name)]:
         if time.monotonic() > deadline:
             raise HpctrainError(
-                f"{fold_hosts(missing)} had no address within {seconds:g} s",
+                "HT-host-no-address",
+                "{hosts} had no address within {seconds:g} s",
                 "`kubectl get pods` shows which pods are not running, and `kubectl describe pod NAME` why",
                 exit_code=RESUMABLE,
+                hosts=fold_hosts(missing),
+                seconds=seconds,
             )
         if not told:
             notice(f"waiting for {fold_hosts(missing)}, for {seconds:g} s at most")

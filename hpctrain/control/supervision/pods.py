@@ -138,9 +138,13 @@ class _Pod:
             self._unread_since = self._unread_since or time.monotonic()
             if time.monotonic() - self._unread_since > _UNREAD_SECONDS:
                 raise HpctrainError(
-                    f"{path} could not be read for {_UNREAD_SECONDS:g} s: {error}",
+                    "HT-run-events-unreadable",
+                    "{path} could not be read for {seconds:g} s: {reason}",
                     "is the volume there? kubectl describe pod NAME",
                     exit_code=RESUMABLE,
+                    path=path,
+                    seconds=_UNREAD_SECONDS,
+                    reason=error.message if isinstance(error, HpctrainError) else error,
                 ) from error
             return None
         self._unread_since = None
@@ -201,7 +205,12 @@ class _Pod:
                 start_new_session=True,
             )
         except OSError as error:
-            raise HpctrainError(f"cannot start {command.arguments[0]}: {error.strerror}") from error
+            raise HpctrainError(
+                "HT-launcher-not-started",
+                "cannot start {program}: {reason}",
+                program=command.arguments[0],
+                reason=error.strerror,
+            ) from error
 
     def _may_join(self, events: Sequence[Event]) -> bool:
         """Whether the newest attempt runs, and has had no ranks of a pod that was here before this one."""

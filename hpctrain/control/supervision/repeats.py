@@ -87,7 +87,7 @@ class Series:
 
     def _with_hint(self, seed: int, error: HpctrainError) -> HpctrainError:
         hint = "\n  ".join(filter(None, (error.hint, self._to_go_on)))
-        return HpctrainError(f"seed {seed}: {error.message}", hint, exit_code=error.exit_code)
+        return error.but(before=f"seed {seed}: ", hint=hint)
 
 
 def repeated(plan: Plan, count: int) -> dict[int, Plan]:
@@ -99,10 +99,19 @@ def repeated(plan: Plan, count: int) -> dict[int, Plan]:
     recipe = plan.recipe
     if recipe is None:
         raise HpctrainError(
-            f"--repeat is for recipes, and {plan.title} is a script", "run it once for each of its own seeds"
+            "HT-series-of-script",
+            "--repeat is for recipes, and {title} is a script",
+            "run it once for each of its own seeds",
+            title=plan.title,
         )
     if recipe.seed + count - 1 > _LARGEST_SEED:
-        raise HpctrainError(f"--repeat {count}: the largest seed is {_LARGEST_SEED}", "--set seed=0 starts at 0")
+        raise HpctrainError(
+            "HT-series-seed-too-large",
+            "--repeat {count}: the largest seed is {largest_seed}",
+            "--set seed=0 starts at 0",
+            count=count,
+            largest_seed=_LARGEST_SEED,
+        )
     seeds = range(recipe.seed, recipe.seed + count)
     return {seed: plan.model_copy(update={"recipe": recipe.model_copy(update={"seed": seed})}) for seed in seeds}
 
@@ -129,9 +138,17 @@ def create_series(path: Path, plans: dict[int, Plan]) -> Series:
 def _refusal(series: Series) -> HpctrainError:
     if series.file.exists():
         command = resume_command(RunDirectory(series.path))
-        return HpctrainError(f"{series.path} already holds repeated runs", f"to resume them: {command}")
+        return HpctrainError(
+            "HT-series-exists", "{path} already holds repeated runs", f"to resume them: {command}", path=series.path
+        )
     what = "a run" if RunDirectory(series.path).plan.exists() else "other files"
-    return HpctrainError(f"{series.path} already holds {what}", "--repeat needs a directory of its own: --run-dir DIR")
+    return HpctrainError(
+        "HT-series-directory-not-empty",
+        "{path} already holds {content}",
+        "--repeat needs a directory of its own: --run-dir DIR",
+        path=series.path,
+        content=what,
+    )
 
 
 def read_series(path: Path) -> Series | None:
@@ -144,7 +161,13 @@ def read_series(path: Path) -> Series | None:
     try:
         there = file.exists()
     except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+        raise HpctrainError(
+            "HT-run-directory-unreadable",
+            "cannot read {path}: {reason}",
+            "is this a run directory?",
+            path=path,
+            reason=error.strerror,
+        ) from error
     return Series(path=path, seeds=read_model(file, _Seeds).seeds) if there else None
 
 
@@ -163,6 +186,10 @@ def require_count(series: Series, count: int | None) -> None:
     """Refuse to resume with another number of seeds."""
     if count not in (None, len(series.seeds)):
         raise HpctrainError(
-            f"{series.path} has {len(series.seeds)} seeds, and --repeat {count} was asked for",
+            "HT-series-other-count",
+            "{path} has {seeds} seeds, and --repeat {count} was asked for",
             "--resume without --repeat continues those; another number needs another --run-dir",
+            path=series.path,
+            seeds=len(series.seeds),
+            count=count,
         )

@@ -121,13 +121,18 @@ def _require_program(plan: Plan, machine: Machine) -> None:
     program = "apptainer" if container else plan.start.python
     if program and any(same_host(host.host, machine.host) for host in plan.hosts) and shutil.which(program) is None:
         option = "--container needs it" if container else "name the ranks' interpreter: --python PROGRAM"
-        raise HpctrainError(f"there is no program {program}", option)
+        raise HpctrainError("HT-program-missing", "there is no program {program}", option, program=program)
 
 
 def _require_passed(plan: Plan) -> None:
     for name in plan.start.passed:
         if name not in os.environ:
-            raise HpctrainError(f"{name} is to be passed on to the ranks, and is not set here", f"export {name}=…")
+            raise HpctrainError(
+                "HT-variable-not-set",
+                "{name} is to be passed on to the ranks, and is not set here",
+                f"export {name}=…",
+                name=name,
+            )
 
 
 def _require_data(plan: Plan, machine: Machine) -> None:

@@ -35,4 +35,8 @@ def require_server(environment: Mapping[str, str] = os.environ) -> str:
     """
     if address := environment.get(MLFLOW_SERVER):
         return address
-    raise HpctrainError("tracking: mlflow needs the address of a server", f"export {MLFLOW_SERVER}=http://HOST:PORT")
+    raise HpctrainError(
+        "HT-tracking-no-server",
+        "tracking: mlflow needs the address of a server",
+        f"export {MLFLOW_SERVER}=http://HOST:PORT",
+    )

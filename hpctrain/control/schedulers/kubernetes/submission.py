@@ -78,7 +78,9 @@ def refuse_slurm(asked: Mapping[str, Any], further: Mapping[str, bool]) -> None:
     given = {**{f"--{name}": bool(value) for name, value in asked.items()}, **further}
     for option, instead in _INSTEAD.items():
         if given.get(option):
-            raise HpctrainError(f"{option} has no meaning on Kubernetes", instead)
+            raise HpctrainError(
+                "HT-kubernetes-option-of-slurm", "{option} has no meaning on Kubernetes", instead, option=option
+            )
 
 
 def prepare_pods(
@@ -116,17 +118,25 @@ def prepare_pods(
     plan = _plan(request.training(replace(asked, work=work, start=start)), request, machine)
     if plan.start.passed and not kubernetes.secrets:
         raise HpctrainError(
-            f"--env {plan.start.passed[0]} is a secret, and does not belong in a manifest",
+            "HT-kubernetes-secret-in-manifest",
+            "--env {variable} is a secret, and does not belong in a manifest",
             "put it into a Secret, and name that in the profile: kubernetes.secrets",
+            variable=plan.start.passed[0],
         )
     image = image if image is not None else kubernetes.image
     if image is not None and (not image or re.search(r"\s", image)):
         raise HpctrainError(
-            f"--container {image!r} is not the name of an image", "for example registry.example.org/hpctrain:0.1"
+            "HT-container-image-not-name",
+            "--container {image!r} is not the name of an image",
+            "for example registry.example.org/hpctrain:0.1",
+            image=image,
         )
     if image is None:
         raise HpctrainError(
-            f"the profile {profile.name} names no image for the pods", "--container IMAGE, or kubernetes.image in it"
+            "HT-kubernetes-no-image",
+            "the profile {profile} names no image for the pods",
+            "--container IMAGE, or kubernetes.image in it",
+            profile=profile.name,
         )
     run = PodRun(
         name=called,
@@ -222,11 +232,18 @@ def _volume_of(path: PurePosixPath, kubernetes: KubernetesProfile) -> str | None
 def _require_on_volume(folder: PurePosixPath, kubernetes: KubernetesProfile) -> None:
     writable = [each.path for each in kubernetes.volumes if not each.read_only]
     if encodable(str(folder)) != str(folder):
-        raise HpctrainError(f"--run-dir {str(folder)!r} is not UTF-8, as a manifest has to be", "choose another one")
+        raise HpctrainError(
+            "HT-run-directory-not-utf8",
+            "--run-dir {folder!r} is not UTF-8, as a manifest has to be",
+            "choose another one",
+            folder=str(folder),
+        )
     if ".." in folder.parts or not any(folder.is_relative_to(path) for path in writable):
         raise HpctrainError(
-            f"--run-dir {folder} is on no volume that the pods share and write to",
+            "HT-run-directory-on-no-volume",
+            "--run-dir {folder} is on no volume that the pods share and write to",
             f"those of the profile are at {', '.join(writable)}; for example --run-dir {writable[0]}/runs/one",
+            folder=folder,
         )
 
 
@@ -270,11 +287,11 @@ def _create(run: PodRun, objects: Sequence[Mapping[str, Any]]) -> str:
         kind = str(manifests(run)[-1]["kind"]).lower()
         commands = kubectl_commands(kind, run.name, run.kubernetes.namespace)
         hint = f"choose another --job-name, or end this one first\n  {commands}"
-    raise HpctrainError(f"kubectl create fails: {said}", hint)
+    raise HpctrainError("HT-kubernetes-create-failed", "kubectl create fails: {reason}", hint, reason=said)
 
 
 def _kubectl(verb: str, *, given: str) -> subprocess.CompletedProcess[str]:
     try:
         return run_program("kubectl", verb, "-f", "-", seconds=_KUBECTL_SECONDS, given=given)
     except HpctrainError as error:
-        raise HpctrainError(error.message, _BY_HAND, exit_code=error.exit_code) from error
+        raise error.but(hint=_BY_HAND) from error

@@ -95,6 +95,7 @@ def discover(partition: str | None) -> Discovered:
     """
     if shutil.which(_NODES[0]) is None:
         raise HpctrainError(
+            "HT-slurm-not-here",
             "there is no Slurm here: sinfo is not on the PATH",
             "run on a login node of the cluster, load its Slurm module, or name a profile: --cluster generic",
         )
@@ -123,8 +124,11 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
     if name not in nodes or not nodes[name].usable:
         broken = nodes[name].broken if name in nodes else 0
         raise HpctrainError(
-            f"no node of the partition {name} can run a job ({broken} down, drained or failed)",
+            "HT-slurm-partition-without-nodes",
+            "no node of the partition {partition} can run a job ({broken} down, drained or failed)",
             f"name another one with --partition; {_with_nodes(nodes)}",
+            partition=name,
+            broken=broken,
         )
     version = config.get("SLURM_VERSION", "of unknown version")
     profile = validate(
@@ -209,14 +213,29 @@ def _gpus(gres: str) -> dict[str, Any]:
 def _choose(partitions: dict[str, Keys], asked: str | None) -> Keys:
     up = {name: keys for name, keys in partitions.items() if keys.get("State") == "UP"}
     if asked is not None and asked not in partitions:
-        raise HpctrainError(f"there is no partition {asked!r}", nearest(asked, up))
+        raise HpctrainError(
+            "HT-slurm-partition-unknown", "there is no partition {partition!r}", nearest(asked, up), partition=asked
+        )
     if asked is not None and asked not in up:
-        raise HpctrainError(f"the partition {asked} is {partitions[asked].get('State', 'in no known state')}, not UP")
+        raise HpctrainError(
+            "HT-slurm-partition-not-up",
+            "the partition {partition} is {state}, not UP",
+            partition=asked,
+            state=partitions[asked].get("State", "in no known state"),
+        )
     if not up:
-        raise HpctrainError("Slurm has no partition that is UP and that you may see", "sinfo lists what there is")
+        raise HpctrainError(
+            "HT-slurm-no-partition-up",
+            "Slurm has no partition that is UP and that you may see",
+            "sinfo lists what there is",
+        )
     default = [keys for keys in up.values() if keys.get("Default") == "YES"]
     if asked is None and not default and len(up) > 1:
-        raise HpctrainError("Slurm has no default partition that is UP", f"--partition with one of {', '.join(up)}")
+        raise HpctrainError(
+            "HT-slurm-no-default-partition",
+            "Slurm has no default partition that is UP",
+            f"--partition with one of {', '.join(up)}",
+        )
     return up[asked] if asked is not None else (default or list(up.values()))[0]
 
 
@@ -309,9 +328,13 @@ def _ask(*command: str) -> str:
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise HpctrainError(
-            f"Slurm does not answer: {' '.join(command)} exited {done.returncode}: {said[-1] if said else 'nothing'}",
+            "HT-slurm-no-answer",
+            "Slurm does not answer: {command} exited {status}: {reason}",
             "scontrol ping says whether its controller is up",
             exit_code=1,
+            command=" ".join(command),
+            status=done.returncode,
+            reason=said[-1] if said else "nothing",
         )
     return done.stdout
 

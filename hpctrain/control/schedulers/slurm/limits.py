@@ -41,8 +41,7 @@ class _Fault:
         flag: of a QOS, which lifts the limit; None for one that nothing lifts.
     """
 
-    text: str
-    hint: str
+    error: HpctrainError
     flag: str | None = None
 
 
@@ -81,9 +80,10 @@ def check_limits(request: JobRequest, partitions: Sequence[Limits]) -> list[str]
     lasting = [[fault for fault in each if not _may_be_lifted(fault.flag, request.qos)] for each in faults]
     fewest = min(range(len(faults)), key=lambda place: (len(lasting[place]), len(faults[place])))
     for fault in lasting[fewest]:
-        raise HpctrainError(fault.text, fault.hint)
+        raise fault.error
     return [
-        f"warning: {fault.text}: it waits for ever unless its QOS has the flag {fault.flag}" for fault in faults[fewest]
+        f"warning: {fault.error.message}: it waits for ever unless its QOS has the flag {fault.flag}"
+        for fault in faults[fewest]
     ]
 
 
@@ -91,27 +91,51 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[_Fault]:
     nodes, name = request.nodes, limits.partition
     if limits.total is not None and nodes > limits.total:
         yield _Fault(
-            text=f"--nodes {nodes}: the partition {name} has {limits.total} nodes",
-            hint=f"at most --nodes {limits.total}",
+            error=HpctrainError(
+                "HT-job-more-nodes-than-partition",
+                "--nodes {nodes}: the partition {partition} has {total} nodes",
+                f"at most --nodes {limits.total}",
+                nodes=nodes,
+                partition=name,
+                total=limits.total,
+            )
         )
     elif limits.most is not None and nodes > limits.most:
         yield _Fault(
-            text=f"--nodes {nodes}: a job in the partition {name} has at most {limits.most} (MaxNodes)",
-            hint=f"at most --nodes {limits.most}, or another --partition",
+            error=HpctrainError(
+                "HT-job-more-nodes-than-allowed",
+                "--nodes {nodes}: a job in the partition {partition} has at most {most} (MaxNodes)",
+                f"at most --nodes {limits.most}, or another --partition",
+                nodes=nodes,
+                partition=name,
+                most=limits.most,
+            ),
             flag="PartitionMaxNodes",
         )
     if limits.least is not None and nodes < limits.least:
         yield _Fault(
-            text=f"--nodes {nodes}: a job in the partition {name} has at least {limits.least} (MinNodes)",
-            hint=f"at least --nodes {limits.least}, or another --partition",
+            error=HpctrainError(
+                "HT-job-fewer-nodes-than-allowed",
+                "--nodes {nodes}: a job in the partition {partition} has at least {least} (MinNodes)",
+                f"at least --nodes {limits.least}, or another --partition",
+                nodes=nodes,
+                partition=name,
+                least=limits.least,
+            ),
             flag="PartitionMinNodes",
         )
     # With --time-min Slurm may shorten the job, so its time is not fixed.
     fixed = request.time if "time-min" not in request.sbatch else None
     if limits.time and fixed and _minutes(fixed) > _minutes(limits.time):
         yield _Fault(
-            text=f"--time {fixed}: the partition {name} allows {limits.time} (MaxTime)",
-            hint=f"at most --time {limits.time}, or another --partition; --chain N goes on after it",
+            error=HpctrainError(
+                "HT-job-longer-than-allowed",
+                "--time {time}: the partition {partition} allows {longest} (MaxTime)",
+                f"at most --time {limits.time}, or another --partition; --chain N goes on after it",
+                time=fixed,
+                partition=name,
+                longest=limits.time,
+            ),
             flag="PartitionTimeLimit",
         )
 

@@ -170,9 +170,11 @@ def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
         return []
     if done.returncode != 0:
         raise HpctrainError(
-            f"squeue failed: {done.stderr.strip() or f'exit status {done.returncode}'}",
+            "HT-slurm-squeue-failed",
+            "squeue failed: {reason}",
             "ask Slurm itself with: scontrol ping",
             exit_code=1,
+            reason=done.stderr.strip() or f"exit status {done.returncode}",
         )
     return read_squeue(done.stdout)
 
@@ -261,7 +263,12 @@ def _states(
         return found
     except ValueError as error:
         raise HpctrainError(
-            f"{program} did not print a list of jobs: {error}", f"see what it prints with: {program}", exit_code=1
+            "HT-slurm-list-unreadable",
+            "{program} did not print a list of jobs: {reason}",
+            f"see what it prints with: {program}",
+            exit_code=1,
+            program=program,
+            reason=error,
         ) from error
 
 

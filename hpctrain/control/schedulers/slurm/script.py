@@ -132,17 +132,32 @@ def render(values: ScriptVariables, template: Path | None = None) -> str:
 
     name = str(template) if template else _TEMPLATE
     if template and not template.is_file():
-        raise HpctrainError(f"--template {template}: there is no such file")
+        raise HpctrainError("HT-template-missing", "--template {template}: there is no such file", template=template)
     try:
         text = _environment(template).get_template(name).render(dict(values))
     except TemplateSyntaxError as error:
-        raise HpctrainError(f"{error.filename or name}:{error.lineno}: {error.message}") from error
+        raise HpctrainError(
+            "HT-template-syntax",
+            "{file}:{line}: {problem}",
+            file=error.filename or name,
+            line=error.lineno,
+            problem=error.message,
+        ) from error
     except (TemplateError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise HpctrainError(f"{_place(error, name)}: {error}", _valid_names(str(error))) from error
+        raise HpctrainError(
+            "HT-template-fault", "{place}: {reason}", _valid_names(str(error)), place=_place(error, name), reason=error
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise HpctrainError(f"--template {template}: cannot be read: {error}") from error
+        raise HpctrainError(
+            "HT-template-unreadable", "--template {template}: cannot be read: {reason}", template=template, reason=error
+        ) from error
     if not text.startswith("#!"):
-        raise HpctrainError(f"{name}: sbatch needs a script that begins with #!", "begin with the line #!/bin/bash")
+        raise HpctrainError(
+            "HT-template-without-shebang",
+            "{template}: sbatch needs a script that begins with #!",
+            "begin with the line #!/bin/bash",
+            template=name,
+        )
     return text
 
 

@@ -146,11 +146,19 @@ def require_log_path(directory: Path) -> None:
         HpctrainError: its path has one of them, or is not UTF-8, as job scripts are.
     """
     if encodable(str(directory)) != str(directory):
-        raise HpctrainError(f"{str(directory)!r} is not UTF-8, as a job script is", "choose another one with --run-dir")
+        raise HpctrainError(
+            "HT-run-directory-not-utf8",
+            "{directory!r} is not UTF-8, as a job script is",
+            "choose another one with --run-dir",
+            directory=str(directory),
+        )
     if found := [character for character in "%\\" if character in str(directory)]:
         raise HpctrainError(
-            f"{directory}: Slurm writes no log to a path with {' and '.join(found)}",
+            "HT-run-directory-unfit-for-logs",
+            "{directory}: Slurm writes no log to a path with {characters}",
             "choose another one with --run-dir",
+            directory=directory,
+            characters=" and ".join(found),
         )
 
 
@@ -167,8 +175,10 @@ def _prepare(directory: RunDirectory) -> set[Path]:
         raise disk_error(error, path) from error
     if before & {directory.plan, directory.submission, directory.events}:
         raise HpctrainError(
-            f"{path} already holds a run",
+            "HT-run-exists",
+            "{path} already holds a run",
             f"choose another place with --run-dir; to resume it: {resume_command(directory)}",
+            path=path,
         )
     return before
 
@@ -221,7 +231,10 @@ def _sbatch(directory: RunDirectory, options: Sequence[str]) -> str:
 def _refusal(message: str) -> HpctrainError:
     words = "\n  ".join(line.removeprefix("sbatch: ") for line in message.strip().splitlines())
     return HpctrainError(
-        f"sbatch refuses the job: {words}", "hpctrain submit … --dry-run shows its script; sinfo, what there is"
+        "HT-slurm-sbatch-refused",
+        "sbatch refuses the job: {reason}",
+        "hpctrain submit … --dry-run shows its script; sinfo, what there is",
+        reason=words,
     )
 
 
