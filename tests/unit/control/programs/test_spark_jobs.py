@@ -11,6 +11,7 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.programs.spark import _call_or_error, _map_tasks, _reason, _require_java, _wait
+from support.refusals import check, refused
 
 
 class Cluster:
@@ -42,7 +43,7 @@ def test_a_job_without_an_executor_is_given_up(looks: int, monkeypatch: pytest.M
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", "0.2")
     monkeypatch.setattr("hpctrain.control.programs.spark._POLL_SECONDS", 0.05)
     cluster: Any = Cluster(looks)
-    with pytest.raises(HpctrainError, match=r"no executor of spark://host:7077 had a task for 0\.2 s"):
+    with refused("HT-spark-no-executor", master="spark://host:7077", seconds=0.2):
         _wait(cluster, Future())
     assert cluster.cancelled
 
@@ -51,20 +52,21 @@ def test_what_is_wrong_names_the_host() -> None:
     """A file system may be missing on one host alone."""
 
     def wrong(task: str) -> None:
-        raise HpctrainError(f"{task} is not there", "mount it", exit_code=1)
+        raise HpctrainError("HT-of-test", "{task} is missing", "mount it", exit_code=1, task=task)
 
     told = _call_or_error(wrong, "/data/train.tar")
-    assert told.message == f"on {socket.gethostname()}: /data/train.tar is not there"
+    assert told.message == f"on {socket.gethostname()}: /data/train.tar is missing"
+    check(told, "HT-of-test", task="/data/train.tar")
     assert (told.hint, told.exit_code) == ("mount it", 1)
 
 
 def test_without_java_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    with pytest.raises(HpctrainError, match=r"there is no /nowhere/bin/java\n.*openjdk-17"):
+    with refused("HT-spark-no-java", program="/nowhere/bin/java"):
         _require_java()
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(HpctrainError, match="there is no java"):
+    with refused("HT-spark-no-java", program="java"):
         _require_java()
 
 

@@ -10,6 +10,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.programs.trace import trace_script
 from support import needs
+from support.refusals import refused
 
 pytestmark = needs.pytorch
 
@@ -72,26 +73,42 @@ def test_a_script_is_traced_until_its_first_step(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "code", "values"),
     [
-        ("print('nothing')", "ended without an optimizer step of a model that ht.distribute got"),
-        ("import sys; print('here'); sys.exit('no data')", r"failed before its first(.|\n)*here\nno data"),
-        (DIGITS.replace("optimizer)\nmodel.eval", "optimizer.state)\nmodel.eval"), "is not a torch.optim.Optimizer"),
-        pytest.param(
-            "import time; time.sleep(100)", "reached no optimizer step within 9 s", marks=pytest.mark.thorough
-        ),
+        ("print('nothing')", "HT-script-no-optimizer-step", {}),
         (
-            "import hpctrain as ht\nclass Model: ...\nModel.__module__ = 'keras.models'\nht.distribute(Model(), None)",
-            "only PyTorch networks",
+            "import sys; print('here'); sys.exit('no data')",
+            "HT-script-failed-before-step",
+            {"status": 1, "end": "here\nno data"},
+        ),
+        pytest.param(
+            "import time; time.sleep(100)", "HT-script-no-step-in-time", {"seconds": 9}, marks=pytest.mark.thorough
         ),
     ],
 )
-def test_a_script_without_a_step_is_told(script: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(HpctrainError, match=told) as caught:
+def test_a_script_without_a_step_is_told(script: str, code: str, values: dict[str, object], tmp_path: Path) -> None:
+    with refused(code, **values) as caught:
         trace_script(write(tmp_path, script), ["48"], limit_seconds=9 if "sleep" in script else 300)
     assert "a script.py" in caught.value.message
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (DIGITS.replace("optimizer)\nmodel.eval", "optimizer.state)\nmodel.eval"), "torch.optim.Optimizer"),
+        (
+            "import hpctrain as ht\nclass Model: ...\nModel.__module__ = 'keras.models'\nht.distribute(Model(), None)",
+            "PyTorch",
+        ),
+    ],
+)
+def test_what_hpctrain_refuses_in_a_script_names_the_script(script: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError, match=told) as caught:
+        trace_script(write(tmp_path, script), ["48"])
+    assert "a script.py" in caught.value.message
+
+
 def test_a_missing_script_is_told(tmp_path: Path) -> None:
-    with pytest.raises(HpctrainError, match="there is no script"):
+    with refused("HT-script-missing"):
         trace_script(tmp_path / "none.py")

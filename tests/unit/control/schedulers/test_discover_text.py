@@ -23,6 +23,7 @@ from hpctrain.control.schedulers.slurm.discover import (
     read_mpi_plugins,
     read_nodes,
 )
+from support.refusals import refused
 from support.schedulers.discover_texts import A100, CONFIG, GPU, MPI, partition
 
 TODAY = date(2026, 11, 21)
@@ -78,7 +79,7 @@ def test_several_partitions() -> None:
         ("gpu", 32, 16, None),
         ("cpu", 32, None, "01:00:00"),
     ]
-    with pytest.raises(HpctrainError, match="no partition 'cup'"):
+    with refused("HT-slurm-partition-unknown", partition="cup"):
         found(nodes, partitions, asked="gpu,cup")
 
 
@@ -168,27 +169,44 @@ def test_no_limit_of_time_is_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "partitions", "asked", "said"),
+    ("nodes", "partitions", "asked", "code", "values", "choices"),
     [
-        (A100, GPU, "gpus", "there is no partition 'gpus'\n  did you mean 'gpu'? valid: gpu"),
-        (A100, GPU + partition("old", State="DOWN"), "old", "the partition old is DOWN, not UP"),
-        (A100, partition("gpu", State="INACTIVE"), None, "no partition that is UP"),
-        (A100, "", None, "no partition that is UP"),
+        (A100, GPU, "gpus", "HT-slurm-partition-unknown", {"partition": "gpus"}, "gpu"),
         (
             A100,
-            partition("a") + partition("b"),
-            None,
-            "no default partition that is UP\n  --partition with one of a, b",
+            GPU + partition("old", State="DOWN"),
+            "old",
+            "HT-slurm-partition-not-up",
+            {"partition": "old", "state": "DOWN"},
+            "",
         ),
-        ("gpu|drained|4|8|1|8|1|(null)\n", GPU, None, "no node of the partition gpu can run a job (4 down, drained"),
-        (A100, partition("x", Default="YES"), None, "partition x can run a job (0 down, drained or failed)\n  name"),
-        (A100, partition("x", Default="YES"), None, "with nodes: gpu"),
+        (A100, partition("gpu", State="INACTIVE"), None, "HT-slurm-no-partition-up", {}, ""),
+        (A100, "", None, "HT-slurm-no-partition-up", {}, ""),
+        (A100, partition("a") + partition("b"), None, "HT-slurm-no-default-partition", {}, "a, b"),
+        (
+            "gpu|drained|4|8|1|8|1|(null)\n",
+            GPU,
+            None,
+            "HT-slurm-partition-without-nodes",
+            {"partition": "gpu", "broken": 4},
+            "",
+        ),
+        (
+            A100,
+            partition("x", Default="YES"),
+            None,
+            "HT-slurm-partition-without-nodes",
+            {"partition": "x", "broken": 0},
+            "gpu",
+        ),
     ],
 )
-def test_no_usable_partition(nodes: str, partitions: str, asked: str | None, said: str) -> None:
-    with pytest.raises(HpctrainError) as caught:
+def test_no_usable_partition(
+    nodes: str, partitions: str, asked: str | None, code: str, values: dict[str, object], choices: str
+) -> None:
+    with refused(code, **values) as caught:
         found(nodes, partitions, asked=asked)
-    assert said in str(caught.value)
+    assert caught.value.hint.endswith(choices)
 
 
 def test_settings_and_plugins() -> None:
@@ -225,7 +243,7 @@ def test_odd_names_give_a_profile_or_an_error(name: str, cluster: str, cores: in
     try:
         found(f"{name}|idle|1|{cores}|1|{cores}|1|gpu:{gpu}:1\n", partition(name, MaxTime=time), config)
     except HpctrainError as error:
-        assert "makes no profile" in str(error) or "can run a job" in str(error)
+        assert "makes no profile" in str(error) or error.code == "HT-slurm-partition-without-nodes"
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1).filter(
@@ -253,17 +271,17 @@ def program(folder: Path, name: str, text: str) -> None:
 
 def test_no_slurm_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HpctrainError, match=r"no Slurm here: sinfo is not on the PATH\n.*--cluster generic"):
+    with refused("HT-slurm-not-here"):
         discover(None)
 
 
 def test_a_controller_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "sinfo", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(HpctrainError, match="exited 1: slurm_load_partitions: Unable to contact") as caught:
+    reason = "slurm_load_partitions: Unable to contact slurm controller"
+    with refused("HT-slurm-no-answer", status=1, reason=reason) as caught:
         discover(None)
     assert caught.value.exit_code == 1
-    assert "scontrol ping" in caught.value.hint
 
 
 def test_a_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.slurm.queue import JobState, is_job_id, job_states, jobs_of_user
+from support.refusals import refused
 from support.schedulers.slurm_programs import NO_ACCOUNTING, NO_CONTROLLER, UNKNOWN_JOB, install, prints, row
 
 ODD = "/runs/odd dir|=\n$(x) StdErr=y,z:1"
@@ -74,9 +75,9 @@ def test_the_accounting_remembers_longer(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_silent_controller_is_not_an_unknown_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, squeue=NO_CONTROLLER)
-    with pytest.raises(HpctrainError, match="Unable to contact slurm controller") as caught:
+    with refused("HT-slurm-squeue-failed") as caught:
         job_state("1")
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 1 and "Unable to contact" in caught.value.values["reason"]
     install(tmp_path, monkeypatch, squeue="exec sleep 60")
     with pytest.raises(HpctrainError, match=r"squeue did not answer within 0\.2 s"):
         job_states(["1"], seconds=0.2)

@@ -10,6 +10,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.profile import NodeProfile
 from hpctrain.control.schedulers.request import array_tasks, further_options, job_request
 from hpctrain.control.schedulers.slurm.script import directives
+from support.refusals import refused
 from support.schedulers.job_scripts import GPUS, PLAIN
 
 
@@ -106,28 +107,39 @@ def test_no_array(spec: str) -> None:
         ({"dependency": ""}, "--dependency: "),
         ({"chain": 0}, "--chain: "),
         ({"chain": 2, "array": "0-1"}, "--chain and --array"),
-        ({"sbatch": {"nodes": "3"}}, "use --nodes"),
-        ({"sbatch": {"outpu": "x"}}, "output is set by hpctrain"),
-        ({"sbatch": {"clusters": "b"}}, "clusters is set by hpctrain"),
-        ({"sbatch": {"cluster": "b"}}, "clusters is set by hpctrain"),
-        ({"sbatch": {"job-name": "x"}}, "use --job-name"),
-        ({"sbatch": {"Comment": "x"}}, "'Comment'"),
-        ({"sbatch": {"comment": "a\nb"}}, "one line"),
-        ({"sbatch": {"gres": "gpu:1"}}, "GPUs"),
     ],
 )
-def test_refused(asked: dict[str, Any], words: str) -> None:
+def test_a_value_is_refused_with_its_option(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(HpctrainError) as caught:
         job_request(PLAIN, "digits", asked)
     assert words in str(caught.value)
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "code", "values"),
+    [
+        ("nodes", "3", "HT-sbatch-option-set-elsewhere", {"option": "nodes", "instead": "--nodes"}),
+        ("outpu", "x", "HT-sbatch-option-set-elsewhere", {"option": "output"}),
+        ("clusters", "b", "HT-sbatch-option-set-elsewhere", {"option": "clusters"}),
+        ("cluster", "b", "HT-sbatch-option-set-elsewhere", {"option": "clusters"}),
+        ("job-name", "x", "HT-sbatch-option-set-elsewhere", {"option": "job-name", "instead": "--job-name"}),
+        ("Comment", "x", "HT-sbatch-option-not-long-name", {"option": "Comment"}),
+        ("comment", "a\nb", "HT-sbatch-value-not-one-line", {"option": "comment", "value": "a\nb"}),
+        ("gres", "gpu:1", "HT-sbatch-gpus-set-elsewhere", {"option": "gres"}),
+    ],
+)
+def test_further_options_that_are_refused(option: str, value: str, code: str, values: dict[str, str]) -> None:
+    with refused(code, **values) as caught:
+        job_request(PLAIN, "digits", {"sbatch": {option: value}})
+    assert caught.value.exit_code == 2
+
+
 def test_more_than_the_cluster_has() -> None:
     small = PLAIN.model_copy(update={"max_nodes": 2, "node": NodeProfile(cores=4)})
-    with pytest.raises(HpctrainError, match="--nodes 3: a job on plain has at most 2"):
+    with refused("HT-job-too-many-nodes", nodes=3, profile="plain", max_nodes=2):
         job_request(small, "x", {"nodes": 3})
-    with pytest.raises(HpctrainError, match="--tasks-per-node 5: a node of plain has 4 cores"):
+    with refused("HT-job-more-ranks-than-cores", tasks=5, profile="plain", cores=4):
         job_request(small, "x", {"tasks_per_node": 5})
 
 

@@ -9,6 +9,7 @@ import pytest
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.request import job_request
 from hpctrain.control.schedulers.slurm.script import ScriptVariables, list_variables, render, variables
+from support.refusals import refused
 from support.schedulers.job_scripts import PLAIN
 
 
@@ -40,7 +41,7 @@ def test_it_can_extend_that_of_hpctrain_under_the_same_name(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("#!/bin/sh\n\n{{ rundir }}\n", 3, ["'rundir' is undefined", "did you mean 'run_dir'?"]),
+        ("#!/bin/sh\n\n{{ rundir }}\n", 3, ["'rundir'", "'run_dir'"]),
         ("#!/bin/sh\n{% if nodes > %}\n", 2, []),
         ("#!/bin/sh\n{% if nodes %}\n", 2, ["endif"]),
         ("#!/bin/sh\n{{ run_dir | quot }}\n", 2, ["quot"]),
@@ -58,17 +59,17 @@ def test_a_fault_in_it_is_told_with_its_line(text: str, line: int, words: list[s
 
 
 def test_an_undefined_name_is_answered_with_all_names(tmp_path: Path) -> None:
-    with pytest.raises(HpctrainError) as caught:
+    with refused("HT-template-fault") as caught:
         rendered("#!/bin/sh\n{{ rundir }}", tmp_path)
     assert all(name in caught.value.hint for name in ScriptVariables.model_fields)
 
 
 def test_no_script_and_no_file(tmp_path: Path) -> None:
-    with pytest.raises(HpctrainError, match="begins with #!"):
+    with refused("HT-template-without-shebang"):
         rendered("echo\n", tmp_path)
-    with pytest.raises(HpctrainError, match="no such file"):
+    with refused("HT-template-missing"):
         render(variables(job_request(PLAIN, "x", {}), PLAIN, run_directory=Path("/"), folder=Path("/")), tmp_path / "x")
-    with pytest.raises(HpctrainError, match=r"not_there\.j2"):
+    with refused("HT-template-fault", reason="not_there.j2"):
         rendered('#!/bin/sh\n{% include "not_there.j2" %}\n', tmp_path)
 
 

@@ -17,6 +17,7 @@ from hpctrain.common.run.events import read_events
 from hpctrain.control.launchers.command import TRAIN
 from hpctrain.control.supervision import host_questions, host_watch, supervisor
 from support import needs
+from support.refusals import codes
 
 pytestmark = [needs.pytorch, pytest.mark.slow]
 
@@ -500,7 +501,7 @@ def test_the_end_does_not_wait_for_a_silent_host() -> None:
 def test_too_few_to_begin_with(capsys: pytest.CaptureFixture[str]) -> None:
     Path("off").write_text("n2\nn3")
     assert run("--hosts", "n1,n2,n3", "--set", "fault_tolerance.min_ranks=2") == 2
-    assert "without n[2-3] it has hosts for 1 ranks, and it needs 2" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-hosts-too-few-ranks"]
     assert not Path("run").exists()
 
 

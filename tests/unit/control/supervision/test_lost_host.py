@@ -124,7 +124,7 @@ def test_a_host_that_is_back_takes_part_again() -> None:
 def test_no_host_is_left(capsys: pytest.CaptureFixture[str]) -> None:
     Path("lose").write_text("n1+n2+n3")
     assert main(["run", "digits", *HOSTS]) == 4
-    assert "without n[1-3] it has hosts for 0 ranks, and it needs 1" in capsys.readouterr().err
+    assert "n[1-3]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

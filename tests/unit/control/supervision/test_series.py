@@ -18,6 +18,7 @@ from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.resuming.resume import changed_work
 from hpctrain.control.supervision.repeats import Series, create_series, read_series, repeated, require_count
 from support import needs
+from support.refusals import codes, refused
 
 
 def a_plan(seed: int = 7) -> Plan:
@@ -45,7 +46,7 @@ def test_runs_go_in_order_and_end_with_the_first_that_fails(series: Series) -> N
 
     assert series.run(run_one, said.append) == RESUMABLE
     assert begun == [(0, "seed-7"), (1, "seed-8")]
-    assert said[-1].endswith(f"to resume all seeds: hpctrain run --resume --run-dir {series.path}")
+    assert said[-1].endswith(f": hpctrain run --resume --run-dir {series.path}")
     codes[1] = 0
     assert series.run(run_one, said.append) == 0
     assert [number for number, _ in begun[2:]] == [0, 1, 2]
@@ -53,12 +54,13 @@ def test_runs_go_in_order_and_end_with_the_first_that_fails(series: Series) -> N
 
 def test_what_a_run_raises_says_how_all_go_on(series: Series) -> None:
     def run_one(number: int, directory: RunDirectory) -> int:
-        raise HpctrainError("no launcher", "install one", exit_code=4)
+        raise HpctrainError("HT-of-test", "wrong", "mend it", exit_code=4)
 
-    with pytest.raises(HpctrainError) as caught:
+    with refused("HT-of-test") as caught:
         series.run(run_one, lambda text: None)
-    assert (caught.value.message, caught.value.exit_code) == ("seed 7: no launcher", 4)
-    assert caught.value.hint.startswith("install one\n  to resume all seeds: hpctrain run --resume")
+    assert (caught.value.message, caught.value.exit_code) == ("seed 7: wrong", 4)
+    mend, command = caught.value.hint.splitlines()
+    assert mend == "mend it" and "hpctrain run --resume" in command
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
@@ -81,14 +83,14 @@ def test_a_signal_between_two_runs_begins_no_other(series: Series, number: signa
 
 def test_directory_of_something_else(series: Series, tmp_path: Path) -> None:
     plans = repeated(a_plan(), 2)
-    with pytest.raises(HpctrainError, match="already holds repeated runs") as caught:
+    with refused("HT-series-exists") as caught:
         create_series(series.path, plans)
     assert "--resume --run-dir" in caught.value.hint
-    with pytest.raises(HpctrainError, match="already holds a run"):
+    with refused("HT-series-directory-not-empty", content="a run"):
         create_series(series.runs[7].path, plans)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
-    with pytest.raises(HpctrainError, match="already holds other files"):
+    with refused("HT-series-directory-not-empty", content="other files"):
         create_series(tmp_path / "mine", plans)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
     with pytest.raises(HpctrainError, match=r"cannot write .*notes\.txt"):
@@ -96,15 +98,15 @@ def test_directory_of_something_else(series: Series, tmp_path: Path) -> None:
 
 
 def test_wrong_use(series: Series) -> None:
-    with pytest.raises(HpctrainError, match="the largest seed is 4294967295"):
+    with refused("HT-series-seed-too-large", largest_seed=4294967295):
         repeated(a_plan(seed=2**32 - 2), 3)
     assert list(repeated(a_plan(seed=2**32 - 2), 2)) == [2**32 - 2, 2**32 - 1]
     script = a_plan().model_copy(update={"recipe": None, "script": Script(path=Path("train.py"))})
-    with pytest.raises(HpctrainError, match=r"train\.py is a script"):
+    with refused("HT-series-of-script", title="train.py"):
         repeated(script, 2)
     require_count(series, None)
     require_count(series, 3)
-    with pytest.raises(HpctrainError, match="has 3 seeds, and --repeat 2 was asked for"):
+    with refused("HT-series-other-count", seeds=3, count=2):
         require_count(series, 2)
 
 
@@ -113,7 +115,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main(["run", "digits", "--repeat", "0"]) == 2
     Path("train.py").touch()
     assert main(["run", "train.py", "--repeat", "2"]) == 2
-    assert "--repeat is for recipes" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-series-of-script"]
     assert main(["run", "digits", "--repeat", "2", "--dry-run", "--run-dir", "series"]) == 0
     commands = capsys.readouterr().out
     assert commands.count("\nenv ") == commands.count(f"hpctrain.worker.train {tmp_path / 'series' / 'seed-'}") == 2
@@ -125,7 +127,7 @@ def test_a_batch_by_ranks_is_the_same_work_on_whatever_ranks() -> None:
     recipe = load_recipe("digits", ["batch={per_rank: 24}"])
     plan = a_plan().model_copy(update={"recipe": recipe.at(3), "ranks": 2})
     assert changed_work(plan, recipe) == (plan, {})
-    with pytest.raises(HpctrainError, match=r"batch\.size  72           70\n"):
+    with refused("HT-run-other-settings", differences={"batch.size": (72, 70)}):
         changed_work(plan, load_recipe("digits", ["batch={per_rank: 35}"]))
 
 
@@ -142,7 +144,8 @@ def test_a_series_is_no_place_for_another_run(series: Series, capsys: pytest.Cap
     for command in (["run", "digits"], ["run", "digits", "--dry-run"], ["submit", "digits", "--dry-run"]):
         assert main([*command, "--run-dir", str(series.path)]) == 2
         said = capsys.readouterr()
-        assert f"{series.path} already holds repeated runs\n  to resume them: hpctrain run --resume" in said.err
+        assert codes(said.err) == ["HT-series-exists"]
+        assert f"hpctrain run --resume --run-dir {series.path}" in said.err
         assert said.out == ""
     assert sorted(series.path.rglob("*")) == before
 
@@ -153,7 +156,7 @@ def test_commands_for_one_run_name_those_of_a_series(
 ) -> None:
     assert main([command, str(series.path)]) == 2
     said = capsys.readouterr().err
-    assert f"{series.path} holds repeated runs of one recipe" in said
+    assert codes(said) == ["HT-run-is-series"]
     assert all(str(series.path / f"seed-{seed}") in said for seed in (7, 8, 9))
 
 

@@ -17,6 +17,7 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.staging import plan_staging
 from support import needs
+from support.refusals import codes
 from support.schedulers.fake_programs import Programs
 from support.schedulers.slurm_programs import row
 
@@ -128,7 +129,8 @@ def test_what_sbatch_refuses_leaves_nothing_behind(
     refuse = f"{COUNT.format(notes=notes)}\nif count > {accepted}: sys.exit('sbatch: error: Invalid qos')"
     programs.add("sbatch", refuse)
     assert submit("digits", "--cluster", "generic", "--chain", "3") == 2
-    assert "Invalid qos" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-slurm-sbatch-refused"] and "Invalid qos" in said
     assert not Path("runs").exists()
     cancelled = [call.arguments for call in programs.calls("scancel")]
     assert cancelled == ([["101", "102"]] if accepted else [])
@@ -147,7 +149,7 @@ def test_a_folder_that_was_there_keeps_what_was_in_it(programs: Programs, capsys
 def test_a_run_is_not_submitted_over_another(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     for code in (0, 2):
         assert submit("digits", "--cluster", "generic", "--run-dir", "place") == code
-    assert "already holds a run" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-run-exists"]
     assert Path("place/plan.json").exists()
     assert len(programs.calls("sbatch")) == 1
 
@@ -206,7 +208,8 @@ def test_a_directory_that_slurm_or_the_job_script_cannot_name(
     name: str, programs: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit("digits", "--cluster", "generic", "--run-dir", name) == 2
-    assert "choose another one with --run-dir" in capsys.readouterr().err
+    (code,) = codes(capsys.readouterr().err)
+    assert code in ("HT-run-directory-unfit-for-logs", "HT-run-directory-not-utf8")
     assert programs.calls("sbatch") == []
 
 
@@ -264,7 +267,7 @@ def test_a_template_without_the_packed_environment_is_refused(
     Path("mine.j2").write_text("#!/bin/bash\nhpctrain run --resume --run-dir {{ run_dir | quote }}\n")
     asked = ("digits", "--cluster", "mine.yaml", "--pack", "--dry-run")
     assert submit(*asked, "--template", "mine.j2") == 2
-    assert "mine.j2 would not start from the packed environment" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-pack-template-without-parts"]
     assert submit(*asked) == 0
 
 
@@ -281,26 +284,31 @@ def test_a_dry_run_needs_no_slurm(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code"),
     [
-        (["--cluster", "nowhere"], "unknown cluster"),
-        (["--mount", "/a"], "--container"),
-        (["--container", "x", "--container-runtime", "pyxis", "--launcher", "mpirun"], "plugin of srun"),
-        (["--container", "nosuch.sif"], "no such file"),
-        (["--container", "/nosuch.sqsh", "--container-runtime", "pyxis"], "no such file"),
-        (["--array", "0-1", "--set", "sed=%a"], "unknown key 'sed'"),
-        (["--env", "1=2"], "--env"),
-        (["--stage", "/nowhere"], "names no storage"),
-        (["--pack"], "--pack: the profile generic names no storage"),
-        (["--pack", "--container", "docker://a/b"], "--pack and --container exclude each other"),
-        (["--pack", "--stage-environment", "/nowhere", "--cluster", "roihu-gpu"], "exclude each other"),
-        (["--", "x"], "arguments are for a script"),
+        (["--cluster", "nowhere"], "HT-cluster-unknown"),
+        (["--mount", "/a"], "HT-container-options-without-image"),
+        (
+            ["--container", "x", "--container-runtime", "pyxis", "--launcher", "mpirun"],
+            "HT-container-pyxis-without-srun",
+        ),
+        (["--container", "nosuch.sif"], "HT-container-image-missing"),
+        (["--container", "/nosuch.sqsh", "--container-runtime", "pyxis"], "HT-container-image-missing"),
+        (["--env", "1=2"], "HT-variable-not-name"),
+        (["--stage", "/nowhere"], "HT-profile-no-node-storage"),
+        (["--pack"], "HT-profile-no-node-storage"),
+        (["--pack", "--container", "docker://a/b"], "HT-pack-with-container"),
+        (
+            ["--pack", "--stage-environment", "/nowhere", "--cluster", "roihu-gpu"],
+            "HT-pack-with-stage-environment",
+        ),
+        (["--", "x"], "HT-recipe-with-arguments"),
     ],
 )
-def test_misuse(arguments: list[str], words: str, programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misuse(arguments: list[str], code: str, programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = [] if "--cluster" in arguments else ["--cluster", "generic"]
     assert submit("digits", *cluster, *arguments) == 2
-    assert words in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == [code]
     assert programs.calls("sbatch") == []
     assert not Path("runs").exists()
 
