@@ -84,7 +84,9 @@ def allreduce(
     options = HostOptions(**hosts.given())
     if link_gbit and not (options.hosts or options.hostfile):
         raise HpctrainError(
-            "--link-gbit describes the links between hosts", "name the hosts: -H n1,n2, or --hostfile FILE"
+            "HT-bench-link-without-hosts",
+            "--link-gbit describes the links between hosts",
+            "name the hosts: -H n1,n2, or --hostfile FILE",
         )
     rows: list[Row] = []
     left_out: dict[str, str] = {}
@@ -105,14 +107,14 @@ def allreduce(
         rows += own
         left_out |= measured["left_out"]
         loads.append(measured["load"])
-    if as_json:
-        answer(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows, "left_out": left_out}))
-    else:
-        print_tables(*tables, left_out=left_out, load=max(loads))
     if plot:
         from hpctrain.report.allreduce_plot import plot as draw
 
         save({plot: draw(rows)})
+    if as_json:
+        answer(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows, "left_out": left_out}))
+        return
+    print_tables(*tables, left_out=left_out, load=max(loads))
 
 
 @app.command()
@@ -191,7 +193,12 @@ def step(
     from hpctrain.report.benchmarks import step_rows, step_table
 
     if image_size and model != ModelOption.resnet50:
-        raise HpctrainError(f"--image-size is for resnet50, not for {model}", "leave it out, or add --model resnet50")
+        raise HpctrainError(
+            "HT-bench-image-size-not-used",
+            "--image-size is for resnet50, not for {model}",
+            "leave it out, or add --model resnet50",
+            model=model,
+        )
     samples = batch or BATCHES[model]
     options = HostOptions(**hosts.given())
     steps = TimedSteps(ranks=ranks, hosts=options, model=model, samples=samples, rounds=rounds, image_size=image_size)
@@ -199,12 +206,21 @@ def step(
         mesh_step(mesh, steps, as_json=as_json)
         return
     if mesh:
-        raise HpctrainError("--mesh is for steps in float32 with one batch", "leave out --sweep and --precision")
+        raise HpctrainError(
+            "HT-bench-mesh-with-other-steps",
+            "--mesh is for steps in float32 with one batch",
+            "leave out --sweep and --precision",
+        )
     if sweep:
         _sweep(steps, precision, as_json=as_json)
         return
     if precision != PrecisionOption.float32:
-        raise HpctrainError(f"--precision {precision} is for --sweep", "leave it out, or add --sweep")
+        raise HpctrainError(
+            "HT-bench-precision-without-sweep",
+            "--precision {precision} is for --sweep",
+            "leave it out, or add --sweep",
+            precision=precision,
+        )
     measured = measure("step", ranks, model, str(rounds), str(samples), str(image_size or 64), hosts=options)
     rows = step_rows(measured["seconds"])
     about = {name: measured[name] for name in ("ranks", "hosts", "load", "left_out")}
@@ -232,7 +248,11 @@ def _sweep(steps: TimedSteps, precision: PrecisionOption, *, as_json: bool) -> N
     arguments = (model, str(steps.rounds), ",".join(map(str, batches)), str(size or 0), precision)
     measured = measure("sweep", steps.ranks, *arguments, hosts=steps.hosts)
     if measured["hosts"] > 1:
-        raise HpctrainError("--sweep measures what one node computes", "leave the hosts out, or name one")
+        raise HpctrainError(
+            "HT-bench-sweep-of-several-nodes",
+            "--sweep measures what one node computes",
+            "leave the hosts out, or name one",
+        )
     name = "digits_cnn" if model == ModelOption.digits else str(model)
     made = make_sweep(
         measured["seconds"], name, measured["gpu"], ranks=measured["ranks"], image_size=size, precision=precision.value
@@ -264,7 +284,12 @@ def loader(
 
     numbers = list(dict.fromkeys(workers or [1, 2]))
     if data and not (data / "manifest.json").is_file():
-        raise HpctrainError(f"{data} is not a folder of shards", "hpctrain data shard SOURCE DIR makes one")
+        raise HpctrainError(
+            "HT-data-not-shards",
+            "{folder} is not a folder of shards",
+            "hpctrain data shard SOURCE DIR makes one",
+            folder=data,
+        )
     folder = str(data.absolute()) if data else ""
     measured = measure("loader", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
     rows = loader_rows(measured["seconds"])
@@ -298,7 +323,13 @@ def checkpoint(
     try:
         files = tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=folder.absolute())
     except OSError as error:
-        raise HpctrainError(f"--dir: cannot write in {folder}: {error.strerror}", "name an existing folder") from error
+        raise HpctrainError(
+            "HT-bench-folder-not-writable",
+            "--dir: cannot write in {folder}: {reason}",
+            "name an existing folder",
+            folder=folder,
+            reason=error.strerror,
+        ) from error
     with files as name:
         measured = measure("checkpoint", ranks, name, model, str(rounds))
     rows = checkpoint_rows(measured["seconds"], measured["bytes"])

@@ -78,7 +78,13 @@ def mesh_step(meshes: list[str], steps: TimedSteps, *, as_json: bool) -> None:
         if steps.ranks:
             mesh.at(steps.ranks)
         if model != ModelOption.gpt and (mesh.tp, mesh.pp) != (1, 1):
-            raise HpctrainError(f"--mesh {mesh.option}: {model} can only be divided by dp_shard", "add --model gpt")
+            raise HpctrainError(
+                "HT-mesh-model-only-shards",
+                "--mesh {option}: {model} can only be divided by dp_shard",
+                "add --model gpt",
+                option=mesh.option,
+                model=model,
+            )
     arguments = (model, str(rounds), str(samples), str(steps.image_size or 64), *meshes)
     measured = measure("mesh_step", steps.ranks, *arguments, hosts=steps.hosts, environment=SHARDING)
     rows = mesh_rows(measured["seconds"], samples * measured["ranks"], measured["tokens_each"])

@@ -58,8 +58,8 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
     for path, faults in found.items():
         answer(f"{path}: {'missing' if path in gone else 'damaged' if faults else 'ok'}")
     if faulty:
-        listed = "\n".join(fault for faults in found.values() for fault in faults)
-        raise HpctrainError(listed, _hint(found), exit_code=3)
+        lines = "\n".join(fault for faults in found.values() for fault in faults)
+        raise HpctrainError("HT-checkpoint-damaged", "{lines}", _hint(found), exit_code=3, lines=lines)
 
 
 def _hint(found: Mapping[Path, Sequence[str]]) -> str:
@@ -104,7 +104,7 @@ def _paths(target: Path, gone: Sequence[Path]) -> list[Path]:
     folder = _folder(target)
     found = [checkpoint_path(folder, iteration) for iteration in iterations(folder)]
     if not (found or gone):
-        raise HpctrainError(f"{target} has no checkpoint", exit_code=3)
+        raise HpctrainError("HT-checkpoint-none", "{target} has no checkpoint", exit_code=3, target=target)
     return found
 
 
@@ -128,7 +128,12 @@ def _newest(run_dir: Path) -> Path:
     for path, fault in newest.damaged:
         tell(f"hpctrain: {path} is damaged and was skipped: {fault}")
     if not newest.iteration:
-        raise HpctrainError(f"{run_dir} has no intact checkpoint", exit_code=3 if newest.damaged else 2)
+        raise HpctrainError(
+            "HT-checkpoint-none-intact",
+            "{path} has no intact checkpoint",
+            exit_code=3 if newest.damaged else 2,
+            path=run_dir,
+        )
     return checkpoint_path(folder, newest.iteration)
 
 

@@ -100,9 +100,13 @@ def shard(
     from hpctrain.common.shards.manifest import ShardManifest
 
     if megabytes and samples:
-        raise HpctrainError("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
+        raise HpctrainError(
+            "HT-data-shard-size-twice", "--shard-mb and --shard-samples both say how large a shard is", "leave one out"
+        )
     if megabytes is not None and not math.isfinite(megabytes):
-        raise HpctrainError(f"--shard-mb {megabytes} is not a size", "for example --shard-mb 64")
+        raise HpctrainError(
+            "HT-data-not-size", "--shard-mb {megabytes} is not a size", "for example --shard-mb 64", megabytes=megabytes
+        )
     if checksums:
         require_checksums(source)
     most_bytes = None if samples else int((megabytes or 64) * (1 << 20))
@@ -171,7 +175,9 @@ def prepare_text(
     from hpctrain.common.shards.text.prepare import Preparation
 
     if not math.isfinite(megabytes):
-        raise HpctrainError(f"--part-mb {megabytes} is not a size", "for example --part-mb 64")
+        raise HpctrainError(
+            "HT-data-not-size", "--part-mb {megabytes} is not a size", "for example --part-mb 64", megabytes=megabytes
+        )
     wanted = Preparation(
         sources=tuple(sources),
         folder=folder,
@@ -207,6 +213,7 @@ def _make(work: Work, places: ShardPlaces, workers: int | None = None) -> Manife
         return on_spark(work, engine.master)
     if workers is not None and (ranks is not None or hosts.given() or job.cluster is not None):
         raise HpctrainError(
+            "HT-data-workers-with-ranks",
             "--workers are processes on this machine and cannot be combined with ranks, hosts or a job",
             "leave --workers out",
         )
@@ -235,7 +242,12 @@ def verify(shards: Shards, as_json: AsJson = False) -> None:
     if found.faults:
         listed = "".join(f"\n  {fault.file}: {fault.fault}" for fault in found.faults)
         raise HpctrainError(
-            f"{shards} is not as it was written:{listed}", f"{found.remedy} makes these files again", exit_code=3
+            "HT-data-damaged",
+            "{path} is not as it was written:{listed}",
+            f"{found.remedy} makes these files again",
+            exit_code=3,
+            path=shards,
+            listed=listed,
         )
     answer(f"{shards}: ok, {found.shards} shards, {found.holds}")
 
@@ -265,7 +277,9 @@ def stage(
     source = _source(shards)
     if holds_text(source):
         hint = f"cp -r {shell_word(shards)} TO" if isinstance(source, Path) else f"--set data.path={quote(shards)}"
-        raise HpctrainError(f"{shards} holds tokens, and only images are staged", hint)
+        raise HpctrainError(
+            "HT-data-tokens-not-staged", "{path} holds tokens, and only images are staged", hint, path=shards
+        )
     done = copy(source, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:
         answer(json.dumps(asdict(done)))
@@ -285,5 +299,10 @@ def _node(nodes: int, node: int | None) -> int:
         return node or 0
     known = os.environ.get("SLURM_NODEID", "")
     if not known.isdigit():
-        raise HpctrainError(f"it is unknown which of the {nodes} nodes this is", "--node I says which, from 0")
+        raise HpctrainError(
+            "HT-data-node-unknown",
+            "it is unknown which of the {nodes} nodes this is",
+            "--node I says which, from 0",
+            nodes=nodes,
+        )
     return int(known)

@@ -33,9 +33,18 @@ def logs(
     found = find_run(target)
     if found.tasks:
         first = next(iter(found.tasks.values())).path
-        raise HpctrainError(f"{target} is an array of runs", f"name one task of it: {first}, or JOBID_TASK")
+        raise HpctrainError(
+            "HT-run-is-array",
+            "{target} is an array of runs",
+            f"name one task of it: {first}, or JOBID_TASK",
+            target=target,
+        )
     if job and rank:
-        raise HpctrainError("--rank is for the logs of ranks, and --job for those of jobs", "leave out one of them")
+        raise HpctrainError(
+            "HT-logs-rank-with-job",
+            "--rank is for the logs of ranks, and --job for those of jobs",
+            "leave out one of them",
+        )
     reader = _job_logs(found) if job else _rank_logs(found, rank)
     printed = False
     try:
@@ -70,7 +79,13 @@ def _ranks(text: str | None) -> frozenset[int] | None:
     try:
         return frozenset(RangeSet(text).intiter())
     except (RangeSetException, ValueError) as error:
-        raise HpctrainError(f"--rank {text}: {error}", "numbers and ranges with commas between them: 0-3,7") from error
+        raise HpctrainError(
+            "HT-logs-not-ranks",
+            "--rank {text}: {reason}",
+            "numbers and ranges with commas between them: 0-3,7",
+            text=text,
+            reason=error,
+        ) from error
 
 
 def _until_end(found: FoundRun, reader: RankLogs | JobLogs, follow: bool) -> Iterator[list[str]]:

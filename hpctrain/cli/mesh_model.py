@@ -66,7 +66,9 @@ def asked_work(mesh: str | None, model: str | None, ranks: int) -> MeshWork | No
     """
     if mesh is None:
         if model is not None:
-            raise HpctrainError("--model is what a mesh trains", "add --mesh tp=8,pp=4,dp_shard=-1")
+            raise HpctrainError(
+                "HT-mesh-without-model", "--model is what a mesh trains", "add --mesh tp=8,pp=4,dp_shard=-1"
+            )
         return None
     asked = parse_mesh(mesh).at(ranks)
     if model is None:
@@ -75,7 +77,14 @@ def asked_work(mesh: str | None, model: str | None, ranks: int) -> MeshWork | No
     found = _model(model)
     missing = [key for key in ("layers", "width", "sequence", "samples") if not getattr(found, key)]
     if missing and any(asked.sizes[axis] > 1 for axis in ("pp", "cp", "tp")):
-        raise HpctrainError(f"--model {model} lacks {', '.join(missing)}, which mesh {asked} divides", _EXAMPLE)
+        raise HpctrainError(
+            "HT-mesh-model-lacks-keys",
+            "--model {model} lacks {missing}, which mesh {mesh} divides",
+            _EXAMPLE,
+            model=model,
+            missing=", ".join(missing),
+            mesh=asked,
+        )
     return MeshWork(mesh=asked, model=found)
 
 
@@ -84,10 +93,18 @@ def _model(text: str) -> MeshModel:
     for part in text.split(","):
         key, _, number = part.partition("=")
         if key not in MODEL_KEYS:
-            raise HpctrainError(f"--model {text}: unknown key {key!r}", nearest(key, MODEL_KEYS))
+            raise HpctrainError(
+                "HT-mesh-model-unknown-key",
+                "--model {model}: unknown key {key!r}",
+                nearest(key, MODEL_KEYS),
+                model=text,
+                key=key,
+            )
         values[key] = _number(text, part, number)
     if "parameters" not in values:
-        raise HpctrainError(f"--model {text}: how many parameters?", _EXAMPLE)
+        raise HpctrainError(
+            "HT-mesh-model-without-parameters", "--model {model}: how many parameters?", _EXAMPLE, model=text
+        )
     whole = {key: int(value) for key, value in values.items() if key in ("layers", "width", "sequence")}
     return MeshModel(**{**values, **whole})  # type: ignore[arg-type]
 
@@ -98,5 +115,11 @@ def _number(text: str, part: str, number: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise HpctrainError(f"--model {text}: {part!r} is not of the form KEY=NUMBER", _EXAMPLE)
+        raise HpctrainError(
+            "HT-mesh-model-not-number",
+            "--model {model}: {part!r} is not of the form KEY=NUMBER",
+            _EXAMPLE,
+            model=text,
+            part=part,
+        )
     return value

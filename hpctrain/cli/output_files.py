@@ -28,19 +28,30 @@ def require_places(files: Iterable[Path]) -> None:
         except OSError as error:
             raise disk_error(error, file, _ELSEWHERE) from error
         if place in seen:
-            raise HpctrainError(f"cannot write {file} twice: one would replace the other", "name a file for each")
+            raise HpctrainError(
+                "HT-output-file-twice",
+                "cannot write {path} twice: one would replace the other",
+                "name a file for each",
+                path=file,
+            )
         seen.add(place)
 
 
 def _require_place(file: Path) -> None:
     if not file.parent.is_dir():
         raise HpctrainError(
-            f"cannot write {file}: there is no folder {file.parent}", f"mkdir -p {shell_word(file.parent)}"
+            "HT-output-folder-missing",
+            "cannot write {path}: there is no folder {folder}",
+            f"mkdir -p {shell_word(file.parent)}",
+            path=file,
+            folder=file.parent,
         )
     if file.is_dir():
-        raise HpctrainError(f"cannot write {file}: it is a folder", "name a file")
+        raise HpctrainError("HT-output-is-folder", "cannot write {path}: it is a folder", "name a file", path=file)
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise HpctrainError(f"cannot write {file}: permission denied", _ELSEWHERE)
+        raise HpctrainError(
+            "HT-output-permission-denied", "cannot write {path}: permission denied", _ELSEWHERE, path=file
+        )
 
 
 def save(contents: Mapping[Path, bytes]) -> None:

@@ -89,7 +89,11 @@ def plan(
         )
         return
     if arguments:
-        raise HpctrainError("arguments after -- are for the prediction of a script", "add --gpu NAME")
+        raise HpctrainError(
+            "HT-plan-arguments-without-prediction",
+            "arguments after -- are for the prediction of a script",
+            "add --gpu NAME",
+        )
     machine = this_machine()
     frameworks, missing = as_if_installed(machine.frameworks)
     machine = replace(machine, frameworks=frameworks)
@@ -113,7 +117,12 @@ def _one(nodes: str | None) -> int | None:
     """The number of nodes of a plan."""
     counts = node_counts(nodes) if nodes is not None else [None]
     if len(counts) > 1:
-        raise HpctrainError(f"--nodes {nodes}: a plan is for one number of nodes", "add --gpu NAME for a prediction")
+        raise HpctrainError(
+            "HT-plan-several-node-counts",
+            "--nodes {nodes}: a plan is for one number of nodes",
+            "add --gpu NAME for a prediction",
+            nodes=nodes,
+        )
     return counts[0]
 
 

@@ -57,14 +57,25 @@ def predict(
     """
     if ranks is not None or hosts.hosts or hosts.hostfile:
         raise HpctrainError(
+            "HT-prediction-hosts-by-name",
             "a prediction is for identical nodes, not for -np or hosts by name",
             "--nodes N --gpus-per-node G, or several: --nodes 1,8,64",
         )
     if training.framework is not None and training.framework not in FRAMEWORKS:
-        raise HpctrainError(f"unknown framework {training.framework!r}", nearest(training.framework, FRAMEWORKS))
+        raise HpctrainError(
+            "HT-framework-unknown",
+            "unknown framework {framework!r}",
+            nearest(training.framework, FRAMEWORKS),
+            framework=training.framework,
+        )
     if options.plot:
         if options.plot.suffix not in (".png", ".html"):
-            raise HpctrainError(f"--plot {options.plot}: no picture is written in this format", "name it .png or .html")
+            raise HpctrainError(
+                "HT-prediction-unknown-picture-format",
+                "--plot {plot}: no picture is written in this format",
+                "name it .png or .html",
+                plot=options.plot,
+            )
         require("report")
         require_places([options.plot])
     found = predict_request(
@@ -80,16 +91,16 @@ def predict(
     )
     for warning in (*found.warnings, *memory_warnings(found)):
         tell(f"hpctrain: warning: {warning}")
-    if as_json:
-        answer(json.dumps(prediction_record(found), indent=2))
-    else:
-        print_table(prediction_table(found))
-        answer("\n".join(prediction_notes(found, explain=options.explain)))
     if options.plot:
         from hpctrain.report.prediction_plot import prediction_page, prediction_plot
 
         draw = prediction_page if options.plot.suffix == ".html" else prediction_plot
         save({options.plot: draw(found)})
+    if as_json:
+        answer(json.dumps(prediction_record(found), indent=2))
+        return
+    print_table(prediction_table(found))
+    answer("\n".join(prediction_notes(found, explain=options.explain)))
 
 
 def _training(work: str, training: TrainingOptions, options: PredictionOptions, arguments: Sequence[str]) -> Training:
@@ -99,14 +110,30 @@ def _training(work: str, training: TrainingOptions, options: PredictionOptions, 
         wrong = next((name for name, value in of_script.items() if value is not None), None)
         if wrong or arguments:
             what = f"--{wrong} is" if wrong else "arguments after -- are"
-            raise HpctrainError(f"{what} for scripts, and {work} is a recipe", "change a recipe by --set KEY=VALUE")
+            raise HpctrainError(
+                "HT-prediction-option-of-script",
+                "{options} for scripts, and {work} is a recipe",
+                "change a recipe by --set KEY=VALUE",
+                options=what,
+                work=work,
+            )
         return recipe_training(print_notes(load_recipe(work, training.of_recipe)))
     if training.overrides:
-        raise HpctrainError(f"--set is for recipes, and {work} is not one", "--batch, --optimizer, --precision")
+        raise HpctrainError(
+            "HT-prediction-set-without-recipe",
+            "--set is for recipes, and {work} is not one",
+            "--batch, --optimizer, --precision",
+            work=work,
+        )
     if training.mesh is not None:
         require_data_parallel(parse_mesh(training.mesh))
     if options.batch is None:
-        raise HpctrainError(f"how many samples does a rank of {work} have in a step?", "--batch N")
+        raise HpctrainError(
+            "HT-prediction-batch-unknown",
+            "how many samples does a rank of {work} have in a step?",
+            "--batch N",
+            work=work,
+        )
     known = {"optimizer": options.optimizer or "sgd", "precision": options.precision or "float32"}
     require_known(**known)
     if work.endswith(".json"):

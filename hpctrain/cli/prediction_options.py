@@ -118,8 +118,11 @@ def node_counts(text: str) -> list[int]:
             found.add(int(part))
             continue
         raise HpctrainError(
-            f"--nodes {text}: {part!r} is not a number of nodes",
+            "HT-prediction-not-node-counts",
+            "--nodes {text}: {part!r} is not a number of nodes",
             f"for example 8, or 1,8,64, or 1..512, up to {_MOST_NODES}",
+            text=text,
+            part=part,
         )
     return sorted(found)
 
@@ -135,7 +138,12 @@ def link_rate(text: str) -> float:
         return 4 * lanes * 1e9 / 8
     found = _RATE.fullmatch(text.strip())
     if found is None or float(found[1]) == 0:
-        raise HpctrainError(f"--link {text}: not the rate of a link", "in Gbit/s, for example 200Gb; or HDR, NDR")
+        raise HpctrainError(
+            "HT-prediction-not-link-rate",
+            "--link {text}: not the rate of a link",
+            "in Gbit/s, for example 200Gb; or HDR, NDR",
+            text=text,
+        )
     return float(found[1]) * 1e9 / (1 if found[2] == "B" else 8)
 
 
@@ -148,5 +156,7 @@ def background_shares(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise HpctrainError(f"--background {text}: not two shares", "for example 0,0.3") from None
+        raise HpctrainError(
+            "HT-prediction-not-two-shares", "--background {text}: not two shares", "for example 0,0.3", text=text
+        ) from None
     return low, high

@@ -66,10 +66,16 @@ def show(
     """Show a recipe with every value that it uses, including defaults; with --json, every value that there is."""
     if diff is not None:
         if name or overrides or world or plot:
-            raise HpctrainError("--diff A B shows how two recipes differ, and nothing else", "leave the rest out")
+            raise HpctrainError(
+                "HT-recipe-diff-with-others",
+                "--diff A B shows how two recipes differ, and nothing else",
+                "leave the rest out",
+            )
         _show_differences(diff, as_json=as_json)
     elif name is None:
-        raise HpctrainError("which recipe?", "hpctrain recipes show digits; `hpctrain recipes list` lists them")
+        raise HpctrainError(
+            "HT-recipe-not-named", "which recipe?", "hpctrain recipes show digits; `hpctrain recipes list` lists them"
+        )
     elif overrides or world or plot:
         _show_run(print_notes(load_recipe(name, overrides or [])), world, plot, as_json=as_json)
     else:
@@ -90,22 +96,31 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a recipe in all of its variants; exits 2 and says what is wrong, and where, if one is invalid."""
-    checked, faults = [], []
+    checked, faults = [], dict[str, HpctrainError]()
     for name in [f"{file}@{variant}" for variant in variant_names(file)] or [file]:
         try:
             checked.append(load_entry(name))
         except HpctrainError as error:
-            faults.append(error)
+            faults[name] = error
     missing = {entry.name: list(entry.missing) if isinstance(entry, Listed) else [] for entry in checked}
     if as_json:
-        _print([{"name": name, "status": "ok", "missing": what} for name, what in missing.items()])
-    else:
-        for name, what in missing.items():
-            answer(f"{name}: ok" + (f", cannot be run: {'; '.join(what)}" if what else ""))
+        sound = [{"name": name, "status": "ok", "missing": what} for name, what in missing.items()]
+        _print([*sound, *({"name": name, "status": "failed", "error": e.record()} for name, e in faults.items())])
+        if faults:
+            raise typer.Exit(2)
+        return
+    for name, what in missing.items():
+        answer(f"{name}: ok" + (f", cannot be run: {'; '.join(what)}" if what else ""))
     if faults:
         # A fault that all variants share is printed once.
-        lines = dict.fromkeys(line for error in faults for line in error.message.splitlines())
-        raise HpctrainError("\n".join(lines), faults[0].hint)
+        lines = dict.fromkeys(line for error in faults.values() for line in error.message.splitlines())
+        raise HpctrainError(
+            "HT-recipe-invalid",
+            "{lines}",
+            next(iter(faults.values())).hint,
+            lines="\n".join(lines),
+            faults=[error.record() for error in faults.values()],
+        )
 
 
 def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:

@@ -47,7 +47,10 @@ def report(
         if as_json or prediction:
             other = "--json" if as_json else "--prediction"
             raise HpctrainError(
-                f"--tracking sends a run, and {other} is about its report", "give them in separate commands"
+                "HT-report-option-with-tracking",
+                "--tracking sends a run, and {option} is about its report",
+                "give them in separate commands",
+                option=other,
             )
         from hpctrain.report.tracking.processes import send_later
 
@@ -56,7 +59,10 @@ def report(
     if series := read_series(run_dir):
         if prediction:
             raise HpctrainError(
-                f"{run_dir} holds repeated runs, and --prediction is for one", f"name it: {run_dir / 'seed-S'}"
+                "HT-prediction-of-series",
+                "{path} holds repeated runs, and --prediction is for one",
+                f"name it: {run_dir / 'seed-S'}",
+                path=run_dir,
             )
         answer(read_repeats(series).model_dump_json(indent=2) if as_json else write_repeats_report(series))
         return

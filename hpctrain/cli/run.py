@@ -78,9 +78,17 @@ def run(
     """
     require_gpu(gpu)
     if accept_changes and not resume:
-        raise HpctrainError("--accept-changes is for a run that is resumed", "--resume --run-dir DIR names it")
+        raise HpctrainError(
+            "HT-run-changes-without-resume",
+            "--accept-changes is for a run that is resumed",
+            "--resume --run-dir DIR names it",
+        )
     if submitted and (work or not resume):
-        raise HpctrainError("--plan says what --resume starts", "give --resume --run-dir DIR, and no recipe or script")
+        raise HpctrainError(
+            "HT-run-resume-with-plan",
+            "--plan says what --resume starts",
+            "give --resume --run-dir DIR, and no recipe or script",
+        )
     request = TrainingRequest(
         host_options=HostOptions(**hosts.given()),
         start=Start(**start.changes()),
@@ -112,6 +120,8 @@ def _work(work: str | None, arguments: list[str], training: WorkOptions, *, resu
         return training.tracked(read)
     if not resume or training.small:
         raise HpctrainError(
-            "which recipe or script?", "name it: hpctrain run digits; `hpctrain recipes list` lists them"
+            "HT-run-without-recipe",
+            "which recipe or script?",
+            "name it: hpctrain run digits; `hpctrain recipes list` lists them",
         )
     return None

@@ -161,7 +161,12 @@ class JobStart:
             HpctrainError: a name is unknown, a variable is invalid or has no value, or a text has unclosed quotes.
         """
         if self.launcher is not None and self.launcher not in LAUNCHERS:
-            raise HpctrainError(f"unknown launcher {self.launcher!r}", nearest(self.launcher, LAUNCHERS))
+            raise HpctrainError(
+                "HT-launcher-unknown",
+                "unknown launcher {launcher!r}",
+                nearest(self.launcher, LAUNCHERS),
+                launcher=self.launcher,
+            )
         variables = [_variable(text) for text in self.environment] if self.environment else None
         return given(
             launcher=self.launcher,
@@ -217,11 +222,21 @@ class StopOptions:
         """
         name = None if self.stop_signal is None else self.stop_signal.upper().removeprefix("SIG")
         if name is not None and name not in STOP_SIGNALS:
-            raise HpctrainError(f"--stop-signal {self.stop_signal} cannot ask for a stop", nearest(name, STOP_SIGNALS))
+            raise HpctrainError(
+                "HT-run-unknown-stop-signal",
+                "--stop-signal {signal} cannot ask for a stop",
+                nearest(name, STOP_SIGNALS),
+                signal=self.stop_signal,
+            )
         seconds = self.stop_seconds
         # NaN is not above 0 either.
         if seconds is not None and not 0 < seconds < float("inf"):
-            raise HpctrainError(f"--stop-seconds {seconds:g} leaves no time to stop", "for example --stop-seconds 60")
+            raise HpctrainError(
+                "HT-run-stop-seconds-not-positive",
+                "--stop-seconds {seconds:g} leaves no time to stop",
+                "for example --stop-seconds 60",
+                seconds=seconds,
+            )
         return given(signal=name, seconds=seconds, restarts=self.restarts, idle_restarts=self.idle_restarts)
 
 
@@ -242,13 +257,22 @@ def require_gpu(name: str | None) -> None:
 def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | None) -> Container | None:
     if image is None:
         if runtime is not None or mounts:
-            raise HpctrainError("--container-runtime and --mount are for a container", "name it: --container IMAGE")
+            raise HpctrainError(
+                "HT-container-options-without-image",
+                "--container-runtime and --mount are for a container",
+                "name it: --container IMAGE",
+            )
         return None
     for known in get_args(Runtime):
         if (runtime or "apptainer") == known:
             return Container(runtime=known, image=image, mounts=tuple(mounts or ()))
     assert runtime is not None
-    raise HpctrainError(f"unknown container runtime {runtime!r}", nearest(runtime, get_args(Runtime)))
+    raise HpctrainError(
+        "HT-container-unknown-runtime",
+        "unknown container runtime {runtime!r}",
+        nearest(runtime, get_args(Runtime)),
+        runtime=runtime,
+    )
 
 
 def _words(text: str | None) -> tuple[str, ...] | None:
@@ -257,7 +281,13 @@ def _words(text: str | None) -> tuple[str, ...] | None:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise HpctrainError(f"--launcher-arguments {text}: {error}", "close the quotes") from error
+        raise HpctrainError(
+            "HT-launcher-arguments-unreadable",
+            "--launcher-arguments {text}: {reason}",
+            "close the quotes",
+            text=text,
+            reason=error,
+        ) from error
     _require_no_secret(words)
     return words
 
@@ -277,15 +307,22 @@ def _hidden(name: str, value: str) -> bool:
 
 def _visible_secret(where: str, name: str) -> HpctrainError:
     return HpctrainError(
-        f"{where}: a secret on a command line is visible to everyone",
+        "HT-secret-on-command-line",
+        "{option}: a secret on a command line is visible to everyone",
         f"export {name} and give --env {name}, which passes it on to the ranks and writes it nowhere",
+        option=where,
     )
 
 
 def _variable(text: str) -> tuple[str, str]:
     name, has_value, value = text.partition("=")
     if not _VARIABLE.fullmatch(name):
-        raise HpctrainError(f"--env {name}: {name!r} is not the name of a variable", "for example --env NAME=VALUE")
+        raise HpctrainError(
+            "HT-variable-not-name",
+            "--env {name}: {name!r} is not the name of a variable",
+            "for example --env NAME=VALUE",
+            name=name,
+        )
     if has_value and is_secret(name):
         raise _visible_secret(f"--env {name}=…", name)
     if has_value:
@@ -294,5 +331,5 @@ def _variable(text: str) -> tuple[str, str]:
         return name, value
     if name not in os.environ:
         hint = f"export {name}=…" if is_secret(name) else f"give it a value: --env {name}=VALUE"
-        raise HpctrainError(f"--env {name}: it is not set here", hint)
+        raise HpctrainError("HT-variable-not-set", "--env {name}: it is not set here", hint, name=name)
     return name, os.environ[name]

@@ -46,12 +46,16 @@ class EngineOptions:
         """
         if self.engine is not Engine.spark:
             if self.master is not None:
-                raise HpctrainError("--master is for a Spark cluster", "--engine spark uses it")
+                raise HpctrainError(
+                    "HT-spark-master-without-engine", "--master is for a Spark cluster", "--engine spark uses it"
+                )
             return False
         if given := [name for name, value in others.items() if value]:
             raise HpctrainError(
-                f"--engine spark has executors, and {', '.join(given)} is for other processes",
+                "HT-spark-with-other-processes",
+                "--engine spark has executors, and {options} is for other processes",
                 "Spark's configuration sets the number and size of the executors",
+                options=", ".join(given),
             )
         return True
 
@@ -116,14 +120,22 @@ def submits(places: ShardPlaces) -> bool:
     """
     if places.job.cluster is None:
         if given := places.job.given():
-            raise HpctrainError(f"{given[0]} is for a Slurm job", "--cluster NAME submits one")
+            raise HpctrainError(
+                "HT-data-option-without-job",
+                "{option} is for a Slurm job",
+                "--cluster NAME submits one",
+                option=given[0],
+            )
         return False
     if places.ranks is not None or places.hosts.given():
         raise HpctrainError(
-            "the ranks of a job are those of its nodes", "--nodes N --tasks-per-node T instead of -np and hosts"
+            "HT-data-ranks-in-job",
+            "the ranks of a job are those of its nodes",
+            "--nodes N --tasks-per-node T instead of -np and hosts",
         )
     if places.as_json:
         raise HpctrainError(
+            "HT-data-json-of-job",
             "--json prints what was made, and a job makes it later",
             "leave --json out; the job writes DIR/manifest.json",
         )
@@ -150,7 +162,11 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
     assert job.cluster is not None
     found = find_cluster(job.cluster, job.partition)
     if found.profile.kubernetes:
-        raise HpctrainError(f"{found.profile.name} is for Kubernetes, and shards are made only in Slurm jobs")
+        raise HpctrainError(
+            "HT-data-on-kubernetes",
+            "{profile} is for Kubernetes, and shards are made only in Slurm jobs",
+            profile=found.profile.name,
+        )
     if not job.dry_run:
         require_extras(work)
     asked = {

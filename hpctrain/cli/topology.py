@@ -230,7 +230,9 @@ def verify(
 def _require_no_hosts(options: HostOptions) -> None:
     if options.model_fields_set:
         raise HpctrainError(
-            "-np measures between ranks of this machine, without a fabric", "leave -np or the other out"
+            "HT-topology-hosts-without-fabric",
+            "-np measures between ranks of this machine, without a fabric",
+            "leave -np or the other out",
         )
 
 
@@ -270,7 +272,9 @@ def convert(
         "block.yaml": formats.block_yaml,
     }
     if to not in writers:
-        raise HpctrainError(f"--to {to}: no such format", nearest(to, writers))
+        raise HpctrainError(
+            "HT-topology-unknown-format", "--to {format}: no such format", nearest(to, writers), format=to
+        )
     fabric = reading.read(fabric_files)
     _warn(fabric.warnings)
     if to.startswith("block"):

@@ -37,7 +37,13 @@ def _require_script(work: str) -> Path:
     try:
         open_regular(path).close()
     except OSError as error:
-        raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
+        raise HpctrainError(
+            "HT-file-unreadable",
+            "cannot read the script {path}: {reason}",
+            f"looked for {path}",
+            path=work,
+            reason=error.strerror,
+        ) from error
     return path
 
 
@@ -62,17 +68,29 @@ def read_work(
     """
     if not work.endswith(".py"):
         if arguments:
-            raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
+            raise HpctrainError(
+                "HT-recipe-with-arguments",
+                "arguments are for a script, and {recipe} is a recipe: {arguments}",
+                recipe=work,
+                arguments=shlex.join(arguments),
+            )
         overrides = [*overrides, *mesh_overrides(mesh)]
         return print_notes(*(_recipes(work, [overrides], small=True) if small else [load_recipe(work, overrides)]))
     if small:
-        raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go after --")
+        raise HpctrainError(
+            "HT-script-with-smoke",
+            "--smoke is for recipes, and {script} is a script",
+            "its arguments go after --",
+            script=work,
+        )
     faults = script_fault_tolerance(work, overrides, FaultTolerance())
     path = _require_script(work)
     for text in (str(path), *arguments):
         if encodable(text) != text:
             hint = "rename the file" if text == str(path) else "give the script another argument"
-            raise HpctrainError(f"{text!r} is not UTF-8, and plan.json can hold no other text", hint)
+            raise HpctrainError(
+                "HT-plan-not-utf8", "{text!r} is not UTF-8, and plan.json can hold no other text", hint, text=text
+            )
     divided = parse_mesh(mesh) if mesh is not None else Mesh()
     return Script(path=path, arguments=tuple(arguments), mesh=divided, fault_tolerance=faults)
 
@@ -132,10 +150,17 @@ def read_tasks(
             for task in tasks
         }
     if arguments:
-        raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
+        raise HpctrainError(
+            "HT-recipe-with-arguments",
+            "arguments are for a script, and {recipe} is a recipe: {arguments}",
+            recipe=work,
+            arguments=shlex.join(arguments),
+        )
     if not any("%a" in override for override in overrides):
         raise HpctrainError(
-            "--array: every task would do the same training", "%a is the task's number: --set seed=%a, for example"
+            "HT-array-of-same-training",
+            "--array: every task would do the same training",
+            "%a is the task's number: --set seed=%a, for example",
         )
     overrides = [*overrides, *mesh_overrides(mesh)]
     chosen_by_task = [[each.replace("%a", str(task)) for each in overrides] for task in tasks]

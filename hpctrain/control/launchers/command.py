@@ -128,7 +128,12 @@ class Command:
                 pass_fds=(folder.descriptor,) if folder else (),
             )
         except OSError as error:
-            raise HpctrainError(f"cannot start {self.arguments[0]}: {error.strerror}") from error
+            raise HpctrainError(
+                "HT-launcher-not-started",
+                "cannot start {program}: {reason}",
+                program=self.arguments[0],
+                reason=error.strerror,
+            ) from error
 
     def shell(self) -> str:
         """The command as text for a POSIX shell, one setting per line, after the files."""
@@ -251,8 +256,11 @@ def _require_plugin(container: Container, launcher: Launcher | None) -> None:
     if container.runtime == "pyxis" and not isinstance(launcher, Srun):
         called = "no launcher" if launcher is None else launcher.name
         raise HpctrainError(
-            f"the container {container.image} is for pyxis, a plugin of srun, and {called} starts the ranks",
+            "HT-container-pyxis-without-srun",
+            "the container {image} is for pyxis, a plugin of srun, and {launcher} starts the ranks",
             "choose --launcher srun-pmix, or --container-runtime apptainer",
+            image=container.image,
+            launcher=called,
         )
 
 
@@ -420,7 +428,10 @@ def _mounts(plan: Plan, container: Container, run_directory: Path) -> list[str]:
     for path in own:
         if ":" in str(path) or "," in str(path):
             raise HpctrainError(
-                f"{path} cannot be mounted in a container: ':' and ',' have a meaning there", "choose another directory"
+                "HT-container-path-not-mountable",
+                "{path} cannot be mounted in a container: ':' and ',' have a meaning there",
+                "choose another directory",
+                path=path,
             )
     return [*dict.fromkeys(str(path) for path in own), *container.mounts]
 

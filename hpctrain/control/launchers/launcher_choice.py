@@ -29,6 +29,7 @@ _STOP_SECONDS = 10.0
 _LIST_SECONDS = 20.0
 _REASON_LINES = 6
 _STOP_INSTEAD = "--set fault_tolerance=stop ends the run resumably instead"
+_OTHER_LAUNCHERS = "`hpctrain doctor` looks further; --launcher uses one without trying it first"
 
 MakeCommand = Callable[[Plan, RunDirectory, Launcher, Sequence[str]], Command]
 
@@ -69,16 +70,19 @@ def choose_launcher(
                 continue
             (say or _print_choice)(launcher, reasons)
             return launcher
-    raise _no_launcher(f"no launcher can start {plan.ranks} ranks on {len(plan.hosts)} hosts here", reasons)
-
-
-def _no_launcher(what: str, reasons: Mapping[str, str]) -> HpctrainError:
-    tried = (f"{name}: {reason}" for name, reason in reasons.items())
-    return HpctrainError(
-        "\n".join([what, *tried]),
-        "`hpctrain doctor` looks further; --launcher uses one without trying it first",
+    raise HpctrainError(
+        "HT-launcher-none-works",
+        "no launcher can start {ranks} ranks on {hosts} hosts here{tried}",
+        _OTHER_LAUNCHERS,
         exit_code=1,
+        ranks=plan.ranks,
+        hosts=len(plan.hosts),
+        tried=_tried(reasons),
     )
+
+
+def _tried(reasons: Mapping[str, str]) -> str:
+    return "".join(f"\n{name}: {reason}" for name, reason in reasons.items())
 
 
 def _require_each_host(plan: Plan, torchrun: Torchrun, environment: Mapping[str, str]) -> None:
@@ -86,13 +90,19 @@ def _require_each_host(plan: Plan, torchrun: Torchrun, environment: Mapping[str,
     hosts = len(plan.hosts)
     if hosts > 1 and pod_index(environment) is None:
         raise HpctrainError(
-            f"torchrun starts ranks only on its own host, and the run has {hosts} hosts",
+            "HT-launcher-torchrun-on-other-hosts",
+            "torchrun starts ranks only on its own host, and the run has {hosts} hosts",
             "choose --launcher mpirun; `hpctrain submit --cluster kubernetes` starts a torchrun in each pod",
+            hosts=hosts,
         )
     if torchrun.node >= hosts:
         raise HpctrainError(
-            f"this is pod {torchrun.node}, from 0, and the run has {hosts} host{'' if hosts == 1 else 's'}",
+            "HT-launcher-pod-beyond-hosts",
+            "this is pod {pod}, from 0, and the run has {hosts} host{plural}",
             "the Job's completions and parallelism have to equal the number of hosts",
+            pod=torchrun.node,
+            hosts=hosts,
+            plural="" if hosts == 1 else "s",
         )
 
 
@@ -118,7 +128,13 @@ def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> L
             return _named(name, environment)
         except HpctrainError as error:
             reasons[name] = error.message
-    raise _no_launcher("no launcher is installed here", reasons)
+    raise HpctrainError(
+        "HT-launcher-none-installed",
+        "no launcher is installed here{tried}",
+        _OTHER_LAUNCHERS,
+        exit_code=1,
+        tried=_tried(reasons),
+    )
 
 
 def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
@@ -160,7 +176,10 @@ def require_image(plan: Plan) -> None:
     is_file = pyxis_file if container.runtime == "pyxis" else "://" not in container.image
     if is_file and not Path(container.image).exists():
         raise HpctrainError(
-            f"there is no container image {container.image}", f"looked for {Path(container.image).absolute()}"
+            "HT-container-image-missing",
+            "there is no container image {image}",
+            f"looked for {Path(container.image).absolute()}",
+            image=container.image,
         )
 
 
@@ -168,8 +187,10 @@ def require_choices(plan: Plan) -> None:
     """Refuse a chosen launcher that cannot continue without a dead rank, as the planner does with backends."""
     if plan.fault_tolerant and plan.start.launcher not in ("auto", "mpirun"):
         raise HpctrainError(
-            f"fault_tolerance: shrink: {plan.start.launcher} ends the step of a rank that died",
+            "HT-launcher-ends-dead-ranks",
+            "fault_tolerance: shrink: {launcher} ends the step of a rank that died",
             f"choose --launcher mpirun, of Open MPI 5; {_STOP_INSTEAD}",
+            launcher=plan.start.launcher,
         )
 
 
@@ -183,13 +204,17 @@ def require_mitigation(plan: Plan, launcher: Launcher) -> None:
     hint = f"load Open MPI 5 or later, or: pip install 'hpctrain[mpi]'; {_STOP_INSTEAD}"
     if not (isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"):
         raise HpctrainError(
-            f"fault_tolerance: shrink needs the mpirun of Open MPI 5 or later, and {launcher.name} starts the ranks",
+            "HT-launcher-cannot-mitigate",
+            "fault_tolerance: shrink needs the mpirun of Open MPI 5 or later, and {launcher} starts the ranks",
             hint,
+            launcher=launcher.name,
         )
     if "options:ft_mpi_support:no" in program_output(str(launcher.mpirun.with_name("ompi_info")), "--parsable"):
         raise HpctrainError(
-            f"fault_tolerance: shrink needs failure mitigation, and {launcher.name} was built without (--with-ft=no)",
+            "HT-launcher-without-mitigation",
+            "fault_tolerance: shrink needs failure mitigation, and {launcher} was built without (--with-ft=no)",
             hint,
+            launcher=launcher.name,
         )
 
 
@@ -202,13 +227,18 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
     srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
     if not in_allocation(environment):
         raise HpctrainError(
-            f"{srun.name} starts ranks inside a Slurm job, and this process is not in one",
+            "HT-launcher-outside-slurm-job",
+            "{launcher} starts ranks inside a Slurm job, and this process is not in one",
             "start it in one: hpctrain submit, or salloc",
+            launcher=srun.name,
         )
     if srun.mpi not in (plugins := _plugins()):
         raise HpctrainError(
-            f"this Slurm has no plugin {srun.mpi}; `srun --mpi=list` names {', '.join(plugins) or 'none'}",
+            "HT-slurm-no-mpi-plugin",
+            "this Slurm has no plugin {plugin}; `srun --mpi=list` names {plugins}",
             "choose --launcher mpirun",
+            plugin=srun.mpi,
+            plugins=", ".join(plugins) or "none",
         )
     return srun
 
@@ -218,7 +248,12 @@ def _torchrun_port(environment: Mapping[str, str]) -> int | None:
     if port is None:
         return None
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise HpctrainError(f"MASTER_PORT={port} is not a port", "for example export MASTER_PORT=29500")
+        raise HpctrainError(
+            "HT-launcher-port-invalid",
+            "MASTER_PORT={port} is not a port",
+            "for example export MASTER_PORT=29500",
+            port=port,
+        )
     return int(port)
 
 
@@ -241,7 +276,13 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> 
         return
     end = "\n  ".join([line for line in output.splitlines() if line.strip()][-_REASON_LINES:])
     how = f"no answer in {seconds:g} s" if status is None else f"exit status {status}"
-    raise HpctrainError(f"{how}; at its end {launcher.name} said:\n  {end or 'nothing'}")
+    raise HpctrainError(
+        "HT-launcher-probe-failed",
+        "{outcome}; at its end {launcher} said:\n  {end}",
+        outcome=how,
+        launcher=launcher.name,
+        end=end or "nothing",
+    )
 
 
 def _run(command: Command, seconds: float) -> tuple[int | None, str]:

@@ -64,7 +64,10 @@ def place_hosts(
     require_ranks(ranks)
     if interface is not None and not _INTERFACES.fullmatch(interface):
         raise HpctrainError(
-            f"--interface {interface!r} is not the name of a network interface", "for example ib0; `ip link` lists them"
+            "HT-interface-not-name",
+            "--interface {interface!r} is not the name of a network interface",
+            "for example ib0; `ip link` lists them",
+            interface=interface,
         )
     names, fabric = tuple(named), known and known.fabric
     room = {name: slots for name, slots in named.items() if slots is not None} or _even(names, ranks)
@@ -89,8 +92,11 @@ def place_hosts(
 def _even(names: Sequence[str], ranks: int) -> dict[str, int]:
     if ranks % len(names):
         raise HpctrainError(
-            f"-np {ranks}: {len(names)} hosts cannot have the same number of ranks",
+            "HT-ranks-not-even-on-hosts",
+            "-np {ranks}: {hosts} hosts cannot have the same number of ranks",
             f"for example -np {len(names)}; or say how many each has: --hosts {names[0]}:2,{names[1]}:1",
+            ranks=ranks,
+            hosts=len(names),
         )
     return dict.fromkeys(names, ranks // len(names))
 
@@ -149,7 +155,11 @@ def _fill(order: Sequence[str], room: Mapping[str, int], ranks: int) -> dict[str
     have = sum(room[name] for name in order)
     if ranks > have:
         raise HpctrainError(
-            f"-np {ranks}: the hosts have {have} slots together", "name more hosts, or give them more slots"
+            "HT-ranks-more-than-slots",
+            "-np {ranks}: the hosts have {slots} slots together",
+            "name more hosts, or give them more slots",
+            ranks=ranks,
+            slots=have,
         )
     filled: dict[str, int] = {}
     for name in order:

@@ -86,6 +86,11 @@ def require_processors(plan: Plan, machine: Machine) -> None:
     cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
     threads = "" if processors == machine.cores else f" ({processors} hardware threads)"
     raise HpctrainError(
-        f"-np {plan.ranks}: {plan.hosts[0].host} has {cores}{threads} for {plan.ranks} ranks",
+        "HT-ranks-more-than-cores",
+        "-np {ranks}: {host} has {cores}{threads} for {ranks} ranks",
         f"-np {machine.cores} is the fastest here; --oversubscribe lets ranks share cores, --hosts names more hosts",
+        ranks=plan.ranks,
+        host=plan.hosts[0].host,
+        cores=cores,
+        threads=threads,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpctrain.common.checkpoints.layout import checkpoint_path
 from hpctrain.common.checkpoints.manifest import read_manifest
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, joined
 from hpctrain.common.recipes.difference import flat, settings
 from hpctrain.common.recipes.gpt import GptSettings
 from hpctrain.common.recipes.requirements import has_folder, shard_folder
@@ -73,13 +73,7 @@ def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapp
             )
             for key, (old, new) in unfit.items()
         ]
-        raise HpctrainError(
-            "HT-checkpoint-of-other-values",
-            "{lines}",
-            hint,
-            lines="\n".join(fault.message for fault in faults),
-            faults=[fault.record() for fault in faults],
-        )
+        raise joined(faults, hint)
 
 
 def _fixed_keys(path: Path, changes: Mapping[str, tuple[Any, Any]], plan: Plan, recipe: Recipe) -> Iterator[str]:

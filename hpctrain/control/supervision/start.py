@@ -121,7 +121,7 @@ def _require_program(plan: Plan, machine: Machine) -> None:
     program = "apptainer" if container else plan.start.python
     if program and any(same_host(host.host, machine.host) for host in plan.hosts) and shutil.which(program) is None:
         option = "--container needs it" if container else "name the ranks' interpreter: --python PROGRAM"
-        raise HpctrainError("HT-program-missing", "there is no program {program}", option, program=program)
+        raise HpctrainError("HT-program-not-found", "there is no program {program}", option, program=program)
 
 
 def _require_passed(plan: Plan) -> None:

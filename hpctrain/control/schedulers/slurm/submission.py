@@ -175,7 +175,7 @@ def _prepare(directory: RunDirectory) -> set[Path]:
         raise disk_error(error, path) from error
     if before & {directory.plan, directory.submission, directory.events}:
         raise HpctrainError(
-            "HT-run-exists",
+            "HT-run-directory-taken",
             "{path} already holds a run",
             f"choose another place with --run-dir; to resume it: {resume_command(directory)}",
             path=path,

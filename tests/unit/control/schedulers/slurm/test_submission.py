@@ -149,7 +149,7 @@ def test_a_folder_that_was_there_keeps_what_was_in_it(programs: Programs, capsys
 def test_a_run_is_not_submitted_over_another(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     for code in (0, 2):
         assert submit("digits", "--cluster", "generic", "--run-dir", "place") == code
-    assert codes(capsys.readouterr().err) == ["HT-run-exists"]
+    assert codes(capsys.readouterr().err) == ["HT-run-directory-taken"]
     assert Path("place/plan.json").exists()
     assert len(programs.calls("sbatch")) == 1
 
