@@ -98,8 +98,9 @@ def test_a_controller_that_does_not_answer(slurm: LocalSlurm, tmp_path: Path, mo
     lines = ["SlurmctldPort=1" if line.startswith("SlurmctldPort=") else line for line in text.splitlines()]
     other.write_text("\n".join(lines) + "\n")
     monkeypatch.setenv("SLURM_CONF", str(other))
-    with pytest.raises(HpctrainError, match=r"did not answer within|Unable to contact slurm controller"):
+    with pytest.raises(HpctrainError) as caught:
         job_states(["1"], seconds=5)
+    assert caught.value.code in ("HT-program-no-answer", "HT-slurm-squeue-failed")
 
 
 def test_status_and_cancel_by_number_and_by_directory(submit: Submit, slurm_main: Launch, tmp_path: Path) -> None:

@@ -172,12 +172,20 @@ def _without_mpi(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[
 def _require_single(plan: Plan, hosts: Sequence[str], machine: Machine) -> None:
     if plan.ranks > 1 and not CAPABILITIES[plan.asked_backend].replicates:
         raise HpctrainError(
-            f"backend {plan.asked_backend!r} is for one process, not for -np {plan.ranks}", "choose --backend auto"
+            "HT-backend-of-one-process",
+            "backend {backend!r} is for one process, not for -np {ranks}",
+            "choose --backend auto",
+            backend=plan.asked_backend,
+            ranks=plan.ranks,
         )
     if elsewhere := [host for host in hosts if not same_host(host, machine.host)]:
         raise HpctrainError(
-            f"backend {plan.asked_backend!r} starts its process on this machine, {machine.host}, not on {elsewhere[0]}",
+            "HT-backend-of-this-machine",
+            "backend {backend!r} starts its process on this machine, {host}, not on {other}",
             "choose --backend auto",
+            backend=plan.asked_backend,
+            host=machine.host,
+            other=elsewhere[0],
         )
 
 
@@ -196,9 +204,11 @@ def _fitting(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
         return "mpi", f"PyTorch {machine.versions['torch']} is built for CPUs"
     if capable.needs_build and framework is None and backend not in machine.versions:
         raise HpctrainError(
-            f"which backend is for {plan.title}? There is {reason.partition(', ')[2]}, and Horovod, which serves "
-            "either framework, is not built",
+            "HT-backend-undecided",
+            "which backend is for {title}? There is {gpus}, and Horovod, which serves either framework, is not built",
             "--backend nccl for PyTorch; for Keras --backend horovod, after: hpctrain horovod build",
+            title=plan.title,
+            gpus=reason.partition(", ")[2],
         )
     return backend, reason
 

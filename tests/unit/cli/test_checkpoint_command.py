@@ -16,6 +16,7 @@ from hpctrain.common.run.events import read_events
 from hpctrain.worker.data import open_sources
 from support import needs
 from support.launching import Launch
+from support.refusals import codes
 from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
 from support.written_checkpoints import progress_of, write_checkpoint
 
@@ -124,13 +125,13 @@ def test_what_is_not_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureF
     code, said = refused("m.pt")
     assert code == 2 and "m.pt is there already" in said
     assert (tmp_path / "m.pt").read_text() == "mine"
-    assert "there is no folder" in refused("none/m.pt")[1]
+    assert codes(refused("none/m.pt")[1]) == ["HT-output-folder-missing"]
     damage(run / "checkpoints" / "step-00000012")
     code, said = refused("n.pt", run / "checkpoints" / "step-00000012")
     assert code == 3 and "is not what was written" in said
     script = write_run(tmp_path / "script", script_plan(), []).path
     write_checkpoint(script / "checkpoints", progress_of(1), plan=script_plan().model_dump(mode="json"))
-    assert "does not belong to a recipe's model" in refused("o.pt", script)[1]
+    assert codes(refused("o.pt", script)[1]) == ["HT-checkpoint-not-of-recipe"]
 
 
 @pytest.mark.long

@@ -47,12 +47,12 @@ def test_json_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         (["--fabric", "topology.conf", "--hosts", "n[1-5]"], "the fabric has no host 'n5'"),
-        (["--hosts", "n[1-5"], "--hosts: 'n[1-5' is not a list of hosts"),
-        (["--hosts", "n[1-2]", "-np", "3"], "-np 3: 2 hosts cannot have the same number of ranks"),
+        (["--hosts", "n[1-5"], "HT-hosts-not-a-list"),
+        (["--hosts", "n[1-2]", "-np", "3"], "HT-ranks-not-even-on-hosts"),
         (["--nodes", "2"], "--nodes 2: this machine has 1 host"),
         (["--fabric", "fabric.txt", "--hosts", "n1"], "fabric.txt"),
         (["--node", "nodes.txt"], "cannot read the node file nodes.txt"),
-        (["--node", "node.txt", "-np", "3"], "3 ranks for 2 GPUs"),
+        (["--node", "node.txt", "-np", "3"], "HT-ranks-not-one-per-gpu"),
         (["-np", "0"], "-np 0: a run needs at least one rank"),
     ],
 )

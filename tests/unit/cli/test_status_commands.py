@@ -17,6 +17,7 @@ import pytest
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.records import RankRecord, write_record
+from support.refusals import codes
 from support.report.written_runs import recipe_plan, run_events, write_run
 from support.schedulers.slurm_programs import (
     NO_ACCOUNTING,
@@ -123,10 +124,11 @@ def test_misuse(
         assert words in capsys.readouterr().err
     install(tmp_path, monkeypatch, squeue=NO_CONTROLLER)
     assert main([command, "4711"]) == 1
-    assert "Unable to contact slurm controller" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-slurm-squeue-failed"]
     install(tmp_path, monkeypatch, squeue=prints(row("4711", "RUNNING", "/", nodes="n1")))
     assert main([command, "4711"]) == 2
-    assert "the directory of job 4711, /, holds no run" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-run-not-found"] and "4711, /," in said
 
 
 def test_logs(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,7 +261,7 @@ def test_other_jobs_in_a_run_directory_are_not_the_runs(
     squeue = f"[ -e {tmp_path}/ended ] && {queue('CANCELLED')} || {queue('RUNNING')}"
     calls = install(tmp_path, monkeypatch, squeue=squeue, scancel=f"touch {tmp_path}/ended")
     assert main(["cancel", str(directory.path)]) == 0
-    assert "scancel 12 15\n" in calls.read_text()
+    assert ["scancel", "12", "15"] in [line.split() for line in calls.read_text().splitlines()]
     assert "the run is stopped" in capsys.readouterr().out
 
 
@@ -308,7 +310,7 @@ def test_cancel_cannot_end_what_was_started_by_hand(tmp_path: Path, capsys: pyte
     """From the text of a dry run, which leaves nobody's number."""
     directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
     assert main(["cancel", str(directory.path)]) == 1
-    assert "the run was started by hand" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-run-started-by-hand"]
 
 
 def _record(directory: RunDirectory, rank: int, status: str, *, host: str | None = None, pid: int = 2**22 + 1) -> None:
@@ -339,16 +341,16 @@ def test_cancel_names_ranks_that_no_launcher_would_stop(
             assert main(["cancel", str(directory.path)]) == 1
         finally:
             rank.kill()
-    assert f"rank 1 of the run may still run, without a launcher\n  on {socket.gethostname()}: kill {rank.pid}" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-run-ranks-without-launcher"] and "rank" in said
 
 
 def test_cancel_cannot_see_ranks_by_hand_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
     _record(directory, 3, "running", host="gpu9", pid=77)
     assert main(["cancel", str(directory.path)]) == 1
-    assert "on gpu9: kill 77" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-run-ranks-without-launcher"] and "gpu9: kill 77" in said
 
 
 def test_cancel_cannot_see_ranks_elsewhere_whose_launcher_here_was_killed(
@@ -358,13 +360,15 @@ def test_cancel_cannot_see_ranks_elsewhere_whose_launcher_here_was_killed(
     _record(directory, 0, "running")
     _record(directory, 1, "running", host="gpu9", pid=77)
     assert main(["cancel", str(directory.path)]) == 1
-    assert "rank 1 of the run may still run, without a launcher\n  on gpu9: kill 77" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-run-ranks-without-launcher"] and "rank" in said
 
 
 def test_cancel_says_what_to_do_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=77, host="gpu9")])
     assert main(["cancel", str(directory.path)]) == 1
-    assert "started on gpu9" in (err := capsys.readouterr().err) and "kill 77" in err
+    err = capsys.readouterr().err
+    assert codes(err) == ["HT-run-on-other-host"] and "gpu9" in err and "kill 77" in err
     assert not directory.stop.exists(), "no rank would see it"
 
 

@@ -13,6 +13,7 @@ import yaml
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
+from support.refusals import codes
 
 # In place of kubectl: keeps what it was given, and does as kubectl does where the cluster has no operator.
 KUBECTL = """\
@@ -89,8 +90,7 @@ def test_two_submissions_have_two_names(notes: Path, capsys: pytest.CaptureFixtu
 def test_no_operator(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SUBMIT, "--backend", "mpi"]) == 2
     said = capsys.readouterr().err
-    assert "kubectl create fails: error: resource mapping not found" in said
-    assert "install mpi-operator there, or choose --backend gloo or nccl, which needs none" in said
+    assert codes(said) == ["HT-kubernetes-create-failed"] and "mpi-operator" in said
     # What was created for the job before it was refused is gone again.
     calls = [json.loads(line) for line in notes.read_text().splitlines()]
     assert [arguments[0] for arguments, _ in calls] == ["create", "create", "delete"]
@@ -100,8 +100,7 @@ def test_no_operator(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_job_of_this_name_is_not_taken_for_a_new_one(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SUBMIT[:-1], "taken"]) == 2
     said = capsys.readouterr()
-    assert "kubectl create fails: Error from server (AlreadyExists)" in said.err
-    assert "choose another --job-name, or end this one first" in said.err
+    assert codes(said.err) == ["HT-kubernetes-create-failed"] and "--job-name" in said.err
     assert "kubectl delete job,service,configmap -l app.kubernetes.io/instance=taken" in said.err
     assert said.out == ""
 
@@ -141,22 +140,23 @@ def test_where_curves_go_is_in_the_plan(notes: Path, capsys: pytest.CaptureFixtu
 def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (notes.parent / "bin" / "kubectl").unlink()
     assert main(SUBMIT) == 2
-    assert "kubectl is not on the PATH\n  --dry-run prints the manifests" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-program-not-found"] and "kubectl" in said
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--partition", "gpu"], "--partition has no meaning on Kubernetes\n  name the nodes' labels"),
-        (["--array", "0-3", "--set", "seed=%a"], "--array has no meaning on Kubernetes\n  submit each"),
-        (["--wait"], "kubectl wait --for=condition=complete job/NAME"),
-        (["--launcher", "mpirun"], "choose a --backend"),
-        (["--topology", "gpu"], "--topology has no meaning on Kubernetes"),
-        (["--mount", "/data"], "name the claims in the profile: volumes"),
-        (["--sbatch", "mail-type=END"], "change the manifests"),
-        (["--run-dir", "runs/one"], "for example --run-dir /hpctrain/runs/one"),
-        (["--backend", "gloo", "--framework", "keras"], "backend 'gloo' reduces PyTorch's gradients"),
-        (["--env", "MY_TOKEN"], "kubernetes.secrets"),
+        (["--partition", "gpu"], "HT-kubernetes-option-of-slurm"),
+        (["--array", "0-3", "--set", "seed=%a"], "HT-kubernetes-option-of-slurm"),
+        (["--wait"], "HT-kubernetes-option-of-slurm"),
+        (["--launcher", "mpirun"], "HT-kubernetes-option-of-slurm"),
+        (["--topology", "gpu"], "HT-kubernetes-option-of-slurm"),
+        (["--mount", "/data"], "HT-kubernetes-option-of-slurm"),
+        (["--sbatch", "mail-type=END"], "HT-kubernetes-option-of-slurm"),
+        (["--run-dir", "runs/one"], "HT-run-directory-on-no-volume"),
+        (["--backend", "gloo", "--framework", "keras"], "HT-backend-of-other-framework"),
+        (["--env", "MY_TOKEN"], "HT-kubernetes-secret-in-manifest"),
     ],
 )
 def test_misuse(
@@ -177,13 +177,14 @@ def test_misuse(
 def test_a_job_is_kubectls(notes: Path, command: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, target]) == 2
     said = capsys.readouterr().err
-    assert f"{target} is a job of Kubernetes" in said
+    assert codes(said) == ["HT-run-is-kubernetes-job"] and str(target) in said
     kind = target.partition("/")[0].partition(".")[0]
     assert f"kubectl delete {kind},service,configmap -l app.kubernetes.io/instance=digits-1" in said
 
 
 def test_a_plan_is_for_resuming(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", "--plan", "plan.json"]) == 2
-    assert "--plan says what --resume starts" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-run-resume-with-plan"]
     assert main(["run", "--resume", "--run-dir", "run", "--plan", "none.json"]) == 2
-    assert "cannot read none.json" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-file-unreadable"] and "none.json" in said

@@ -18,6 +18,7 @@ from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import nvidia_smi
 from hpctrain.control.topology.verify import End, Flow
+from support.refusals import codes
 from support.topology.listings import listing
 
 SMALL = Path(__file__).parents[1] / "control" / "topology" / "discovered"
@@ -183,11 +184,11 @@ def test_place_lays_a_mesh(fabric: str, capsys: pytest.CaptureFixture[str]):
     ("options", "said"),
     [
         (["--mesh", "tp=3"], "the mesh tp 3 = 3 does not divide 8 ranks"),
-        (["--model", "parameters=1"], "--model is what a mesh trains\n  add --mesh tp=8,pp=4,dp_shard=-1"),
-        (["--mesh", "dp_shard=8", "--model", "layers=2"], "--model layers=2: how many parameters?"),
-        (["--mesh", "dp_shard=8", "--model", "parameters=many"], "'parameters=many' is not of the form KEY=NUMBER"),
-        (["--mesh", "dp_shard=8", "--model", "parameters=-1"], "is not of the form KEY=NUMBER"),
-        (["--mesh", "dp_shard=8", "--model", "parameter=1"], "unknown key 'parameter'\n  did you mean 'parameters'?"),
+        (["--model", "parameters=1"], "HT-mesh-without-model"),
+        (["--mesh", "dp_shard=8", "--model", "layers=2"], "HT-mesh-model-without-parameters"),
+        (["--mesh", "dp_shard=8", "--model", "parameters=many"], "HT-mesh-model-not-number"),
+        (["--mesh", "dp_shard=8", "--model", "parameters=-1"], "HT-mesh-model-not-number"),
+        (["--mesh", "dp_shard=8", "--model", "parameter=1"], "HT-mesh-model-unknown-key"),
         (["--mesh", "tp=8", "--model", "parameters=1,layers=2"], "lacks width, sequence, samples, which mesh tp 8"),
     ],
 )
@@ -357,7 +358,8 @@ def test_verify_needs_an_allocation(fabric: str, capsys: pytest.CaptureFixture[s
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     assert "-np 2" in run(capsys, "verify", code=2)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node0001")
-    assert "SLURM_JOB_NODELIST: there is no link" in run(capsys, "verify", code=2)
+    said = run(capsys, "verify", code=2)
+    assert codes(said) == ["HT-hosts-only-one"] and "SLURM_JOB_NODELIST" in said
     assert "'node0099'" in run(capsys, "verify", "--hosts", "node0001,node0099", "--fabric", fabric, code=2)
     assert "-np" in run(capsys, "verify", "-np", "2", "--fabric", fabric, code=2)
     assert "-np" in run(capsys, "verify", "-np", "2", "--routes", "nope", code=2)
@@ -368,8 +370,9 @@ def test_verify_refuses_hosts_that_it_cannot_measure_between(capsys: pytest.Capt
     hostfile.write_text("node0001\nnode0002\n")
     both = ["-H", "node0001,node0002", "--hostfile", str(hostfile)]
     assert "give one of them" in run(capsys, "verify", *both, code=2)
-    assert "--hosts: there is no link" in run(capsys, "verify", "-H", "node0001", code=2)
-    assert "not the name of a network interface" in run(capsys, "verify", *both[:2], "--interface", "-x", code=2)
+    said = run(capsys, "verify", "-H", "node0001", code=2)
+    assert codes(said) == ["HT-hosts-only-one"] and "--hosts" in said
+    assert codes(run(capsys, "verify", *both[:2], "--interface", "-x", code=2)) == ["HT-interface-not-name"]
     assert "valid: " in run(capsys, "verify", *both[:2], "--launcher", "mpiexec", code=2)
 
 

@@ -1,0 +1,73 @@
+"""With --json a command prints one document on stdout, also where it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpctrain.cli.main import main
+from hpctrain.common.errors import HpctrainError
+from support.refusals import check, codes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "code", "values"),
+    [
+        (["status", "nowhere", "--json"], 2, "HT-run-not-directory-or-job", {"target": "nowhere"}),
+        (["checkpoint", "verify", "empty", "--json"], 3, "HT-checkpoint-none", {"target": "empty"}),
+        (["plan", "digits", "--nodes", "1,2", "--json"], 2, "HT-plan-several-node-counts", {"nodes": "1,2"}),
+        (["recipes", "show", "--json"], 2, "HT-recipe-not-named", {}),
+        (["data", "shard", ".", "out", "--master", "local", "--json"], 2, "HT-spark-master-without-engine", {}),
+        (["bench", "step", "--precision", "bf16", "--json"], 2, "HT-bench-precision-without-sweep", {}),
+    ],
+)
+def test_an_error_is_the_document(
+    arguments: list[str],
+    exit_code: int,
+    code: str,
+    values: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty/checkpoints").mkdir(parents=True)
+    assert main(arguments) == exit_code
+    printed = capsys.readouterr()
+    (name, error), *others = json.loads(printed.out).items()
+    assert (name, others, error["exit_code"], codes(printed.err)) == ("error", [], exit_code, [code])
+    check(HpctrainError.from_record(error), code, **values)
+    assert main(arguments[:-1]) == exit_code
+    assert capsys.readouterr().out == ""
+
+
+def test_an_argument_of_a_script_is_not_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", "--", "--json"]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, codes(printed.err)) == ("", ["HT-recipe-with-arguments"])
+
+
+def test_a_checked_recipe_has_its_error_beside_those_that_are_sound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    assert main(["recipes", "show", "digits"]) == 0
+    file.write_text(capsys.readouterr().out + "variants:\n  a: {}\n  b: {epochs: x}\n")
+    assert main(["recipes", "check", str(file), "--json"]) == 2
+    sound, wrong = json.loads(capsys.readouterr().out)
+    assert (sound["name"], sound["status"], wrong["status"]) == ("digits@a", "ok", "failed")
+    assert wrong["name"] == f"{file}@b" and wrong["error"]["code"].startswith("HT-")
+
+
+@pytest.mark.slow
+def test_a_picture_that_cannot_be_written_leaves_no_answer_before_the_error(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "hpctrain", "plan", "digits", "--gpu", "h100-sxm", "--json", "--plot", "a.png"]
+    ended = subprocess.run(
+        ["prlimit", "--fsize=4096", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert list(json.loads(ended.stdout)) == ["error"]
