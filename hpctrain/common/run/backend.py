@@ -172,7 +172,7 @@ def _without_mpi(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[
 def _require_single(plan: Plan, hosts: Sequence[str], machine: Machine) -> None:
     if plan.ranks > 1 and not CAPABILITIES[plan.asked_backend].replicates:
         raise HpctrainError(
-            "HT-backend-of-one-process",
+            "HT-backend-for-one-process",
             "backend {backend!r} is for one process, not for -np {ranks}",
             "choose --backend auto",
             backend=plan.asked_backend,

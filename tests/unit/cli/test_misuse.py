@@ -45,7 +45,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["run", "digits", "-np", "two"], "unable to parse string as an integer"),
         pytest.param(["run", "digits", "--backend", "nccl2"], "HT-backend-unknown", marks=needs.pytorch),
         pytest.param(
-            ["run", "digits", "-np", "2", "--backend", "single"], "HT-backend-of-one-process", marks=needs.pytorch
+            ["run", "digits", "-np", "2", "--backend", "single"], "HT-backend-for-one-process", marks=needs.pytorch
         ),
         (["run", "digits", "-np", "3", "--mesh", "dp_shard=2"], "the mesh dp_shard 2 = 2 does not divide 3 ranks"),
         (["run", "digits", "--dry-run", "--mesh", "tp=2"], "mesh.tp: digits_cnn has no plan by which its layers are"),

@@ -82,7 +82,7 @@ def test_nccl_tests_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
         ([*H100, "-np", "4"], "HT-prediction-hosts-by-name"),
         ([*H100, "--batch", "4"], "HT-prediction-option-of-script"),
         ([*H100, "--link", "fast"], "HT-prediction-not-link-rate"),
-        ([*H100, "--backend", "single"], "HT-backend-of-one-process"),
+        ([*H100, "--backend", "single"], "HT-backend-for-one-process"),
         ([*H100, "--backend", "mpi", "--tcp"], "does not use it"),
         ([*H100, "--backend", "nccl", "--set", "communication.compression=top_k"], "need --backend mpi"),
         ([*H100, "--set", "sync.every=8"], "--set sync=null"),

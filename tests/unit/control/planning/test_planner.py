@@ -69,7 +69,7 @@ def test_the_plan_survives_its_file() -> None:
     ("options", "code", "values"),
     [
         ({"backend": "horvod"}, "HT-backend-unknown", {}),
-        ({"backend": "single", "ranks": 2}, "HT-backend-of-one-process", {}),
+        ({"backend": "single", "ranks": 2}, "HT-backend-for-one-process", {}),
         ({"backend": "gloo", "framework": "keras"}, "HT-backend-of-other-framework", {"own": "PyTorch"}),
         ({"backend": "mirrored", "framework": "torch"}, "HT-backend-of-other-framework", {"own": "TensorFlow"}),
         (
