@@ -13,7 +13,7 @@ from hpctrain.cli import completion
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.tables import AsJson, print_table
 from hpctrain.cli.work import print_notes
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, joined
 from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
@@ -113,14 +113,8 @@ def check(
         answer(f"{name}: ok" + (f", cannot be run: {'; '.join(what)}" if what else ""))
     if faults:
         # A fault that all variants share is printed once.
-        lines = dict.fromkeys(line for error in faults.values() for line in error.message.splitlines())
-        raise HpctrainError(
-            "HT-recipe-invalid",
-            "{lines}",
-            next(iter(faults.values())).hint,
-            lines="\n".join(lines),
-            faults=[error.record() for error in faults.values()],
-        )
+        different = {error.message: error for error in faults.values()}
+        raise joined([*different.values()], next(iter(faults.values())).hint)
 
 
 def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:

@@ -187,7 +187,7 @@ def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
 def test_logs_misuse(finished: RunDirectory, array: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(finished.path)
     said = {
-        (run, "--rank", "2"): "there is no rank 2\n  the run has the ranks 0 to 1",
+        (run, "--rank", "2"): "there is no rank 2",
         (run, "--rank", "one"): "--rank one",
         (run, "--rank", ""): "empty range",
         (run, "--rank", "1", "--job"): "leave out one of them",

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.profile import NodeProfile, sbatch_fault
 from hpctrain.control.schedulers.profiles import describe_profiles, load_profile, profile_names, slurm_folder
 from support.refusals import refused
@@ -84,12 +83,12 @@ def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
         ("time: soon", 3, "HT-slurm-bad-time-limit", {"key": "time", "value": "soon"}),
         ("time: '1:2:3:4'", 3, "HT-slurm-bad-time-limit", {"key": "time"}),
         ("node_storage: $(rm x)", 3, "HT-file-value", {"key": "node_storage"}),
-        ("sbatch: {output: x}", 1, "HT-profile-bad-sbatch-option", {"option": "output"}),
-        ("sbatch: {nodes: '2'}", 1, "HT-profile-bad-sbatch-option", {"option": "nodes"}),
-        ("sbatch: {--comment: x}", 1, "HT-profile-bad-sbatch-option", {"option": "--comment"}),
-        ("sbatch: {gres: 'gpu:4'}", 1, "HT-profile-bad-sbatch-option", {"option": "gres"}),
-        ('sbatch: {comment: "a\\nb"}', 1, "HT-profile-bad-sbatch-option", {"option": "comment"}),
-        ("sbatch: {outpu: x}", 1, "HT-profile-bad-sbatch-option", {"option": "outpu"}),
+        ("sbatch: {output: x}", 1, "HT-sbatch-option-set-elsewhere", {"option": "output"}),
+        ("sbatch: {nodes: '2'}", 1, "HT-sbatch-option-set-elsewhere", {"option": "nodes"}),
+        ("sbatch: {--comment: x}", 1, "HT-sbatch-option-not-long-name", {"option": "--comment"}),
+        ("sbatch: {gres: 'gpu:4'}", 1, "HT-sbatch-gpus-set-elsewhere", {"option": "gres"}),
+        ('sbatch: {comment: "a\\nb"}', 1, "HT-sbatch-value-not-one-line", {"option": "comment"}),
+        ("sbatch: {outpu: x}", 1, "HT-sbatch-option-set-elsewhere", {"option": "output"}),
         ("sbatch: {mem: 4G}", 1, "HT-profile-sbatch-option-has-key", {"option": "mem", "set_by": "node.memory"}),
         (
             "sbatch: {exclusive: user}",
