@@ -110,7 +110,7 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text("name: x\n")
     assert main(["recipes", "check", str(file)]) == 2
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-file-missing-key"] and "epochs" in said
+    assert codes(said) == ["HT-file-faults"] and "'epochs'" in said
 
 
 @pytest.mark.slow
