@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from hpctrain.common.cluster.launcher import detect
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import TIMEOUT
-from support.refusals import codes
+from support.refusals import codes, refused
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 TORCHRUN = {
@@ -132,7 +131,7 @@ def test_the_launcher_is_read_from_its_variables(variables, expected):
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
 def test_a_wrong_limit_is_refused(monkeypatch, text):
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", text)
-    with pytest.raises(HpctrainError, match="number of seconds above 0"):
+    with refused("HT-variable-invalid", name="HPCTRAIN_TIMEOUT", value=text):
         TIMEOUT.read()
 
 

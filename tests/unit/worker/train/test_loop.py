@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 
-from hpctrain import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.worker.comm.single import SingleCommunicator
@@ -164,7 +163,7 @@ def test_drop_last(tmp_path):
 
 
 def test_a_batch_that_leaves_no_step_is_refused(tmp_path):
-    with pytest.raises(HpctrainError, match=r"batch\.size=11.*10 training samples"):
+    with refused("HT-data-too-few-for-batch", batch=11, samples=10):
         run(tmp_path, recipe(batch={"size": 11, "drop_last": True}))
 
 
