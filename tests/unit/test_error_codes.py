@@ -65,3 +65,8 @@ def test_another_hint_leaves_the_rest():
     other = error().but(before="on node1: ", hint="", exit_code=2)
     assert str(other) == "on node1: /a: 2 bytes of {} [HT-of-test]"
     assert (other.exit_code, other.values, error().exit_code) == (2, error().values, 1)
+
+
+def test_what_json_cannot_have_is_text_in_the_record():
+    made = HpctrainError("HT-of-test", "{rate}", rate=float("nan"), paths=(Path("/a"), float("inf")))
+    assert made.record()["values"] == {"rate": "nan", "paths": ["/a", "inf"]}
