@@ -20,7 +20,7 @@ from hpctrain.common.run.events.kinds import LIMIT, EnergyEvent, LogEvent, RunEv
 from hpctrain.worker.comm import Communicator, forks
 
 if TYPE_CHECKING:
-    from hpctrain.worker.energy import HostMeter
+    from hpctrain.worker.energy_meter import HostMeter
 
 # Values that are logged more often are recorded, but not printed.
 _PRINT_SECONDS = 1.0
@@ -59,7 +59,7 @@ class Recording:
         self._model = weakref.ref(model)
         if self._events:
             # Imported here because it loads a library that `import hpctrain` can do without.
-            from hpctrain.worker.energy import HostMeter
+            from hpctrain.worker.energy_meter import HostMeter
 
             self._host, self._meter, self._measured_at = comm.host, HostMeter(), time.monotonic()
         self._step_began = time.perf_counter()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import EnergyEvent
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.energy import HostMeter
+from hpctrain.worker.energy_meter import HostMeter
 
 # Between two readings: a run that is killed loses at most as much.
 _INTERVAL_SECONDS = 300.0

@@ -292,7 +292,7 @@ def _print_error(error: BaseException, script: Script | None) -> None:
 
 def _explain(error: BaseException) -> str:
     """What one of PyTorch's own errors means to a script; empty if it needs no explanation."""
-    if parallel := sys.modules.get("hpctrain.worker.adapters.torch.parallel.distribute"):
+    if parallel := sys.modules.get("hpctrain.worker.adapters.torch.parallel.division"):
         explained: str = parallel.of_divided_tensors(error)
         if explained:
             return f"; {explained}"

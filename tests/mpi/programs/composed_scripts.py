@@ -27,7 +27,7 @@ from composed_training import Alone, Ranks, WrongError, train
 from composition import CHOICES, Composition, drawn
 
 import hpctrain as ht
-from hpctrain.worker.adapters.torch.parallel.distribute import of_divided_tensors
+from hpctrain.worker.adapters.torch.parallel.division import of_divided_tensors
 
 sys.path.append(str(Path(__file__).parents[2]))
 

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 import hpctrain as ht
-from hpctrain.worker.adapters.torch.parallel.distribute import of_divided_tensors
+from hpctrain.worker.adapters.torch.parallel.division import of_divided_tensors
 
 
 def _model() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -25,7 +25,7 @@ from patterns_of_drawing import prefetched_copies
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch import weights
-from hpctrain.worker.adapters.torch.parallel.distribute import of_divided_tensors
+from hpctrain.worker.adapters.torch.parallel.division import of_divided_tensors
 
 # Samples and batch size. Over 2 and 3 ranks: always evenly; never; and with a last batch of one sample.
 DIVISIONS = {"even": (60, 24), "uneven": (26, 7), "small": (22, 7)}

@@ -28,7 +28,7 @@ from hpctrain.worker.comm.base import Wire
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from hpctrain.worker.adapters.torch.parallel.distribute import Division
+    from hpctrain.worker.adapters.torch.parallel.division import Division
     from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
 
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
@@ -127,7 +127,7 @@ def _division(
     """How the mesh divides the model; None where nothing but replicas was asked for."""
     if mesh is None and plan is None and mesh_of(comm).replicates_only:
         return None
-    from hpctrain.worker.adapters.torch.parallel.distribute import Division
+    from hpctrain.worker.adapters.torch.parallel.division import Division
 
     division = Division(comm, model, optimizers, mesh, plan, guard_every=guard_every)
     if division.divides_model and wire is not None:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.worker import energy
-from hpctrain.worker.energy import HostMeter
+from hpctrain.worker import energy_meter as energy
+from hpctrain.worker.energy_meter import HostMeter
 from support.power_zones import RANGE, SERVER, PowerZones
 
 

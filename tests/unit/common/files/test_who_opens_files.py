@@ -16,7 +16,7 @@ _OPENERS = frozenset(("open", "os.open", "io.open", "tarfile.open", "gzip.open",
 _ALLOWED = {
     "the kernel's": {
         "worker.bench.memory",
-        "worker.energy",
+        "worker.energy_meter",
         "common.cluster.rdma",
         "worker.comm.stacks",
         "control.doctor.facts",

@@ -13,7 +13,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import BROKEN, InMemory, Samples
-from hpctrain.worker.energy import HostMeter
+from hpctrain.worker.energy_meter import HostMeter
 from hpctrain.worker.train import energy, loop
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.loop import Loop

@@ -16,7 +16,7 @@ from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.common.run.events.kinds import EnergyEvent, HostEnergy
 from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.report.summary import summarise
-from hpctrain.worker.energy import HostMeter
+from hpctrain.worker.energy_meter import HostMeter
 from hpctrain.worker.train import energy
 from hpctrain.worker.train.energy import RunEnergy
 from support.digits_recipes import digits_recipe
@@ -27,12 +27,12 @@ PROGRAM = """
 import functools, os, sys
 from pathlib import Path
 
-import hpctrain.worker.adapters.recording, hpctrain.worker.energy
+import hpctrain.worker.adapters.recording, hpctrain.worker.energy_meter
 import hpctrain.worker.train.energy, hpctrain.worker.train.recipe
 from hpctrain.worker.train.rank import run_rank
 
 root, directory, *rest = map(Path, sys.argv[1:])
-HostMeter = hpctrain.worker.energy.HostMeter
+HostMeter = hpctrain.worker.energy_meter.HostMeter
 
 
 class Meter(HostMeter):
@@ -52,7 +52,7 @@ class Meter(HostMeter):
         return found
 
 
-hpctrain.worker.energy.HostMeter = Meter
+hpctrain.worker.energy_meter.HostMeter = Meter
 hpctrain.worker.train.recipe.RunEnergy = functools.partial(hpctrain.worker.train.energy.RunEnergy, meter=Meter)
 sys.exit(run_rank(directory))
 """

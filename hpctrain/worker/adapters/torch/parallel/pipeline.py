@@ -21,7 +21,7 @@ from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_
 from hpctrain.worker.adapters.torch.denominators import denominators_of
 from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.liveness import watch_first_steps
-from hpctrain.worker.adapters.torch.parallel.distribute import check_plan, watch_steps
+from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.worker.adapters.torch.parallel.micro_losses import MicroLosses, require_means
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
