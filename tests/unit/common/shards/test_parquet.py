@@ -135,7 +135,7 @@ def test_columns_of_other_names_and_labels_of_text(tmp_path: Path, capsys: pytes
     assert open_shards(tmp_path / "shards", "train").classes == _CLASSES
     assert sorted(label for _, label, _ in _samples(tmp_path / "shards", "train")) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert main([*command, "--image-column", "jpeg", "--label-column", "further"]) == 2
-    assert "--image-column jpeg --label-column kind goes on with it" in capsys.readouterr().err
+    assert "--image-column jpeg --label-column kind" in capsys.readouterr().err
 
 
 def test_names_of_files_as_other_programs_give_them(tmp_path: Path) -> None:

