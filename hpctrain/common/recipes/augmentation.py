@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
 
@@ -42,9 +43,9 @@ class Erasing(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Erasing:
         if not self.area[0] <= self.area[1] <= 1:
-            raise ValueError("area is a smallest and a largest share, at most 1")
+            raise InvalidValueError("HT-data-area-no-range", "area is a smallest and a largest share, at most 1")
         if self.ratio[0] > self.ratio[1]:
-            raise ValueError("ratio is a smallest and a largest one")
+            raise InvalidValueError("HT-data-ratio-no-range", "ratio is a smallest and a largest one")
         return self
 
 
@@ -72,7 +73,7 @@ class Mixing(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Mixing:
         if self.mixup is None and self.cutmix is None:
-            raise ValueError("mixing needs mixup, cutmix or both")
+            raise InvalidValueError("HT-data-mixing-of-nothing", "mixing needs mixup, cutmix or both")
         return self
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails
 
+from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.recipes.mesh import FILL, Axis, Pipeline, Sharding
 
 if TYPE_CHECKING:
@@ -137,18 +138,18 @@ def require_compatible(recipe: Recipe) -> None:
         ValidationError: names the section that they are in, if it is one.
     """
     if found := next(_faults(recipe), None):
-        path, text = found
+        path, error = found
         location = tuple(filter(None, path.split(".")))
         fault: InitErrorDetails = {
             "type": "value_error",
             "loc": location,
             "input": path,
-            "ctx": {"error": ValueError(text)},
+            "ctx": {"error": error},
         }
         raise ValidationError.from_exception_data("Recipe", [fault])
 
 
-def _faults(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _faults(recipe: Recipe) -> Iterator[tuple[str, InvalidValueError]]:
     """Sections, empty for several of them, and what is wrong there."""
     for section, decisive, kinds in OWN_KEYS:
         values, name = _at(recipe, section), _at(recipe, decisive)
@@ -156,11 +157,21 @@ def _faults(recipe: Recipe) -> Iterator[tuple[str, str]]:
             owners = _owners(key, kinds)
             if owners and name not in owners and getattr(values, key) != field.default:
                 has = f", which has {_joined(kinds[name].split())}" if name in kinds else ""
-                yield section, f"{key} belongs to {_joined(owners)}, not to {name}{has}"
-    yield from (("optimizer", text) for text in _of_optimizer(recipe.optimizer))
-    yield from (("schedule", text) for group in (_of_schedule, _of_warmup) for text in group(recipe.schedule))
+                yield (
+                    section,
+                    InvalidValueError(
+                        "HT-recipe-key-of-another",
+                        "{key} belongs to {owners}, not to {name}{has}",
+                        key=key,
+                        owners=_joined(owners),
+                        name=name,
+                        has=has,
+                    ),
+                )
+    yield from (("optimizer", error) for error in _of_optimizer(recipe.optimizer))
+    yield from (("schedule", error) for group in (_of_schedule, _of_warmup) for error in group(recipe.schedule))
     for group in (_of_text, _of_length, _of_top_k, _of_sync, _of_end_rate, _of_axes, _of_mesh):
-        yield from (("", text) for text in group(recipe))
+        yield from (("", error) for error in group(recipe))
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -169,88 +180,137 @@ def _joined(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _of_optimizer(optimizer: Optimizer) -> Iterator[str]:
+def _of_optimizer(optimizer: Optimizer) -> Iterator[InvalidValueError]:
     if optimizer.nesterov and not optimizer.momentum:
-        yield "nesterov needs momentum above 0"
+        yield InvalidValueError("HT-optimizer-nesterov-without-momentum", "nesterov needs momentum above 0")
     if optimizer.momentum_correction and not optimizer.rate_in_momentum:
-        yield "momentum_correction is for momentum that has the rate in it (rate_in_momentum)"
+        yield InvalidValueError(
+            "HT-optimizer-momentum-correction-useless",
+            "momentum_correction is for momentum that has the rate in it (rate_in_momentum)",
+        )
     if optimizer.trust_decay is not None and optimizer.trust_denominator != "sum_of_norms":
-        yield "trust_decay is for trust_denominator: sum_of_norms"
+        yield InvalidValueError(
+            "HT-optimizer-trust-decay-useless", "trust_decay is for trust_denominator: sum_of_norms"
+        )
     if optimizer.name == "adam" and optimizer.weight_decay:
-        yield "weight_decay does not belong to adam: frameworks disagree on its meaning; adamw has one"
+        yield InvalidValueError(
+            "HT-optimizer-adam-weight-decay",
+            "weight_decay does not belong to adam: frameworks disagree on its meaning; adamw has one",
+        )
     if optimizer.name == "rmsprop_to_sgd" and optimizer.transition is None:
-        yield "rmsprop_to_sgd needs transition, and only it has one"
+        yield InvalidValueError("HT-optimizer-needs-transition", "rmsprop_to_sgd needs transition, and only it has one")
 
 
-def _of_schedule(schedule: Schedule) -> Iterator[str]:
+def _of_schedule(schedule: Schedule) -> Iterator[InvalidValueError]:
     name, milestones = schedule.name, schedule.milestones
     if name in ("step", "piecewise") and not milestones:
-        yield f"schedule {name!r} needs milestones"
+        yield InvalidValueError("HT-schedule-needs-milestones", "schedule {name!r} needs milestones", name=name)
     if name == "piecewise" and len(schedule.factors) != len(milestones) + 1:
-        yield "schedule 'piecewise' needs one factor more than milestones"
+        yield InvalidValueError(
+            "HT-schedule-wrong-factors", "schedule 'piecewise' needs one factor more than milestones"
+        )
     if list(milestones) != sorted(set(milestones)):
-        yield "milestones must rise"
+        yield InvalidValueError("HT-schedule-milestones-not-rising", "milestones must rise")
     if milestones and milestones[0] <= schedule.warmup_epochs:
-        yield "milestones must come after the warm-up"
+        yield InvalidValueError("HT-schedule-milestones-in-warmup", "milestones must come after the warm-up")
 
 
-def _of_warmup(schedule: Schedule) -> Iterator[str]:
+def _of_warmup(schedule: Schedule) -> Iterator[InvalidValueError]:
     name, steps = schedule.name, schedule.warmup_steps
     if name == "triangular" and (schedule.peak_epoch is None or schedule.warmup_from is None):
-        yield "schedule 'triangular' needs peak_epoch, and warmup_from, where it begins"
+        yield InvalidValueError(
+            "HT-schedule-needs-peak", "schedule 'triangular' needs peak_epoch, and warmup_from, where it begins"
+        )
     if name == "triangular" and (schedule.warmup_epochs or schedule.warmup == "constant"):
-        yield "schedule 'triangular' climbs until peak_epoch and has no other warm-up"
+        yield InvalidValueError(
+            "HT-schedule-triangular-with-warmup",
+            "schedule 'triangular' climbs until peak_epoch and has no other warm-up",
+        )
     if not schedule.climbs and (schedule.warmup_from is not None or schedule.warmup == "constant"):
-        yield "warmup and warmup_from need warmup_epochs above 0, during which they hold"
+        yield InvalidValueError(
+            "HT-schedule-warmup-of-no-epochs",
+            "warmup and warmup_from need warmup_epochs above 0, during which they hold",
+        )
     if steps and schedule.warmup_epochs:
-        yield (
-            f"warmup_steps ({steps:g}) and warmup_epochs ({schedule.warmup_epochs:g}) exclude each other; "
-            "--set schedule.warmup_steps=null, or --set schedule.warmup_epochs=0"
+        yield InvalidValueError(
+            "HT-schedule-two-warmups",
+            "warmup_steps ({steps:g}) and warmup_epochs ({epochs:g}) exclude each other; --set "
+            "schedule.warmup_steps=null, or --set schedule.warmup_epochs=0",
+            steps=steps,
+            epochs=schedule.warmup_epochs,
         )
     if steps and not schedule.decay_steps:
-        yield "warmup_steps needs decay_steps: a run counted in steps is counted in steps throughout"
+        yield InvalidValueError(
+            "HT-schedule-steps-without-decay",
+            "warmup_steps needs decay_steps: a run counted in steps is counted in steps throughout",
+        )
     if steps and schedule.held != "iteration":
-        yield "warmup_steps is for rates that are held for an iteration"
+        yield InvalidValueError(
+            "HT-schedule-steps-not-held", "warmup_steps is for rates that are held for an iteration"
+        )
     if name != "triangular" and schedule.climbs and schedule.base_batch is None and schedule.warmup_from is None:
         key = "warmup_steps" if steps else "warmup_epochs"
-        yield f"{key} needs base_batch, whose scaled rate it climbs to from learning_rate, or warmup_from"
+        yield InvalidValueError(
+            "HT-schedule-warmup-without-base",
+            "{key} needs base_batch, whose scaled rate it climbs to from learning_rate, or warmup_from",
+            key=key,
+        )
 
 
-def _of_text(recipe: Recipe) -> Iterator[str]:
+def _of_text(recipe: Recipe) -> Iterator[InvalidValueError]:
     """A GPT predicts the next token of a text, and nothing else."""
     model, data = recipe.model.name, recipe.data.name
     if (model == "gpt") != (data == "text"):
         choices = "--set data.name=text" if model == "gpt" else "--set model.name=gpt, or --set data.name=imagenet"
-        yield f"model.name: {model} does not go with data.name: {data}; {choices}"
+        yield InvalidValueError(
+            "HT-model-of-other-data",
+            "model.name: {model} does not go with data.name: {data}; {choices}",
+            model=model,
+            data=data,
+            choices=choices,
+        )
     if model == "gpt" and recipe.loss != "cross_entropy":
-        yield f"loss: {recipe.loss} is for images; --set loss=cross_entropy"
+        yield InvalidValueError(
+            "HT-loss-for-images", "loss: {loss} is for images; --set loss=cross_entropy", loss=recipe.loss
+        )
 
 
-def _of_length(recipe: Recipe) -> Iterator[str]:
+def _of_length(recipe: Recipe) -> Iterator[InvalidValueError]:
     schedule, epochs = recipe.schedule, recipe.epochs
     if schedule.warmup_epochs > epochs:
-        yield (
-            f"schedule.warmup_epochs ({schedule.warmup_epochs:g}) is longer than the run (epochs: {epochs}); "
-            "--set schedule.warmup_epochs=0 does without"
+        yield InvalidValueError(
+            "HT-schedule-warmup-too-long",
+            "schedule.warmup_epochs ({warmup:g}) is longer than the run (epochs: {epochs}); --set "
+            "schedule.warmup_epochs=0 does without",
+            warmup=schedule.warmup_epochs,
+            epochs=epochs,
         )
     if schedule.milestones and schedule.milestones[-1] >= epochs:
-        yield (
-            f"schedule.milestones ({schedule.milestones[-1]:g}) are not all within the run (epochs: {epochs}); "
-            f"for example --set 'schedule.milestones=[{epochs / 2:g}]'"
+        yield InvalidValueError(
+            "HT-schedule-milestones-too-late",
+            "schedule.milestones ({last:g}) are not all within the run (epochs: {epochs}); for example --set "
+            "'schedule.milestones=[{example:g}]'",
+            last=schedule.milestones[-1],
+            epochs=epochs,
+            example=epochs / 2,
         )
     if schedule.peak_epoch and schedule.peak_epoch >= epochs:
-        yield (
-            f"schedule.peak_epoch ({schedule.peak_epoch:g}) is not within the run (epochs: {epochs}); for example "
-            f"--set schedule.peak_epoch={epochs / 2:g}"
+        yield InvalidValueError(
+            "HT-schedule-peak-too-late",
+            "schedule.peak_epoch ({peak:g}) is not within the run (epochs: {epochs}); for example --set "
+            "schedule.peak_epoch={example:g}",
+            peak=schedule.peak_epoch,
+            epochs=epochs,
+            example=epochs / 2,
         )
 
 
-def _of_end_rate(recipe: Recipe) -> Iterator[str]:
+def _of_end_rate(recipe: Recipe) -> Iterator[InvalidValueError]:
     if fault := climbs(recipe):
-        yield f"{fault}; --set schedule.end_rate=0"
+        yield InvalidValueError(fault.code, f"{fault.sentence}; --set schedule.end_rate=0", **fault.values)
 
 
-def climbs(recipe: Recipe) -> str | None:
+def climbs(recipe: Recipe) -> InvalidValueError | None:
     """The fault of a rate that ends above its peak, if the peak is known."""
     base, size = recipe.schedule.base_batch, recipe.batch.fixed_size
     if base and not size:
@@ -259,71 +319,147 @@ def climbs(recipe: Recipe) -> str | None:
     if recipe.schedule.end_rate <= peak:
         return None
     of = f"optimizer.learning_rate, scaled to batch.size {size}" if base else "optimizer.learning_rate"
-    return f"schedule.end_rate ({recipe.schedule.end_rate:g}) is above {of} ({peak:g}), which should fall to it"
+    return InvalidValueError(
+        "HT-schedule-end-rate-above-peak",
+        "schedule.end_rate ({end_rate:g}) is above {of} ({peak:g}), which should fall to it",
+        end_rate=recipe.schedule.end_rate,
+        of=of,
+        peak=peak,
+    )
 
 
-def _of_top_k(recipe: Recipe) -> Iterator[str]:
+def _of_top_k(recipe: Recipe) -> Iterator[InvalidValueError]:
     if recipe.communication.compression != "top_k":
         return
-    keeps = "communication.compression: top_k keeps gradients for later steps"
     if recipe.precision == "fp16":
-        yield f"{keeps}, and precision: fp16 scales each step's differently; precision: bf16 does not"
+        yield InvalidValueError(
+            "HT-compression-with-fp16",
+            "communication.compression: top_k keeps gradients for later steps, and precision: fp16 scales "
+            "each step's differently; precision: bf16 does not",
+        )
     if recipe.numbers.non_finite == "roll_back":
-        yield f"{keeps}, and numbers.non_finite: roll_back undoes the steps they belong to; skip leaves a step out"
+        yield InvalidValueError(
+            "HT-compression-with-roll-back",
+            "communication.compression: top_k keeps gradients for later steps, and numbers.non_finite: "
+            "roll_back undoes the steps they belong to; skip leaves a step out",
+        )
 
 
-def _of_sync(recipe: Recipe) -> Iterator[str]:
+def _of_sync(recipe: Recipe) -> Iterator[InvalidValueError]:
     sync, compression = recipe.sync, recipe.communication.compression
     if sync is None:
         return
-    alone = "sync lets each rank take steps by itself"
     if recipe.fault_tolerance.fault_tolerant:
-        yield f"{alone}, and what a dead rank has learnt in them is lost; fault_tolerance: stop resumes the run"
+        yield InvalidValueError(
+            "HT-sync-with-shrink",
+            "sync lets each rank take steps by itself, and what a dead rank has learnt in them is lost; "
+            "fault_tolerance: stop resumes the run",
+        )
     if compression != "none" and not (sync.after_epochs and compression != "top_k"):
-        yield f"{alone}, without gradients for communication.compression to narrow or to keep for later steps"
+        yield InvalidValueError(
+            "HT-sync-with-compression",
+            "sync lets each rank take steps by itself, without gradients for communication.compression to "
+            "narrow or to keep for later steps",
+        )
     if not recipe.mesh.replicates_only:
-        yield f"{alone}, and no rank of mesh {recipe.mesh} has the whole model; --mesh dp_replicate=-1"
+        yield InvalidValueError(
+            "HT-sync-with-mesh",
+            "sync lets each rank take steps by itself, and no rank of mesh {mesh} has the whole model; "
+            "--mesh dp_replicate=-1",
+            mesh=recipe.mesh,
+        )
     if recipe.averaging:
-        yield f"{alone}, and averaging follows parameters that are equal on all ranks after each of them"
+        yield InvalidValueError(
+            "HT-sync-with-averaging",
+            "sync lets each rank take steps by itself, and averaging follows parameters that are equal on "
+            "all ranks after each of them",
+        )
     if recipe.precision == "fp16":
-        yield f"{alone}, and precision: fp16 scales the loss by what overflowed on any rank; bf16 does not"
+        yield InvalidValueError(
+            "HT-sync-with-fp16",
+            "sync lets each rank take steps by itself, and precision: fp16 scales the loss by what "
+            "overflowed on any rank; bf16 does not",
+        )
     if recipe.numbers.non_finite == "skip":
-        yield f"{alone}, and numbers.non_finite: skip leaves a step out on all of them; stop and roll_back work"
+        yield InvalidValueError(
+            "HT-sync-with-skip",
+            "sync lets each rank take steps by itself, and numbers.non_finite: skip leaves a step out on all "
+            "of them; stop and roll_back work",
+        )
     if recipe.model.batch_norm.span == "world":
-        yield f"{alone}, and model.batch_norm.span: world joins all ranks in each"
+        yield InvalidValueError(
+            "HT-sync-with-world-statistics",
+            "sync lets each rank take steps by itself, and model.batch_norm.span: world joins all ranks in each",
+        )
     if sync.mode == "async" and recipe.checkpoints.every_steps:
-        yield "sync: async brings the ranks together at the end of an epoch only; leave checkpoints.every_steps out"
+        yield InvalidValueError(
+            "HT-sync-with-every-steps",
+            "sync: async brings the ranks together at the end of an epoch only; leave checkpoints.every_steps out",
+        )
 
 
-def _of_axes(recipe: Recipe) -> Iterator[str]:
+def _of_axes(recipe: Recipe) -> Iterator[InvalidValueError]:
     """Axes that the model cannot be divided along, and keys about an axis that is not there."""
     name, sizes = recipe.model.name, recipe.mesh.sizes
     for axis, why in _WITHOUT.items():
         if sizes[axis] != 1 and axis not in MODEL_AXES[name]:
-            yield f"mesh.{axis}: {name} {why}; --mesh {axis}=1,dp_shard=-1 divides its state instead, in PyTorch"
+            yield InvalidValueError(
+                "HT-mesh-axis-not-for-model",
+                "mesh.{axis}: {model} {reason}; --mesh {axis}=1,dp_shard=-1 divides its state instead, in PyTorch",
+                axis=axis,
+                model=name,
+                reason=why,
+            )
     if recipe.sharding.recompute and "pp" not in MODEL_AXES[name]:
-        yield f"sharding.recompute: {name} has no blocks to recompute; --set sharding.recompute=false"
+        yield InvalidValueError(
+            "HT-mesh-recompute-without-blocks",
+            "sharding.recompute: {model} has no blocks to recompute; --set sharding.recompute=false",
+            model=name,
+        )
     if sizes["dp_shard"] == 1 and recipe.sharding.zero != Sharding().zero:
-        yield f"sharding.zero: {recipe.sharding.zero} is for a mesh with dp_shard; for example --mesh dp_shard=-1"
+        yield InvalidValueError(
+            "HT-mesh-without-dp-shard",
+            "sharding.zero: {zero} is for a mesh with dp_shard; for example --mesh dp_shard=-1",
+            zero=recipe.sharding.zero,
+        )
     for key, value in dict(recipe.pipeline).items():
         if sizes["pp"] == 1 and value != getattr(Pipeline(), key):
-            yield f"pipeline.{key}: {value} is for a mesh with pp; for example --mesh pp=2"
+            yield InvalidValueError(
+                "HT-mesh-without-pp",
+                "pipeline.{key}: {value} is for a mesh with pp; for example --mesh pp=2",
+                key=key,
+                value=value,
+            )
 
 
-def _of_mesh(recipe: Recipe) -> Iterator[str]:
+def _of_mesh(recipe: Recipe) -> Iterator[InvalidValueError]:
     mesh, faults, compression = recipe.mesh, recipe.fault_tolerance, recipe.communication.compression
     changes = "fault_tolerance: shrink" if faults.fault_tolerant else "fault_tolerance.grow" if faults.grow else None
     if changes and not mesh.replicates_only:
-        yield (
-            f"{changes} with mesh {mesh}: a lost rank takes its part of the model with it, so that the run has to "
-            "resume from its checkpoint; --set fault_tolerance=stop does that"
+        yield InvalidValueError(
+            "HT-mesh-with-lost-ranks",
+            "{changes} with mesh {mesh}: a lost rank takes its part of the model with it, so that the run "
+            "has to resume from its checkpoint; --set fault_tolerance=stop does that",
+            changes=changes,
+            mesh=mesh,
         )
     if changes and mesh.dp_replicate not in (None, FILL):
-        yield f"{changes} changes the number of ranks, and mesh.dp_replicate fixes it; --mesh dp_replicate=-1"
+        yield InvalidValueError(
+            "HT-mesh-of-fixed-ranks",
+            "{changes} changes the number of ranks, and mesh.dp_replicate fixes it; --mesh dp_replicate=-1",
+            changes=changes,
+        )
     if recipe.averaging and not mesh.replicates_only:
-        yield f"averaging follows parameters that each rank has whole, and not those of mesh {mesh}; leave it out"
+        yield InvalidValueError(
+            "HT-mesh-with-averaging",
+            "averaging follows parameters that each rank has whole, and not those of mesh {mesh}; leave it out",
+            mesh=mesh,
+        )
     if compression != "none" and not mesh.replicates_only:
-        yield (
-            f"communication.compression: {compression} is for gradients that each rank has whole, and not for mesh "
-            f"{mesh}; --set communication.compression=none"
+        yield InvalidValueError(
+            "HT-mesh-with-compression",
+            "communication.compression: {compression} is for gradients that each rank has whole, and not for "
+            "mesh {mesh}; --set communication.compression=none",
+            compression=compression,
+            mesh=mesh,
         )

@@ -61,7 +61,12 @@ def find(name_or_path: str) -> tuple[Path, str]:
         return (Path(name_or_path), "") if whole else (Path(name), variant)
     names = recipe_names()
     if name not in names:
-        raise HpctrainError(f"unknown recipe {name!r}", f"{nearest(name, names)}; or the path of a .yaml or .py file")
+        raise HpctrainError(
+            "HT-recipe-unknown",
+            "unknown recipe {name!r}",
+            f"{nearest(name, names)}; or the path of a .yaml or .py file",
+            name=name,
+        )
     with resources.as_file(resources.files("hpctrain.common.recipes") / f"{name}.yaml") as path:
         return path, variant
 
@@ -83,7 +88,13 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
     if variant and variant not in variants:
         name = name_or_path.removesuffix(f"@{variant}")
         choices = nearest(variant, variants) if variants else f"{name} has no variants"
-        raise HpctrainError(f"unknown variant {variant!r} of {name}", choices)
+        raise HpctrainError(
+            "HT-recipe-unknown-variant",
+            "unknown variant {variant!r} of {recipe}",
+            choices,
+            variant=variant,
+            recipe=name,
+        )
     return _entry(document, variant or next(iter(variants), ""))
 
 
@@ -102,8 +113,10 @@ def _entry(document: Document, variant: str) -> Recipe | Listed:
     if "missing" in values:
         if not values["missing"]:
             raise HpctrainError(
-                f"{where(('missing',))}: missing: nothing is said to be missing",
+                "HT-recipe-missing-nothing",
+                "{where}: missing: nothing is said to be missing",
                 "leave the key out of a recipe that can be run; else list what would have to be known",
+                where=where(("missing",)),
             )
         # What other variants run with is not of this one; keys that nothing has are still refused.
         foreign = Recipe.model_fields.keys() - Listed.model_fields.keys()
@@ -132,15 +145,20 @@ def _variants(document: Document) -> dict[str, dict[str, Any]]:
     variants = document.values.get("variants", {})
     if not isinstance(variants, dict) or not all(isinstance(changes, dict) for changes in variants.values()):
         raise HpctrainError(
-            f"{document.where(('variants',))}: variants is not a mapping from names to the values that they change",
+            "HT-recipe-variants-no-mapping",
+            "{where}: variants is not a mapping from names to the values that they change",
             HINT,
+            where=document.where(("variants",)),
         )
     named = {str(name): changes for name, changes in variants.items()}
     for name in named:
         if not name or "@" in name or "/" in name:
             raise HpctrainError(
-                f"{document.where(('variants', name))}: {name!r} cannot name a variant",
+                "HT-recipe-bad-variant-name",
+                "{where}: {variant!r} cannot name a variant",
                 "a variant's name follows an @, and contains no @ and no slash",
+                where=document.where(("variants", name)),
+                variant=name,
             )
     return named
 

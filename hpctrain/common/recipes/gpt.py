@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.recipes.bounds import Count
 
@@ -22,7 +23,12 @@ class GptSettings(Section):
     @model_validator(mode="after")
     def _divides(self) -> GptSettings:
         if self.width % self.heads:
-            raise ValueError(f"width ({self.width}) is not a multiple of heads ({self.heads})")
+            raise InvalidValueError(
+                "HT-model-width-not-divisible",
+                "width ({width}) is not a multiple of heads ({heads})",
+                width=self.width,
+                heads=self.heads,
+            )
         return self
 
     @property

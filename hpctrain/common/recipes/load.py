@@ -77,8 +77,11 @@ def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultT
     keys = [each.partition("=")[0] for each in overrides]
     if others := [key for key in keys if key.partition(".")[0] != "fault_tolerance"]:
         raise HpctrainError(
-            f"--set {others[0]} is for recipes, and {script} is a script",
+            "HT-script-takes-no-key",
+            "--set {key} is for recipes, and {script} is a script",
             "its arguments go after --; for a script only fault_tolerance can be set",
+            key=others[0],
+            script=script,
         )
     values = {"fault_tolerance": before.model_dump(mode="json")}
     given = _set(values, overrides)
@@ -91,8 +94,10 @@ def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultT
     ).fault_tolerance
     if found.fault_tolerant:
         raise HpctrainError(
-            f"fault_tolerance: shrink is for recipes: the remaining ranks cannot rebuild the state of {script}",
+            "HT-script-cannot-shrink",
+            "fault_tolerance: shrink is for recipes: the remaining ranks cannot rebuild the state of {script}",
             "--set fault_tolerance=elastic starts it again on the remaining hosts",
+            script=script,
         )
     return found
 
@@ -113,8 +118,11 @@ def _completed(entry: Listed, name_or_path: str, overrides: Sequence[str]) -> Re
     missing = "".join(f"\n  - {text}" for text in entry.missing)
     runs = f"; {' '.join(f'--set {key}=…' for key in entry.needs)} makes it run" if entry.needs else ""
     raise HpctrainError(
-        f"{entry.name} cannot be run; what is missing:{missing}",
+        "HT-recipe-not-complete",
+        "{recipe} cannot be run; what is missing:{missing}",
         f"hpctrain recipes show {shell_word(name_or_path)} prints what is known{runs}",
+        recipe=entry.name,
+        missing=missing,
     )
 
 
@@ -124,7 +132,12 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
     for override in sorted(overrides, key=lambda override: not override.startswith(("fault_tolerance=", "sync="))):
         key, equals, text = override.partition("=")
         if not (key and equals):
-            raise HpctrainError(f"--set {override}: not of the form key=value", "for example --set epochs=5")
+            raise HpctrainError(
+                "HT-set-not-key-value",
+                "--set {override}: not of the form key=value",
+                "for example --set epochs=5",
+                override=override,
+            )
         _check_key(key)
         value = parse_value(text, "recipe", f"--set {override}")
         if isinstance(value, str) and (key, value) in _WORDS:
@@ -136,7 +149,13 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
                 target[name] = {}
             target = target[name]
             if not isinstance(target, dict):
-                raise HpctrainError(f"--set {override}: {name} was set to {target!r} before, which has no keys")
+                raise HpctrainError(
+                    "HT-set-value-has-no-keys",
+                    "--set {override}: {parent} was set to {value!r} before, which has no keys",
+                    override=override,
+                    parent=name,
+                    value=target,
+                )
         target[last] = value
         # Messages show the value, so one with a URL's password is left out of them.
         hidden = isinstance(value, str) and is_url(value) and url_fault(value)
@@ -173,9 +192,20 @@ def _check_key(key: str) -> None:
     section: type[BaseModel] | None = Recipe
     for depth, part in enumerate(parts := key.split(".")):
         if section is None:
-            raise HpctrainError(f"--set {key}: {'.'.join(parts[:depth])} is a value and has no keys")
+            raise HpctrainError(
+                "HT-set-value-has-no-keys",
+                "--set {key}: {parent} is a value and has no keys",
+                key=key,
+                parent=".".join(parts[:depth]),
+            )
         if part not in section.model_fields:
-            raise HpctrainError(f"--set {key}: unknown key {part!r}", nearest(part, section.model_fields))
+            raise HpctrainError(
+                "HT-set-unknown-key",
+                "--set {key}: unknown key {part!r}",
+                nearest(part, section.model_fields),
+                key=key,
+                part=part,
+            )
         section = subsection(section, part)
 
 

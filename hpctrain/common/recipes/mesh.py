@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.errors import HpctrainError, InvalidValueError, nearest
 from hpctrain.common.files.checked_yaml import Section, validate
 from hpctrain.common.recipes.bounds import Count
 
@@ -35,9 +35,17 @@ class Mesh(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Mesh:
         if zero := next((axis for axis in AXES if getattr(self, axis) == 0), None):
-            raise ValueError(f"{zero} is 0; an axis has at least 1 rank, or -1 for what the others leave")
+            raise InvalidValueError(
+                "HT-mesh-axis-of-zero",
+                "{axis} is 0; an axis has at least 1 rank, or -1 for what the others leave",
+                axis=zero,
+            )
         if len(filled := [axis for axis in AXES if getattr(self, axis) == FILL]) > 1:
-            raise ValueError(f"{' and '.join(filled)} are -1; only one axis can take what the others leave")
+            raise InvalidValueError(
+                "HT-mesh-two-open-axes",
+                "{axes} are -1; only one axis can take what the others leave",
+                axes=" and ".join(filled),
+            )
         return self
 
     def at(self, ranks: int) -> Mesh:
@@ -59,10 +67,14 @@ class Mesh(Section):
             return Mesh(**sizes)
         does_not = f"does not divide {ranks} ranks" if filled is not None else f"is not {ranks} ranks"
         raise HpctrainError(
-            f"the mesh {text} = {product} {does_not}",
+            "HT-mesh-ranks-not-divisible",
+            "the mesh {mesh} = {product} {problem}",
             f"start a multiple of {product} ranks, or change the mesh: --mesh {_example(ranks)}"
             if filled is not None
             else f"start {product} ranks, or let one axis be filled up: --mesh dp_shard=-1",
+            mesh=text,
+            product=product,
+            problem=does_not,
         )
 
     @property
@@ -143,11 +155,32 @@ def parse_mesh(text: str, where: str = "--mesh") -> Mesh:
     for part in text.split(","):
         axis, _, size = part.partition("=")
         if not re.fullmatch(r"-?[0-9]{1,7}", size, re.ASCII):
-            raise HpctrainError(f"{where} {text}: {part!r} is not of the form AXIS=RANKS", f"for example {_EXAMPLE}")
+            raise HpctrainError(
+                "HT-mesh-not-axis-ranks",
+                "{where} {text}: {part!r} is not of the form AXIS=RANKS",
+                f"for example {_EXAMPLE}",
+                where=where,
+                text=text,
+                part=part,
+            )
         if axis not in AXES:
-            raise HpctrainError(f"{where} {text}: unknown axis {axis!r}", nearest(axis, AXES))
+            raise HpctrainError(
+                "HT-mesh-unknown-axis",
+                "{where} {text}: unknown axis {axis!r}",
+                nearest(axis, AXES),
+                where=where,
+                text=text,
+                axis=axis,
+            )
         if axis in sizes:
-            raise HpctrainError(f"{where} {text}: {axis} is given twice", f"for example {_EXAMPLE}")
+            raise HpctrainError(
+                "HT-mesh-axis-twice",
+                "{where} {text}: {axis} is given twice",
+                f"for example {_EXAMPLE}",
+                where=where,
+                text=text,
+                axis=axis,
+            )
         sizes[axis] = int(size)
     return validate(sizes, Mesh, lambda location: f"{where} {text}", "mesh", f"for example {_EXAMPLE}")
 

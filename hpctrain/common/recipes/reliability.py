@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.recipes.bounds import Count
 
@@ -51,26 +52,45 @@ class FaultTolerance(Section):
         if value == "elastic":
             return {"grow": True}
         if isinstance(value, str) and value not in ("stop", "shrink"):
-            raise ValueError(f"input should be 'stop', 'shrink', 'elastic' or a section, not {value!r}")
+            raise InvalidValueError(
+                "HT-fault-tolerance-unknown-word",
+                "input should be 'stop', 'shrink', 'elastic' or a section, not {value!r}",
+                value=value,
+            )
         return {"lost_rank": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> FaultTolerance:
         if not self.fault_tolerant and self.batch == "shrink":
-            raise ValueError(
-                "batch: shrink needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank"
+            raise InvalidValueError(
+                "HT-fault-tolerance-batch-without-shrink",
+                "batch: shrink needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank",
             )
         if not (self.fault_tolerant or self.grow) and self.min_ranks > 1:
-            raise ValueError(
-                f"min_ranks: {self.min_ranks} needs lost_rank: shrink or grow: true; with neither the run ends with "
-                "its first dead rank"
+            raise InvalidValueError(
+                "HT-fault-tolerance-min-without-shrink",
+                "min_ranks: {min_ranks} needs lost_rank: shrink or grow: true; with neither the run ends "
+                "with its first dead rank",
+                min_ranks=self.min_ranks,
             )
         if self.grow and self.batch == "shrink":
-            raise ValueError("batch: shrink would also grow the batch beyond the recipe's where ranks are added (grow)")
+            raise InvalidValueError(
+                "HT-fault-tolerance-batch-with-grow",
+                "batch: shrink would also grow the batch beyond the recipe's where ranks are added (grow)",
+            )
         if self.max_ranks is not None and not self.grow:
-            raise ValueError(f"max_ranks: {self.max_ranks} needs grow: true; without it no rank is added")
+            raise InvalidValueError(
+                "HT-fault-tolerance-max-without-grow",
+                "max_ranks: {max_ranks} needs grow: true; without it no rank is added",
+                max_ranks=self.max_ranks,
+            )
         if self.max_ranks is not None and self.max_ranks < self.min_ranks:
-            raise ValueError(f"max_ranks: {self.max_ranks} is below min_ranks: {self.min_ranks}")
+            raise InvalidValueError(
+                "HT-fault-tolerance-max-below-min",
+                "max_ranks: {max_ranks} is below min_ranks: {min_ranks}",
+                max_ranks=self.max_ranks,
+                min_ranks=self.min_ranks,
+            )
         return self
 
 

@@ -17,7 +17,9 @@ _ONE_STAGE_A_RANK = ("gpipe", "1f1b")
 def require_ranks(ranks: int) -> None:
     """Refuse a run without ranks."""
     if ranks < 1:
-        raise HpctrainError(f"-np {ranks}: a run needs at least one rank", "for example -np 2")
+        raise HpctrainError(
+            "HT-ranks-none", "-np {ranks}: a run needs at least one rank", "for example -np 2", ranks=ranks
+        )
 
 
 def require_recipe(recipe: Recipe, ranks: int) -> None:
@@ -50,13 +52,19 @@ def require_between(faults: FaultTolerance, ranks: int) -> None:
     least, most = faults.min_ranks, faults.max_ranks
     if least > ranks:
         raise HpctrainError(
-            f"fault_tolerance.min_ranks is {least}, and the run has {ranks} ranks",
+            "HT-ranks-below-min",
+            "fault_tolerance.min_ranks is {least}, and the run has {ranks} ranks",
             f"-np {least}, or --set fault_tolerance.min_ranks={ranks}",
+            least=least,
+            ranks=ranks,
         )
     if most is not None and most < ranks:
         raise HpctrainError(
-            f"fault_tolerance.max_ranks is {most}, and the run has {ranks} ranks",
+            "HT-ranks-above-max",
+            "fault_tolerance.max_ranks is {most}, and the run has {ranks} ranks",
             f"-np {most}, or --set fault_tolerance.max_ranks={ranks}",
+            most=most,
+            ranks=ranks,
         )
 
 
@@ -68,15 +76,23 @@ def _require_divisible(recipe: Recipe, mesh: Mesh) -> None:
     if model.heads % sizes["tp"]:
         possible = [str(size) for size in range(1, model.heads + 1) if model.heads % size == 0]
         raise HpctrainError(
-            f"mesh.tp: {sizes['tp']} ranks cannot share the {model.heads} heads of each block evenly",
+            "HT-mesh-heads-not-divisible",
+            "mesh.tp: {ranks} ranks cannot share the {heads} heads of each block evenly",
             f"--mesh tp=N with one of {', '.join(possible)}",
+            ranks=sizes["tp"],
+            heads=model.heads,
         )
     stages = sizes["pp"] * (1 if recipe.pipeline.schedule in _ONE_STAGE_A_RANK else 2)
     if stages > model.layers:
         raise HpctrainError(
-            f"mesh.pp: {sizes['pp']} ranks make {stages} stages with pipeline.schedule {recipe.pipeline.schedule}, and "
-            f"the model has {model.layers} blocks",
+            "HT-mesh-stages-not-blocks",
+            "mesh.pp: {ranks} ranks make {stages} stages with pipeline.schedule {schedule}, and the "
+            "model has {blocks} blocks",
             "fewer ranks along pp, or more model.layers",
+            ranks=sizes["pp"],
+            stages=stages,
+            schedule=recipe.pipeline.schedule,
+            blocks=model.layers,
         )
 
 
@@ -89,21 +105,33 @@ def _require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
     if samples % count:
         possible = [size for size in range(1, samples + 1) if samples % size == 0]
         raise HpctrainError(
-            f"{count} micro-batches of equal size cannot be made from the {samples} samples that each of "
-            f"{mesh.data_ranks} data-parallel ranks computes at once",
+            "HT-pipeline-unequal-micro-batches",
+            "{count} micro-batches of equal size cannot be made from the {samples} samples that each of "
+            "{data_ranks} data-parallel ranks computes at once",
             f"--set pipeline.micro_batches={min(possible, key=lambda size: abs(size - count))}, or another batch",
+            count=count,
+            samples=samples,
+            data_ranks=mesh.data_ranks,
         )
     if recipe.pipeline.schedule == "1f1b" and count < stages:
         raise HpctrainError(
-            f"pipeline.schedule: 1f1b needs as many micro-batches as stages ({stages}), and there are {count}",
+            "HT-pipeline-too-few-micro-batches",
+            "pipeline.schedule: 1f1b needs as many micro-batches as stages ({stages}), and there are {count}",
             f"--set pipeline.micro_batches={stages}, or --set pipeline.schedule=gpipe",
+            stages=stages,
+            count=count,
         )
     rounds = max(1, count // stages)
     if recipe.pipeline.schedule.startswith("interleaved") and count % rounds:
         raise HpctrainError(
-            f"pipeline.schedule: {recipe.pipeline.schedule} runs in {rounds} rounds of {stages} stages, which do not "
-            f"divide {count} micro-batches",
+            "HT-pipeline-rounds-not-divisible",
+            "pipeline.schedule: {schedule} runs in {rounds} rounds of {stages} stages, which do not "
+            "divide {count} micro-batches",
             f"--set pipeline.micro_batches={rounds * stages}",
+            schedule=recipe.pipeline.schedule,
+            rounds=rounds,
+            stages=stages,
+            count=count,
         )
 
 
@@ -135,10 +163,14 @@ def shard_folder(recipe: Recipe) -> Path:
         return Path(recipe.data.path).expanduser()
     if recipe.data.name == "text":
         raise HpctrainError(
-            f"recipe {recipe.name} needs data.path, the folder of the text's tokens, or its URL",
+            "HT-recipe-needs-data-path",
+            "recipe {recipe} needs data.path, the folder of the text's tokens, or its URL",
             "--set data.path=DIR; hpctrain data prepare-text SOURCE DIR --tokenizer FILE makes it; --smoke needs none",
+            recipe=recipe.name,
         )
     raise HpctrainError(
-        f"recipe {recipe.name} needs data.path, the folder of ImageNet's shards, or its URL",
+        "HT-recipe-needs-data-path",
+        "recipe {recipe} needs data.path, the folder of ImageNet's shards, or its URL",
         "--set data.path=DIR; hpctrain data shard SOURCE DIR makes it, hpctrain data fake a small one to try",
+        recipe=recipe.name,
     )

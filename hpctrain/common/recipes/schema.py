@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.files.objects import is_url, url_fault
 from hpctrain.common.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
@@ -95,7 +95,7 @@ class Data(Section):
         # Plans and messages have it.
         fault = url_fault(path) if path and is_url(path) else None
         if fault:
-            raise ValueError(fault)
+            raise InvalidValueError("HT-url-with-credentials", "{problem}", problem=fault)
         return path
 
     def per_epoch(self, images: int) -> int:
@@ -138,14 +138,19 @@ class Images(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Images:
         if self.test_size > self.test_resize:
-            raise ValueError(f"test_size ({self.test_size}) is more than test_resize ({self.test_resize}) leaves")
+            raise InvalidValueError(
+                "HT-data-test-size-too-large",
+                "test_size ({test_size}) is more than test_resize ({test_resize}) leaves",
+                test_size=self.test_size,
+                test_resize=self.test_resize,
+            )
         if not self.crop_area[0] <= self.crop_area[1] <= 1:
-            raise ValueError("crop_area is a smallest and a largest share, at most 1")
+            raise InvalidValueError("HT-data-area-no-range", "crop_area is a smallest and a largest share, at most 1")
         if self.crop_ratio[0] > self.crop_ratio[1]:
-            raise ValueError("crop_ratio is a smallest and a largest one")
+            raise InvalidValueError("HT-data-ratio-no-range", "crop_ratio is a smallest and a largest one")
         epochs = [epoch for epoch, _ in self.size_ramp]
         if epochs != sorted(set(epochs)):
-            raise ValueError("the epochs of size_ramp must rise")
+            raise InvalidValueError("HT-data-size-ramp-not-rising", "the epochs of size_ramp must rise")
         return self
 
 
@@ -171,9 +176,13 @@ class Batch(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Batch:
         if (self.size is None) == (self.per_rank is None):
-            raise ValueError("exactly one of size (over all ranks) and per_rank is needed")
+            raise InvalidValueError(
+                "HT-batch-size-or-per-rank", "exactly one of size (over all ranks) and per_rank is needed"
+            )
         if self.emulated_ranks and self.per_rank is None:
-            raise ValueError("emulated_ranks multiplies per_rank; size says all by itself")
+            raise InvalidValueError(
+                "HT-batch-emulated-ranks-with-size", "emulated_ranks multiplies per_rank; size says all by itself"
+            )
         return self
 
     def at(self, ranks: int) -> Batch:
@@ -347,7 +356,7 @@ class Recipe(Section):
         """
         found = self.model_copy(update={"batch": self.batch.at(ranks)})
         if fault := climbs(found):
-            raise HpctrainError(fault, "--set schedule.end_rate=0, or more ranks")
+            raise fault.at().but(hint="--set schedule.end_rate=0, or more ranks")
         return found
 
     def reported_at(self, batch: int) -> Reported | None:

@@ -6,6 +6,7 @@ from typing import Literal, TypeGuard
 
 from pydantic import Field
 
+from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
 
@@ -53,7 +54,9 @@ def in_one_word(value: object) -> object:
         ValueError: another word.
     """
     if isinstance(value, str) and value != "async":
-        raise ValueError(f"input should be 'async', null or a section, not {value!r}")
+        raise InvalidValueError(
+            "HT-sync-unknown-word", "input should be 'async', null or a section, not {value!r}", value=value
+        )
     return {"mode": "async"} if value == "async" else value
 
 

@@ -41,6 +41,13 @@ def parse_trackers(text: str, *, where: str = "--tracking") -> tuple[Tracker, ..
     found: list[Tracker] = []
     for name in map(str.strip, text.split(",")):
         if name not in TRACKERS:
-            raise HpctrainError(f"{where} {text}: unknown tracker {name!r}", nearest(name, (*TRACKERS, _NONE)))
+            raise HpctrainError(
+                "HT-tracker-unknown",
+                "{where} {text}: unknown tracker {name!r}",
+                nearest(name, (*TRACKERS, _NONE)),
+                where=where,
+                text=text,
+                name=name,
+            )
         found += [known for known in TRACKERS if known == name and known not in found]
     return tuple(found)
