@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from hpctrain.common.errors import HpctrainError
 
@@ -20,6 +21,16 @@ def refused(code: str, /, **values: object) -> Iterator[pytest.ExceptionInfo[Hpc
     with pytest.raises(HpctrainError) as caught:
         yield caught
     check(caught.value, code, **values)
+
+
+@contextlib.contextmanager
+def invalid(kind: str) -> Iterator[pytest.ExceptionInfo[ValidationError]]:
+    """Expect that a model refuses a value: the code of a validator's error, or pydantic's own type of error."""
+    with pytest.raises(ValidationError) as caught:
+        yield caught
+    faults = caught.value.errors()
+    found = [getattr(each.get("ctx", {}).get("error"), "code", each["type"]) for each in faults]
+    assert kind in found, str(caught.value)
 
 
 def check(error: HpctrainError | Mapping[str, Any], code: str, /, **values: object) -> None:

@@ -28,7 +28,7 @@ def ranks_together(span: int | Literal["world"] | None, at_once: int, ranks: int
     if not rest:
         why = f"what {size} ranks compute at once ({at_once} each), and {ranks} ranks do not make groups of {size}"
     raise HpctrainError(
-        "HT-batch-norm-span-not-divisor",
+        "HT-batch-norm-span-no-groups",
         "model.batch_norm.span={span} is {reason}",
         f"with {ranks} ranks and {at_once} images each it is {', '.join(map(str, possible))} or world, or at most "
         f"{at_once}; batch.size, batch.per_rank and batch.micro_batch say how many images a rank computes at once",
