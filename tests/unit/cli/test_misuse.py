@@ -38,7 +38,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "digit"], "unknown recipe 'digit'\n  did you mean 'digits'?"),
+        (["run", "digit"], "[HT-recipe-unknown]\n  did you mean 'digits'?"),
         (["run", "digits", "--set", "optimizer.lerning_rate=1"], "did you mean 'learning_rate'?"),
         (["run", "digits", "--set", "epochs=many"], "--set epochs=many: epochs: input should be a valid integer"),
         (["run", "digits", "-np", "0"], "-np 0: a run needs at least one rank"),
@@ -51,9 +51,9 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["run", "digits", "--dry-run", "--mesh", "tp=2"], "mesh.tp: digits_cnn has no plan by which its layers are"),
         (["submit", "digits", "--cluster", "cpu", "--dry-run", "--mesh", "tp"], "'tp' is not of the form AXIS=RANKS"),
         # Whether there is a Slurm to ask or not.
-        (["submit", "digit", "--dry-run"], "unknown recipe 'digit'\n  did you mean 'digits'?"),
+        (["submit", "digit", "--dry-run"], "[HT-recipe-unknown]\n  did you mean 'digits'?"),
         (["submit", "train.py"], "cannot read the script train.py: No such file"),
-        (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "--mesh dp=2: unknown axis 'dp'\n  valid: cp, dp_rep"),
+        (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "[HT-mesh-unknown-axis]\n  valid: cp, dp_rep"),
         (
             ["plan", "digits", "--mesh", "dp_shard=2", "--gpu", "v100-sxm"],
             "a prediction is for ranks that each have the who",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 
 import pytest
+from pydantic import BaseModel, field_validator
 
+from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.whole import temporary
-from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Start
 from hpctrain.common.run.records import RankRecord, read_records, write_record
 from support.refusals import refused
@@ -58,3 +62,46 @@ def test_a_folder_that_is_a_link_is_not_written_to(tmp_path, name):
     folder.unlink()
     directory.checkpoints.symlink_to(theirs)
     directory.begin_attempt(recipe_plan())
+
+
+class _Host(BaseModel, extra="forbid"):
+    name: str
+    slots: int = 1
+
+    @field_validator("slots")
+    @classmethod
+    def _even(cls, slots: int) -> int:
+        if slots % 2:
+            raise InvalidValueError("HT-of-test", "{slots} is odd", slots=slots)
+        return slots
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "values"),
+    [
+        ('{"name": "n1"', "HT-file-not-json", {"key": ""}),
+        ("{}", "HT-file-missing-key", {"key": "name"}),
+        ('{"name": "n1", "cores": 8}', "HT-file-unknown-key", {"key": "cores"}),
+        ('{"name": 7}', "HT-file-value", {"key": "name"}),
+        ('{"name": "n1", "slots": 3}', "HT-of-test", {"key": "slots", "slots": 3}),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_key(tmp_path, content, code, values):
+    path = tmp_path / "host.json"
+    path.write_text(content)
+    with refused(code, where=path, **values) as caught:
+        read_model(path, _Host)
+    assert caught.value.code == code
+    assert caught.value.message.startswith(f"{path}: ")
+
+
+def test_several_faults_of_a_file_are_one_error_with_the_code_of_each(tmp_path):
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps({"slots": 3, **{f"key{number}": 0 for number in range(28)}}))
+    with pytest.raises(HpctrainError) as caught:
+        read_model(path, _Host)
+    assert caught.value.code == "HT-file-faults"
+    found = Counter(fault["code"] for fault in caught.value.values["faults"])
+    assert found == {"HT-file-missing-key": 1, "HT-of-test": 1, "HT-file-unknown-key": 18}
+    assert caught.value.values["more"] == 10
+    assert len(caught.value.message.splitlines()) == 21
