@@ -2,8 +2,10 @@
 
 A rank whose loop ended earlier waits at the end of its script, and the others in a reduction; or one takes part in a
 collective that the others do not call. Each rank that has waited for a second tells rank 0 where. When all have told,
-and not all wait in the same place, rank 0 asks once more: a rank that confirms is still there, so all ranks were there
-at the time of the question. This takes as many messages as there are ranks, and only where a run stands still anyway.
+and not all wait in the same place, rank 0 asks once more. A rank confirms when the waiting thread itself has found,
+after the question, that its wait goes on: on a busy machine a wait may be over long before its thread runs again. So
+all ranks were in these waits at the time of the question. This takes as many messages as there are ranks, and only
+where a run stands still anyway.
 
 Ranks that MPI started send each other messages (:class:`DeadlockDetector`). Ranks of torch.distributed use the store in
 which they met (:class:`StoreDeadlockDetector`).
@@ -28,6 +30,7 @@ ANNOUNCE_SECONDS = 1.0
 _AGAIN_SECONDS = 2.0
 _STORE_SECONDS = 0.5
 _STORE_ERROR = "hpctrain.deadlock"
+_STORE_QUESTION = "hpctrain.deadlock.question"
 # How many ranks a message names.
 _NAMED = 8
 # The kinds of messages between detectors.
@@ -140,6 +143,8 @@ class DeadlockDetector:
         self._wait: Wait | None = None
         self._number = 0
         self._announced = False
+        # How often the wait had been polled when rank 0 asked about it.
+        self._polls_when_asked: int | None = None
         # On rank 0: each rank's place with the number of its wait, and the ranks that have confirmed theirs.
         self._places: dict[int, tuple[int, WaitPlace]] = {}
         self._confirmed: set[int] = set()
@@ -150,12 +155,15 @@ class DeadlockDetector:
         if wait != self._wait:
             if self._announced:
                 self._deliver(0, "out")
-            self._wait, self._announced = wait, False
+            self._wait, self._announced, self._polls_when_asked = wait, False, None
             self._number += 1
         if wait is not None and not self._announced and now - wait.since > ANNOUNCE_SECONDS:
             self._announced = True
             place = WaitPlace(kind=wait.kind, what=wait.what, passes=self._passes(), line=script_line(), left=left_at())
             self._deliver(0, "in", self._number, place)
+        if wait is not None and self._goes_on(wait):
+            self._polls_when_asked = None
+            self._deliver(0, "yes", self._number)
         if self._rank == 0:
             self._judge(now)
 
@@ -168,13 +176,20 @@ class DeadlockDetector:
                 self._places.pop(source, None)
                 self._confirmed.clear()
             case "still", ():
-                if self._announced:
-                    self._deliver(0, "yes", self._number)
+                if self._wait is not None and self._announced:
+                    self._polls_when_asked = self._wait.polls
             case "yes", (int(number),):
                 if source in self._places and self._places[source][0] == number:
                     self._confirmed.add(source)
             case "deadlock", (dict(record),):
                 self.error = HpctrainError.from_record(record)
+
+    def _goes_on(self, wait: Wait) -> bool:
+        """Whether rank 0 asked about this wait, and it has been polled since."""
+        if self._polls_when_asked is None:
+            return False
+        # The first of two polls may have begun before the question. A wait inside an MPI call is not polled.
+        return wait.blocked or wait.polls >= self._polls_when_asked + 2
 
     def _judge(self, now: float) -> None:
         if len(self._places) < self._size or self.error is not None:
@@ -214,7 +229,12 @@ class StoreDeadlockDetector:
         self._passes = passes
         self._keys = [f"hpctrain.place.{each}" for each in range(size)]
         self._number = 0
-        self._seen: list[str] = []
+        self._place: WaitPlace | None = None
+        # The question that this rank has read, and answers when it has found once more that its wait goes on.
+        self._read = 0
+        # On rank 0: the last question, and the waits that it is about.
+        self._question = 0
+        self._asked_about: list[int] = []
 
     def watching(self, kind: str, what: str) -> _WatchedWait:
         """A context manager around a wait; call the function that it yields between two polls."""
@@ -223,33 +243,52 @@ class StoreDeadlockDetector:
     def announce(self, kind: str, what: str) -> None:
         """Announce that this rank waits."""
         self._number += 1
-        place = WaitPlace(kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at())
-        self._set(json.dumps({"number": self._number, "name": self._name, "place": asdict(place)}))
+        self._place = WaitPlace(kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at())
+        self._tell(answer=0)
 
     def withdraw(self) -> None:
         """Withdraw the announcement."""
-        self._seen = []
+        self._place, self._read = None, 0
         self._set("")
 
     def look(self) -> None:
-        """Raise HpctrainError if the ranks' waits cannot end."""
+        """Raise HpctrainError if the ranks' waits cannot end; the waiting thread calls it while its wait goes on."""
         with contextlib.suppress(RuntimeError):
             if self._rank == 0:
                 self._judge()
             if self._store.check([_STORE_ERROR]):
                 raise HpctrainError.from_record(json.loads(self._store.get(_STORE_ERROR)))
+            self._answer()
 
     def _judge(self) -> None:
-        """On rank 0: a rank seen in the same wait twice was in it all the time between."""
+        """On rank 0: ask about waits in different places, and report them once all ranks have confirmed theirs."""
         if not self._store.check(self._keys):
             return
-        before, self._seen = self._seen, [value.decode() for value in self._store.multi_get(self._keys)]
-        if self._seen != before or not all(self._seen):
+        texts = [value.decode() for value in self._store.multi_get(self._keys)]
+        if not all(texts):
             return
-        waits = [json.loads(text) for text in self._seen]
+        waits = [json.loads(text) for text in texts]
         places = {rank: WaitPlace(**each["place"]) for rank, each in enumerate(waits)}
-        if error := deadlock_error(places, lambda rank: str(waits[rank]["name"])):
+        error = deadlock_error(places, lambda rank: str(waits[rank]["name"]))
+        if error is None:
+            return
+        if (numbers := [each["number"] for each in waits]) != self._asked_about:
+            self._question, self._asked_about = self._question + 1, numbers
+            self._store.set(_STORE_QUESTION, str(self._question))
+        elif all(each["answer"] == self._question for each in waits):
             self._store.set(_STORE_ERROR, json.dumps(error.record()))
+
+    def _answer(self) -> None:
+        if self._place is None or not self._store.check([_STORE_QUESTION]):
+            return
+        before, self._read = self._read, int(self._store.get(_STORE_QUESTION))
+        if self._read == before:
+            self._tell(answer=self._read)
+
+    def _tell(self, answer: int) -> None:
+        assert self._place is not None
+        place = asdict(self._place)
+        self._set(json.dumps({"number": self._number, "name": self._name, "place": place, "answer": answer}))
 
     def _set(self, value: str) -> None:
         # Rank 0, which keeps the store, may be gone. The collective's own connections report that.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ _RENEWED_SECONDS = 1.0
 _abandoned: list[object] = []
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Wait:
     """A wait that has not ended.
 
@@ -45,6 +45,7 @@ class Wait:
         blocked: whether it is inside an MPI call, where no exception can be raised.
         kind: ``REDUCTION``, ``CONTROL``, ``END``, ``COLLECTIVE``, or a text for collectives with messages of their own.
         leads: whether the script itself waits; False for a thread beside it that uses the control plane.
+        polls: how often the waiting thread has found that the wait goes on.
     """
 
     what: str
@@ -52,6 +53,7 @@ class Wait:
     blocked: bool = False
     kind: str = CONTROL
     leads: bool = True
+    polls: int = field(default=0, compare=False)
 
 
 def _leads(kind: str) -> bool:
@@ -212,6 +214,7 @@ class Timeout:
         reached = progress()
         try:
             while not done():
+                wait.polls += 1
                 pause()
                 now = time.monotonic()
                 if progress() > reached:

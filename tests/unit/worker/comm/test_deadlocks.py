@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.worker.comm.deadlocks import ANNOUNCE_SECONDS, DeadlockDetector, WaitPlace, deadlock_error
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.deadlocks import (
+    ANNOUNCE_SECONDS,
+    DeadlockDetector,
+    StoreDeadlockDetector,
+    WaitPlace,
+    deadlock_error,
+)
 from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Wait
+from support import needs
 from support.refusals import check
 
 KINDS = (REDUCTION, CONTROL, END)
@@ -24,6 +32,7 @@ class Ranks:
         self.now = 0.0
         self.queue: deque[tuple[int, int, tuple[object, ...]]] = deque()
         self.waits: list[Wait | None] = [None] * size
+        self.starved: set[int] = set()
         self.ranks = [
             DeadlockDetector(rank, size, self._sender(rank), lambda number: f"rank {number}", lambda: 5)
             for rank in range(size)
@@ -37,6 +46,9 @@ class Ranks:
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
+        for rank, wait in enumerate(self.waits):
+            if wait is not None and rank not in self.starved:
+                wait.polls += 10
         for rank, detector in enumerate(self.ranks):
             detector.look(self.waits[rank], self.now)
         for _ in range(len(self.queue)):
@@ -91,6 +103,72 @@ def test_a_rank_whose_message_is_late_has_to_confirm_it():
     ranks.queue.extend(late)
     ranks.tick(ANNOUNCE_SECONDS)
     assert ranks.errors == []
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_a_rank_confirms_only_a_wait_that_its_thread_has_found_to_go_on(blocked):
+    """The wait of rank 1 may be over: its thread has not run since. Inside an MPI call nobody could look."""
+    ranks = Ranks(2)
+    ranks.wait(0, REDUCTION)
+    ranks.waits[1] = Wait(what="barrier", since=0.0, kind=CONTROL, blocked=blocked)
+    ranks.starved = {1}
+    for _ in range(12):
+        ranks.tick(ANNOUNCE_SECONDS)
+    assert len(ranks.errors) == (2 if blocked else 0)
+    ranks.starved.clear()
+    for _ in range(6):
+        ranks.tick(ANNOUNCE_SECONDS)
+    assert len(ranks.errors) == 2
+
+
+def test_a_question_about_a_wait_that_is_over_is_not_answered():
+    ranks = Ranks(2)
+    ranks.wait(1, CONTROL)
+    ranks.tick(2 * ANNOUNCE_SECONDS)
+    ranks.ranks[1].receive(0, "still")
+    over = ranks.waits[1]
+    assert over is not None
+    over.polls += 10
+    ranks.now += 1
+    ranks.wait(1, CONTROL)
+    ranks.ranks[1].look(ranks.waits[1], ranks.now)
+    assert [message[0] for _, _, message in ranks.queue] == ["out"]
+
+
+@needs.pytorch
+@pytest.mark.parametrize("looking", [{0}, {0, 1}])
+def test_through_a_store_every_rank_has_to_look_again(looking):
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    ranks = [StoreDeadlockDetector(store, rank, 2, "h1", lambda: 5) for rank in range(2)]
+    ranks[0].announce(REDUCTION, "gradients")
+    ranks[1].announce(CONTROL, "comm.barrier")
+    for _ in range(2 if 1 in looking else 6):
+        for rank in looking:
+            ranks[rank].look()
+    if looking == {0}:
+        # Rank 1 goes on, and waits somewhere else: the answer of a wait says nothing about the next.
+        ranks[1].withdraw()
+        ranks[1].announce(CONTROL, "comm.barrier")
+        ranks[0].look()
+    else:
+        for rank in ranks:
+            with pytest.raises(HpctrainError) as raised:
+                rank.look()
+            assert "rank 0 on h1" in str(raised.value) and "rank 1 on h1" in str(raised.value)
+
+
+@needs.pytorch
+def test_through_a_store_ranks_in_one_place_are_not_told():
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    ranks = [StoreDeadlockDetector(store, rank, 2, "h1", lambda: 5) for rank in range(2)]
+    for _ in range(6):
+        for rank in ranks:
+            rank.announce(CONTROL, "comm.barrier")
+            rank.look()
 
 
 def test_the_error_says_who_is_where_and_what_to_do():
