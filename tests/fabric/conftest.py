@@ -64,8 +64,8 @@ def simulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while "Network simulator ready" not in log.read_text():
         assert server.poll() is None, f"ibsim ended: {log.read_text()}"
-        assert time.monotonic() < deadline, f"ibsim is not ready after 20 s: {log.read_text()}"
+        assert time.monotonic() < deadline, f"ibsim is not ready after 100 s: {log.read_text()}"
         time.sleep(0.05)

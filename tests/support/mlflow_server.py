@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from support.ports import free_port
 
 _START_SECONDS = 240.0
 _PROGRAM = """
@@ -28,13 +29,6 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 from mlflow.server import app
 app.run(host="127.0.0.1", port=int(port), threaded=True)
 """
-
-
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class MlflowServer:

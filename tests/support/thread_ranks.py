@@ -11,7 +11,7 @@ import numpy as np
 
 from hpctrain.worker.comm.single import SingleCommunicator
 
-_SECONDS = 30
+_SECONDS = 100
 
 
 class ThreadCommunicator(SingleCommunicator):

@@ -32,5 +32,5 @@ comm.barrier()
 print("collectives agree", flush=True)
 
 if sys.argv[1:] == ["stall"] and rank == 1:
-    time.sleep(60)
+    time.sleep(600)
 comm.barrier()

@@ -167,7 +167,7 @@ class Mortal:
         def wait_for_death(*_: object) -> None:
             if self._case.late != (self._first, self.iteration() + 1) or self._comm.size < size:
                 return
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 100
             while not self._comm.lost:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)

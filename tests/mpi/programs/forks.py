@@ -102,7 +102,7 @@ if comm.rank == 0:
     if sender == 0:
         send()
         sys.exit()
-    received = sum(len(queue.get(timeout=20)) for _ in range(_SENT))
+    received = sum(len(queue.get(timeout=100)) for _ in range(_SENT))
     found["queue"] = os.waitstatus_to_exitcode(os.waitpid(sender, 0)[1])
     lives = child.is_alive()
     child.terminate()

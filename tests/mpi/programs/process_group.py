@@ -457,10 +457,10 @@ def check_stall() -> None:
     group = dist.new_group([1, 2])
     found = torch.ones(50_000)
     if comm.rank == 2:
-        time.sleep(60)
+        time.sleep(600)
     if comm.rank == 1:
         dist.all_reduce(found, group=group, async_op="later" in sys.argv).wait()
-    time.sleep(20)
+    time.sleep(600)
 
 
 def check_functional_stall() -> None:
@@ -473,7 +473,7 @@ def check_functional_stall() -> None:
     require_default_group(comm)
     mesh = init_device_mesh("cpu", (comm.size,))
     if comm.rank == 1:
-        time.sleep(60)
+        time.sleep(600)
     DTensor.from_local(torch.ones(5), mesh, [Shard(0)]).redistribute(placements=[Replicate()]).to_local()
 
 
@@ -483,7 +483,7 @@ def check_message_stall() -> None:
     comm = ht.init("mpi")
     require_default_group(comm)
     if comm.rank == 1:
-        time.sleep(60)
+        time.sleep(600)
     dist.recv(torch.ones(5), 1)
 
 

@@ -30,7 +30,7 @@ INJECTED = Path(__file__).parent / "injected"
 _MARK = "HPCTRAIN_FAULTS"
 _POLL_SECONDS = 0.005
 # What a launcher started may be a moment after it.
-_LEAVE_SECONDS = 5.0
+_LEAVE_SECONDS = 20.0
 _KILL_SECONDS = 30.0
 # They serve connections, and those that nobody could say goodbye on end when TCP gives up, after minutes.
 _SERVERS = ("sshd", "prted")

@@ -251,7 +251,7 @@ class LocalHosts:
             _kill(psutil.Process(pid))
             _wait(f"{host} is gone", lambda: self._pid(host) is None)
         if child := self._children.pop(host, None):
-            child.wait(timeout=10)
+            child.wait(timeout=60)
         if host != _SWITCH and self._pid(_SWITCH) is not None:
             # Connections that nobody could say goodbye on keep the network of a dead host for minutes.
             _done([*self._enter(_SWITCH, "--net"), "ip", "link", "delete", host])
@@ -284,7 +284,7 @@ class LocalHosts:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         # A process that was killed is there until the kernel has taken it down.
-        psutil.wait_procs(left, timeout=10)
+        psutil.wait_procs(left, timeout=60)
 
     def processes(self, *hosts: str) -> list[psutil.Process]:
         """All that live on some hosts, but sshd, which began before anything that was run."""

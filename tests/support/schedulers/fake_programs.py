@@ -93,10 +93,10 @@ def started(programs: Programs, text: str, **variables: str) -> Iterator[subproc
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=20)
+        process.communicate(timeout=100)
 
 
 def end(programs: Programs, text: str, **variables: str) -> tuple[int, str]:
     with started(programs, text, **variables) as process:
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=100)
         return process.returncode, output

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from hpctrain.control.schedulers.kubernetes.settings import ClaimMount, Kubernet
 from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.request import job_request
+from support.ports import free_port
 
 _BIN = Path(sys.executable).parent
 _ROOT = Path(__file__).parents[3]
@@ -104,7 +104,7 @@ class LocalJob:
         program, *arguments = container["command"]
         mounted = [word.replace("/etc/hpctrain/plan.json", str(plan)) for word in arguments]
         self._command = [str(_BIN / program), *mounted]
-        self._port = _free_port()
+        self._port = free_port()
         self.logs = [folder / f"pod-{pod}.log" for pod in range(pods)]
 
     def start(self, pod: int) -> Pod:
@@ -135,12 +135,6 @@ class LocalJob:
 
     def said(self) -> str:
         return "\n".join(f"{log.name}: {line}" for log in self.logs for line in log.read_text().splitlines())
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def wait_for_steps(run: Path, pods: list[Pod], *, attempt: int, steps: int) -> None:

@@ -111,7 +111,7 @@ class LocalSlurm:
         _kill(daemons[name] for name in sorted(daemons, key=lambda name: name != "slurmctld"))
         self._kill_jobs()
         for child in self._children:
-            child.wait(timeout=10)
+            child.wait(timeout=60)
         if self.folder.exists():
             shutil.rmtree(self.folder)
 
@@ -242,7 +242,7 @@ class LocalSlurm:
                     running[name] = process
         return running
 
-    def _wait(self, what: str, condition: Callable[[], bool], timeout: float = 20) -> None:
+    def _wait(self, what: str, condition: Callable[[], bool], timeout: float = 100) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline or any((child.poll() or 0) > 0 for child in self._children):
@@ -261,10 +261,10 @@ class LocalSlurm:
 
     def _kill_jobs(self, **variables: str) -> None:
         # Again until there are none: they may start others meanwhile.
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 600
         while processes := list(self._job_processes(**variables)):
             if time.monotonic() > deadline:
-                raise SlurmError(f"killed for 20 s, and jobs still start processes: {processes}")
+                raise SlurmError(f"killed for 100 s, and jobs still start processes: {processes}")
             _kill(processes)
 
 
@@ -286,10 +286,10 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while left := [process for process in family if _runs(process)]:
         if time.monotonic() > deadline:
-            raise SlurmError(f"killed 10 s ago, and still there: {left}")
+            raise SlurmError(f"killed 60 s ago, and still there: {left}")
         time.sleep(0.01)
 
 

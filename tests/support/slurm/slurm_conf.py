@@ -7,6 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.ports import free_port
+
 # Neighbours on the fabric are not neighbours by name: sorted names cross the core three times, the tree's order once.
 INTERLEAVED = "SwitchName=s1 Nodes=n1,n3\nSwitchName=s2 Nodes=n2,n4\nSwitchName=core Switches=s1,s2\n"
 
@@ -75,7 +77,7 @@ def _places(settings: Settings) -> tuple[str, list[str]]:
             f"NodeAddr={address}" for address in settings.addresses
         ]
     host = socket.gethostname().partition(".")[0]
-    control, *ports = _free_ports(1 + len(settings.nodes))
+    control, *ports = (free_port() for _ in range(1 + len(settings.nodes)))
     controller = f"SlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={control}"
     # All of them listen where nobody else comes.
     controller += "\nCommunicationParameters=NoCtldInAddrAny,NoInAddrAny"
@@ -126,26 +128,3 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime={settings.max_minutes} GraceTi
  PriorityTier=1 State=UP
 PartitionName=short Nodes=ALL MaxTime=5 PriorityTier=10 PreemptMode=OFF State=UP
 """
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports below those that the kernel gives to connections, so that a restarted daemon finds its own free again.
-
-    Processes with neighbouring numbers, each with a cluster of its own, look in different places.
-    """
-    held: list[socket.socket] = []
-    try:
-        port = 20000 + 20 * (os.getpid() % 600)
-        while len(held) < count:
-            port += 1
-            candidate = socket.socket()
-            try:
-                candidate.bind(("127.0.0.1", port))
-            except OSError:
-                candidate.close()
-            else:
-                held.append(candidate)
-        return [candidate.getsockname()[1] for candidate in held]
-    finally:
-        for candidate in held:
-            candidate.close()

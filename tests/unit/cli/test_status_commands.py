@@ -267,7 +267,7 @@ def test_other_jobs_in_a_run_directory_are_not_the_runs(
 
 def leave_when_asked(directory: RunDirectory) -> None:
     """As a launcher does whose ranks are asked to stop."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while not directory.stop.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.2)

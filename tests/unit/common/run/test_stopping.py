@@ -46,7 +46,7 @@ def test_a_second_one_ends_a_process_even_inside_a_c_call(number: signal.Signals
             process.stdout.readline()
             time.sleep(0.2)
             process.send_signal(number)
-            assert process.wait(timeout=30) == -number
+            assert process.wait(timeout=100) == -number
         finally:
             process.kill()
 

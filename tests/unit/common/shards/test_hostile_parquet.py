@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -121,10 +120,8 @@ def test_other_numbers_of_images_than_labels_are_refused(labels: tuple[int, ...]
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train.parquet")
-    begun = time.monotonic()
     with pytest.raises(HpctrainError):
         row_groups(tmp_path, {"train": [tmp_path / "train.parquet"]}, Columns())
-    assert time.monotonic() - begun < 2
 
 
 def test_the_limit_ends_with_what_it_is_for() -> None:

@@ -38,7 +38,7 @@ def programs(tmp_path: Path) -> Programs:
 
 
 def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not file.exists():
         assert time.monotonic() < deadline, f"no {file}"
         time.sleep(0.02)
@@ -78,7 +78,7 @@ def test_the_signal_is_passed_on_and_the_status_is_hpctrains(status: int, progra
         wait_for(ready)
         # To the shell alone, as Slurm's B: does.
         os.kill(process.pid, signal.SIGUSR2)
-        process.communicate(timeout=30)
+        process.communicate(timeout=100)
         assert process.returncode == status
     assert [call.arguments for call in programs.calls("scontrol")] == ([["requeue", "7"]] if status == 4 else [])
 
@@ -89,7 +89,7 @@ def test_a_signal_before_hpctrain_listens_is_a_stop_too(programs: Programs, tmp_
     with started(programs, job(tmp_path)) as process:
         wait_for(ready)
         os.kill(process.pid, signal.SIGUSR2)
-        process.communicate(timeout=30)
+        process.communicate(timeout=100)
         assert process.returncode == 4
     assert len(programs.calls("scontrol")) == 1
 
@@ -98,11 +98,17 @@ def end_too_late(programs: Programs, directory: Path) -> str:
     """What a job prints that gets its signal before hpctrain starts."""
     ready = directory / "ready"
     ready.unlink(missing_ok=True)
-    programs.add("prepare", f"open({str(ready)!r}, 'w').close(); time.sleep(0.3)")
+    # It ends when the signal is there, which bash handles after its child.
+    sent = directory / "sent"
+    sent.unlink(missing_ok=True)
+    programs.add(
+        "prepare", f"open({str(ready)!r}, 'w').close()\nwhile not os.path.exists({str(sent)!r}): time.sleep(0.02)"
+    )
     with started(programs, job(directory, PLAIN.model_copy(update={"setup": ("prepare",)}))) as process:
         wait_for(ready)
         os.kill(process.pid, signal.SIGUSR2)
-        output, _ = process.communicate(timeout=30)
+        sent.touch()
+        output, _ = process.communicate(timeout=100)
         assert process.returncode == 4
     return output
 
@@ -139,7 +145,7 @@ def test_a_cancelled_job_does_not_come_back(first: signal.Signals | None, progra
             time.sleep(0.2)
         # To all processes of the job, as Slurm does.
         os.killpg(process.pid, signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=100)
         assert process.returncode == 4
     assert programs.calls("scontrol") == []
     assert programs.calls("sbatch") == []
@@ -153,7 +159,7 @@ def test_hpctrain_learns_of_what_the_shell_alone_is_told(programs: Programs, tmp
     with started(programs, job(tmp_path)) as process:
         wait_for(ready)
         os.kill(process.pid, signal.SIGTERM)
-        process.communicate(timeout=20)
+        process.communicate(timeout=100)
         assert process.returncode == 4
     assert programs.calls("scontrol") == []
 
@@ -255,7 +261,7 @@ def test_a_cancelled_job_leaves_the_rest_of_its_chain(programs: Programs, tmp_pa
     with started(programs, job(tmp_path, chain=2)) as process:
         wait_for(ready)
         os.killpg(process.pid, signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=100)
         assert process.returncode == 1
     assert programs.calls("scancel") == []
 
@@ -322,7 +328,7 @@ def test_what_comes_while_staged_files_are_removed_does_not_lose_the_requeue(
     with started(programs, staged_job(tmp_path), TMPDIR=str(tmp_path)) as process:
         wait_for(ready)
         os.killpg(process.pid, signal.SIGTERM)
-        process.communicate(timeout=20)
+        process.communicate(timeout=100)
         assert process.returncode == 4
     assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "7"]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,5 @@ def test_no_slurm_and_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_accounting_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, sacct="exec sleep 60")
-    begin = time.monotonic()
+    install(tmp_path, monkeypatch, sacct="exec sleep 3600")
     assert consumed_joules(["7"], seconds=0.2) is None
-    assert time.monotonic() - begin < 10

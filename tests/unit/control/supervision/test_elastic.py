@@ -89,7 +89,7 @@ while what in ("save", "shrink") and not (run / "stop").exists():
     number += 1
     emit("checkpoint", iteration=number)
     time.sleep(0.05)
-    if number > 200:
+    if number > 2000:
         sys.exit("it was never told to stop")
 if what in ("save", "shrink"):
     emit("stopped", iteration=number, reason=(run / "stop").read_text().strip())

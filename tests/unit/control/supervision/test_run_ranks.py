@@ -133,7 +133,7 @@ os._exit(0)
 # A rank as hpctrain's: it looks in the directory that it holds for the file that asks it to stop.
 _HOLDS = """
 record(0, "running", listens=True)
-while not os.path.exists(f"/proc/self/fd/{held}/stop") and time.time() < began + 20: time.sleep(0.01)
+while not os.path.exists(f"/proc/self/fd/{held}/stop") and time.time() < began + 100: time.sleep(0.01)
 open(f"/proc/self/fd/{held}/checkpoint", "w").close()
 record(0, "resumable")
 """
@@ -189,7 +189,7 @@ def test_an_interrupt_just_after_a_move_still_asks_the_ranks(tmp_path: Path, mon
 def test_a_directory_that_is_deleted_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
-    failure, _, _ = start(made, "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(20)", stop_seconds=0.2)
+    failure, _, _ = start(made, "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(600)", stop_seconds=0.2)
     assert failure is not None
     assert (failure.stopped, failure.exit_code) == (False, 1)
     assert not made.path.exists()
@@ -227,11 +227,13 @@ other = subprocess.Popen(["sleep", "600"], start_new_session=True)
 record(0, "running", other.pid); record(1, "running")
 time.sleep(1)
 other.kill(); other.wait()
-time.sleep(2)
+limit = time.time() + 60
+while not os.path.exists("said") and time.time() < limit: time.sleep(0.02)
+time.sleep(1)
 record(0, "done"); record(1, "done")
 """,
         ranks=2,
-        notice=said.append,
+        notice=lambda text: (said.append(text), Path("said").touch()),
     )
     assert failure is None
     assert len(said) == 1
@@ -255,7 +257,7 @@ dead = subprocess.Popen(["sleep", "600"], pass_fds=[held], start_new_session=Tru
 record(0, "running", dead.pid)
 record(1, "running", other.pid)
 dead.kill(); dead.wait()
-time.sleep(3)
+time.sleep({3 if own else 60})
 record(0, "lost"); record(1, "done")
 other.kill()
 """,
@@ -267,32 +269,52 @@ other.kill()
     assert len(said) == (not own)
 
 
+class Clock:
+    """The launcher's time: it stands still until the program makes the file ``go``, and then each look takes 0.1 s."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        if Path("go").exists():
+            self._now += 0.1
+        return self._now
+
+
+@pytest.fixture
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "time", Clock())
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_clock")
 @pytest.mark.parametrize("fault_tolerant", [False, True])
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("time.sleep(30)", "rank 0, 1 did not begin within 1 s"),
-        ('record(1, "running"); time.sleep(30)', "rank 0 did not begin within 1 s"),
-        (
-            'record(0, "running"); time.sleep(0.7); record(1, "running"); time.sleep(30)',
-            "the ranks did not find each other within 1 s",
-        ),
+        ("", "rank 0, 1 did not begin within 1 s"),
+        ('record(1, "running")', "rank 0 did not begin within 1 s"),
+        ('record(0, "running"); record(1, "running")', "the ranks did not find each other within 1 s"),
     ],
 )
 def test_ranks_that_wait_for_others_at_their_start_have_a_limit(
     directory: RunDirectory, program: str, message: str, *, fault_tolerant: bool
 ) -> None:
     """As in MPI_Init, which waits for a host that is cut off for ever."""
+    program += "\nopen('go', 'w').close(); time.sleep(600)"
     failure, _, _ = start(directory, program, ranks=2, fault_tolerant=fault_tolerant, meet_seconds=1)
     assert failure is not None
     assert (failure.message, failure.exit_code, failure.passing) == (message, 4, True)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_clock")
 def test_ranks_that_have_met_may_take_their_time(directory: RunDirectory) -> None:
     program = """
 record(0, "running", joined=True); record(1, "running")
+open("go", "w").close()
 time.sleep(2.5)
 record(0, "done"); record(1, "done")
 """

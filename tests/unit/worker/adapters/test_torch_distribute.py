@@ -127,13 +127,14 @@ def test_gradients_of_several_devices_are_sent_in_one_order():
     """Autograd has a thread for each device: one that is slow to send does not let another pass."""
 
     class Engine:
-        in_place, sent = False, []
+        in_place, sent, begun = False, [], threading.Event()
 
         def allocate(self, numel, dtype, device):
             return torch.zeros(numel, dtype=dtype)
 
         def allreduce(self, buffer, name, wire):
             if buffer.dtype is torch.float32:
+                self.begun.set()
                 time.sleep(0.2)
             self.sent.append(buffer.dtype)
 
@@ -147,7 +148,7 @@ def test_gradients_of_several_devices_are_sent_in_one_order():
     reducer._running = True
     slow = threading.Thread(target=reducer._arrived, args=("1",))
     slow.start()
-    time.sleep(0.05)
+    assert engine.begun.wait(100)
     reducer._arrived("0")
     slow.join()
     assert engine.sent == [torch.float32, torch.float64]

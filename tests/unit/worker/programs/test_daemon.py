@@ -14,12 +14,13 @@ import pytest
 
 from hpctrain.common.run.stopping import reason_in
 
-# As Open MPI's daemon it would leave at the signal.
+# As Open MPI's daemon it would leave at the signal. It ends by itself once the signal has been sent.
 DAEMON = """
-import signal, sys, time
+import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 open("ready", "w").close()
-time.sleep(2)
+while not os.path.exists("sent"): time.sleep(0.02)
+time.sleep(0.5)
 sys.exit(5)
 """
 
@@ -46,7 +47,7 @@ def test_the_daemon_outlives_the_signal_and_the_ranks_are_asked(
     ]
     process = subprocess.Popen(words, cwd=tmp_path, start_new_session=True)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while not (tmp_path / "ready").exists():
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.02)
@@ -57,7 +58,8 @@ def test_the_daemon_outlives_the_signal_and_the_ranks_are_asked(
                 time.sleep(0.1)
         # To the daemon too, as Slurm does where it tracks processes by their group.
         os.killpg(process.pid, signal.SIGTERM)
-        assert process.wait(30) == 5
+        (tmp_path / "sent").touch()
+        assert process.wait(100) == 5
     finally:
         process.kill()
         process.wait()
