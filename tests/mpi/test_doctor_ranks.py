@@ -56,7 +56,7 @@ def test_two_ranks(hpctrain: Launch, tmp_path: Path) -> None:
     # between a slow network's time and anything that is sold
     assert 1e-3 < float(plain["found"].partition(" ")[0]) < 1e4
     assert horovod["status"] != "failed", horovod
-    assert checks["clocks"]["status"] == "ok"
+    assert checks["clocks"]["status"] == "not applicable"
     assert "numpy" in checks["versions"]["found"]
     assert list(tmp_path.iterdir()) == []
 

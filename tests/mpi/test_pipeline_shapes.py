@@ -34,6 +34,7 @@ def test_batches_of_any_shape_give_the_numbers_of_one_process(mpirun, tmp_path, 
             assert {name: error for name, error in found.items() if not error < 1e-10} == {}
             if ranks == 2:
                 check(refused["different"], "HT-pipeline-different-batches")
-                assert refused["different"]["values"]["batches"].count("(8, 6)") == 2
+                batches = refused["different"]["values"]["batches"]
+                assert all(batches.count(shape) == 1 for shape in ("(8, 5)", "(8, 6)")), batches
                 check(refused["flat"], "HT-pipeline-different-samples", samples=8, targets=40)
                 check(refused["none"], "HT-pipeline-different-samples", samples=0)

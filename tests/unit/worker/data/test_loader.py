@@ -19,7 +19,6 @@ import numpy as np
 import psutil
 import pytest
 
-from hpctrain import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import ModelSettings, Recipe
 from hpctrain.common.shards.read import open_shards
@@ -361,7 +360,7 @@ def test_sources_of_a_recipe(folder, tmp_path):
     (piece,) = test.stream([np.arange(2)], 0)
     assert piece.images.shape == (2, 56, 56, 3)
     test.close()
-    with pytest.raises(HpctrainError, match=r"needs data\.path") as error:
+    with refused("HT-recipe-needs-data-path") as error:
         open_sources(recipe(0).model_copy(update={"model": resnet}))
     assert "--set data.path=DIR" in error.value.hint
     with refused("HT-recipe-model-not-for-photographs", recipe="digits"):
