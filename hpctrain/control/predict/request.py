@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES
-from hpctrain.common.cluster.gpu_models import gpu
+from hpctrain.common.cluster.gpu_models import gpu, gpu_reported_as
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.control.predict.calibration import read_calibration
-from hpctrain.control.predict.collectives import Ranks
+from hpctrain.control.predict.collectives import Ranks, curve_rate, modelled_seconds
 from hpctrain.control.predict.compute import CPU
-from hpctrain.control.predict.curve_checks import check_curves
+from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.prediction import Node, Prediction, predict
 from hpctrain.control.predict.training import Training
+from hpctrain.control.predict.values import drawn
+
+if TYPE_CHECKING:
+    from hpctrain.control.predict.curves import Curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,3 +130,113 @@ def _asked(training: Training, request: PredictionRequest) -> str:
             backend=request.backend,
         )
     return "mpi"
+
+
+# No algorithm moves an all-reduce between hosts in less time than each needs to send its buffer once. The margin is for
+# rates that are rounded up, and for times that are means over ranks.
+FASTER = 1.05
+# NCCL reaches 0.88 to 0.98 of its links over RDMA and about 0.55 over sockets (wire_efficiency and
+# tcp.wire_efficiency, with spreads of 4 and 25 %): a third of what is expected of either is another network, or
+# another way over it.
+SLOWER = 3.0
+# For smaller buffers the latency of messages dominates, of which less is known.
+_BANDWIDTH_BOUND_BYTES = 16 * 2**20
+
+
+def check_curves(curves: Sequence[Curve], ranks: Ranks, *, stated: bool) -> list[str]:
+    """Refuse curves that contradict the nodes of a prediction, and say what is doubtful about the others.
+
+    Args:
+        curves: all that were measured; only those of the engine that reduces count.
+        ranks: of the prediction, on as many nodes as any.
+        stated: whether adapters and their rate were stated. A contradiction to assumed ones is a warning.
+
+    Raises:
+        HpctrainError: a curve of another GPU, faster than the links of its hosts, or far slower than them.
+    """
+    used = [curve for curve in curves if curve.engine == ranks.measured_as and curve.ranks > 1]
+    warnings: list[str] = []
+    for curve in used:
+        warnings += _check_gpu(curve, ranks.device)
+        fault = _fault_of_links(curve, ranks) if curve.hosts > 1 else None
+        if fault and stated:
+            raise fault
+        if fault:
+            warnings.append(f"{fault.message}, as is assumed: {fault.hint}")
+    return [*warnings, *_other_locals(used, ranks)]
+
+
+def _check_gpu(curve: Curve, device: str) -> Iterator[str]:
+    if curve.gpu is None or device == CPU:
+        return
+    known = gpu_reported_as(curve.gpu)
+    family = device.partition("-")[0]
+    if known == device:
+        return
+    if known is None and re.search(rf"\b{family}\b", curve.gpu, re.IGNORECASE):
+        yield f"{curve.source} was measured on {curve.gpu}, which is taken for {device}"
+        return
+    raise HpctrainError(
+        "HT-calibration-other-gpu",
+        "--calibration {source}: measured on {gpu}, and {device} is to be predicted",
+        f"measure on {device}, {f'predict --gpu {known}, ' if known else ''}or leave the file out",
+        source=curve.source,
+        gpu=curve.gpu,
+        device=device,
+    )
+
+
+def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
+    """Why the links cannot have carried a curve, or would have carried far more."""
+    size, seconds = min(curve.points, key=lambda point: point[1] / point[0])
+    sent, links = curve.groups * size / seconds, curve_rate(curve, ranks)
+    if sent > FASTER * links:
+        return HpctrainError(
+            "HT-calibration-too-fast",
+            "--calibration {source}: each of {hosts} hosts sent at least {rate}, and the adapters that "
+            "{ranks} use carry {links}",
+            "state the adapters and links that were measured (--adapters-per-node, --link); or its hosts are one "
+            "machine under several names, or not all of the ranks are listed",
+            source=curve.source,
+            hosts=curve.hosts,
+            rate=_rate(sent),
+            ranks=_rank_text(curve, ranks),
+            links=_rate(links),
+        )
+    size, seconds = curve.points[-1]
+    if not ranks.by_nccl or size < _BANDWIDTH_BOUND_BYTES:
+        return None
+    expected = float(modelled_seconds(size, ranks, drawn(constants(), count=0), curve)[0])
+    if seconds <= SLOWER * expected:
+        return None
+    return HpctrainError(
+        "HT-calibration-too-slow",
+        "--calibration {source}: {megabytes:.4g} MB took {times:.3g} times what is expected where the "
+        "adapters that {ranks} use carry {links}",
+        "NCCL may have used sockets or another interface (NCCL_DEBUG=INFO says which, NET/IB or NET/Socket); or state "
+        "the links that were measured (--adapters-per-node, --link, --tcp)",
+        source=curve.source,
+        megabytes=size / 1e6,
+        times=seconds / expected,
+        ranks=_rank_text(curve, ranks),
+        links=_rate(links),
+    )
+
+
+def _rank_text(curve: Curve, ranks: Ranks) -> str:
+    ranks_of_host = curve.local * curve.groups
+    return f"{ranks_of_host} of {ranks.local} ranks of a node" if ranks_of_host < ranks.local else "a node's ranks"
+
+
+def _other_locals(curves: Sequence[Curve], ranks: Ranks) -> list[str]:
+    """A warning where no curve has as many ranks a node as are predicted."""
+    local = sorted({curve.local * curve.groups for curve in curves})
+    if not local or ranks.local in local:
+        return []
+    measured = " and ".join(map(str, local))
+    what = "rank" if measured == "1" else "ranks"
+    return [f"all-reduces were measured with {measured} {what} of a node, and {ranks.local} are predicted"]
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3g} GB/s"

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
-from hpctrain.common.cluster.machine import Machine, this_machine
+from hpctrain.common.checkpoints.layout import iterations
+from hpctrain.common.cluster.machine import Machine, as_if_installed, this_machine
 from hpctrain.common.cluster.pod import in_pod, pod_index
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model
+from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
+from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.control.resuming.attempts import job_id
-from hpctrain.control.supervision.audience import Output
+from hpctrain.control.hosts.arrange import are_given, arrange
+from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
+from hpctrain.control.resuming.attempts import Attempt, hold_run, job_id
+from hpctrain.control.supervision.audience import Output, ReadyRun
+from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
-from hpctrain.control.supervision.one_run import begin_run, new_plan, ready, resume_run
 from hpctrain.control.supervision.pods import take_part
 from hpctrain.control.supervision.repeats import (
     Series,
@@ -25,7 +33,7 @@ from hpctrain.control.supervision.repeats import (
     require_count,
     require_no_series,
 )
-from hpctrain.control.supervision.start import require_packages
+from hpctrain.control.supervision.start import available_launcher, require_packages
 from hpctrain.control.supervision.trackers import require_trackers
 
 
@@ -151,3 +159,156 @@ def _resume_series(request: TrainingRequest, series: Series, output: Output) -> 
     if not request.dry_run:
         output.series_ended(series)
     return code
+
+
+def begin_run(request: TrainingRequest, machine: Machine, output: Output) -> int:
+    """Begin a new run; returns the exit code.
+
+    Raises:
+        HpctrainError: the request cannot be met, or its directory cannot be used.
+    """
+    if request.run_dir:
+        _require_no_checkpoints(RunDirectory(request.run_dir))
+    with Interrupts(request.stop.signal) as interrupts:
+        with interrupts.raised():
+            run = ready(*new_plan(request, machine, output.notice))
+        default = default_directory(run.plan.title)
+        if request.dry_run:
+            output.would_start(run, RunDirectory(request.run_dir or default))
+            return 0
+        require_packages(run.plan)
+        require_trackers(run.plan.trackers)
+        with interrupts.raised():
+            run = _on_ready_hosts(run, request.run_dir or default, output)
+        directory = RunDirectory(request.run_dir) if request.run_dir else new_directory(default)
+        directory.create(run.plan)
+        output.begun(run.plan, directory)
+        with hold_run(directory):
+            return _execute(run, directory, interrupts, output)
+
+
+def new_plan(request: TrainingRequest, machine: Machine, notice: Callable[[str], None]) -> tuple[Plan, Machine]:
+    """The plan of a new run and the machine it is made for; ``notice`` gets warnings.
+
+    Raises:
+        HpctrainError: hosts or ranks that cannot be had, a backend that cannot run the work, or more ranks than cores.
+    """
+    assert request.work is not None
+    arranged, warnings = arrange(request.host_options, machine.host, request.ranks, work=request.work)
+    if request.dry_run and request.start.container is None:
+        frameworks, missing = as_if_installed(machine.frameworks)
+        machine = replace(machine, frameworks=frameworks)
+        warnings += missing
+    plan = make_plan(request, machine, arranged)
+    _require_processors(request, plan, machine)
+    _warn(plan, machine, warnings, notice)
+    return plan, machine
+
+
+def ready(plan: Plan, machine: Machine, attempt: Attempt | None = None) -> ReadyRun:
+    """The plan with its launcher, after a check that nothing it needs is missing."""
+    return ReadyRun(plan=plan, machine=machine, launcher=available_launcher(plan, machine), attempt=attempt)
+
+
+def resume_run(request: TrainingRequest, directory: RunDirectory, output: Output) -> int:
+    """Resume the run of a directory; returns the exit code, which is 0 if it is already done.
+
+    Raises:
+        HpctrainError: it cannot be resumed, or another launcher runs it.
+    """
+    stop = read_model(directory.plan, Plan).stop.model_copy(update=request.changes["stop"])
+    with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
+        with interrupts.raised():
+            warning = None if request.dry_run else held.enter_context(hold_run(directory))
+        return _go_on(request, directory, interrupts, output, () if warning is None else (warning,))
+
+
+def _go_on(
+    request: TrainingRequest, directory: RunDirectory, interrupts: Interrupts, output: Output, warnings: tuple[str, ...]
+) -> int:
+    # Imported here because only resuming needs it.
+    from hpctrain.control.resuming.resume import resumption
+
+    with interrupts.raised():
+        further = resumption(directory, request)
+        if further is None:
+            return _is_done(directory, output)
+        # A number of ranks that the run already had was checked when it began.
+        if request.ranks is not None:
+            _require_processors(request, further.plan, further.machine)
+        _warn(further.plan, further.machine, (*warnings, *further.warnings), output.notice)
+        run = ready(further.plan, further.machine, further.attempt)
+    if request.dry_run:
+        output.would_start(run, directory)
+        return 0
+    require_packages(run.plan)
+    # A job that resumes unattended goes on even if its tracker cannot be reached.
+    if request.tracking is not None:
+        require_trackers(request.tracking)
+    with interrupts.raised():
+        run = _on_ready_hosts(run, directory.path, output)
+    replace(further, plan=run.plan).begin(directory)
+    return _execute(run, directory, interrupts, output)
+
+
+def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
+    """The run on hosts that were asked, if there are others than this machine."""
+    try:
+        return replace(run, plan=drop_unready_hosts(run, folder, notice=output.notice))
+    except HpctrainError as error:
+        if run.attempt and error.exit_code == 1:
+            # The hosts took part before, so they may come back.
+            raise error.but(exit_code=RESUMABLE) from error
+        raise
+
+
+def _is_done(directory: RunDirectory, output: Output) -> int:
+    # The launcher can have died between the last event and the summary.
+    if not directory.summary.exists():
+        write_json(directory.summary, output.summarise(directory, read_model(directory.plan, Plan), "done"))
+    output.notice(f"{directory.path} is done")
+    return 0
+
+
+def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, output: Output) -> int:
+    # Imported here because it takes 20 ms, which a dry run does not need.
+    from hpctrain.control.supervision.execution import Execution
+
+    with HeldDirectory(directory) as held:
+        with output.follow(run.plan, directory) as audience:
+            execution = Execution(
+                held=held,
+                interrupts=interrupts,
+                audience=audience,
+                machine=run.machine,
+                summarise=output.summarise,
+            )
+            failure, summary = execution.run(run.plan, run.attempt or Attempt(), run.launcher)
+        place = held.now()
+    if place:
+        output.ended(run.plan, place, failure, summary)
+    return failure.exit_code if failure else 0
+
+
+def _require_no_checkpoints(directory: RunDirectory) -> None:
+    """Refuse a directory with the checkpoints of a run whose plan is lost: they would be taken for the new run's."""
+    # Unlike pathlib's, this accepts any name; a bad one is reported when the directory is made.
+    there = os.path.isdir(directory.checkpoints)  # noqa: PTH112
+    if there and not directory.plan.exists() and iterations(directory.checkpoints):
+        raise HpctrainError(
+            "HT-run-plan-missing",
+            "{path} holds checkpoints, but no plan.json that says of which run",
+            "restore that file, or choose another place with --run-dir",
+            path=directory.path,
+        )
+
+
+def _require_processors(request: TrainingRequest, plan: Plan, machine: Machine) -> None:
+    if not request.oversubscribe and not are_given(plan.host_options):
+        require_processors(plan, machine)
+
+
+def _warn(plan: Plan, machine: Machine, warnings: Iterable[str], notice: Callable[[str], None]) -> None:
+    too_many = oversubscription(plan, machine)
+    for warning in (*warnings, too_many) if too_many else warnings:
+        notice(f"warning: {warning}")

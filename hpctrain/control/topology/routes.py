@@ -1,4 +1,4 @@
-"""The links that flows use in a fabric, and the number of flows on each."""
+"""The links that flows use in a fabric, by forwarding tables or by shortest paths, and the number of flows on each."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints
-from hpctrain.control.topology.min_hop import MinHop, Ports
 
 # InfiniBand's own limit on the hops of a path: a flow with more hops is in a loop.
 MOST_HOPS = 64
@@ -205,3 +205,134 @@ class Routes:
             target=names[target],
             at=names[at],
         )
+
+
+Ports = NDArray[np.int16]
+
+# Marks a port in the cache that has not been computed yet.
+_UNASKED = -2
+
+
+class MinHop:
+    """Shortest paths over switches; in a fat tree they go up and then down.
+
+    The destination selects one of equally short paths, by the rule known as D-mod-k (Zahavi, "D-Mod-K Routing Providing
+    Non-Blocking Traffic for Shift Permutations on Real Life Fat Trees", 2010): destinations are numbered leaf by leaf;
+    the cable between levels ``h`` and ``h + 1`` is that number, divided by the up links of the levels below ``h``,
+    modulo the number of such cables.
+
+    Paths are computed on first use, so that the cost depends on the size of the job and not of the fabric.
+
+    Attributes:
+        switches: the nodes that forward traffic.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        level, nodes = fabric.level, len(fabric.names)
+        self._level = level
+        self.switches = np.flatnonzero(level > 0).astype(np.int32)
+        from_switch = level[fabric.source] > 0
+        down = np.flatnonzero(from_switch & (level[fabric.target] == 0))
+        down = down[np.lexsort((fabric.source_port[down], fabric.source[down]))]
+        adapters = fabric.target[down]
+        self._number = np.full(nodes, -1, np.int32)
+        self._number[adapters] = np.arange(len(adapters))
+        self._leaf = np.full(nodes, -1, np.int32)
+        self._leaf[adapters] = fabric.source[down]
+        cables = np.flatnonzero(from_switch & (level[fabric.target] > 0))
+        # Parallel cables are adjacent, so that the paths up and down use the same one.
+        cables = cables[np.lexsort((fabric.source_port[cables], fabric.target[cables], fabric.source[cables]))]
+        self._far, self._port = fabric.target[cables], fabric.source_port[cables]
+        self._first = np.searchsorted(fabric.source[cables], np.arange(nodes + 1))
+        self._divisors = _divisors(level, fabric.source[cables], self._far)
+        self._row = np.full(nodes, -1, np.int32)
+        self._row[self.switches] = np.arange(len(self.switches))
+        # Hops of each switch to the leaves in use, and the column of each leaf.
+        self._hops = np.empty((nodes, 0), np.int16)
+        self._leaf_column = np.full(nodes, -1, np.int32)
+        # The ports of each switch towards the adapters in use, and the column of each adapter.
+        self._ports = np.empty((len(self.switches), 0), np.int16)
+        self._column = np.full(nodes, -1, np.int32)
+        self._down = down[np.argsort(adapters, kind="stable")]
+        self._fabric = fabric
+
+    def ports(self, switch: Ints, target: Ints) -> Ports:
+        """The port of each switch towards the adapter at the same index, ``NO_PORT`` if it cannot be reached."""
+        self._remember(target)
+        row, column = self._row[switch], self._column[target]
+        ports = self._ports[row, column]
+        asked = np.flatnonzero(ports == _UNASKED)
+        if asked.size:
+            ports[asked] = self._towards(switch[asked], target[asked])
+            self._ports[row[asked], column[asked]] = ports[asked]
+        return ports
+
+    def _remember(self, target: Ints) -> None:
+        """Add columns for adapters that are used for the first time; a leaf's port to its adapter is its cable's."""
+        new = np.unique(target[self._column[target] < 0])
+        if not new.size:
+            return
+        columns = np.full((len(self.switches), new.size), _UNASKED, np.int16)
+        fabric = self._fabric
+        begin, end = (np.searchsorted(fabric.target[self._down], new, side) for side in ("left", "right"))
+        own = self._down[_ranges(begin, end)]
+        columns[self._row[fabric.source[own]], np.repeat(np.arange(new.size), end - begin)] = fabric.source_port[own]
+        # No switch has a cable to these adapters.
+        columns[:, begin == end] = NO_PORT
+        self._column[new] = self._ports.shape[1] + np.arange(new.size)
+        self._ports = np.concatenate([self._ports, columns], axis=1)
+
+    def _towards(self, switch: Ints, target: Ints) -> Ports:
+        leaf = self._leaf[target]
+        self._reach(leaf)
+        column = self._leaf_column[leaf]
+        begin, end = self._first[switch], self._first[switch + 1]
+        cable, flow = _ranges(begin, end), np.repeat(np.arange(len(switch)), end - begin)
+        nearer = self._hops[self._far[cable], column[flow]] == (self._hops[switch, column] - 1)[flow]
+        cable, flow = cable[nearer], flow[nearer]
+        ways = np.bincount(flow, minlength=len(switch))
+        ports = np.full(len(switch), NO_PORT, np.int16)
+        found = np.flatnonzero(ways)
+        start = (np.cumsum(ways) - ways)[found]
+        crossed = np.minimum(self._level[switch[found]], self._level[self._far[cable[start]]])
+        digit = self._number[target[found]] // self._divisors[crossed]
+        ports[found] = self._port[cable[start + digit % ways[found]]]
+        return ports
+
+    def _reach(self, leaf: Ints) -> None:
+        """Count the hops to leaves on their first use, by a breadth-first search with a bit for each."""
+        new = np.unique(leaf[self._leaf_column[leaf] < 0])
+        if not new.size:
+            return
+        near = np.flatnonzero(np.diff(self._first))
+        starts = self._first[near]
+        hops = np.full((len(self._level), new.size), -1, np.int16)
+        hops[new, np.arange(new.size)] = 0
+        seen = np.packbits(hops >= 0, axis=1)
+        frontier, distance = seen, 0
+        while frontier.any() and near.size:
+            distance += 1
+            reached = np.zeros_like(seen)
+            reached[near] = np.bitwise_or.reduceat(frontier[self._far], starts, axis=0)
+            frontier = reached & ~seen
+            seen = seen | frontier
+            hops[np.unpackbits(frontier, axis=1, count=new.size).view(np.bool_)] = distance
+        self._leaf_column[new] = self._hops.shape[1] + np.arange(new.size)
+        self._hops = np.concatenate([self._hops, hops], axis=1)
+
+
+def _ranges(begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The integers from each begin to before its end, one range after the other."""
+    count = end - begin
+    numbers: NDArray[np.int64] = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
+    return numbers
+
+
+def _divisors(level: Ints, near: Ints, far: Ints) -> NDArray[np.int64]:
+    """For each level: the product of the usual numbers of up links on the levels below."""
+    up = np.bincount(near, level[far] > level[near], minlength=len(level))
+    heights = range(1, int(level.max(initial=1)) + 1)
+    # A level may have no switch, as where hosts are cabled to each other.
+    widths = [max(1, int(np.median(up[level == height]))) if (level == height).any() else 1 for height in heights]
+    divisors: NDArray[np.int64] = np.cumprod([1, 1, *widths[:-1]], dtype=np.int64)
+    return divisors

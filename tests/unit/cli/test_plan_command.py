@@ -81,7 +81,7 @@ def test_one_host_elsewhere_is_reached_by_mpirun(
 
 
 def test_run_takes_the_same_hosts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpctrain.control.supervision.one_run.available_launcher", lambda plan, machine: OPEN_MPI)
+    monkeypatch.setattr("hpctrain.control.supervision.begin.available_launcher", lambda plan, machine: OPEN_MPI)
     options = ["--fabric", "topology.conf", "--hosts", "n[1-4]", "--node", "node.txt", "--dry-run", "--run-dir", "run"]
     assert main(["run", "digits", *options]) == 0
     said = capsys.readouterr().out

@@ -26,7 +26,6 @@ _ALLOWED = {
     "of this installation": {
         "control.schedulers.slurm.script",
         "common.cluster.gpu_models",
-        "control.packing.editables",
         "control.packing.environment",
         "control.packing.pack",
         "commit",

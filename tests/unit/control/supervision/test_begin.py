@@ -18,7 +18,7 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.supervision import begin, one_run
+from hpctrain.control.supervision import begin
 from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.begin import begin_or_resume
 from hpctrain.control.supervision.failure import Failure
@@ -145,7 +145,7 @@ def test_seeds_are_of_recipes_whatever_else_is_missing(monkeypatch: pytest.Monke
     def missing(plan: Plan, machine: Machine) -> None:
         raise HpctrainError("there is no launcher")
 
-    monkeypatch.setattr(one_run, "available_launcher", missing)
+    monkeypatch.setattr(begin, "available_launcher", missing)
     with refused("HT-series-of-script", title="train.py"):
         begin_or_resume(asked(script(""), repeat=2), Heard(), resume=False)
 
@@ -160,7 +160,7 @@ def test_a_signal_before_the_ranks_are_started(begun: bool, code: int, monkeypat
     def interrupt(plan: Plan, machine: Machine) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(one_run, "available_launcher", interrupt)
+    monkeypatch.setattr(begin, "available_launcher", interrupt)
     heard = Heard()
     assert begin_or_resume(asked(work), heard, resume=True) == code
     (notice,) = heard.notices

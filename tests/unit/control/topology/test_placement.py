@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fabric import Fabric, Ints
 from hpctrain.control.topology.fat_tree import fat_tree
-from hpctrain.control.topology.min_hop import MinHop
 from hpctrain.control.topology.placement import place, report
 from hpctrain.control.topology.readers import ibnetdiscover
-from hpctrain.control.topology.routes import Routes
+from hpctrain.control.topology.routes import MinHop, Routes
 from support.refusals import refused
 from support.topology.small_fabric import small_fabric, two_levels
 

@@ -8,9 +8,9 @@ import pytest
 
 from hpctrain.control.predict.collectives import Ranks, allreduce
 from hpctrain.control.predict.constants import constants
-from hpctrain.control.predict.curve_checks import check_curves
 from hpctrain.control.predict.curves import Curve
 from hpctrain.control.predict.network import stated_network
+from hpctrain.control.predict.request import check_curves
 from hpctrain.control.predict.values import drawn
 from support.refusals import refused
 
