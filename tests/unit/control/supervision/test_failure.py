@@ -10,6 +10,7 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.supervision.failure import find_failure
+from support.golden import check_text
 from support.script_runs import script_run
 
 OPEN_MPI = """\
@@ -74,11 +75,13 @@ def test_the_first_rank_that_failed_is_the_cause(directory: RunDirectory) -> Non
     directory.log(1).write_text("".join(f"line {number}\n" for number in range(50)))
     failure = find_failure(directory, 2, output="", exit_status=1)
     assert failure is not None
-    assert (failure.rank, failure.host, failure.message) == (1, "n2", "rank 1 on n2 failed: ValueError: the cause")
+    assert (failure.code, failure.rank, failure.host) == ("HT-rank-exception", 1, "n2")
+    assert failure.message.endswith(" ValueError: the cause")
     assert failure.lines == tuple(f"line {number}" for number in range(30, 50))
-    assert f"the end of {directory.log(1)}:\n    line 30\n" in str(failure)
+    assert f"{directory.log(1)}:\n    line 30\n" in str(failure)
     assert failure.without_log_of(shown=0) == str(failure)
-    assert failure.without_log_of(shown=1) == f"{failure.message}\n  its log: {directory.log(1)}"
+    short = failure.without_log_of(shown=1)
+    assert short.startswith(failure.message) and short.endswith(f" {directory.log(1)}")
 
 
 @pytest.mark.parametrize("text", [OPEN_MPI, OPEN_MPI_4, INTEL])
@@ -87,10 +90,11 @@ def test_a_killed_rank_goes_before_the_ranks_that_missed_it(directory: RunDirect
     record(directory, 1, "running")
     failure = find_failure(directory, 2, output=text.format(signal=9), exit_status=137)
     assert failure is not None
-    assert failure.message.startswith("rank 1 on n2 was killed by signal 9 (SIGKILL), which is also")
+    assert (failure.code, failure.rank, failure.host) == ("HT-rank-killed", 1, "n2")
+    assert "(SIGKILL), " in failure.message
     crash = find_failure(directory, 2, output=text.format(signal=11), exit_status=139)
     assert crash is not None
-    assert crash.message == "rank 1 on n2 was killed by signal 11 (SIGSEGV)"
+    assert (crash.code, crash.rank) == ("HT-rank-killed", 1) and crash.message.endswith(" 11 (SIGSEGV)")
 
 
 def test_the_launchers_own_sigterm_is_no_cause(directory: RunDirectory) -> None:
@@ -98,22 +102,21 @@ def test_the_launchers_own_sigterm_is_no_cause(directory: RunDirectory) -> None:
     record(directory, 1, "running")
     failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=15), exit_status=1)
     assert failure is not None
-    assert failure.message == "rank 0 on n1 failed: ValueError: the cause"
+    assert (failure.code, failure.rank, failure.host) == ("HT-rank-exception", 0, "n1")
 
 
 def test_a_single_process_that_was_killed(directory: RunDirectory) -> None:
     record(directory, 0, "running")
     failure = find_failure(directory, 1, output="", exit_status=-11)
     assert failure is not None
-    assert failure.message == "rank 0 on n1 was killed by signal 11 (SIGSEGV)"
+    assert (failure.code, failure.rank, failure.host) == ("HT-rank-killed", 0, "n1")
 
 
 def test_a_launcher_that_starts_nothing_is_quoted(directory: RunDirectory) -> None:
     failure = find_failure(directory, 2, output="\nno such host: n7\n", exit_status=3)
     assert failure is not None
-    assert str(failure) == (
-        "rank 0, 1 did not finish; exit status 3\n  printed outside the logs:\n    no such host: n7"
-    )
+    assert (failure.code, failure.rank, failure.log) == ("HT-rank-silent", None, None)
+    check_text("failure-silent", str(failure))
 
 
 def test_a_log_is_quoted_from_where_the_attempt_began(directory: RunDirectory) -> None:
@@ -148,7 +151,7 @@ daemon executable.
 def test_a_host_that_went_while_mpirun_started_there_is_named_and_passes(directory: RunDirectory) -> None:
     failure = find_failure(directory, 2, output=NO_DAEMON, exit_status=255)
     assert failure and failure.passing
-    assert failure.message == "mpirun's daemon on n2 did not report back; exit status 255"
+    assert (failure.code, failure.host) == ("HT-host-no-daemon", "n2")
     record(directory, 0, "running")
     failure = find_failure(directory, 2, output=NO_DAEMON, exit_status=255)
     assert failure and not failure.passing
@@ -160,7 +163,7 @@ def test_a_rank_that_was_seen_dead_goes_before_its_consequences(directory: RunDi
     for output in ("", OPEN_MPI.format(signal=15)):
         failure = find_failure(directory, 2, output=output, exit_status=1, first_dead=1)
         assert failure is not None
-        assert failure.message == "rank 1 on n2 died without recording an error: killed, or crashed"
+        assert (failure.code, failure.rank, failure.host) == ("HT-rank-died", 1, "n2")
 
 
 LOST_DAEMON = """\
@@ -180,11 +183,11 @@ def test_ranks_whose_loss_the_others_survived(directory: RunDirectory) -> None:
     record(directory, 0, "running")
     failure = find_failure(directory, 2, output=killed, exit_status=137, fault_tolerant=True)
     assert failure is not None
-    assert failure.message == "rank 0 on n1 did not finish; exit status 137"
+    assert failure.code == "HT-rank-silent" and " 0 on n1 " in failure.message
     record(directory, 0, "failed", "boom", ended=5.0, exit_code=1)
     failure = find_failure(directory, 2, output=killed, exit_status=137, fault_tolerant=True)
     assert failure is not None
-    assert (failure.message, failure.exit_code) == ("rank 0 on n1 failed: ValueError: boom", 1)
+    assert (failure.code, failure.rank, failure.exit_code) == ("HT-rank-exception", 0, 1)
 
 
 def test_a_rank_that_died_when_all_was_done(directory: RunDirectory) -> None:
@@ -207,7 +210,8 @@ def test_too_few_ranks_are_a_stop(directory: RunDirectory) -> None:
     directory.events.write_text('{"time": 1, "event": "stopped", "iteration": 7, "reason": "1 rank left of 2"}\n')
     failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, fault_tolerant=True)
     assert failure is not None
-    assert (failure.message, failure.status, failure.stopped) == ("stopped: 1 rank left of 2", "resumable", True)
+    assert (failure.code, failure.status, failure.stopped) == ("HT-run-stopped", "resumable", True)
+    assert failure.message.endswith(": 1 rank left of 2")
 
 
 def test_a_rank_that_gave_up_makes_the_run_resumable(directory: RunDirectory) -> None:
@@ -218,7 +222,8 @@ def test_a_rank_that_gave_up_makes_the_run_resumable(directory: RunDirectory) ->
     record(directory, 1, "running")
     failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, fault_tolerant=True)
     assert failure is not None
-    assert (failure.message, failure.status) == ("rank 0 on n1 failed: RanksLostError: rank 1 died", "resumable")
+    assert (failure.code, failure.rank, failure.status) == ("HT-rank-exception", 0, "resumable")
+    assert "RanksLostError: " in failure.message
 
 
 @pytest.mark.parametrize("fault_tolerant", [False, True])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hpctrain.control.schedulers.request import JobRequest
 from hpctrain.control.schedulers.slurm.time_limit import limit_text, suggested_seconds, time_lines
 from hpctrain.control.schedulers.slurm.times import slurm_seconds
+from support.golden import check_text
 
 HOUR = 3600.0
 
@@ -52,25 +53,18 @@ def test_a_limit_that_is_long_enough_is_not_spoken_of() -> None:
 
 
 def test_a_limit_within_the_range() -> None:
-    start = "--time 2:30:00 may end before the run is done; then "
-    assert said(2 * HOUR, 3 * HOUR, time="2:30:00") == f"{start}it goes back to the queue and is resumed"
-    assert said(2 * HOUR, 3 * HOUR, time="2:30:00", chain=2) == f"{start}the next job of the chain resumes it"
-    assert said(2 * HOUR, 3 * HOUR, time="2:30:00", requeue=False) == f"{start}another job resumes it"
+    ways = ({}, {"chain": 2}, {"requeue": False})
+    check_text("time-limit-within", "\n".join(said(2 * HOUR, 3 * HOUR, time="2:30:00", **way) for way in ways))
 
 
 def test_a_limit_that_is_too_short() -> None:
     # Of an hour, Slurm may leave 57 minutes: 5 hours take 6 of them, and 6 take 7.
-    start = "warning: --time 1:00:00 ends before the run is done: it "
-    assert said(5 * HOUR, 6 * HOUR, time="1:00:00") == f"{start}goes back to the queue and is resumed 5 to 6 times"
-    assert said(1.1 * HOUR, 1.2 * HOUR, time="1:00:00") == f"{start}goes back to the queue and is resumed once"
-    chain = said(5 * HOUR, 6 * HOUR, time="1:00:00", chain=3)
-    assert chain == f"{start}takes 6 to 7 jobs, and the chain has 3: --chain 7"
-    assert said(5 * HOUR, 6 * HOUR, time="1:00:00", chain=7) == f"{start}takes 6 to 7 jobs"
-    alone = said(5 * HOUR, 6 * HOUR, time="1:00:00", requeue=False)
-    assert alone.endswith("another job has to resume it 5 to 6 times; --chain 7 submits them now")
+    hours = {(5, 6): ({}, {"chain": 3}, {"chain": 7}, {"requeue": False}), (1.1, 1.2): ({},)}
+    lines = [
+        said(low * HOUR, high * HOUR, time="1:00:00", **way) for (low, high), ways in hours.items() for way in ways
+    ]
+    check_text("time-limit-short", "\n".join(lines))
 
 
 def test_no_time_to_train_at_all() -> None:
-    assert said(HOUR, 2 * HOUR, time="0:03:00").endswith(
-        "ends before the run is done: there is no time to train before its signal comes"
-    )
+    check_text("time-limit-none", said(HOUR, 2 * HOUR, time="0:03:00"))
