@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.cli.prediction_options import link_rate, node_counts
-from hpctrain.common.errors import HpctrainError
+from support.refusals import refused
 from support.topology.two_switches import NODE, TREE
 
 MEASURED = Path(__file__).parents[1] / "control" / "predict" / "measured"
@@ -153,7 +153,7 @@ def test_numbers_of_nodes(text: str, counts: list[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1..", "8..1", "a", "1.5", "1,,2", "²"])
 def test_no_numbers_of_nodes(text: str) -> None:
-    with pytest.raises(HpctrainError, match="--nodes"):
+    with refused("HT-prediction-not-node-counts"):
         node_counts(text)
 
 

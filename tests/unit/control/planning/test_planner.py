@@ -114,7 +114,7 @@ def test_no_worker_is_left_of_the_parameter_servers(monkeypatch: pytest.MonkeyPa
     with refused("HT-backend-without-workers", servers=2, ranks=3):
         make_plan(TrainingRequest(work=SCRIPT, ranks=3, backend="parameter_server"), MACHINE)
     monkeypatch.setenv("HPCTRAIN_PARAMETER_SERVERS", "none")
-    with pytest.raises(HpctrainError, match="'none' is not a number of ranks above 0"):
+    with refused("HT-variable-invalid", value="none", valid="a number of ranks above 0"):
         make_plan(TrainingRequest(work=SCRIPT, ranks=3, backend="parameter_server"), MACHINE)
 
 
