@@ -53,7 +53,7 @@ def test_two_places_have_two_keys(one: Place, other: Place) -> None:
     "key, lengths", [("w[0:2 of 4]", (3,)), ("w[0:2,0:1 of 4,1]", (2,)), ("w[3:5 of 4]", (2,)), ("w[2:1 of 4]", (0,))]
 )
 def test_a_piece_that_is_not_what_its_key_says(key: str, lengths: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="elements there"):
+    with pytest.raises(ValueError):
         Place.of(key, lengths)
 
 
@@ -96,7 +96,7 @@ def test_only_what_covers_each_element_once_is_accepted(shape: tuple[int, ...], 
         assert code in ("HT-checkpoint-pieces-overlap", "HT-checkpoint-piece-twice")
         assert "file " in str(values["there"]) and "file " in str(values["where"])
     else:
-        missing = {"name": "w", "missing": (found == 0).sum(), "size": math.prod(shape)}
+        missing = {"name": "w", "missing": int((found == 0).sum()), "size": math.prod(shape)}
         check(raised.value, "HT-checkpoint-elements-missing", **missing)
         assert "file " in values["found"]
 

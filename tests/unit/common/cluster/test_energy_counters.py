@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpctrain.common.run.events.kinds import HostEnergy
 from hpctrain.worker import energy_meter as energy
 from hpctrain.worker.energy_meter import HostMeter
 from support.power_zones import RANGE, SERVER, PowerZones
@@ -21,6 +22,11 @@ from support.power_zones import RANGE, SERVER, PowerZones
 @pytest.fixture
 def zones(tmp_path: Path) -> PowerZones:
     return PowerZones(tmp_path, SERVER)
+
+
+def _places(reading: HostEnergy) -> list[str]:
+    """The counters that cannot be read, without the reasons."""
+    return [text.partition(": ")[0] for text in reading.missing]
 
 
 def no_driver() -> None:
@@ -43,7 +49,7 @@ def test_packages_and_dram_are_counted_once(zones: PowerZones) -> None:
     reading = meter.reading()
     meter.close()
     assert reading.joules == {"cpu": pytest.approx(1 + 1000), "dram": pytest.approx(100 + 10_000)}
-    assert reading.missing == ("GPUs: NVML Shared Library Not Found",)
+    assert _places(reading) == ["GPUs"]
     assert reading.seconds >= 0
 
 
@@ -101,14 +107,12 @@ def test_a_counter_that_cannot_be_read(zones: PowerZones) -> None:
     zones.set("0", 3_000_000)
     reading = meter.reading()
     assert reading.joules == {"cpu": 3}
-    assert f"{zones.file('0:1')}: Is a directory" in reading.missing
-    assert f"{zones.root}/intel-rapl:1: No such file or directory" in reading.missing
-    assert any(text.startswith(f"{zones.file('1:0')}: invalid literal") for text in reading.missing)
+    assert {str(zones.file("0:1")), f"{zones.root}/intel-rapl:1", str(zones.file("1:0"))} < {*_places(reading)}
     zones.file("0").unlink()
     for _ in range(2):
         reading = meter.reading()
         assert reading.joules == {"cpu": 3}
-        assert reading.missing[-1] == f"{zones.file('0')}: no longer: No such file or directory"
+        assert reading.missing[-1].startswith(f"{zones.file('0')}: no longer: ")
     assert len(reading.missing) == 5
     meter.close()
 
@@ -119,13 +123,13 @@ def test_counters_for_root_alone(zones: PowerZones) -> None:
         zones.file(number).chmod(0)
     reading = HostMeter(powercap=zones.root).reading()
     assert reading.joules == {}
-    assert f"{zones.file('0')}: Permission denied" in reading.missing
+    assert str(zones.file("0")) in _places(reading)
 
 
 def test_nothing_can_be_read(tmp_path: Path) -> None:
     reading = HostMeter(powercap=tmp_path).reading()
     assert reading.joules == {}
-    assert reading.missing == ("GPUs: NVML Shared Library Not Found", f"{tmp_path}: no intel-rapl:*")
+    assert _places(reading) == ["GPUs", str(tmp_path)]
 
 
 class Gpus:
@@ -176,8 +180,8 @@ def test_a_gpu_without_a_counter(gpus: Gpus, tmp_path: Path) -> None:
     gpus.counters = [2_000, -1, 3_000, -1]
     reading = meter.reading()
     assert reading.joules == {"gpu": pytest.approx(1)}
-    assert "GPU 1: Not Supported" in reading.missing
-    assert reading.missing[-1] == "GPU 3: no longer: Not Supported"
+    assert "GPU 1" in _places(reading)
+    assert reading.missing[-1].startswith("GPU 3: no longer: ")
     # Its driver was loaded anew.
     gpus.counters = [500, -1, 3_000, 4_250]
     assert meter.reading().joules == {"gpu": pytest.approx(1 + 0.5 + 0.25)}

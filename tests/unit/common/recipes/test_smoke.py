@@ -8,7 +8,6 @@ import math
 import pytest
 
 from hpctrain.cli.work import read_tasks, read_work
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim.schedule import LearningRate, sgd_share
 from hpctrain.common.recipes.batch_statistics import require_span
 from hpctrain.common.recipes.entries import all_entries
@@ -149,5 +148,5 @@ def test_what_a_recipe_needs_is_said_of_the_whole_run():
 
 def test_a_script_has_no_smaller_form(tmp_path):
     (tmp_path / "train.py").touch()
-    with pytest.raises(HpctrainError, match="--smoke is for recipes"):
+    with refused("HT-script-with-smoke"):
         read_work(str(tmp_path / "train.py"), [], [], small=True)

@@ -202,7 +202,7 @@ def test_overrides_do_not_make_up_for_what_is_missing() -> None:
 def test_the_keys_that_a_recipe_needs_make_it_run(override: str) -> None:
     with refused("HT-recipe-not-complete") as caught:
         load_recipe("mlperf-resnet50@49152", ["epochs=71"])
-    assert caught.value.hint.endswith("; --set schedule.decay_steps=… makes it run")
+    assert "--set schedule.decay_steps=…" in caught.value.hint
     recipe = load_recipe("mlperf-resnet50@49152", [override])
     assert (recipe.global_batch, recipe.optimizer.learning_rate, recipe.schedule.decay_steps) == (49152, 19.405, 1846)
     assert recipe.model.batch_norm.span == 256

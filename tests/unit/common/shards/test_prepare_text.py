@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.shards.processes import worker_processes
 from hpctrain.common.shards.text.documents import Span, divide, documents, list_files
@@ -298,14 +297,14 @@ def test_a_model_must_know_all_tokens(source, tmp_path):
     prepared(source, tmp_path / "out")
     train, val = open_sources(recipe(tmp_path / "out", "model.context=8", "model.vocabulary=257"))
     assert len(train) and len(val)
-    with pytest.raises(HpctrainError, match="has 257 tokens, but the model's vocabulary has 256") as raised:
+    with refused("HT-data-too-many-tokens", tokens=257, vocabulary=256) as raised:
         open_sources(recipe(tmp_path / "out", "model.context=8", "model.vocabulary=256"))
     assert "--set model.vocabulary=320" in raised.value.hint
 
 
 def test_a_text_shorter_than_a_window_is_refused(source, tmp_path):
     prepared(source, tmp_path / "out")
-    with pytest.raises(HpctrainError, match="the text in val is shorter than a window of 8000 tokens"):
+    with refused("HT-data-text-too-short", split="val", context=8000):
         open_sources(recipe(tmp_path / "out", "model.context=8000"))
 
 
