@@ -17,6 +17,7 @@ import pytest
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.records import RankRecord, write_record
+from support.golden import check_text
 from support.refusals import codes
 from support.report.written_runs import recipe_plan, run_events, write_run
 from support.schedulers.slurm_programs import (
@@ -64,10 +65,9 @@ def started(**changes: Any) -> dict[str, Any]:
 
 def test_status_as_a_table(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(finished.path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "digits         done"
-    assert "step           12 of 12" in lines and "throughput     128 samples/s" in lines
-    assert "hosts          node1, 2 ranks" in lines
+    said, _, ago = capsys.readouterr().out.replace(str(finished.path.parent), "/runs").partition("last event")
+    assert ago.split()[-1] == "ago"
+    check_text("status-done", said)
 
 
 def test_status_as_json(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +93,7 @@ def test_status_of_an_array(
         assert lines[1].split()[:5] == ["1", "running", "4", "of", "12"]
         assert lines[2].split()[:5] == ["2", "stopped", "8", "of", "12"]
         assert [line.split()[:2] for line in lines[3:]] == [["3", "waiting"], ["4", "waiting"]]
-        assert lines[3].endswith("job 12_[3-4] waits: JobArrayTaskLimit")
+        assert "12_[3-4]" in lines[3] and lines[3].split()[-1] == "JobArrayTaskLimit"
     assert main(["status", "12_1", "--json"]) == 0
     task = json.loads(capsys.readouterr().out)
     assert (task["task"], task["state"], [job["id"] for job in task["jobs"]]) == (1, "running", ["12_1"])
@@ -137,13 +137,15 @@ def test_logs(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> Non
     run = str(finished.path)
     for arguments in ([run], [run, "-f"]):
         assert main(["logs", *arguments]) == 0
-        assert capsys.readouterr().out == "[0-1] hello\n[0] I lead\n[0-1] bye\n[1] no end\n"
+        printed = [line.split(" ", 1) for line in capsys.readouterr().out.splitlines()]
+        assert printed == [["[0-1]", "hello"], ["[0]", "I lead"], ["[0-1]", "bye"], ["[1]", "no end"]]
     assert main(["logs", run, "--rank", "1"]) == 0
-    assert capsys.readouterr().out == "hello\nbye\nno end\n"
+    assert capsys.readouterr().out.splitlines() == ["hello", "bye", "no end"]
     (finished.logs / "job-9.log").write_text("first\n")
     (finished.logs / "job-10.log").write_text("second\n")
     assert main(["logs", run, "--job"]) == 0
-    assert capsys.readouterr().out == "==> job-9.log <==\nfirst\n==> job-10.log <==\nsecond\n"
+    printed = [line.strip("=<> ") for line in capsys.readouterr().out.splitlines()]
+    assert printed == ["job-9.log", "first", "job-10.log", "second"]
 
 
 def test_logs_of_one_task_of_an_array(array: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +161,7 @@ def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
     launcher = process_in(tmp_path / "run")
     try:
         directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=launcher.pid, time=time.time() + 1)])
-        directory.log(0).write_text("first\nhalf a li")
+        directory.log(0).write_text("first\nhalf-")
         command = [
             sys.executable,
             "-c",
@@ -171,13 +173,13 @@ def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
             assert reader.stdout is not None
             assert reader.stdout.readline() == "[0] first\n"
             with directory.log(0).open("a") as log:
-                log.write("ne\n")
-            assert reader.stdout.readline() == "[0] half a line\n"
-            directory.log(1).write_text("second\nno end")
+                log.write("line\n")
+            assert reader.stdout.readline() == "[0] half-line\n"
+            directory.log(1).write_text("second\nlast")
             assert reader.stdout.readline() == "[1] second\n"
             launcher.kill()
             launcher.wait()
-            assert reader.stdout.read() == "[1] no end\n"
+            assert reader.stdout.read() == "[1] last\n"
             assert reader.wait(30) == 0
     finally:
         launcher.kill()
@@ -197,16 +199,13 @@ def test_logs_misuse(finished: RunDirectory, array: RunDirectory, capsys: pytest
         assert main(["logs", *arguments]) == 2
         assert words in capsys.readouterr().err
     assert main(["logs", run]) == 0
-    assert "nothing has been printed yet" in capsys.readouterr().err
-
-
-NOTHING = "nothing to cancel"
+    check_text("logs-nothing-printed", capsys.readouterr().err.replace(str(finished.path.parent), "/runs"))
 
 
 def test_cancel_nothing(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert main(["cancel", str(finished.path)]) == 0
-        assert NOTHING in capsys.readouterr().out
+        check_text("cancel-nothing", capsys.readouterr().out)
 
 
 def process_in(folder: Path) -> subprocess.Popen[bytes]:
@@ -225,11 +224,11 @@ def test_cancel_ends_a_local_launcher(tmp_path: Path, capsys: pytest.CaptureFixt
         directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=launcher.pid, time=time.time() + 1)])
         assert main(["cancel", str(directory.path)]) == 0
         out = capsys.readouterr().out
-        assert f"asked the launcher, process {launcher.pid}, to stop" in out
-        assert out.splitlines()[-1].partition(": ")[2].split()[:4] == ["hpctrain", "run", "--resume", "--run-dir"]
+        out = out.replace(str(launcher.pid), "PID").replace(str(tmp_path), "/runs")
+        check_text("cancel-local", out)
         assert launcher.wait(5) is not None
         assert main(["cancel", str(directory.path)]) == 0
-        assert NOTHING in capsys.readouterr().out
+        assert str(launcher.pid) not in capsys.readouterr().out
     finally:
         launcher.kill()
         launcher.wait()
@@ -243,9 +242,7 @@ def test_a_lost_job_leaves_nothing_to_cancel(
     write_submission(directory, "12")
     install(tmp_path, monkeypatch, squeue=prints(row("12", "NODE_FAIL", directory.path, nodes="node7")))
     assert main(["cancel", str(directory.path)]) == 0
-    out = capsys.readouterr().out
-    assert NOTHING in out
-    assert f": sbatch --chdir='{directory.path}' '{directory.script}'" in out
+    check_text("cancel-lost-job", capsys.readouterr().out.replace(str(tmp_path), "/runs"))
 
 
 def test_other_jobs_in_a_run_directory_are_not_the_runs(
@@ -265,7 +262,7 @@ def test_other_jobs_in_a_run_directory_are_not_the_runs(
     calls = install(tmp_path, monkeypatch, squeue=squeue, scancel=f"touch {tmp_path}/ended")
     assert main(["cancel", str(directory.path)]) == 0
     assert ["scancel", "12", "15"] in [line.split() for line in calls.read_text().splitlines()]
-    assert "the run is stopped" in capsys.readouterr().out
+    check_text("cancel-jobs", capsys.readouterr().out.replace(str(tmp_path), "/runs"))
 
 
 def leave_when_asked(directory: RunDirectory) -> None:
@@ -328,7 +325,7 @@ def test_nothing_is_left_to_cancel_of_a_resumed_run_by_hand_that_has_ended(
     _record(directory, 0, "failed")
     _record(directory, 1, "running")  # killed by its launcher before it could say so
     assert main(["cancel", str(directory.path)]) == 0
-    assert NOTHING in capsys.readouterr().out
+    check_text("cancel-ended-by-hand", capsys.readouterr().out.replace(str(tmp_path), "/runs"))
 
 
 @pytest.mark.parametrize("events", [[], [started(host=None, pid=None)], [started(pid=2**22 + 1)]])
@@ -353,7 +350,7 @@ def test_cancel_cannot_see_ranks_by_hand_on_another_host(tmp_path: Path, capsys:
     _record(directory, 3, "running", host="gpu9", pid=77)
     assert main(["cancel", str(directory.path)]) == 1
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-ranks-without-launcher"] and "gpu9: kill 77" in said
+    assert codes(said) == ["HT-run-ranks-without-launcher"] and "gpu9" in said and "kill 77" in said
 
 
 def test_cancel_cannot_see_ranks_elsewhere_whose_launcher_here_was_killed(
@@ -392,8 +389,8 @@ def test_cancel_stops_ranks_of_a_launcher_on_another_host(
     said = capsys.readouterr()
     assert code == (0 if leaves else 1)
     assert directory.stop.read_text() == "cancelled\n"
-    assert ("the run is resumable" in said.out) == leaves
-    assert (f"on gpu9, run: hpctrain cancel '{directory.path}', or: kill 77" in said.err) == (not leaves)
+    assert ("resumable" in said.out) == leaves
+    assert [("gpu9" in said.err), (f"'{directory.path}'" in said.err), ("kill 77" in said.err)] == [not leaves] * 3
 
 
 @pytest.mark.parametrize(("target", "numbers"), [("array", "12"), ("12", "12"), ("12_2", "12_2"), ("12_4", "12_4")])
@@ -411,8 +408,8 @@ def test_cancel_jobs(
     calls = install(tmp_path, monkeypatch, squeue=squeue, scancel=f"touch {tmp_path}/ended")
     monkeypatch.chdir(tmp_path)
     assert main(["cancel", target]) == 0
-    assert "cancelled job 12_" in capsys.readouterr().out
+    assert "job 12_" in capsys.readouterr().out
     assert f"scancel {numbers}\n" in calls.read_text()
     assert main(["cancel", target]) == 0
-    assert NOTHING in capsys.readouterr().out
+    assert "job 12_" not in capsys.readouterr().out
     assert calls.read_text().count("scancel") == 1
