@@ -33,12 +33,13 @@ class HpctrainError(Exception):
     ) -> None:  # TRANSITION: no default
         if not code.startswith("HT-"):
             code, sentence, hint = "", code.replace("{", "{{").replace("}", "}}"), sentence  # TRANSITION
-        super().__init__(code)
         self.code = code
         self.message = sentence.format(**values)
         self.hint = hint
         self.exit_code = exit_code
         self.values = values
+        # Others show what is first here, as Keras does in an error of its own.
+        super().__init__(str(self))
 
     def __str__(self) -> str:
         said = f"{self.message} [{self.code}]" if self.code else self.message

@@ -87,7 +87,8 @@ def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str])
         hint,
         exit_code=1,
         where=_by_place({name: str(place) for name, place in named.items()}),
-        places={name: asdict(place) for name, place in named.items()},
+        # Of the first ranks alone, as every rank is sent the error.
+        places={name: asdict(named[name]) for name in list(named)[:_NAMED]},
     )
 
 

@@ -116,7 +116,7 @@ def an_update_before_the_broadcast_is_refused() -> None:
 
 
 def half_precision_needs_an_agreed_loss_scale() -> None:
-    keras.config.set_dtype_policy("HT-loss-scale-not-agreed")
+    keras.config.set_dtype_policy("mixed_float16")
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     model.compile(optimizer, LOSS)
     x, y, _ = samples(8, RANK)

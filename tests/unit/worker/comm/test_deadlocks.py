@@ -191,3 +191,4 @@ def test_a_crowd_is_named_in_short(kind):
     places[40] = WaitPlace(kind=kind if kind != REDUCTION else CONTROL, what="barrier", passes=1)
     error = deadlock_error(places, str)
     assert error is not None and " 32 more" in error.message
+    assert len(error.values["places"]) == 8
