@@ -270,7 +270,7 @@ other.kill()
 
 
 class Clock:
-    """The launcher's time: it stands still until the program makes the file ``go``, and then each look takes 0.1 s."""
+    """The launcher's time: it stands still until the program makes the file ``go``, and then each look takes 0.6 s."""
 
     sleep = staticmethod(time.sleep)
 
@@ -279,7 +279,7 @@ class Clock:
 
     def monotonic(self) -> float:
         if Path("go").exists():
-            self._now += 0.1
+            self._now += 0.6
         return self._now
 
 
