@@ -6,6 +6,7 @@ import copy
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, Self
 
 # How many of the counted things a warning names.
@@ -15,7 +16,7 @@ _NAMED = 3
 class HpctrainError(Exception):
     """A mistake that the user can correct, or a fault of the machine that they should know of.
 
-    The command line prints it without a traceback. ``docs/errors.md`` lists every code.
+    The command line prints it without a traceback. ``docs/reference/errors.md`` lists every code.
 
     Args:
         code: the stable name of this kind of error, ``HT-…``.
@@ -28,11 +29,7 @@ class HpctrainError(Exception):
         message: the sentence with the values in it.
     """
 
-    def __init__(
-        self, code: str, sentence: str = "", hint: str = "", /, *, exit_code: int = 2, **values: Any
-    ) -> None:  # TRANSITION: no default
-        if not code.startswith("HT-"):
-            code, sentence, hint = "", code.replace("{", "{{").replace("}", "}}"), sentence  # TRANSITION
+    def __init__(self, code: str, sentence: str, hint: str = "", /, *, exit_code: int = 2, **values: Any) -> None:
         self.code = code
         self.message = sentence.format(**values)
         self.hint = hint
@@ -42,7 +39,7 @@ class HpctrainError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        said = f"{self.message} [{self.code}]" if self.code else self.message
+        said = f"{self.message} [{self.code}]"
         return f"{said}\n  {self.hint}" if self.hint else said
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,8 +126,13 @@ def abbreviated(names: Sequence[str]) -> str:
 
 def _plain(value: Any) -> Any:
     """A value as JSON can have it."""
-    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+    if value is None or isinstance(value, (bool, str)):
         return value
+    # NumPy's numbers too.
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

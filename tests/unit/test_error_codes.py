@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from error_codes import kinds
 
@@ -68,5 +69,5 @@ def test_another_hint_leaves_the_rest():
 
 
 def test_what_json_cannot_have_is_text_in_the_record():
-    made = HpctrainError("HT-of-test", "{rate}", rate=float("nan"), paths=(Path("/a"), float("inf")))
-    assert made.record()["values"] == {"rate": "nan", "paths": ["/a", "inf"]}
+    made = HpctrainError("HT-of-test", "{rate}", rate=float("nan"), paths=(Path("/a"), float("inf")), rank=np.int64(1))
+    assert json.loads(json.dumps(made.record()))["values"] == {"rate": "nan", "paths": ["/a", "inf"], "rank": 1}

@@ -45,7 +45,7 @@ class Failure:
     """The first known cause why a run is not done.
 
     Attributes:
-        code: the stable name of the cause, of those in docs/errors.md.
+        code: the stable name of the cause, of those in docs/reference/errors.md.
         message: rank, host and error in one sentence.
         rank, host: None where no single rank is to blame.
         log: the file to read on in, None where ``lines`` were printed outside the logs, mostly by mpirun.

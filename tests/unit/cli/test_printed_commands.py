@@ -60,7 +60,7 @@ def check_values(given: dict[str, Any]) -> None:
     if (tracking := given.get("tracking")) is not None:
         parse_trackers(tracking)
     if given.get("backend") not in (None, *BACKENDS):
-        raise HpctrainError(f"unknown backend {given['backend']!r}", f"valid: {', '.join(BACKENDS)}")
+        raise HpctrainError("HT-of-test", "unknown backend", f"valid: {', '.join(BACKENDS)}")
 
 
 @pytest.mark.parametrize("command", commands(), ids=str)

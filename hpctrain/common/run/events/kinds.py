@@ -364,7 +364,7 @@ class FaultEvent(BaseEvent):
     rank: Count | None = Field(description="null where it is not known")
     host: str | None = Field(description="null where it is not known")
     message: str = Field(description="what happened, in a sentence")
-    code: str = Field(default="", description="the name of this kind of error, of those in docs/errors.md")
+    code: str = Field(default="", description="the name of this kind of error, of those in docs/reference/errors.md")
 
 
 class RecoveredFaultEvent(FaultEvent):

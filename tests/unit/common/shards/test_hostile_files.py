@@ -83,7 +83,7 @@ def _sharded(folder: Path) -> None:
 def _verified(folder: Path) -> None:
     for name in ("shards", "tokens"):
         if faults := verify_folder(folder / name).faults:
-            raise HpctrainError(str(faults))
+            raise HpctrainError("HT-of-test", "{faults}", faults=faults)
 
 
 def _opened(folder: Path) -> None:

@@ -39,7 +39,7 @@ class Machine:
 
     def find_mpi(self) -> mpi.MpiInstallation:
         if self.mpi is None:
-            raise HpctrainError("there is no MPI", mpi.INSTALL_HINT)
+            raise HpctrainError("HT-of-test", "there is no MPI", mpi.INSTALL_HINT)
         return self.mpi
 
     def fingerprint(self) -> Fingerprint:

@@ -143,7 +143,7 @@ def test_a_dry_run_starts_and_writes_nothing(repeat: int | None) -> None:
 
 def test_seeds_are_of_recipes_whatever_else_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(plan: Plan, machine: Machine) -> None:
-        raise HpctrainError("there is no launcher")
+        raise HpctrainError("HT-of-test", "there is no launcher")
 
     monkeypatch.setattr(begin, "available_launcher", missing)
     with refused("HT-series-of-script", title="train.py"):

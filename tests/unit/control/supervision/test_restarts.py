@@ -137,8 +137,8 @@ Path("ways").write_text(" ".join(ways[1:]))
 match ways[0]:
     case "raise": raise ValueError("boom")
     case "kill": os.kill(os.getpid(), signal.SIGKILL)
-    case "refuse": raise HpctrainError("no such data", exit_code=1)
-    case "transient": raise TransientError("a flipped bit", exit_code=1)
+    case "refuse": raise HpctrainError("HT-of-test", "no such data", exit_code=1)
+    case "transient": raise TransientError("HT-of-test", "a flipped bit", exit_code=1)
     case "stop": os.kill(os.getpid(), signal.SIGUSR2); sys.exit(4)
     case "done": pass
 """
