@@ -62,7 +62,7 @@ def test_list(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     assert found[2]["bytes"] == sum(file.stat().st_size for file in files)
     assert main(["checkpoint", "list", str(run)]) == 0
     text = capsys.readouterr().out
-    assert "newest, which --resume takes" in text and "damaged-step-00000006" in text
+    assert "newest," in text and "--resume" in text and "damaged-step-00000006" in text
 
 
 def test_a_damaged_one_is_shown_and_resume_takes_the_one_before(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +87,7 @@ def test_what_becomes_of_damaged_ones(run: Path, capsys: pytest.CaptureFixture[s
 
     damage(folder / "step-00000012")
     for target in (run, folder / "step-00000012"):
-        assert hint(target).startswith("hpctrain run --resume")
+        assert hint(target).split()[:3] == ["hpctrain", "run", "--resume"]
     damage(folder / "damaged-step-00000006")
     assert "--resume" not in hint(folder / "damaged-step-00000006")
     for name in ("step-00000004", "step-00000008"):
@@ -140,7 +140,8 @@ def test_a_model_that_is_not_the_plans_is_refused(
 ) -> None:
     pytest.importorskip("torch")
     assert main(["checkpoint", "export", str(run), str(tmp_path / "m.pt")]) == 1
-    assert "step-00000012 does not belong to the model in its plan" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-checkpoint-of-other-model"] and "step-00000012" in said
     assert list(tmp_path.iterdir()) == [run]
 
 

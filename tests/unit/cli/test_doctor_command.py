@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from hpctrain.cli import doctor
 from hpctrain.cli.main import app
 from hpctrain.common.cluster.checks import Check
+from hpctrain.common.errors import HpctrainError
 from support.launching import Launch
 
 KEYS = {"name", "status", "found", "wanted", "remedy", "source", "where"}
@@ -42,13 +43,13 @@ def test_a_fault_comes_first_with_what_mends_it(few_files: None, hpctrain: Launc
     first = result.stdout.splitlines()
     assert first[0].startswith("FAILED  ")
     remedy = next(line for line in first if line.startswith("        remedy  "))
-    assert "ulimit -n 4096" in remedy or "limits.conf" in remedy
-    assert "        wanted  at least 4,096" in first
+    assert "-n 4096" in remedy or "limits.conf" in remedy
+    assert any(line.startswith("        wanted  ") and line.endswith(" 4,096") for line in first)
 
 
 def test_outside_an_allocation_nothing_is_said_of_ranks(hpctrain: Launch) -> None:
     result = hpctrain("doctor", SLURM_JOB_NODELIST="")
-    assert "no ranks were started: -np 2, --hosts LIST, or inside a Slurm allocation" in " ".join(result.stdout.split())
+    assert "-np 2, --hosts LIST," in result.stdout
 
 
 def test_hosts_of_a_failed_check_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,5 +64,5 @@ def test_hosts_of_a_failed_check_are_folded(capsys: pytest.CaptureFixture[str]) 
 
 def test_no_ranks_at_all_is_wrong_use() -> None:
     result = CliRunner().invoke(app, ["doctor", "-np", "0"])
-    assert result.exception is not None
-    assert "a run needs at least one rank" in str(result.exception)
+    assert isinstance(result.exception, HpctrainError)
+    assert result.exception.code == "HT-ranks-none"

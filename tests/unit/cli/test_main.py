@@ -88,12 +88,14 @@ def test_answers_load_no_numpy_and_no_rich(arguments: list[str], code: int, tmp_
 
 def test_a_command_that_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rnu", "digits"]) == 2
-    assert "No such command 'rnu'. Did you mean 'run'?" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "'rnu'" in said and "'run'" in said
 
 
 def test_a_commands_own_help_has_its_options_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--help"]) == 0
-    assert "How ranks are started" in capsys.readouterr().out
+    titles = [line.strip("╭─╮ ") for line in capsys.readouterr().out.splitlines() if line.startswith("╭─")]
+    assert titles == ["Arguments", "Options", "How ranks are started", "How they are stopped"]
 
 
 @pytest.mark.slow

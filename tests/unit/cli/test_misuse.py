@@ -119,7 +119,7 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 def test_photographs_that_nobody_named(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command[0], "goyal2017", *command[1:]]) == 2
     said = capsys.readouterr()
-    assert "recipe goyal2017 needs data.path" in said.err
+    assert codes(said.err) == ["HT-recipe-needs-data-path"] and "data.path" in said.err
     assert "--set data.path=DIR; " in said.err
     assert said.out == ""
     assert not any(Path().iterdir())
@@ -216,8 +216,7 @@ def test_horovod_that_was_built_for_another_mpi(
     Path("train.py").touch()
     assert main(["run", "train.py", "-np", "2", "--backend", "horovod", "--dry-run"]) == 2
     said = capsys.readouterr().err
-    assert "Horovod is built for MPICH 3.4 at /opt/mpich; wanted: " in said
-    assert "hpctrain horovod build" in said
+    assert codes(said) == ["HT-horovod-build-unfit"] and "/opt/mpich; wanted:" in said and "horovod build" in said
 
 
 @needs.pytorch
@@ -239,12 +238,12 @@ def test_a_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_wrong_use_that_only_a_rank_can_find(capfd: pytest.CaptureFixture[str]) -> None:
-    Path("train.py").write_text("import hpctrain\nraise hpctrain.HpctrainError('HT-of-test', 'no such data')\n")
+    Path("train.py").write_text("import hpctrain\nraise hpctrain.HpctrainError('HT-of-test', 'nothing')\n")
     assert main(["run", "train.py", "--run-dir", "run"]) == 2
     output = capfd.readouterr()
-    assert output.err.count("HpctrainError: no such data") == output.err.count("run/logs/rank-0.log\n") == 1
+    assert output.err.count("Error: nothing ") == output.err.count("run/logs/rank-0.log\n") == 1
     # What rank 0 printed was shown as it came, and is not shown again.
-    assert output.out.count("no such data") == output.err.count("no such data") == 1
+    assert output.out.count(": nothing [HT-of-test]") == output.err.count(": nothing [HT-of-test]") == 1
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["status"], summary["failure"]["code"]) == ("failed", "HT-of-test")
 
@@ -260,4 +259,4 @@ def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: py
 
     monkeypatch.setattr("hpctrain.control.supervision.begin.this_machine", found_a_fault)
     assert main(["run", "digits"]) == 3
-    assert capsys.readouterr().err == "hpctrain: message [HT-of-test]\n  hint\n"
+    assert capsys.readouterr().err.split() == ["hpctrain:", "message", "[HT-of-test]", "hint"]

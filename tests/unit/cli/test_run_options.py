@@ -27,6 +27,7 @@ from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.shards.folders import training_fingerprint
 from hpctrain.common.shards.manifest import read_manifest
 from support import needs
+from support.golden import check_text
 from support.refusals import codes
 from support.written_checkpoints import progress_of, write_checkpoint
 
@@ -67,8 +68,7 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 
 def test_what_a_second_signal_does_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "a second TERM or INT ends it at once. A second one of the others does not, because Slurm may" in said
+    assert "second TERM" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("resume", [["--resume"], []])
@@ -116,7 +116,8 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     said = capfd.readouterr().err
     assert codes(said) == ["HT-run-other-work"] and "train.py" in said and "recipe" in said
     assert main(["run", "--resume", "--run-dir", "run", "--set", "epochs=1"]) == 2
-    assert "--set epochs is for recipes, and train.py is a script" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert codes(said) == ["HT-script-takes-no-key"] and "--set epochs" in said and "train.py" in said
     assert main(["run", "--resume", "--run-dir", "run", "--dry-run"]) == 0
     assert "hpctrain.worker.train" in capfd.readouterr().out
     Path("run/stop").touch()
@@ -129,7 +130,7 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     # As after a launcher that died in between.
     Path("run/summary.json").unlink()
     assert main(["run", "--resume", "--run-dir", "run"]) == 0
-    assert capfd.readouterr().err.endswith("hpctrain: run is done\n")
+    check_text("run-done", capfd.readouterr().err.splitlines()[-1])
     assert RunDirectory(Path("run")).summary.read_text() == summary
 
 
@@ -140,7 +141,7 @@ def test_a_script_that_ends_as_if_nobody_had_asked_it_to_stop() -> None:
     )
     assert main(["run", "train.py", "--run-dir", "run"]) == 0
     log = RunDirectory(Path("run")).log(0).read_text()
-    assert "end it with sys.exit(ht.RESUMABLE)" in log
+    assert "sys.exit(ht.RESUMABLE)" in log
 
 
 def events() -> list[Any]:
@@ -163,17 +164,19 @@ def test_resuming_a_script_on_another_mesh(capfd: pytest.CaptureFixture[str]) ->
     assert main([*resume, "--accept-changes", "--dry-run"]) == 0
     assert "HPCTRAIN_MESH=dp_replicate=1,dp_shard=1,pp=1,cp=1,tp=1" in capfd.readouterr().out
     assert main([*resume, "--set", "epochs=1"]) == 2
-    assert "--set epochs is for recipes, and train.py is a script" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert codes(said) == ["HT-script-takes-no-key"] and "--set epochs" in said and "train.py" in said
 
 
 def test_a_dry_run_says_what_a_mesh_sends(capfd: pytest.CaptureFixture[str]) -> None:
     Path("train.py").touch()
     assert main(["run", "train.py", "-np", "4", "--mesh", "dp_shard=2,tp=2", "--oversubscribe", "--dry-run"]) == 0
     said = capfd.readouterr()
-    assert "hpctrain: mesh dp_shard 2 x tp 2, neighbours that send to each other:\n  axis " in said.err
+    check_text("run-mesh-neighbours", said.err[said.err.index("hpctrain: mesh") :])
     assert "HPCTRAIN_MESH=dp_replicate=1,dp_shard=2,pp=1,cp=1,tp=2" in said.out
     assert main(["run", "train.py", "-np", "3", "--mesh", "dp_shard=2", "--dry-run"]) == 2
-    assert "the mesh dp_shard 2 = 2 does not divide 3 ranks" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "mesh dp_shard" in said and " 3 " in said
     assert main(["run", "train.py", "-np", "2", "--mesh", "dp_shard=2", "--backend", "horovod", "--dry-run"]) == 2
     said = capfd.readouterr().err
     assert codes(said) == ["HT-backend-without-groups"] and "horovod" in said and "dp_shard 2" in said
@@ -274,9 +277,9 @@ def test_a_run_with_values_that_do_not_fit_is_taken_back(
     said = capfd.readouterr().err
     assert codes(said) == ["HT-run-plan-changed"] and "epochs: 20" in said
     assert main(["run", "--resume", "--run-dir", "run", "--accept-changes"]) == 2
-    command = capfd.readouterr().err.splitlines()[-1].strip()
-    assert command == "hpctrain run --resume --run-dir run --accept-changes --set precision=float32 --set seed=7"
-    assert main(shlex.split(command)[1:]) == 4
+    command = shlex.split(capfd.readouterr().err.splitlines()[-1])
+    assert command[-5:] == ["--accept-changes", "--set", "precision=float32", "--set", "seed=7"]
+    assert main(command[1:]) == 4
     recipe = plan().recipe
     assert recipe is not None and (recipe.precision, recipe.seed, recipe.epochs) == ("float32", 7, 21)
 
@@ -364,7 +367,7 @@ def test_a_run_whose_events_are_lost(capfd: pytest.CaptureFixture[str]) -> None:
         for command in (["report", "run"], ["status", "run"], ["checkpoint", "list", "run"]):
             assert main(command) == 0
         assert main(["run", "--resume", "--run-dir", "run"]) == 0
-        assert capfd.readouterr().err.endswith("hpctrain: run is done\n")
+        check_text("run-done", capfd.readouterr().err.splitlines()[-1])
 
 
 @needs.pytorch
@@ -382,7 +385,8 @@ def test_a_run_that_is_done_can_be_made_longer(
 
 
 MPIRUN = "if [ \"$1\" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi"
-NO_DAEMON = "echo 'no daemon could be started'; exit 1"
+NO_DAEMON_WORDS = "no daemon could be started"
+NO_DAEMON = f"echo '{NO_DAEMON_WORDS}'; exit 1"
 
 
 def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -398,11 +402,12 @@ def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pyte
         last = events()[-3:]
         assert [event.event for event in last] == ["start", "fault", "end"]
         assert (last[0].attempt, last[0].job, last[0].launcher) == (attempt, "17", "none")
-        assert "no daemon could be started" in last[1].message
+        assert NO_DAEMON_WORDS in last[1].message
         assert last[2].status == json.loads(Path("run/summary.json").read_text())["status"] == "resumable"
     assert not list(Path("run").glob(".hpctrain-probe-*"))
     assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 1
-    assert "its last 2 attempts ended without a clean stop" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert codes(said) == ["HT-run-no-progress"] and "2 attempts" in said
 
 
 @pytest.mark.slow
@@ -417,8 +422,9 @@ def test_what_a_dry_run_prints_runs_as_printed(capfd: pytest.CaptureFixture[str]
     assert subprocess.run(["sh", "printed.sh"], timeout=60).returncode == 4
     directory = RunDirectory(Path("a run"))
     log = directory.log(0)
-    assert "hello ['$HOME', \"it's\"]\n" in log.read_text()
-    assert read_model(directory.plan, Plan).script == Script(path=script.absolute(), arguments=("$HOME", "it's"))
+    arguments = ("$HOME", "it's")
+    assert f"hello {[*arguments]}\n" in log.read_text()
+    assert read_model(directory.plan, Plan).script == Script(path=script.absolute(), arguments=arguments)
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     # Once: another run's plan is not written over, and nothing is started.
     before = log.read_text()
@@ -441,7 +447,7 @@ def test_a_dry_run_in_a_job_starts_nothing(monkeypatch: pytest.MonkeyPatch, capf
     assert main(["run", "train.py", "-np", "2", "--dry-run"]) == 0
     said = capfd.readouterr()
     assert "bin/mpirun" in said.out
-    assert "is the first choice and was not tried" in said.err
+    assert "Open MPI" in said.err and "not tried" in said.err
     assert not Path("started").exists()
 
 
@@ -511,7 +517,8 @@ def test_the_backend_and_the_hosts_are_those_of_now(
     assert main(resume) == 0
     assert f"--host {here}:2 " in capfd.readouterr().out
     assert main([*resume, "-H", here]) == 2
-    assert "--hosts and --hostfile both say which hosts" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert codes(said) == ["HT-hosts-named-twice"] and "--hosts" in said and "--hostfile" in said
     assert main([*resume, "--backend", "single"]) == 2
 
 

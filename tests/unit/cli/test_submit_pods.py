@@ -50,7 +50,7 @@ def test_a_dry_run_prints_manifests_and_nothing_else(notes: Path, capsys: pytest
     printed = capsys.readouterr()
     kinds = [each["kind"] for each in yaml.safe_load_all(printed.out)]
     assert kinds == ["ConfigMap", "Service", "Job"]
-    assert "digits on h100-sxm" in printed.err and "queue" not in printed.err
+    assert "on h100-sxm" in printed.err and "queue" not in printed.err
     assert not notes.exists() and list(notes.parent.iterdir()) == [notes.parent / "bin"]
 
 
@@ -65,7 +65,8 @@ def test_kubectl_gets_what_the_dry_run_prints(notes: Path, capsys: pytest.Captur
     assert [*yaml.safe_load_all(given)] == [*yaml.safe_load_all(shown)]
     printed = capsys.readouterr()
     assert printed.out == "/hpctrain/runs/digits\njob/digits\n"
-    assert "kubectl logs -f -l app.kubernetes.io/instance=digits -n default" in printed.err
+    assert "logs -f" in printed.err and "-l app.kubernetes.io/instance=digits" in printed.err
+    assert "-n default" in printed.err
     configuration, _, job = yaml.safe_load_all(given)
     plan = Plan.model_validate_json(configuration["data"]["plan.json"])
     assert plan.recipe is not None and plan.recipe.epochs == 2
@@ -76,7 +77,8 @@ def test_kubectl_gets_what_the_dry_run_prints(notes: Path, capsys: pytest.Captur
 def test_a_deadline_that_is_too_short(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--gpu", "h100-sxm", "--dry-run", "--set", "epochs=100000", "--time"]
     assert main([*SUBMIT, *options, "1"]) == 0
-    assert "warning: --time 1 " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "warning: " in said and "--time 1" in said
     assert main([*SUBMIT, *options, "30-0"]) == 0
     assert "--time" not in capsys.readouterr().err
 
@@ -101,7 +103,7 @@ def test_a_job_of_this_name_is_not_taken_for_a_new_one(notes: Path, capsys: pyte
     assert main([*SUBMIT[:-1], "taken"]) == 2
     said = capsys.readouterr()
     assert codes(said.err) == ["HT-kubernetes-create-failed"] and "--job-name" in said.err
-    assert "kubectl delete job,service,configmap -l app.kubernetes.io/instance=taken" in said.err
+    assert "job,service,configmap" in said.err and "-l app.kubernetes.io/instance=taken" in said.err
     assert said.out == ""
 
 
@@ -179,7 +181,7 @@ def test_a_job_is_kubectls(notes: Path, command: str, target: str, capsys: pytes
     said = capsys.readouterr().err
     assert codes(said) == ["HT-run-is-kubernetes-job"] and str(target) in said
     kind = target.partition("/")[0].partition(".")[0]
-    assert f"kubectl delete {kind},service,configmap -l app.kubernetes.io/instance=digits-1" in said
+    assert f"delete {kind},service,configmap" in said and "-l app.kubernetes.io/instance=digits-1" in said
 
 
 def test_a_plan_is_for_resuming(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,11 @@ DEPTH_FIRST = [f"node{host:04d}" for host in range(1, 9)]
 LEAF_OF_AVAKAS = "QLogic 12800-180 GUID=0x00066a00e8001310 L101"
 
 
+@pytest.fixture(autouse=True)
+def _as_wide_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Two leaves of four hosts, two spines: 2 : 1 oversubscribed."""
