@@ -35,16 +35,19 @@ def folder(slurm: LocalSlurm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+LAUNCHER, ALL_REDUCE = "launcher and MPI", "1 MB all-reduce, MPI"
+
+
 def test_every_host_is_checked(folder: Path) -> None:
     said = (folder / "doctor.err").read_text()
     assert (folder / "exit_status").read_text().strip() in ("0", "3"), said
     checks = {check["name"]: check for check in json.loads((folder / "doctor.json").read_text())["checks"]}
     assert "ranks" not in checks, checks["ranks"]
-    assert checks["launcher and MPI"]["status"] == "ok"
-    assert "sees 4 ranks" in checks["launcher and MPI"]["found"]
-    for name in ("1 MB all-reduce, MPI", "1 MB all-reduce, Horovod"):
+    assert checks[LAUNCHER]["status"] == "ok"
+    assert "4 ranks" in checks[LAUNCHER]["found"]
+    for name in (ALL_REDUCE, "1 MB all-reduce, Horovod"):
         assert checks[name]["status"] != "failed", checks[name]
-    assert "ms over 4 ranks" in checks["1 MB all-reduce, MPI"]["found"]
+    assert " ms " in checks[ALL_REDUCE]["found"] and " 4 ranks" in checks[ALL_REDUCE]["found"]
     # The nodes are one machine, so that their clocks are one.
     assert checks["clocks"]["status"] == "ok", checks["clocks"]
     assert checks["versions"]["status"] == "ok"
@@ -53,7 +56,8 @@ def test_every_host_is_checked(folder: Path) -> None:
 def test_ranks_are_in_the_order_of_the_placement(folder: Path) -> None:
     """The nodes hang on two leaf switches, n1 and n3 on one of them: sorted by name they cross four times."""
     checks = {check["name"]: check for check in json.loads((folder / "doctor.json").read_text())["checks"]}
-    assert checks["host order"]["found"] == "2 crossings between leaf switches (scontrol show topology)", checks
+    assert checks["host order"]["found"].startswith("2 crossings"), checks
+    assert "(scontrol show" in checks["host order"]["found"]
     assert checks["host order"]["status"] == "ok"
 
 
@@ -68,9 +72,9 @@ def test_launchers_that_do_not_work_are_named(slurm: LocalSlurm, folder: Path, t
     command = (f"PATH={tmp_path}/bin:/usr/bin:/bin", str(_HPCTRAIN), "doctor", "--json")
     output = slurm.run("salloc", "-N2", f"--chdir={tmp_path}", "env", *command, check=False, timeout=120, **AS_ROOT)
     checks = json.loads(output[output.index("{") : output.rindex("}") + 1])["checks"]
-    (check,) = [check for check in checks if check["name"] == "launcher and MPI"]
-    assert check["status"] == "ok" and "sees 2 ranks" in check["found"], check
-    assert "mpirun does not work here: exit status 1; at its end" in check["found"] and "no daemon" in check["found"]
+    (check,) = [check for check in checks if check["name"] == LAUNCHER]
+    assert check["status"] == "ok" and "2 ranks" in check["found"], check
+    assert "mpirun " in check["found"] and "status 1;" in check["found"] and "no daemon" in check["found"]
 
 
 def test_what_all_hosts_have_alike_is_one_line(folder: Path) -> None:

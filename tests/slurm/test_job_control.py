@@ -156,7 +156,7 @@ def test_cancel_lets_the_ranks_save_their_state(
     listening(tmp_path / "run")
     done = slurm_main("cancel", str(tmp_path / "run"))
     assert done.returncode == 0, done.stdout
-    assert "the run is resumable" in done.stdout
+    assert "is resumable" in done.stdout
     assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}, log_of(tmp_path / "run")
     slurm.wait_idle()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "resumable"

@@ -87,9 +87,9 @@ def test_the_first_launcher_that_works(slurm: LocalSlurm, tmp_path: Path) -> Non
     output = in_job(
         slurm, tmp_path, "env", f"PATH={broken}", *run("-np", "2", "--python", sys.executable), options=("-N2", "-n2")
     )
-    assert "mpirun does not work here: exit status 1" in output
-    assert "no daemon could be started" in output
-    assert "the ranks are started by srun --mpi=pmix" in output
+    assert "mpirun " in output and "status 1" in output
+    assert "no daemon" in output
+    assert "srun --mpi=pmix" in output
     assert [rank[:2] for rank in ranks(output)] == [(0, 2), (1, 2)]
     assert list(tmp_path.glob(".hpctrain-probe-*")) == []
 

@@ -30,8 +30,8 @@ def test_the_links_of_an_allocation_are_measured(slurm: LocalSlurm, tmp_path: Pa
     said = (tmp_path / "verify.err").read_text()
     # 3 where a rank had to wait for its core, and its answer was late.
     assert (tmp_path / "exit_status").read_text().strip() in ("0", "3"), said
-    assert "the fabric: scontrol show topology" in said
-    assert "the ranks are started by" in said
+    assert "fabric: scontrol" in said
+    assert "started by" in said
     measured = json.loads((tmp_path / "verify.json").read_text())
     assert not [fault for fault in measured["faults"] if fault["quantity"] == "bandwidth"]
     pairs = {(flow["source"].split()[0], flow["target"].split()[0]) for flow in measured["flows"]}

@@ -96,7 +96,7 @@ def test_a_slow_host():
     assert named((fault,)) == [("host", "h05", "bandwidth")]
     assert fault.reached == pytest.approx(0.4)
     assert fault.flows == sum("h05" in (flow.source.host, flow.target.host) for flow in flows)
-    assert str(fault).startswith("host h05: 40%")
+    assert str(fault).split()[:3] == ["host", "h05:", "40%"]
 
 
 def test_a_slow_host_without_a_fabric():
@@ -191,7 +191,7 @@ def test_a_host_that_the_fabric_lacks():
 def test_an_adapter_that_the_fabric_lacks():
     with refused("HT-fabric-unknown-adapter", adapter="h00 mlx5_7") as caught:
         adapter_of(two_levels([1], spines=1, rails=2), End(host="h00", device="mlx5_7"))
-    assert caught.value.hint.endswith("h00 m0, h00 m1")
+    assert caught.value.hint.split()[-3:] == ["m0,", "h00", "m1"]
 
 
 def test_the_only_adapter_needs_no_name():

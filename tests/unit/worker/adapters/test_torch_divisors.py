@@ -306,4 +306,4 @@ def test_a_doubtful_divisor_that_stays_is_said_once(divisor, said, capsys):
         losses.reaches_model()
         losses.reduces()
         losses.step_begins(torch.device("cpu"))
-    assert capsys.readouterr().err.count("factor of 2") == said
+    assert capsys.readouterr().err.count("of 2") == said

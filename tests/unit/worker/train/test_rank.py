@@ -80,7 +80,7 @@ if __name__ == "__main__":
     assert isinstance(pickle.loads(pickle.dumps(Point())), Point)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         print(pool.map(square, [3]))
-    subprocess.run(["echo", "from a child"], check=True)
+    subprocess.run(["echo", "child"], check=True)
     sys.exit()
 """,
         "--lr",
@@ -89,7 +89,7 @@ if __name__ == "__main__":
     assert (status, record["status"]) == (0, "done"), log
     arguments, *rest = log.splitlines()
     assert arguments.startswith("['--lr', 'a b'] ") and arguments.endswith("script.py True")
-    assert rest == ["[14]", "from a child"]
+    assert rest == ["[14]", "child"]
     assert record["ended"] > record["started"]
 
 
