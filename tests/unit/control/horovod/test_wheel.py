@@ -221,19 +221,21 @@ CMAKE = (
 
 
 def test_the_compilers_first_error_with_its_source_line() -> None:
-    assert first_error(COMPILER.splitlines(keepends=True)) == (
+    first = (
         "/src/horovod/torch/mpi_ops_v2.cc:71:3: error: 'tensr' was not declared in this scope; did you mean 'tensor'?\n"
         "   71 |   tensr.size();\n"
         "      |   ^~~~~\n"
         "      |   tensor"
     )
+    assert first_error(COMPILER.splitlines(keepends=True)) == first
 
 
 def test_cmakes_first_error_with_its_reason() -> None:
-    assert first_error(CMAKE.splitlines()) == (
+    first = (
         "CMake Error at /usr/share/cmake/Modules/FindPackageHandleStandardArgs.cmake:230 (message):\n"
         "  Could NOT find NCCL (missing: NCCL_INCLUDE_DIR)"
     )
+    assert first_error(CMAKE.splitlines()) == first
 
 
 @pytest.mark.parametrize(
@@ -250,7 +252,8 @@ def test_cmakes_first_error_with_its_reason() -> None:
     ],
 )
 def test_errors_of_other_tools_are_recognised(line: str) -> None:
-    assert first_error([*NOISE.splitlines(), "  " + line, "make: *** [Makefile:2: all] Error 2"]) == line
+    log = [*NOISE.splitlines(), "  " + line, "make: *** [Makefile:2: all] Error 2"]
+    assert first_error(log) == line
 
 
 def test_a_log_without_a_known_error_gives_its_end() -> None:

@@ -78,7 +78,8 @@ def test_a_file_as_people_write_it() -> None:
 
 
 def test_tasks_that_go_round_the_hosts() -> None:
-    assert parse_hostfile("n1\nn2\nn1\nn2\nn3\n", "f").hosts == {"n1": 2, "n2": 2, "n3": 1}
+    text = "n1\nn2\nn1\nn2\nn3\n"
+    assert parse_hostfile(text, "f").hosts == {"n1": 2, "n2": 2, "n3": 1}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,8 @@ def test_what_is_passed_over_is_said_once() -> None:
 
 def test_ones_own_name_changes_nothing() -> None:
     own = getpass.getuser()
-    assert parse_hostfile(f"{own}@n1 slots=8\nn2:4 user={own}\n", "f").hosts == {"n1": 8, "n2": 4}
+    text = f"{own}@n1 slots=8\nn2:4 user={own}\n"
+    assert parse_hostfile(text, "f").hosts == {"n1": 8, "n2": 4}
     with refused("HT-hostfile-user-named", host="n1", user="somebody") as caught:
         parse_hostfile("somebody@n1 slots=8\n", "f")
     assert "Host n1" in caught.value.hint and "User somebody" in caught.value.hint

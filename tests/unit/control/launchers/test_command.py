@@ -154,13 +154,14 @@ def test_a_python_that_mpirun_could_not_start_guards_no_daemons() -> None:
 
 
 def test_the_shell_text_is_the_same_command() -> None:
+    value = "1 'x' $y"
     odd = ["a b", "it's", 'say "x"', "$HOME", "`id`", "line\nbreak", "*", "", "--"]
     show = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['A'], 'B' in os.environ]))"
-    made = Command(program=(sys.executable, "-c", show, *odd), environment={"A": "1 'x' $y"}, without=("B",))
+    made = Command(program=(sys.executable, "-c", show, *odd), environment={"A": value}, without=("B",))
     for arguments in (["sh", "-c", made.shell()], list(made.arguments)):
         environment = made.environment_from({**os.environ, "B": "1"}) if arguments[0] != "sh" else {"B": "1"}
         printed = subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True).stdout
-        assert json.loads(printed) == [odd, "1 'x' $y", False]
+        assert json.loads(printed) == [odd, value, False]
 
 
 def test_one_rank_forgets_the_step_around_it() -> None:

@@ -91,11 +91,12 @@ def test_ssh_port(flavour: Flavour, words: tuple[str, ...], variables: dict[str,
 @pytest.mark.parametrize("flavour", [*OPEN_MPI, *HYDRA])
 def test_interfaces_and_variables_and_further_arguments(flavour: Flavour) -> None:
     users = {"env1": "val1", "env2": "a value"}
-    made = command(flavour, "n1:1", interface="eth0,eth1", environment=users, arguments=("--extra", "of the user"))
+    further = ("--extra", "of the user")
+    made = command(flavour, "n1:1", interface="eth0,eth1", environment=users, arguments=further)
     passed = {**users, "NCCL_SOCKET_IFNAME": "=eth0,eth1", "OMPI_MCA_btl_tcp_if_include": "eth0,eth1"}
     for name, value in passed.items():
         assert has(made, *(("-x", f"{name}={value}") if flavour in OPEN_MPI else ("-genv", name, value)))
-    assert made.launcher[-2:] == ("--extra", "of the user")
+    assert made.launcher[-2:] == further
 
 
 @pytest.mark.parametrize("flavour", [*OPEN_MPI, *HYDRA])

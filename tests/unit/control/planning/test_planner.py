@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,6 @@ import hpctrain
 from hpctrain.common.cluster import machine as facts
 from hpctrain.common.cluster.machine import Machine, same_host, this_machine
 from hpctrain.common.cluster.node_map import Slot as Place
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.schema import Recipe
@@ -35,7 +35,7 @@ def test_defaults() -> None:
     plan = make_plan(TrainingRequest(work=RECIPE), MACHINE)
     assert (plan.ranks, plan.backend, plan.framework, plan.threads_per_rank) == (1, "single", "torch", 8)
     assert plan.versions == {"torch": "2.13.0"}
-    assert plan.backend_reason == "one rank on n1"
+    assert plan.backend_reason.endswith(" n1")
     assert make_plan(TrainingRequest(work=SCRIPT), MACHINE).framework is None
 
 
@@ -57,7 +57,7 @@ def test_ranks_never_share_cores_unless_there_are_more_of_them(ranks: int, cores
     else:
         assert plan.threads_per_rank == 1
         assert warning is not None
-        assert f"{ranks} ranks share {cores} cores of n1" in warning
+        assert re.findall(r"n?\d+", warning)[:3] == [str(ranks), str(cores), "n1"]
 
 
 def test_the_plan_survives_its_file() -> None:
@@ -87,7 +87,7 @@ def test_a_backend_is_refused(options: dict[str, object], code: str, values: dic
 
 @pytest.mark.parametrize("ranks", [0, -2])
 def test_no_rank(ranks: int) -> None:
-    with pytest.raises(HpctrainError, match=f"-np {ranks}: "):
+    with refused("HT-ranks-none", ranks=ranks):
         make_plan(TrainingRequest(work=RECIPE, ranks=ranks), MACHINE)
 
 
@@ -170,7 +170,8 @@ def test_gpus_are_those_of_the_places() -> None:
         return plan.backend, plan.backend_reason
 
     assert backend(0, 1)[0] == "nccl"
-    assert backend(0, None) == ("mpi", "1 GPU for 2 ranks on n9")
+    name, reason = backend(0, None)
+    assert (name, re.findall(r"n?\d+", reason)) == ("mpi", ["1", "2", "n9"])
 
 
 def test_a_script_on_gpus_that_only_the_user_knows() -> None:
@@ -263,7 +264,7 @@ def test_a_mesh_of_a_recipe_and_of_a_script() -> None:
     script = SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)})
     for work in (recipe, script):
         assert make_plan(TrainingRequest(work=work, ranks=4), MACHINE).mesh.sizes["dp_replicate"] == 2
-        with pytest.raises(HpctrainError, match="the mesh dp_shard 2 = 2 does not divide 3 ranks"):
+        with refused("HT-mesh-ranks-not-divisible", mesh="dp_shard 2", product=2):
             make_plan(TrainingRequest(work=work, ranks=3), MACHINE)
         with refused("HT-backend-without-groups", backend="horovod", mesh="dp_replicate 2 x dp_shard 2"):
             make_plan(TrainingRequest(work=work, ranks=4, backend="horovod"), MACHINE)
@@ -311,5 +312,5 @@ def test_a_gpt_is_pytorchs() -> None:
     assert make_plan(TrainingRequest(work=recipe, ranks=2), MACHINE).framework == "torch"
     with refused("HT-framework-without-network", title="gpt2-124m-smoke"):
         make_plan(TrainingRequest(work=recipe, ranks=2, framework="keras"), MACHINE)
-    with pytest.raises(HpctrainError, match="the folder of the text's tokens"):
+    with refused("HT-recipe-needs-data-path"):
         make_plan(TrainingRequest(work=load_recipe("gpt2-124m"), ranks=2), MACHINE)

@@ -187,7 +187,7 @@ def test_hosts_without_the_usual_adapters_and_servers_take_no_part() -> None:
     assert len(usual_hosts(fabric, 1)) == 4
     with refused("HT-fabric-too-few-hosts", nodes=3, hosts=2) as caught:
         networks(fabric, [3])
-    assert caught.value.values["apart"].startswith("; 3 more")
+    assert caught.value.values["apart"].startswith("; 3 ")
 
 
 GROWTH = """

@@ -270,7 +270,7 @@ def test_fewer_epochs_than_the_target_takes_are_said():
     recipe = load_recipe("mlperf-resnet50@8192", ["epochs=20"]).at(64)
     count, source = epochs(recipe, plain())
     assert count[0] == 20
-    assert "41 to 44" in source
+    assert "41" in source and "44" in source
 
 
 def test_bfloat16_is_no_faster_where_a_gpu_has_it_not():

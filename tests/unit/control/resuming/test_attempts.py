@@ -116,7 +116,8 @@ def test_a_run_that_gets_no_further_is_refused_with_its_fault(directory: RunDire
         go_on(directory, 2)
     assert caught.value.exit_code == 1
     assert FAULT.message in caught.value.values["cause"]
-    assert f"hpctrain run --resume --run-dir {shlex.quote(str(directory.path))} --idle" in caught.value.hint
+    command = f"hpctrain run --resume --run-dir {shlex.quote(str(directory.path))} --idle"
+    assert command in caught.value.hint
     assert go_on(directory, 3) is not None
     # One step further, and it may try again.
     happened(directory, start(10), checkpoint(directory, 11), FAULT, RESUMABLE)
@@ -177,7 +178,7 @@ def test_the_lock_of_a_job_whose_node_died(
         if goes_on:
             with hold_run(directory, now) as warning:
                 assert warning is not None
-                assert f"still held by process {os.getpid()} on {socket.gethostname()} in start 0 of job 17" in warning
+                assert f"process {os.getpid()} on {socket.gethostname()} " in warning and "job 17" in warning
         else:
             with refused("HT-run-in-use") as caught, hold_run(directory, now):
                 pass

@@ -49,7 +49,7 @@ def test_a_cluster_of_equal_nodes(tmp_path: Path) -> None:
     assert not any("\n" in line for line in discovered.findings)
     path = tmp_path / "auto.yaml"
     path.write_text(profile_yaml(profile))
-    assert path.read_text().startswith("# Discovered by sinfo and scontrol of Slurm 22.05.8 on 2026-11-21.\n")
+    assert {"sinfo", "scontrol", "22.05.8", "2026-11-21."} <= {*path.read_text().splitlines()[0].split()}
     assert load_profile(str(path)) == profile
 
 
@@ -58,7 +58,7 @@ def test_the_default_partition_or_the_one_asked_for() -> None:
     nodes = "cpu|mixed|8|64|2|32|256000|(null)\n" + A100
     default = found(nodes, partitions)
     assert (default.profile.partition, default.profile.node.gpus, default.profile.node.gpu_type) == ("cpu", 0, None)
-    assert "GPUs: none here; --partition gpu has some (sinfo)" in default.findings
+    assert any("--partition gpu" in line for line in default.findings)
     asked = found(nodes, partitions, asked="gpu")
     assert (asked.profile.partition, asked.profile.time, asked.profile.max_nodes) == ("gpu", "01:00:00", 16)
     assert not any(line.startswith("GPUs:") for line in asked.findings)
@@ -201,12 +201,10 @@ def test_no_usable_partition(
 
 def test_settings_and_plugins() -> None:
     assert read_config(CONFIG)["SlurmctldHost[0]"] == "ctl(10.0.0.1)"
-    assert read_mpi_plugins("srun: MPI types are...\nsrun: none\nsrun: pmix_v3\nsrun: pmi2\n") == [
-        "none",
-        "pmi2",
-        "pmix_v3",
-    ]
-    assert read_nodes("PARTITION|STATE\nslurm_load_partitions: error\n") == {}
+    plugins = "srun: MPI types are...\nsrun: none\nsrun: pmix_v3\nsrun: pmi2\n"
+    assert read_mpi_plugins(plugins) == ["none", "pmi2", "pmix_v3"]
+    failed = "PARTITION|STATE\nslurm_load_partitions: error\n"
+    assert read_nodes(failed) == {}
 
 
 LINES = st.text(alphabet=st.sampled_from("gpu|idle:4=,()[]*-_/ \n\t\x00\x0baé²0123456789"), max_size=200)
@@ -233,7 +231,7 @@ def test_odd_names_give_a_profile_or_an_error(name: str, cluster: str, cores: in
     try:
         found(f"{name}|idle|1|{cores}|1|{cores}|1|gpu:{gpu}:1\n", partition(name, MaxTime=time), config)
     except HpctrainError as error:
-        assert "makes no profile" in str(error) or error.code == "HT-slurm-partition-without-nodes"
+        assert f"partition {name!r}" in error.message or error.code == "HT-slurm-partition-without-nodes"
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1).filter(

@@ -15,7 +15,8 @@ def test_jobs_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     # The second has not been measured, and says so in one of two ways.
     calls = install(tmp_path, monkeypatch, sacct=prints("3600000\n\n0\n1800000\n"))
     assert consumed_joules(["7", "8_2"]) == 5_400_000
-    assert calls.read_text() == "sacct --allocations --noheader --parsable2 --format=ConsumedEnergyRaw --jobs=7,8_2\n"
+    command = "sacct --allocations --noheader --parsable2 --format=ConsumedEnergyRaw --jobs=7,8_2"
+    assert calls.read_text() == f"{command}\n"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,12 @@ from support.schedulers.job_scripts import PLAIN, script
 SBCAST = "import shutil\nshutil.copy(*sys.argv[2:])"
 
 
+def told(what: str, where: str | Path, output: str) -> bool:
+    """Whether this host says this of a place."""
+    said = [line for line in output.splitlines() if f"{socket.gethostname()}: " in line and what in line]
+    return any(str(where) in line for line in said)
+
+
 @pytest.fixture
 def programs(tmp_path: Path) -> Programs:
     made = slurm_programs(tmp_path / "bin")
@@ -57,8 +63,7 @@ def test_a_packed_environment_is_sent_once_and_started_from(programs: Programs, 
     environments = storage / f"environments-{os.getuid()}"
     code, output = end_packed(programs, text, storage)
     assert f"started {environments}/d1/bin/hpctrain {environments}/d1\n" in output
-    assert "the environment was sent to each node" in output
-    assert code == 1
+    assert len(programs.calls("sbcast")) == code == 1
     assert f"home = {environments}/d1/base/bin\n" in (environments / "d1" / "pyvenv.cfg").read_text()
     assert sorted(path.name for path in environments.iterdir()) == [".lock", "d1"]
     assert environments.stat().st_mode & 0o777 == 0o700
@@ -71,7 +76,7 @@ def test_a_packed_environment_is_sent_once_and_started_from(programs: Programs, 
         for name in ("old", "runs"):
             os.utime(environments / name, (0, 0))
         code, output = end_packed(programs, text, storage)
-        assert "each node has the environment already" in output
+        assert len(programs.calls("sbcast")) == 1
         assert {path.name for path in environments.iterdir()} == {".lock", "d1", "old", "runs"}
         (environments / "d1" / "pyvenv.cfg").unlink()
         shutil.rmtree(environments / "d1")
@@ -104,12 +109,12 @@ def test_an_environment_from_which_files_were_removed_is_made_again(programs: Pr
     (made / "bin" / "__pycache__").mkdir()
     (made / "lib" / "small.py").unlink()
     code, output = end_packed(programs, text, storage)
-    assert "the environment was sent to each node" in output
+    assert len(programs.calls("sbcast")) == 2
     assert (made / "lib" / "small.py").exists()
     assert sorted(path.name for path in made.parent.iterdir()) == [".lock", "d1"]
     (made / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
     code, output = end_packed(programs, text, storage)
-    assert (code, f"does not run here: {made}/bin/python" in output, "started" in output) == (1, True, False)
+    assert (code, f": {made}/bin/python" in output, "started" in output) == (1, True, False)
 
 
 def test_what_a_killed_job_left_on_a_node_goes(programs: Programs, tmp_path: Path) -> None:
@@ -121,8 +126,8 @@ def test_what_a_killed_job_left_on_a_node_goes(programs: Programs, tmp_path: Pat
     for sent in (".sent-1", ".sent-2"):
         (environments / sent).touch()
     os.utime(environments / ".sent-1", (0, 0))
-    _, output = end_packed(programs, text, storage)
-    assert "each node has the environment already" in output
+    end_packed(programs, text, storage)
+    assert len(programs.calls("sbcast")) == 1
     assert sorted(path.name for path in environments.iterdir()) == [".lock", ".sent-2", "d1"]
 
 
@@ -162,7 +167,7 @@ def test_an_environment_that_cannot_be_unpacked_leaves_nothing(programs: Program
     text, storage = packed_job(tmp_path), tmp_path / "storage"
     code, output = end_packed(programs, text, storage)
     assert (code, "started" in output) == (1, False)
-    assert f"{socket.gethostname()}: the environment cannot be unpacked in {storage}" in output
+    assert told("cannot be", storage, output)
     assert [path.name for path in (storage / f"environments-{os.getuid()}").iterdir()] == [".lock"]
 
 
@@ -172,7 +177,7 @@ def test_a_damaged_archive_is_removed_so_that_it_is_made_again(programs: Program
     content[-1] ^= 1
     archive.write_bytes(content)
     code, output = end_packed(programs, text, tmp_path / "storage")
-    assert (code, f"{archive} was damaged, and is removed" in output) == (1, True)
+    assert (code, f"{archive} was damaged" in output) == (1, True)
     assert not archive.exists()
     assert not (tmp_path / "it's packed.txt").exists()
 
@@ -182,20 +187,20 @@ def test_an_environment_that_does_not_arrive_ends_the_job(programs: Programs, tm
     text, storage = packed_job(tmp_path), tmp_path / "storage"
     code, output = end_packed(programs, text, storage)
     assert (code, "started" in output) == (1, False)
-    assert f"hpctrain: {socket.gethostname()}: the environment did not arrive as it was sent" in output
+    assert told("not arrive", "", output)
     assert "was damaged" not in output
     programs.add("sbcast", "sys.exit('REQUEST_FILE_BCAST(n2): No space left on device')")
     code, output = end_packed(programs, text, storage)
     assert (code, "started" in output) == (1, False)
-    assert "(n2): No space" in output
-    assert "sbcast could not send" in output
+    assert "(n2): " in output
+    assert "sbcast could" in output
     (tmp_path / "it's packed.txt").write_text(f"{'0' * 64} {1 << 60} 1\n")
     code, output = end_packed(programs, text, storage)
-    assert (code, f"{socket.gethostname()}: no space left in {storage}" in output) == (1, True)
+    assert (code, told("no space", storage, output)) == (1, True)
     (tmp_path / "it's packed.txt").unlink()
     code, output = end_packed(programs, text, storage)
     assert code == 2
-    assert f"is gone, or {socket.gethostname()} does not see it; hpctrain submit --pack makes it" in output
+    assert f"or {socket.gethostname()} does" in output and "submit --pack" in output
 
 
 def test_environments_of_somebody_else_are_not_run(programs: Programs, tmp_path: Path) -> None:
@@ -204,4 +209,4 @@ def test_environments_of_somebody_else_are_not_run(programs: Programs, tmp_path:
     storage.mkdir()
     (storage / f"environments-{os.getuid()}").symlink_to(tmp_path / "theirs")
     code, output = end_packed(programs, text, storage)
-    assert (code, "belongs to somebody else" in output, "started" in output) == (1, True, False)
+    assert (code, "somebody else" in output, "started" in output) == (1, True, False)

@@ -76,7 +76,7 @@ def test_a_silent_controller_is_not_an_unknown_job(tmp_path: Path, monkeypatch: 
     install(tmp_path, monkeypatch, squeue=NO_CONTROLLER)
     with refused("HT-slurm-squeue-failed") as caught:
         job_state("1")
-    assert caught.value.exit_code == 1 and "Unable to contact" in caught.value.values["reason"]
+    assert caught.value.exit_code == 1 and "Unable to" in caught.value.values["reason"]
     install(tmp_path, monkeypatch, squeue="exec sleep 60")
     with refused("HT-program-no-answer", program="squeue", seconds=0.2):
         job_states(["1"], seconds=0.2)

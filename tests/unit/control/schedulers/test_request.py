@@ -85,10 +85,20 @@ def test_tasks_of_an_array(spec: str, tasks: tuple[int, ...]) -> None:
     assert array_tasks(spec) == tasks
 
 
-@pytest.mark.parametrize("spec", ["", "a", "3-1", "0-3:0", "0-3%0", "0-3%", "0-", "-1", "0-999999", "0 1", "٣"])
-def test_no_array(spec: str) -> None:
-    with pytest.raises(HpctrainError, match=r"^--array: "):
-        job_request(PLAIN, "x", {"array": spec})
+@pytest.mark.parametrize(
+    ("code", "specs"),
+    [
+        ("HT-slurm-array-not-numbers", ["", "a", "0-", "-1", "0 1", "٣"]),
+        ("HT-slurm-array-empty-part", ["3-1", "0-3:0"]),
+        ("HT-slurm-array-bad-limit", ["0-3%0", "0-3%"]),
+        ("HT-slurm-array-too-many-tasks", ["0-999999"]),
+    ],
+)
+def test_no_array(code: str, specs: list[str]) -> None:
+    for spec in specs:
+        with refused(code, spec=spec) as caught:
+            job_request(PLAIN, "x", {"array": spec})
+        assert caught.value.message.startswith("--array: ")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ def test_it_gets_the_variables_and_can_include_parts(tmp_path: Path) -> None:
         '{% include "parts/signal.sh.j2" %}\n',
         tmp_path,
     )
-    assert text.startswith("#!/bin/sh\n#SBATCH --job-name=digits\ncd '/r un'\n# own\n")
+    begin = "#!/bin/sh\n#SBATCH --job-name=digits\ncd '/r un'\n# own\n"
+    assert text.startswith(begin)
     assert "trap" in text
 
 

@@ -157,9 +157,8 @@ def test_a_run_is_not_submitted_over_another(programs: Programs, capsys: pytest.
 def test_a_dry_run_prints_the_script_and_writes_nothing(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("digits", "--cluster", "generic", "--nodes", "2", "--dry-run", "--env", "A=b") == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("#!/bin/bash\n#SBATCH --job-name=digits\n")
-    assert "# Placement: 2 nodes of 1 rank" in printed
-    assert "scontrol show topology" in printed
+    assert printed.splitlines()[:2] == ["#!/bin/bash", "#SBATCH --job-name=digits"]
+    assert "Placement: 2" in printed and "scontrol show" in printed
     known, _, later = printed.partition("# Environment of every rank\n")[2].partition("decided in the job: ")
     assert "A=b\n" in known and "OMP_NUM_THREADS" not in known and "HPCTRAIN_BACKEND" not in known
     assert {"OMP_NUM_THREADS", "HPCTRAIN_BACKEND", "HPCTRAIN_BACKEND_REASON"} <= set(later.strip().split(", "))
@@ -184,12 +183,13 @@ def test_a_dry_run_lays_the_mesh(programs: Programs, capsys: pytest.CaptureFixtu
     asked = ("train.py", "--cluster", "generic", "--nodes", "2", "--tasks-per-node", "2", "--fabric", "topology.conf")
     assert submit(*asked, "--mesh", "tp=2,dp_shard=-1", "--dry-run") == 0
     printed = capsys.readouterr().out
-    assert "\nmesh dp_shard 2 x tp 2, neighbours that send to each other:\n" in printed
+    mesh = "mesh dp_shard 2 x tp 2"
+    assert f"\n{mesh}, " in printed
     assert "\nHPCTRAIN_MESH=dp_replicate=1,dp_shard=2,pp=1,cp=1,tp=2\n" in printed
     assert submit(*asked, "--mesh", "tp=4", "--dry-run") == 0
-    assert "warning: tp 4 goes over several nodes" in capsys.readouterr().out
+    assert "tp 4" in capsys.readouterr().out.partition("warning: ")[2].splitlines()[0]
     assert submit(*asked, "--mesh", "tp=3") == 2
-    assert "the mesh tp 3 = 3 does not divide 4 ranks" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-mesh-ranks-not-divisible"]
     assert programs.calls("sbatch")[-1].arguments[0] == "--test-only"
 
 
