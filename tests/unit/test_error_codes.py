@@ -58,13 +58,15 @@ def test_one_from_its_record_is_the_same():
 
 
 def test_the_sentence_is_made_from_the_values():
-    assert str(error()) == "/a: 2 bytes of {} [HT-of-test]\n  a hint"
+    sentence = "/a: 2 bytes of {} [HT-of-test]"
+    assert str(error()) == f"{sentence}\n  a hint"
     assert error().record()["values"] == {"path": "/a", "size": 2.0}
 
 
 def test_another_hint_leaves_the_rest():
     other = error().but(before="on node1: ", hint="", exit_code=2)
-    assert str(other) == "on node1: /a: 2 bytes of {} [HT-of-test]"
+    sentence = "on node1: /a: 2 bytes of {} [HT-of-test]"
+    assert str(other) == sentence
     assert (other.exit_code, other.values, error().exit_code) == (2, error().values, 1)
 
 

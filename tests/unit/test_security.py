@@ -224,7 +224,8 @@ def test_a_notebook_is_looked_into(tmp_path: Path) -> None:
     cells = ["import pickle\n", "%%bash\nls [\n", "%%writefile own.py\nimport dill\n", "eval('1')"]
     path = tmp_path / "own.ipynb"
     path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": [cell]} for cell in cells]}))
-    assert {what for _, what in refused(_python(path))} == {"import of pickle", "import of dill", "text executed"}
+    expected = {"import of pickle", "import of dill", "text executed"}
+    assert {what for _, what in refused(_python(path))} == expected
 
 
 _SNIPPETS = {

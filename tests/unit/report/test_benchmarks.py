@@ -42,7 +42,8 @@ def test_ratios_are_taken_round_by_round():
     assert ours["ratio_to_horovod"] == pytest.approx(0.9)
     assert ours["ratio_to_ddp"] is None
     assert rows["no communication"]["ratio_to_limit"] == 1.0
-    assert rows["horovod by hand"]["median_s"] == 2.0
+    by_hand = rows["horovod by hand"]
+    assert by_hand["median_s"] == 2.0
     assert ratio({"a": [1.0, 2.0, 9.0], "b": [1.0, 1.0, 3.0]}, "a", "b") == 2.0
 
 
@@ -85,7 +86,7 @@ def test_rows_of_hosts_against_the_bound_of_their_links():
     assert {row["fastest_other"] for row in rows.values()} == {"mpi", "MPI_Allreduce", None}
     text = text_of(allreduce_table([*rows.values()], cores=2))
     assert "…" not in text
-    assert "8 ranks of 4 hosts" in text
+    assert "8 ranks" in text and "4 hosts" in text
     for shown in ("bound", "1229 ms", "0.017", "MPI_Allreduce"):
         assert shown in text
     assert "copy" not in text
@@ -102,7 +103,7 @@ def test_tables_fit_a_terminal_of_80_columns():
     rows = allreduce_rows(allreduce_seconds(), 4, oversubscribed=True)
     text = text_of(allreduce_table(rows, cores=2))
     assert "…" not in text
-    assert "4 ranks, oversubscribed: 2 cores" in text
+    assert "4 ranks" in text and "2 cores" in text
     for shown in ("MPI_Allreduce", "horovod", "102.4 MB", "20.5 ms", "0.33"):
         assert shown in text
     step = step_rows({"no communication": [0.1], "hpctrain over horovod": [0.2], "of it the guard": [0.000123]})
@@ -120,9 +121,10 @@ def test_a_checkpoint_beside_torch_save_and_the_faster_rate_of_the_disk():
         "hpctrain, writing": [0.5, 0.5, 0.5],
     }
     rows = {row["variant"]: row for row in checkpoint_rows(seconds, 200_000_000)}
-    assert rows["hpctrain, training waits"]["ratio_to_torch_save"] == pytest.approx(0.05)
+    waits = rows["hpctrain, training waits"]
+    assert waits["ratio_to_torch_save"] == pytest.approx(0.05)
     # what training waits for is in memory
-    assert rows["hpctrain, training waits"]["share_of_disk"] is None
+    assert waits["share_of_disk"] is None
     writing = rows["hpctrain, writing"]
     assert (writing["mb_per_s"], writing["share_of_disk"]) == (pytest.approx(400), pytest.approx(0.8))
     alone = {name: times for name, times in seconds.items() if name != "disk, a file a rank"}

@@ -11,6 +11,7 @@ from hpctrain.cli.main import main
 from hpctrain.cli.report import report
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.report.summary import summarise
+from support.refusals import codes
 from support.report.predicted_plans import figure, record, row, written
 from support.report.written_runs import recipe_plan
 
@@ -71,4 +72,4 @@ def test_a_foreign_prediction_changes_nothing(
 def test_a_series_has_no_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "repeats.json").write_text('{"seeds": [1, 2]}')
     assert main(["report", str(tmp_path), "--prediction", "plan.json"]) == 2
-    assert "holds repeated runs, and --prediction is for one" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-prediction-of-series"]

@@ -16,7 +16,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from hpctrain.cli.main import main
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.report.schedule import at_world, momentum, plot, schedule, training_samples
@@ -78,8 +77,9 @@ def test_overrides_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
 def test_samples_are_those_of_data_parallel_ranks() -> None:
     sharded = ["mesh.dp_shard=2", "mesh.dp_replicate=1"]
     assert at_world(load_recipe("digits", [*sharded, "batch={per_rank: 8}"]), 2).global_batch == 16
-    with pytest.raises(HpctrainError, match="is not 8 ranks"):
+    with refused("HT-mesh-ranks-not-divisible", mesh="dp_shard 2", product=2) as caught:
         at_world(load_recipe("digits", sharded), 8)
+    assert "8" in str(caught.value.values["problem"])
     # A batch that is the same on any number of ranks needs none.
     assert at_world(load_recipe("digits", sharded), None).global_batch == 64
     divided = load_recipe("digits", ["batch={per_rank: 1000}", "batch.drop_last=true"])
@@ -161,6 +161,6 @@ def test_picture_of_the_command(tmp_path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out)["global_batch"] == 64
     assert file.read_bytes().startswith(b"\x89PNG")
     assert main(["recipes", "show", "digits", "--plot", str(tmp_path / "no" / "schedule.png")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-output-folder-missing"]
     assert main(["recipes", "show", "goyal2017", "--plot", str(tmp_path / "goyal.png")]) == 2
     assert not (tmp_path / "goyal.png").exists()

@@ -120,9 +120,11 @@ def test_what_it_says_of_each_state(tmp_path: Path) -> None:
     assert known(tmp_path / "a", events, jobs=[], summary="failed").message.endswith(" failed: OOM")
     pending = job(state="PENDING", nodes="", reason="Resources", start=1_700_000_000)
     waits = known(tmp_path / "b", events, jobs=[pending]).message
-    assert re.search("12 .*Resources; .* 20", waits)
+    told = "12 .*Resources; .* 20"
+    assert re.search(told, waits)
     ended = job(state="TIMEOUT", reason="TimeLimit")
-    assert re.search(r"12 .*TIMEOUT \(TimeLimit\)", known(tmp_path / "c", events, jobs=[ended]).message)
+    ended_message = known(tmp_path / "c", events, jobs=[ended]).message
+    assert " 12 " in ended_message and "TIMEOUT (TimeLimit)" in ended_message
     assert " n1" in known(tmp_path / "d", events, jobs=[], alive=None).message
 
 
@@ -149,7 +151,7 @@ def test_what_earlier_attempts_said_is_over(tmp_path: Path) -> None:
     events = [start(), *run_events(1), fault, start(attempt=2, iteration=3)]
     assert known(tmp_path / "a", events, jobs=[], summary="resumable").message == ""
     message = known(tmp_path / "b", [*events, stopped], jobs=[], summary="resumable").message
-    assert re.fullmatch(".* 4: USR2", message)
+    assert message.endswith(" 4: USR2")
 
 
 @pytest.mark.parametrize("iteration", range(9))
@@ -211,7 +213,7 @@ def local_run(tmp_path: Path, *, held: bool = True, **changes: Any) -> RunStatus
 def test_a_run_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert local_run(tmp_path / "mine").state == "running"
-    assert local_run(tmp_path / "not of this run", held=False).state == "stopped"
+    assert local_run(tmp_path / "other", held=False).state == "stopped"
     # This process began after that event, so it cannot be the launcher.
     before = psutil.Process().create_time() - 60
     assert local_run(tmp_path / "another's number", time=before).state == "stopped"

@@ -58,7 +58,8 @@ def test_the_console_says_each_in_a_line() -> None:
 
 def test_the_rank_is_named_once() -> None:
     assert fault_line(typed(KILLED)) == KILLED["message"]
-    assert fault_line(typed({**KILLED, "rank": 1})) == f"rank 1 (n1): {KILLED['message']}"
+    named = "rank 1 (n1): "
+    assert fault_line(typed({**KILLED, "rank": 1})) == f"{named}{KILLED['message']}"
 
 
 def test_what_the_run_got_over_is_told_from_what_ended_it() -> None:

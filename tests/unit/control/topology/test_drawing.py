@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -74,7 +75,7 @@ def test_a_large_fabric_is_folded():
 def test_a_row_of_many_boxes_says_less():
     leaves = [(f"h{host:03d} m0", f"leaf{host // 2}") for host in range(100)]
     svg = to_svg(draw(small_fabric(leaves), [Ring(title="", hosts=range(100))]))
-    assert "h000 and 1 more" in texts(svg)
+    assert ["h000", "1"] in [re.findall(r"h?\b\d+|h\d+", text) for text in texts(svg)]
 
 
 def test_the_words_that_all_long_names_begin_with_are_left_out():

@@ -324,7 +324,8 @@ def test_hosts_of_one_file(tmp_path: Path) -> None:
     file.write_text(both.replace('class="0x020700"', 'class="0x020000"', 1).replace("mlx5_0", "eno1", 1))
     with refused("HT-nccl-topology-hosts-differ", count=2) as error:
         read_node_map(file)
-    assert re.fullmatch(r"0xa \(GPUs: 1, adapters: 1, cores: [0-9]+\), 0xb .*", error.value.values["hosts"])
+    hosts = r"0xa \(GPUs: 1, adapters: 1, cores: [0-9]+\), 0xb .*"
+    assert re.fullmatch(hosts, error.value.values["hosts"])
     assert error.value.hint.endswith(f" {file}@0xa")
     assert [a.name for a in read_node_map(Path(f"{file}@0xb")).adapters] == ["mlx5_0"]
     with refused("HT-nccl-topology-no-host", host="0xc") as error:
