@@ -15,6 +15,7 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.report.results import reported_text
+from support.golden import check_text
 from support.refusals import refused
 
 RECIPES = {recipe.name: recipe for recipe in all_entries() if isinstance(recipe, Recipe)}
@@ -48,7 +49,7 @@ def test_every_recipe_stays_a_valid_one(name, ranks):
         assert (small.data, small.images) == (RECIPES[name].data, RECIPES[name].images)
     require_span(small, ranks)
     assert small.reported_at(16) is None
-    assert reported_text(small) == "a smoke run, which is not compared with what the source reports"
+    check_text("reported-of-smoke", reported_text(small))
     rate = schedule(small, 16)
     rates = [rate(step) for step in range(48)]
     assert all(0 <= value <= rate.peak * (1 + 1e-12) for value in rates) and max(rates) > 0

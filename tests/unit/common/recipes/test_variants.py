@@ -185,12 +185,14 @@ def test_a_name_that_no_file_can_have() -> None:
 def test_what_is_missing_is_shown_and_not_run(file: Path) -> None:
     entry = load_entry(f"{file}@unknown")
     assert isinstance(entry, Listed)
-    assert (entry.name, entry.missing) == ("digits@unknown", ("the learning rate",))
+    missing = "the learning rate"
+    assert (entry.name, entry.missing) == ("digits@unknown", (missing,))
     assert entry.reported == load_recipe(f"{file}@64").reported
-    with refused("HT-recipe-not-complete", recipe="digits@unknown", missing="\n  - the learning rate") as caught:
+    with refused("HT-recipe-not-complete", recipe="digits@unknown", missing=f"\n  - {missing}") as caught:
         load_recipe(f"{file}@unknown")
     assert caught.value.exit_code == 2
-    assert f"hpctrain recipes show {file}@unknown" in caught.value.hint
+    command = f"hpctrain recipes show {file}@unknown"
+    assert command in caught.value.hint
 
 
 def test_overrides_do_not_make_up_for_what_is_missing() -> None:

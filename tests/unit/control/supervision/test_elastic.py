@@ -268,7 +268,7 @@ def test_a_script_leaves_hosts_with_which_it_does_not_work(
     hosts_change(monkeypatch, listed("n1", "n2", "n3", "n4"))
     assert script("--hostfile", "hosts.txt", "--restarts", "0") == 0
     assert [len(hosts) for hosts in starts()] == [3, 4, 3]
-    assert "before, on n[1-3]" in capsys.readouterr().err
+    assert " n[1-3]" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -285,7 +285,7 @@ def test_a_script_is_not_stopped_before_it_can_be(
     assert script("--hostfile", "hosts.txt") == 0
     assert [len(hosts) for hosts in starts()] == [3, 4]
     said = capsys.readouterr().err
-    assert said.count("warning: n4 joins, ") == said.count("ht.should_stop()") == 1
+    assert said.count("n4 joins, ") == said.count("ht.should_stop()") == 1
 
 
 @pytest.mark.long
@@ -300,7 +300,7 @@ def test_a_half_written_hostfile_is_not_told_of_a_script_that_cannot_be_stopped(
         lambda: (Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"), Path("told").touch()),
     )
     assert script("--hostfile", "hosts.txt") == 0
-    assert "n[2-3] leave, but" not in capsys.readouterr().err
+    assert "n[2-3] leave" not in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -414,7 +414,8 @@ def test_a_rank_that_the_others_went_on_without_is_started_again(monkeypatch: py
     monkeypatch.setattr("hpctrain.control.supervision.start.require_mitigation", lambda *_: None)
     assert run("--hosts", "n1,n2,n3", "--set", "fault_tolerance.lost_rank=shrink") == 0
     assert starts() == [["n1", "n2", "n3"]] * 2
-    assert [event.reason for event in events("stopped")] == ["hosts have room for more ranks"]
+    room = "hosts have room for more ranks"
+    assert [event.reason for event in events("stopped")] == [room]
 
 
 @pytest.mark.long
@@ -449,7 +450,7 @@ def test_hosts_with_which_it_does_not_work_are_left_again(
     assert run("--hostfile", "hosts.txt", "--restarts", "0") == 0
     before = {"n1", "n2", "n3"}
     assert [set(hosts) for hosts in starts()] == [before, {*before, "n4"}, before, {*before, "n4", "n5"}]
-    assert "before, on n[1-3]" in capsys.readouterr().err
+    assert " n[1-3]" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -480,13 +481,13 @@ def test_a_hostfile_that_names_nobody_changes_nothing(
     assert run("--hostfile", "hosts.txt") == 0
     assert starts() == [["n1", "n2", "n3"], ["n1", "n2", "n3"], ["n1", "n2", "n3", "n4"]]
     said = capsys.readouterr().err
-    assert "warning: the hosts stay as they were: hosts.txt names no host" in said
-    assert "warning: the hosts stay as they are: hosts.txt names no host" in said
+    unreadable = [line for line in said.splitlines() if "warning:" in line and "hosts.txt names" in line]
+    assert [set(line.split()) & {"were:", "are:"} for line in unreadable] == [{"were:"}, {"are:"}]
 
 
 def test_more_than_it_may_have_to_begin_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--hosts", "n1,n2,n3", "--set", "fault_tolerance.max_ranks=2") == 2
-    assert "max_ranks is 2, and the run has 3 ranks" in capsys.readouterr().err
+    assert codes(capsys.readouterr().err) == ["HT-ranks-above-max"]
 
 
 @pytest.mark.long
@@ -522,4 +523,5 @@ def test_an_interval_that_is_none_is_refused(
 ) -> None:
     monkeypatch.setenv("HPCTRAIN_HOST_INTERVAL", "0")
     assert run("--hosts", "n1,n2") == 2
-    assert "HPCTRAIN_HOST_INTERVAL='0' is not a whole number of seconds from 1 to" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-variable-invalid"] and "HPCTRAIN_HOST_INTERVAL='0'" in said

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import line_of, read_events
 from hpctrain.common.run.events.kinds import EndEvent, LogEvent, StoppedEvent
 from hpctrain.control.supervision.audience import Audience
 from hpctrain.control.supervision.follow import Follower, Tail
+from support.refusals import refused
 
 
 def test_a_line_that_is_no_event_is_named_by_its_number_in_the_file_once_and_passed_over(tmp_path):
@@ -37,7 +37,7 @@ def test_a_line_that_is_no_event_is_named_by_its_number_in_the_file_once_and_pas
     follower.advance()
     assert [event.event for event in shown] == ["stopped", "end", "end"]
     (warning,) = said
-    assert "events.jsonl:5: the event 'stopped' cannot have iteration = -1: " in warning
+    assert "events.jsonl:5: " in warning and "'stopped'" in warning and "= -1: " in warning
 
 
 def failing_once(monkeypatch, name):
@@ -160,7 +160,7 @@ def test_something_else_in_place_of_the_events_is_not_waited_for(tmp_path, make)
     said = []
     Follower(directory, Audience(notice=said.append)).advance()
     assert len(said) == 1 and str(directory.events) in said[0]
-    with pytest.raises(HpctrainError, match=r"cannot read"):
+    with refused("HT-file-unreadable"):
         list(read_events(directory.events))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -28,8 +29,10 @@ from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
 from hpctrain.control.supervision.supervisor import Reach, Restart, Supervisor, next_restart, wait_seconds
 from support import needs
+from support.golden import check_text
 from support.written_checkpoints import progress_of, write_checkpoint
 
+RESTART = r"in (\d+) s \(restart (\d+)\D+(\d+)\)"
 KILLED = Failure(code="HT-rank-killed", message="rank 1 was killed", exit_code=4)
 RAISED = Failure(code="HT-rank-exception", message="rank 1 failed: RuntimeError", exit_code=1)
 REFUSED = Failure(code="HT-rank-exception", message="rank 1 failed: HpctrainError", exit_code=1, refused=True)
@@ -180,9 +183,10 @@ def test_a_script(
     assert len(events("fault")) == starts - (last in ("done", "stop"))
     assert [event.status for event in events("end")] == [{0: "done", 1: "failed", 4: "resumable"}[exit_code]]
     said = capsys.readouterr().err
-    assert said.count(" 1 of 1 ") == starts - 1
+    ranks = " 1 of 1 "
+    assert said.count(ranks) == starts - 1
     if starts > 1:
-        assert f"in 0 s (restart 1 of {options[1]})" in said
+        assert ("0", "1", options[1]) in re.findall(RESTART, said)
 
 
 @pytest.mark.long
@@ -208,14 +212,14 @@ def test_a_signal_ends_the_wait() -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            assert any("in 2 s (restart 2 of 9)" in line for line in process.stderr)
+            assert any(("2", "2", "9") in re.findall(RESTART, line) for line in process.stderr)
             process.send_signal(signal.SIGTERM)
             said = process.stderr.read()
             assert process.wait(timeout=30) == 4
         finally:
             process.kill()
-    assert "interrupted by SIGTERM before it was started again" in said
-    assert "to resume: hpctrain run --resume --run-dir run" in said
+    command = "hpctrain run --resume --run-dir run"
+    assert "SIGTERM before" in said and f": {command}" in said
     assert json.loads(Path("run/summary.json").read_text())["status"] == "resumable"
     assert len(events("start")) == 2
 
@@ -258,7 +262,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_has_failed(capsys: pytest.Captu
     said = capsys.readouterr().err
     assert f"{path.name}/state.json" in said
     assert "--run-dir" in said
-    assert "to go on" not in said
+    assert "to go" not in said
     (fault,) = events("fault")
     assert " signal 9" in fault.message and f"{path.name}/state.json" in fault.message
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
@@ -303,11 +307,7 @@ def test_changes_that_a_rank_refuses_are_named(supervised: tuple[Supervisor, Att
     supervisor, attempt = supervised
     told = supervisor.next_step(REFUSED, attempt, None)
     assert isinstance(told, Failure) and told.refused
-    assert told.message == (
-        "rank 1 failed: HpctrainError; changed since step 10: epochs from 20 to 30, guard.every from 100 to 7"
-    )
-    command = "hpctrain run --resume --run-dir run --accept-changes --set epochs=20 --set guard.every=100"
-    assert str(told).endswith(f"\n  to resume without these: {command}")
+    check_text("failure-changes-refused", str(told))
     supervisor.record(STEP)
     # They took it, and it is something else.
     assert supervisor.next_step(REFUSED, attempt, None) == REFUSED

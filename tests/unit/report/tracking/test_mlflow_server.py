@@ -211,7 +211,7 @@ def test_a_server_that_is_killed_loses_nothing(
         run.wait_for_steps(len(run.logged) + 20)
         run.end()
         assert run.longest < 5
-        assert "mlflow does not have all of this run" in run.said
+        assert "not have" in run.said
         server.start()
         assert 0 < len(sent(server, "loss")) < len(run.logged)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)

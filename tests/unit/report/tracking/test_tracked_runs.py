@@ -89,8 +89,8 @@ def test_a_job_goes_on_where_its_tracker_gets_nothing(capfd: pytest.CaptureFixtu
     Path("train.py").write_text(SCRIPT)
     assert main(["run", "--resume", "--run-dir", "run", "--accept-changes"]) == 0
     error = capfd.readouterr().err
-    assert "mlflow: tracking: mlflow needs the address of a server" in error
-    assert "hpctrain report run --tracking mlflow" in error
+    command = "hpctrain report run --tracking mlflow"
+    assert "mlflow: tracking:" in error and command in error
 
 
 def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
