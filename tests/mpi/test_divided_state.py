@@ -57,5 +57,6 @@ def assert_damage_is_found(saved: Path, tmp_path: Path) -> None:
             share.write_bytes((path / share_name(1, 4)).read_bytes())
         assert any(share.name in fault for fault in verify(path))
         assert newest_whole(folder).iteration == 0
-        with pytest.raises(HpctrainError, match=share.name):
+        with pytest.raises(HpctrainError) as caught:
             dict(read_state(path, 0, 1)[1])
+        assert share.name in caught.value.message

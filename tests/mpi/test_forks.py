@@ -55,7 +55,8 @@ def test_forks_of_a_rank_end_by_themselves(mpirun, backend):
     result = mpirun(PROGRAM, 2, timeout=110, HPCTRAIN_BACKEND=backend)
     assert require_good_ends(result) == ENDED
     ranks = re.findall(r"^rank \d in process (\d+) is done$", result.stdout, re.M)
-    assert sorted(re.findall(r"^exit handler of process (\d+)$", result.stdout, re.M)) == sorted(ranks)
+    handled = re.findall(r"^exit handler of process (\d+)$", result.stdout, re.M)
+    assert sorted(handled) == sorted(ranks)
     assert len(ranks) == 2
 
 
@@ -76,15 +77,16 @@ def require_ends_of_their_own(result: subprocess.CompletedProcess[str]) -> None:
     """Forks did at their end what they had begun, and nothing of what their parent had."""
     found = json.loads(re.findall("^ended (.*)$", result.stdout, re.M)[0])
     assert set(found.pop("statuses").values()) == {0}
-    assert sorted(found.pop("log")) == ["", "of the fork", "of the parent"]
+    forks, parents = "of the fork", "of the parent"
+    assert sorted(found.pop("log")) == ["", forks, parents]
     assert found == {
         "parent's folder": True,
         "forks' folders": [],
         "made": ["finalized", "processes", "threads"],
-        "files": ["of the fork"] * 3,
+        "files": [forks] * 3,
         "parent's pool": 1,
         "spawned": 1,
-        "parent's file": "of the parent",
+        "parent's file": parents,
     }
     assert result.stdout.count("printed once") == 1
     assert codes(result.stdout).count("HT-init-in-child-process") == 1

@@ -74,7 +74,8 @@ def test_metrics_and_events_of_a_script_that_a_dry_run_printed(hpctrain: Launch,
     run_dir = RunDirectory(tmp_path / "run")
     for rank in range(2):
         said = run_dir.log(rank).read_text()
-        assert re.findall(r"samples (\d+) of (.*)", said) == [("41", "[21, 20]")]
+        samples = re.findall(r"samples (\d+) of (.*)", said)
+        assert samples == [("41", "[21, 20]")]
         off = {name: float(value) for name, value in re.findall(r"(\w+) off by (\S+)", said)}
         assert off["loss"] < 1e-14 and off["accuracy"] == 0
     assert "  test/accuracy " in run_dir.log(0).read_text()

@@ -16,6 +16,8 @@ pytest.importorskip("torch")
 PROGRAM = Path(__file__).parent / "programs" / "optimizer_objects.py"
 program = imported(PROGRAM)
 
+OWN_PLATEAU = "plateau of its own"
+SETTING = "lr of SGD 0 (group 0)"
 REFUSED = {
     ("hidden", "zero1"): ("HT-optimizer-not-movable", {"optimizer": "Hiding"}),
     ("hidden", "zero3"): ("HT-optimizer-not-movable", {"optimizer": "Hiding"}),
@@ -23,9 +25,9 @@ REFUSED = {
     ("line search", "zero1"): ("HT-optimizer-not-divisible", {"optimizer": "LBFGS"}),
     ("line search", "zero3"): ("HT-optimizer-not-divisible", {"optimizer": "LBFGS"}),
     # Where ranks hold the same parameters those differ, too.
-    ("plateau of its own", "replicas"): ("HT-parameters-differ", {}),
-    ("plateau of its own", "zero1"): ("HT-optimizer-settings-differ", {"step": 8}),
-    ("plateau of its own", "zero3"): ("HT-optimizer-settings-differ", {"step": 8}),
+    (OWN_PLATEAU, "replicas"): ("HT-parameters-differ", {}),
+    (OWN_PLATEAU, "zero1"): ("HT-optimizer-settings-differ", {"step": 8}),
+    (OWN_PLATEAU, "zero3"): ("HT-optimizer-settings-differ", {"step": 8}),
 }
 
 
@@ -39,7 +41,7 @@ def test_as_one_process(mpirun, tmp_path):
             if refused := REFUSED.get((case, mesh)):
                 code, values = refused
                 check(found, code, **values)
-                assert case != "plateau of its own" or found["values"]["settings"].startswith("lr of SGD 0 (group 0)")
+                assert case != OWN_PLATEAU or found["values"]["settings"].startswith(f"{SETTING} ")
                 continue
             assert "parameters" in found, (case, mesh, found)
             error = np.abs(np.subtract(found["parameters"], wanted["parameters"])).max()

@@ -37,7 +37,7 @@ def test_what_does_not_fit_into_one_rank_trains_on_four(mpirun, tmp_path):
     out = tmp_path / "losses.json"
     alone = mpirun(LIMITED, 1, str(out), check=False, MALLOC_MMAP_THRESHOLD_="131072")
     assert alone.returncode != 0
-    assert "can't allocate memory" in alone.stdout
+    assert "can't allocate" in alone.stdout
     assert not out.exists()
     mpirun(LIMITED, 4, str(out), MALLOC_MMAP_THRESHOLD_="131072")
     assert json.loads(out.read_text()) == pytest.approx(losses_of_one_process(), rel=1e-4)

@@ -78,7 +78,8 @@ def test_script_stopped_and_resumed_on_other_ranks_has_the_numbers_of_one_that_w
     resumed = hpctrain("run", "--resume", "--run-dir", "run", "-np", "3", "--oversubscribe")
     assert resumed.returncode == 0, resumed.stdout
     assert _accuracy(resumed.stdout) == pytest.approx(_accuracy(whole.stdout), abs=0.002)
-    assert "its data begin again" not in resumed.stdout
+    told = "its data begin again"
+    assert told not in resumed.stdout
     found = _model(torch, tmp_path / state)
     assert found.keys() == expected.keys() and len(found) == 4
     for key in found:

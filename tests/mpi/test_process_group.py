@@ -41,8 +41,8 @@ def test_a_rank_that_does_not_come_is_named_and_ends_the_run_in_time(mpirun, che
     result = mpirun(PROGRAM, 3, check, *more, check=False, timeout=300, HPCTRAIN_STALL="1", HPCTRAIN_TIMEOUT="4")
     assert result.returncode == 4, result.stdout
     assert "HT-wait-timed-out" in codes(result.stdout)
-    assert re.search(rf"waited 4 s .*{STALLS[check]}", result.stdout), result.stdout
-    assert re.search(r"^hpctrain: .*rank [12] .*stalled: ", result.stdout, re.M), result.stdout
+    for told in (rf"waited 4 s .*{STALLS[check]}", r"^hpctrain: .*rank [12] .*stalled: "):
+        assert re.search(told, result.stdout, re.M), result.stdout
 
 
 def test_a_rank_that_dies_ends_the_run(mpirun):

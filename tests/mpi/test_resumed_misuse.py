@@ -20,7 +20,8 @@ def test_a_resumed_script_without_a_place_is_told_once_and_so_is_one_that_saves_
     assert first.returncode != 0
     assert BEGIN_AGAIN not in first.stdout
     before, saved = first.stdout.split("whole saved")
-    assert "pickles" not in before and saved.count("pickles") == saved.count("((4, 4) of (8, 4))") == 1
+    share = "((4, 4) of (8, 4))"
+    assert "pickles" not in before and saved.count("pickles") == saved.count(share) == 1
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     again = hpctrain("run", "--resume", "--run-dir", "run")
     assert again.stdout.count(BEGIN_AGAIN) == 1, again.stdout

@@ -17,7 +17,7 @@ import pytest
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.read import open_shards
 from support.launching import Launch
-from support.refusals import refused
+from support.refusals import codes, refused
 
 _SHARD = ("--shard-mb", "0.1", "--seed", "5")
 
@@ -123,7 +123,7 @@ def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path
         process.wait()
         result = hpctrain("data", "shard", str(source), str(folder), *_SHARD)
         assert result.returncode == 1, result.stdout
-        assert f"another process is writing in {folder}" in result.stdout
+        assert codes(result.stdout) == ["HT-folder-in-use"] and str(folder) in result.stdout
     finally:
         for other in others:
             with contextlib.suppress(psutil.Error):
@@ -144,7 +144,7 @@ def test_a_wrong_archive_is_said_by_the_command(source: Path, hpctrain: Launch, 
     (broken / "ILSVRC2012_img_val.tar").write_bytes(content[: len(content) // 2])
     result = hpctrain("data", "shard", str(broken), "shards", "-np", "2", *_SHARD)
     assert result.returncode == 2, result.stdout
-    assert "ILSVRC2012_img_val.tar is cut short or damaged" in result.stdout
+    assert codes(result.stdout) == ["HT-archive-damaged"] and "ILSVRC2012_img_val.tar" in result.stdout
     assert "Traceback" not in result.stdout
     assert not (tmp_path / "shards").exists()
 

@@ -49,7 +49,8 @@ def test_a_stopped_rank_is_named_once_by_the_lowest_with_what_its_host_sees(part
     assert len(re.findall(named, part, re.M)) == 1 and part.count("stalled") == 1, part
     for once in ("\n  rank 3: T (stopped)\n", "recorded 3 node1"):
         assert part.count(once) == 1
-    assert re.search(r"large bucket.* ended .*\d s$", part, re.M)
+    ended = r"large bucket.* ended .*\d s$"
+    assert re.search(ended, part, re.M)
 
 
 def test_ranks_that_do_something_else_are_named_with_their_stacks(parts):
@@ -83,7 +84,8 @@ def test_a_rank_that_hangs_in_mpi_is_ended_with_the_status_of_a_run_that_can_be_
     result = mpirun(PROGRAM, 2, "block", check=False, timeout=200, HPCTRAIN_STALL="1", HPCTRAIN_TIMEOUT="4")
     assert result.returncode == 4
     assert "HT-wait-timed-out" in codes(result.stdout)
-    assert re.search(r"^hpctrain: rank 0 .*4 s .*rank 1 .*small bucket", result.stdout, re.M)
+    told = r"^hpctrain: rank 0 .*4 s .*rank 1 .*small bucket"
+    assert re.search(told, result.stdout, re.M)
     assert "in sleep_in_python" in result.stdout
 
 

@@ -148,7 +148,8 @@ def test_an_optimizer_made_anew_is_looked_at(ranks):
 def test_an_optimizer_of_something_else_is_left_alone_with_a_word(ranks, folder):
     # 1 - 2 steps x 0.5 x (1 + rank)
     assert [rank["an_optimizer_of_something_else"] for rank in ranks] == [0.0, -1.0]
-    assert (folder / "output").read_text().count("SGD updates 1 ") == len(BACKENDS)
+    told = "SGD updates 1 "
+    assert (folder / "output").read_text().count(told) == len(BACKENDS)
 
 
 def test_what_reduces_gradients_by_itself_is_refused(ranks):

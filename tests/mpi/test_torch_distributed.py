@@ -40,7 +40,7 @@ def torchrun(program: Path, *arguments: str, **variables: str) -> subprocess.Com
 def test_the_planes_under_mpirun_then_a_rank_that_does_not_come(mpirun):
     result = mpirun(PROGRAMS / "torch_distributed.py", 3, "stall", check=False)
     assert result.stdout.count("engine agrees") == 3, result.stdout
-    assert "HT-wait-timed-out" in codes(result.stdout) and "waited 2 s" in result.stdout
+    assert "HT-wait-timed-out" in codes(result.stdout) and " 2 s" in result.stdout
     assert result.returncode != 0
 
 
@@ -48,7 +48,7 @@ def test_the_planes_under_mpirun_then_a_rank_that_does_not_come(mpirun):
 def test_the_planes_under_torchrun_then_a_rank_that_dies():
     result = torchrun(PROGRAMS / "torch_distributed.py", "die")
     assert result.stdout.count("engine agrees") == 2, result.stdout
-    assert "HT-group-call-failed" in codes(result.stdout) and "TransientError: rank 0" in result.stdout
+    assert "HT-group-call-failed" in codes(result.stdout) and "TransientError: rank" in result.stdout
     assert result.returncode != 0
 
 
@@ -58,7 +58,7 @@ def test_the_readmes_script_under_torchrun(tmp_path):
     script.write_text(scripts()["digits_torch.py"])
     result = torchrun(script)
     assert result.returncode == 0, result.stdout
-    assert result.stdout.count("backend gloo (torchrun") == 1
+    assert result.stdout.count("gloo (torchrun") == 1
     # Both ranks print, at times in one line.
     accuracies = [float(accuracy) for accuracy in re.findall(r"accuracy (\d\.\d{3})", result.stdout)]
     assert len(accuracies) == 2 and min(accuracies) > 0.95, result.stdout

@@ -157,7 +157,8 @@ def the_guard_sees_one_flipped_bit_later() -> None:
     step(model, optimizer, x, y)
     step(model, optimizer, x, y)
     message = refused(lambda: step(model, optimizer, x, y), "HT-parameters-differ")
-    assert re.search(r"step 4\b.*\brank 1\b", message) and f"({COMM.host})" in message, message
+    told = r"step 4\b.*\brank 1\b"
+    assert re.search(told, message) and f"({COMM.host})" in message, message
 
 
 def a_model_saves_as_the_users_own(folder: Path) -> None:
