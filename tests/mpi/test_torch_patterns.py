@@ -77,4 +77,4 @@ def _check(where, ranks):
 def test_a_refusal_on_one_rank_ends_the_run(mpirun):
     result = mpirun(PROGRAM, 2, "mpi", "refuse", check=False, HPCTRAIN_TIMEOUT="400", timeout=200)
     assert result.returncode != 0
-    assert "HT-batch-unknown-shape" in codes(result.stdout)
+    assert "HT-batch-ambiguous-shape" in codes(result.stdout)
