@@ -29,6 +29,9 @@ class HpctrainError(Exception):
         message: the sentence with the values in it.
     """
 
+    # Keras adds the arguments of a layer's call to an error by making another of its class from one text: not of these.
+    _keras_call_info_injected = True
+
     def __init__(self, code: str, sentence: str, hint: str = "", /, *, exit_code: int = 2, **values: Any) -> None:
         self.code = code
         self.message = sentence.format(**values)

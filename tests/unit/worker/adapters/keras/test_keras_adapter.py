@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.common.errors import HpctrainError
 from support.refusals import refused
 
 keras = pytest.importorskip("keras")
@@ -192,3 +193,12 @@ def test_another_backend_is_refused(monkeypatch):
 def test_misuse_of_shard(data, settings, code, values):
     with refused(code, **values):
         adapter.shard(data, comm=SingleCommunicator("test"), **settings)
+
+
+def test_an_error_within_a_layer_is_the_users_own():
+    class Refusing(keras.layers.Layer):
+        def call(self, x):
+            raise HpctrainError("HT-of-test", "{size} samples", size=3)
+
+    with refused("HT-of-test", size=3):
+        Refusing()(np.ones((2, 2)))
