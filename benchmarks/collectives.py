@@ -46,6 +46,10 @@ from hpctrain.control.topology.traffic import (
     second_parents,
 )
 
+# Where the plain formulas are.
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from support.report.network_times import tree_seconds
+
 SYSTEM_PYTHON = "/usr/bin/python3"
 PROGRAM = Path(__file__).with_name("simgrid_flows.py")
 FABRICS = Path(__file__).parents[2] / "shared" / "data" / "fabrics"
@@ -168,7 +172,7 @@ def predict(routes: Routes, collective: str, steps: list[Phase], order: Sequence
     """Seconds, as hpctrain predicts them."""
     if collective == "tree":
         network = network_of(routes, order, adapters_per_host=1, latency_s=0.0)
-        return network.tree_seconds(SIZE, piece_bytes=SIZE / 2 / pieces(len(order)))
+        return tree_seconds(network, SIZE, piece_bytes=SIZE / 2 / pieces(len(order)))
     if collective == "halving-doubling":
         return overlapped_allreduce(routes, steps, SIZE)
     return predict_allreduce(routes, steps, SIZE)

@@ -47,7 +47,8 @@ class OutputError(HpctrainError, OSError):
 
     def __init__(self, error: OSError) -> None:
         why = "it is closed" if error.errno == errno.EBADF else error.strerror
-        super().__init__(f"cannot write to stdout: {why}", "send the output somewhere else", exit_code=1)
+        sentence = "cannot write to stdout: {reason}"
+        super().__init__("HT-output-not-written", sentence, "send the output somewhere else", exit_code=1, reason=why)
         self.errno = error.errno
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "errors.txt"
 
 KINDS = kinds()
+TREES = [ast.parse(path.read_text()) for path in (ROOT / "hpctrain").rglob("*.py")]
+ROOTS = ("HpctrainError", "InvalidValueError")
 
 
 def test_codes_are_lower_case_words_joined_by_hyphens():
@@ -38,6 +42,35 @@ def test_sentences_are_those_that_were_decided_on():
     assert found == GOLDEN.read_text().splitlines(), (
         f"if the change is meant: REGENERATE=1 python -m pytest {__file__}; a code that goes is told in CHANGELOG.md"
     )
+
+
+def family() -> dict[str, ast.ClassDef]:
+    """The classes of such errors, by name."""
+    found = [each for tree in TREES for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
+    names = set(ROOTS)
+    while more := {each.name for each in found if {ast.unparse(base) for base in each.bases} & names} - names:
+        names |= more
+    return {each.name: each for each in found if each.name in names}
+
+
+def test_each_error_is_made_with_a_code():
+    classes = family()
+    # One with a constructor of its own gives its code there.
+    own = [
+        each
+        for name, each in classes.items()
+        if name not in ROOTS and any(getattr(part, "name", "") == "__init__" for part in each.body)
+    ]
+    plain = set(classes) - {each.name for each in own}
+    made = [*calls(TREES, plain), *calls(own, {"super().__init__"})]
+    first = [ast.unparse(each.args[0]) for each in made]
+    assert [each for each in first if not (each.startswith("'HT-") or each.endswith("code"))] == []
+    assert len(own) > 3 and len(first) > 500
+
+
+def calls(trees: Iterable[ast.AST], functions: set[str]) -> list[ast.Call]:
+    found = [each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    return [each for each in found if ast.unparse(each.func) in functions]
 
 
 def error() -> TransientError:
