@@ -27,7 +27,7 @@ from hpctrain.report.say import answer, say, tell, terminal
 
 if TYPE_CHECKING:
     from hpctrain.common.run.events import Event
-    from hpctrain.control.supervision.execution import Summary
+    from hpctrain.control.supervision.audience import Summary
     from hpctrain.control.supervision.failure import Failure
     from hpctrain.control.supervision.repeats import Series
 

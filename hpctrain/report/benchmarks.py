@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.common.recipes.schema import Optimizer
+from hpctrain.common.recipes.sections import Optimizer
 from hpctrain.control.predict.zero import bytes_of_parameter, zero_bytes
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.recipes.entries import Listed
-from hpctrain.common.recipes.schema import Batch, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Batch
 from hpctrain.report.results import row_text
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import write_whole
-from hpctrain.common.recipes.schema import Recipe, Reported
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Reported
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.supervision.repeats import Series

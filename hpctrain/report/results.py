@@ -6,7 +6,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from hpctrain.common.recipes.schema import Recipe, Reported
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Reported
 from hpctrain.common.run.events.kinds import EpochEvent
 
 MEDIAN = "test_accuracy_median"

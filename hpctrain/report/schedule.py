@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim.schedule import LearningRate, learning_rate
-from hpctrain.common.recipes.schema import Data, Optimizer, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Data, Optimizer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.common.recipes.schema import ModelSettings
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker import models
 from hpctrain.worker.data.sampling import epoch_order
 from support.imported_programs import imported

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpctrain.common.recipes.schema import Kind, Optimizer, OptimizerName
+from hpctrain.common.recipes.sections import Kind, Optimizer, OptimizerName
 
 # The norms of a residual network's projected shortcuts are a kind of their own: some sources decay those.
 ParameterKind = Literal["weight", "bias", "norm", "shortcut_norm"]

@@ -14,7 +14,7 @@ from hpctrain.common.recipes.mesh import FILL, Axis, Pipeline, Sharding
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.schedule import Schedule
-    from hpctrain.common.recipes.schema import Optimizer, Recipe
+    from hpctrain.common.recipes.sections import Optimizer, RecipeKeys
 
 MODEL_AXES: Mapping[str, tuple[Axis, ...]] = {
     "digits_cnn": (),
@@ -131,7 +131,7 @@ def _at(work: Any, path: str) -> Any:
     return functools.reduce(lambda section, key: getattr(section, key, None), filter(None, path.split(".")), work)
 
 
-def require_compatible(recipe: Recipe) -> None:
+def require_compatible(recipe: RecipeKeys) -> None:
     """Refuse keys that cannot be combined.
 
     Raises:
@@ -149,7 +149,7 @@ def require_compatible(recipe: Recipe) -> None:
         raise ValidationError.from_exception_data("Recipe", [fault])
 
 
-def _faults(recipe: Recipe) -> Iterator[tuple[str, InvalidValueError]]:
+def _faults(recipe: RecipeKeys) -> Iterator[tuple[str, InvalidValueError]]:
     """Sections, empty for several of them, and what is wrong there."""
     for section, decisive, kinds in OWN_KEYS:
         values, name = _at(recipe, section), _at(recipe, decisive)
@@ -257,7 +257,7 @@ def _of_warmup(schedule: Schedule) -> Iterator[InvalidValueError]:
         )
 
 
-def _of_text(recipe: Recipe) -> Iterator[InvalidValueError]:
+def _of_text(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     """A GPT predicts the next token of a text, and nothing else."""
     model, data = recipe.model.name, recipe.data.name
     if (model == "gpt") != (data == "text"):
@@ -275,7 +275,7 @@ def _of_text(recipe: Recipe) -> Iterator[InvalidValueError]:
         )
 
 
-def _of_length(recipe: Recipe) -> Iterator[InvalidValueError]:
+def _of_length(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     schedule, epochs = recipe.schedule, recipe.epochs
     if schedule.warmup_epochs > epochs:
         yield InvalidValueError(
@@ -305,12 +305,12 @@ def _of_length(recipe: Recipe) -> Iterator[InvalidValueError]:
         )
 
 
-def _of_end_rate(recipe: Recipe) -> Iterator[InvalidValueError]:
+def _of_end_rate(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     if fault := climbs(recipe):
         yield InvalidValueError(fault.code, f"{fault.sentence}; --set schedule.end_rate=0", **fault.values)
 
 
-def climbs(recipe: Recipe) -> InvalidValueError | None:
+def climbs(recipe: RecipeKeys) -> InvalidValueError | None:
     """The fault of a rate that ends above its peak, if the peak is known."""
     base, size = recipe.schedule.base_batch, recipe.batch.fixed_size
     if base and not size:
@@ -328,7 +328,7 @@ def climbs(recipe: Recipe) -> InvalidValueError | None:
     )
 
 
-def _of_top_k(recipe: Recipe) -> Iterator[InvalidValueError]:
+def _of_top_k(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     if recipe.communication.compression != "top_k":
         return
     if recipe.precision == "fp16":
@@ -345,7 +345,7 @@ def _of_top_k(recipe: Recipe) -> Iterator[InvalidValueError]:
         )
 
 
-def _of_sync(recipe: Recipe) -> Iterator[InvalidValueError]:
+def _of_sync(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     sync, compression = recipe.sync, recipe.communication.compression
     if sync is None:
         return
@@ -398,7 +398,7 @@ def _of_sync(recipe: Recipe) -> Iterator[InvalidValueError]:
         )
 
 
-def _of_axes(recipe: Recipe) -> Iterator[InvalidValueError]:
+def _of_axes(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     """Axes that the model cannot be divided along, and keys about an axis that is not there."""
     name, sizes = recipe.model.name, recipe.mesh.sizes
     for axis, why in _WITHOUT.items():
@@ -432,7 +432,7 @@ def _of_axes(recipe: Recipe) -> Iterator[InvalidValueError]:
             )
 
 
-def _of_mesh(recipe: Recipe) -> Iterator[InvalidValueError]:
+def _of_mesh(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     mesh, faults, compression = recipe.mesh, recipe.fault_tolerance, recipe.communication.compression
     changes = "fault_tolerance: shrink" if faults.fault_tolerant else "fault_tolerance.grow" if faults.grow else None
     if changes and not mesh.replicates_only:

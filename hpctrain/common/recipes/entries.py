@@ -14,7 +14,8 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import LONGEST_FILE, Document, Location, Section, read_document, validate
 from hpctrain.common.files.regular import read_text
 from hpctrain.common.recipes.names import recipe_names
-from hpctrain.common.recipes.schema import Recipe, Reported
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Reported
 
 HINT = "hpctrain recipes show digits prints a complete recipe"
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from hpctrain.common.recipes.augmentation import Averaging, Mixing
 from hpctrain.common.recipes.schedule import Schedule
-from hpctrain.common.recipes.schema import Batch, Images, Optimizer, OptimizerName, Recipe, Transition
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Batch, Images, Optimizer, OptimizerName, Transition
 
 EPOCHS = 3
 # Images in each split of imagenet.

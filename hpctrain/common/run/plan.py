@@ -16,7 +16,8 @@ from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshTraffic
 from hpctrain.common.recipes.reliability import FaultTolerance
-from hpctrain.common.recipes.schema import Framework, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.recipes.tracking import DEFAULT, Tracker, Trackers
 
 _RESTARTS = 3

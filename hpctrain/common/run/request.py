@@ -8,7 +8,8 @@ from typing import Any
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.requirements import require_between, require_ranks, require_recipe
-from hpctrain.common.recipes.schema import Framework, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.recipes.tracking import Tracker
 from hpctrain.common.run.backend import require_backend
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start, Stop

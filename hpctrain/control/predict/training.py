@@ -9,7 +9,8 @@ import numpy as np
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.common.recipes.schema import Communication, Optimizer, OptimizerName, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Communication, Optimizer, OptimizerName
 from hpctrain.common.workloads.workload import Workload, load_workload
 from hpctrain.control.predict.compute import Precision
 from hpctrain.control.predict.values import Values

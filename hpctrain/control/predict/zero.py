@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.common.recipes.schema import Optimizer
+from hpctrain.common.recipes.sections import Optimizer
 from hpctrain.control.predict.memory import state_elements
 
 Stage = Literal[0, 1, 2, 3]

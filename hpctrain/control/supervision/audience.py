@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from hpctrain.common.cluster.machine import Machine
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from hpctrain.common.run.plan import Plan
     from hpctrain.control.launchers.command import Launcher
     from hpctrain.control.resuming.attempts import Attempt
-    from hpctrain.control.supervision.execution import Summary
     from hpctrain.control.supervision.failure import Failure
     from hpctrain.control.supervision.repeats import Series
+
+Summary = dict[str, Any]
+"""The content of ``summary.json``."""
 
 
 @dataclass(frozen=True, kw_only=True)

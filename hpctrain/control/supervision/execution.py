@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hpctrain.common.checkpoints.find import set_aside
 from hpctrain.common.checkpoints.reconcile import GONE, missing_text
@@ -21,14 +20,13 @@ from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import needs_proof
 from hpctrain.control.resuming.attempts import Attempt, is_done, run_events
 from hpctrain.control.resuming.proof import replace_plan, script_sha256
-from hpctrain.control.supervision.audience import ReadyRun
+from hpctrain.control.supervision.audience import ReadyRun, Summary
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted
 from hpctrain.control.supervision.run import LiveRun, lost_directory
 from hpctrain.control.supervision.start import prove_launcher, run_attempt
 from hpctrain.control.supervision.supervisor import Restart, Supervisor
 
-Summary = dict[str, Any]
 Summarise = Callable[[RunDirectory, Plan, str], Summary]
 
 

@@ -23,7 +23,7 @@ from hpctrain.common.checkpoints.keep import Policy
 from hpctrain.common.checkpoints.manifest import SavedProgress
 from hpctrain.common.checkpoints.share import blocks_of_memory, write_through
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.schema import Batch, ModelSettings
+from hpctrain.common.recipes.sections import Batch, ModelSettings
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.common.run.events.kinds import CheckpointEvent
 from hpctrain.worker.bench.in_turn import rotated

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from hpctrain.common.recipes.schema import Images
+from hpctrain.common.recipes.sections import Images
 from hpctrain.common.shards.decoding import BrokenImageError, Pixels
 from hpctrain.common.shards.read import Shards
 from hpctrain.worker.data.images import mean_colour, size_at, training_image, validation_image

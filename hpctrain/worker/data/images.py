@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from hpctrain.common.recipes.schema import Images, Jitter
+from hpctrain.common.recipes.sections import Images, Jitter
 from hpctrain.common.shards.decoding import BrokenImageError, Pixels, decode, look
 from hpctrain.worker.data.augment import augment, erase
 

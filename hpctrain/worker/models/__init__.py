@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.schema import Framework, ModelSettings
+from hpctrain.common.recipes.sections import Framework, ModelSettings
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.models.batch_norm import extent
 

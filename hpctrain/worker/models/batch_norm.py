@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.common.recipes.batch_statistics import ranks_together
-from hpctrain.common.recipes.schema import BatchNormSettings
+from hpctrain.common.recipes.sections import BatchNormSettings
 from hpctrain.worker.comm.base import Communicator, Group
 
 

@@ -10,7 +10,7 @@ from keras import layers, ops
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import Operations, ParameterKind, Rule, UpdateStep
-from hpctrain.common.recipes.schema import Optimizer
+from hpctrain.common.recipes.sections import Optimizer
 
 _NORMALISATIONS = (
     layers.BatchNormalization,

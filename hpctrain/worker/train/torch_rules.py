@@ -10,7 +10,7 @@ from torch import nn
 
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import Operations, ParameterKind, Rule, UpdateStep
-from hpctrain.common.recipes.schema import Optimizer
+from hpctrain.common.recipes.sections import Optimizer
 
 # _NormBase is the base class of BatchNorm in any number of dimensions, SyncBatchNorm and InstanceNorm.
 _NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)

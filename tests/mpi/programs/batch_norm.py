@@ -17,7 +17,7 @@ import numpy as np
 
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.schema import BatchNormSettings
+from hpctrain.common.recipes.sections import BatchNormSettings
 from hpctrain.worker.models.batch_norm import extent
 
 # Of ranks 0 to 3. With groups of two, a rank's share is smaller than its neighbour's.

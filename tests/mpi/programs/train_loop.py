@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 import hpctrain as ht
-from hpctrain.common.recipes.schema import ModelSettings, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.common.run.events import EventWriter
 from hpctrain.worker import models
 from hpctrain.worker.comm import Communicator

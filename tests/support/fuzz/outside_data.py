@@ -97,7 +97,7 @@ def _kits() -> Iterable[bytes]:
 
 
 def _jpeg(content: bytes, _: Path) -> None:
-    from hpctrain.common.recipes.schema import Images
+    from hpctrain.common.recipes.sections import Images
     from hpctrain.common.shards.decoding import BrokenImageError, fault
     from hpctrain.worker.data.images import training_image, validation_image
 

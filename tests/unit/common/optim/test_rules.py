@@ -19,7 +19,7 @@ import tensorflow as tf
 import torch
 
 from hpctrain.common.optim.rules import decay
-from hpctrain.common.recipes.schema import ModelSettings
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker import models
 from hpctrain.worker.train import keras_rules, torch_rules
 from support.optimizer_runs import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpctrain.common.optim.schedule import LearningRate, sgd_share
 from hpctrain.common.recipes.schedule import Schedule
-from hpctrain.common.recipes.schema import Transition
+from hpctrain.common.recipes.sections import Transition
 from support.digits_recipes import digits_recipe
 from support.refusals import invalid
 

@@ -11,7 +11,8 @@ from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import AXES, Mesh, Pipeline
 from hpctrain.common.recipes.requirements import require_recipe
-from hpctrain.common.recipes.schema import ModelSettings, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import ModelSettings
 from support.refusals import refused
 
 

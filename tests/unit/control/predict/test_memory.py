@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.recipes.schema import Optimizer, Transition
+from hpctrain.common.recipes.sections import Optimizer, Transition
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.memory import CONTEXT_BYTES, MemorySettings, largest_batch, memory
 from support import needs

@@ -12,7 +12,7 @@ from scipy import stats
 from sklearn.datasets import load_sample_images
 
 from hpctrain.common.recipes.augmentation import Augmentation, Erasing
-from hpctrain.common.recipes.schema import Images
+from hpctrain.common.recipes.sections import Images
 from hpctrain.worker.data.augment import OPERATIONS, Warp, augment, draw_operations, erase
 from hpctrain.worker.data.images import training_image
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from hpctrain.common.recipes.schema import Images, Jitter
+from hpctrain.common.recipes.sections import Images, Jitter
 from hpctrain.common.shards.decoding import BrokenImageError, fault
 from hpctrain.worker.data import images as module
 from hpctrain.worker.data.images import random_crop, size_at, training_image, validation_image

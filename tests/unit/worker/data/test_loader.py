@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.schema import ModelSettings, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.common.shards.read import open_shards
 from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
 from hpctrain.worker.data import decoder, open_sources

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.recipes.schema import Batch, Data
+from hpctrain.common.recipes.sections import Batch, Data
 from hpctrain.worker.data.sampling import (
     batch_count,
     epoch_order,

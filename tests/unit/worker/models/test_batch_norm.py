@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from hpctrain.common.recipes.schema import Batch, BatchNormSettings
+from hpctrain.common.recipes.sections import Batch, BatchNormSettings
 from hpctrain.worker.comm.base import Group
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.models.batch_norm import WHOLE, Extent, extent

@@ -11,7 +11,7 @@ pytest.importorskip("keras")
 import keras
 import torch
 
-from hpctrain.common.recipes.schema import ModelSettings
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker import models
 from hpctrain.worker.models.convert import load_state
 

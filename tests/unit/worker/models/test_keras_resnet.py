@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 import torch
 
-from hpctrain.common.recipes.schema import ModelSettings
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker import models
 from hpctrain.worker.models.convert import load_state, state_of
 

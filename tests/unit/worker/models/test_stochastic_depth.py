@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from hpctrain.common.recipes.schema import ModelSettings, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models import BLOCKS, build
 from hpctrain.worker.train.feed import Feed

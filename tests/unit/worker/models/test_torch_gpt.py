@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.common.recipes.load import load_recipe  # noqa: E402
-from hpctrain.common.recipes.schema import ModelSettings  # noqa: E402
+from hpctrain.common.recipes.sections import ModelSettings  # noqa: E402
 from hpctrain.worker.models import build  # noqa: E402
 from hpctrain.worker.models.torch_gpt import GPT  # noqa: E402
 from hpctrain.worker.train.torch_rules import make_optimizer, parameter_kinds  # noqa: E402

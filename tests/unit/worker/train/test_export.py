@@ -14,7 +14,7 @@ from hpctrain.common.checkpoints.layout import OWN
 from hpctrain.common.checkpoints.pieces import Box, Place
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.common.recipes.schema import ModelSettings
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.programs.export import export
 from hpctrain.worker import models

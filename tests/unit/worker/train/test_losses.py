@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hpctrain.common.recipes.augmentation import Mixing
-from hpctrain.common.recipes.schema import ModelSettings, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.mixing import Mixer, Mixture, piece
 from hpctrain.worker.data.samples import BROKEN, Samples

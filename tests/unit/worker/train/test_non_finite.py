@@ -417,7 +417,7 @@ def test_going_back_and_resuming_are_bitwise_the_uninterrupted_run(framework, tm
 def test_a_skipped_step_is_as_if_it_were_not_there(tmp_path):
     """PyTorch by hand, without the batch that has the bad sample in it."""
     torch = pytest.importorskip("torch")
-    from hpctrain.common.recipes.schema import ModelSettings
+    from hpctrain.common.recipes.sections import ModelSettings
     from hpctrain.worker import models
 
     settings = recipe(optimizer=MOMENTUM, numbers={"non_finite": "skip"})

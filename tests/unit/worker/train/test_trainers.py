@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpctrain.common.recipes.schema import ModelSettings, Recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import load_digits
 from support.digits_recipes import digits_recipe

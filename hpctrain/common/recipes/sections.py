@@ -1,0 +1,343 @@
+"""The sections and keys of a recipe, each with what it accepts by itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hpctrain.common.errors import InvalidValueError
+from hpctrain.common.files.checked_yaml import Section
+from hpctrain.common.files.objects import is_url, url_fault
+from hpctrain.common.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
+from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
+from hpctrain.common.recipes.gpt import GptSettings
+from hpctrain.common.recipes.mesh import Mesh, Pipeline, Sharding
+from hpctrain.common.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
+from hpctrain.common.recipes.schedule import Schedule
+from hpctrain.common.recipes.sync import Sync, in_one_word
+from hpctrain.common.recipes.tracking import Trackers
+from hpctrain.common.recipes.weights import InitialWeights
+
+Framework = Literal["torch", "keras"]
+
+# Samples that an epoch with repeated augmentation is rounded down to a multiple of (DeiT's samplers.py, which
+# torchvision and timm follow).
+_ROUND = 256
+
+
+class BatchNormSettings(Section):
+    """How batch normalisation computes its statistics."""
+
+    span: Count | Literal["world"] | None = Field(
+        None,
+        description="images that share their statistics: fewer than a rank computes at once (ghost batch norm), more "
+        "(those of neighbouring ranks), or those of all ranks (world); by default what a rank computes at once",
+    )
+    momentum: Fraction = Field(0.9, description="share of the running statistics that is kept at each step")
+    epsilon: Positive = 1e-5
+    statistics: Literal["running", "last_batch"] = Field(
+        "running", description="what validation uses: running averages, or the last batch's (Akiba et al. 2017)"
+    )
+
+
+class _Network(Section):
+    # A base class of its own, so that the name comes before the keys of a GPT.
+    name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"]
+
+
+class ModelSettings(GptSettings, _Network):
+    """The network."""
+
+    zero_gamma: bool = Field(True, description="for residual networks: every block starts as the identity")
+    weights: InitialWeights = InitialWeights.defaults()
+    batch_norm: BatchNormSettings = BatchNormSettings.defaults()
+
+
+class Data(Section):
+    """The samples."""
+
+    name: Literal["digits", "imagenet", "text"]
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="of digits")
+    split_seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
+        None,
+        description="for digits: decides what is tested with; by default the recipe's seed, which decides the rest",
+    )
+    path: str | None = Field(
+        None,
+        description="the folder that hpctrain data shard (of imagenet) or data prepare-text (of text) wrote, or its "
+        "URL in object storage, as s3://BUCKET/PREFIX",
+    )
+    epoch_samples: Count | None = Field(
+        None,
+        description="for text: samples between validations, across passes over the data; by default all",
+    )
+    limit: Count | None = Field(None, description="for imagenet: only the first so many images of each split")
+    workers: Annotated[int, Field(ge=0)] = Field(
+        2, description="for imagenet: decoding processes per rank; 0 decodes in the rank itself"
+    )
+    repeats: Count = Field(
+        1,
+        description="repeated augmentation (Hoffer et al. 2019, arXiv 1901.09335): an epoch has the usual number of "
+        "samples, rounded down to a multiple of 256, but draws only one in this many images, each of which occurs "
+        "this often within a step, augmented anew each time",
+    )
+    broken_images: Literal["skip", "stop"] = Field(
+        "stop",
+        description="for imagenet: an image that cannot be decoded is left out, counted and named, or ends the run; "
+        "with b of n images of a batch left out, loss and gradient are (n - b) / n of the mean over the others",
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _without_secrets(cls, path: str | None) -> str | None:
+        # Plans and messages have it.
+        fault = url_fault(path) if path and is_url(path) else None
+        if fault:
+            raise InvalidValueError("HT-url-with-credentials", "{problem}", problem=fault)
+        return path
+
+    def per_epoch(self, images: int) -> int:
+        """The samples of an epoch over this many training images; repetitions count as samples."""
+        if self.epoch_samples:
+            return self.epoch_samples
+        return images // _ROUND * _ROUND or images if self.repeats > 1 else images
+
+
+class Jitter(Section):
+    """Random changes of colour, one after the other in random order, then noise along ImageNet's principal colours."""
+
+    brightness: NotNegative = 0.0
+    contrast: NotNegative = 0.0
+    saturation: NotNegative = 0.0
+    lighting: NotNegative = Field(0.0, description="deviation of the noise (Krizhevsky et al. 2012)")
+
+
+class Images(Section):
+    """How photographs become the network's input."""
+
+    size: Count = Field(224, description="pixels per side in training")
+    size_ramp: tuple[tuple[NotNegative, Count], ...] = Field(
+        (), description="instead of size: (epoch, pixels) points, joined linearly and rounded to multiples of 32"
+    )
+    crop_area: tuple[Positive, Positive] = Field((0.08, 1.0), description="share of the photograph's area")
+    crop_ratio: tuple[Positive, Positive] = Field((3 / 4, 4 / 3), description="width over height")
+    flip: bool = True
+    jitter: Jitter | None = None
+    augmentation: Augmentation | None = None
+    erasing: Erasing | None = None
+    test_resize: Count = Field(
+        256, description="pixels of the shorter side in validation, before the centre is cropped"
+    )
+    test_size: Count = Field(224, description="pixels per side in validation")
+    mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="of red, green and blue, in 0 to 1")
+    deviation: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
+    as_bytes: bool = Field(True, description="images travel as uint8 and are normalised on the training device")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Images:
+        if self.test_size > self.test_resize:
+            raise InvalidValueError(
+                "HT-data-test-size-too-large",
+                "test_size ({test_size}) is more than test_resize ({test_resize}) leaves",
+                test_size=self.test_size,
+                test_resize=self.test_resize,
+            )
+        if not self.crop_area[0] <= self.crop_area[1] <= 1:
+            raise InvalidValueError("HT-data-area-no-range", "crop_area is a smallest and a largest share, at most 1")
+        if self.crop_ratio[0] > self.crop_ratio[1]:
+            raise InvalidValueError("HT-data-ratio-no-range", "crop_ratio is a smallest and a largest one")
+        epochs = [epoch for epoch, _ in self.size_ramp]
+        if epochs != sorted(set(epochs)):
+            raise InvalidValueError("HT-data-size-ramp-not-rising", "the epochs of size_ramp must rise")
+        return self
+
+
+class Batch(Section):
+    """How the samples of one step are counted. One of ``size`` and ``per_rank`` is given.
+
+    Ranks are here the data-parallel ones, of which a mesh may make each of several ranks
+    (:attr:`hpctrain.common.recipes.mesh.Mesh.data_ranks`).
+    """
+
+    size: Count | None = Field(None, description="samples of one step over all ranks (the papers' kn)")
+    per_rank: Count | None = Field(None, description="samples of one step on each data-parallel rank (the papers' n)")
+    emulated_ranks: Count | None = Field(
+        None,
+        description="with per_rank: the batch of this many ranks, however many ranks there are; they "
+        "accumulate gradients",
+    )
+    micro_batch: Count | None = Field(
+        None, description="samples that a rank computes at once, to save memory; its share is cut accordingly"
+    )
+    drop_last: bool = Field(False, description="leave out the last, smaller batch of an epoch")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Batch:
+        if (self.size is None) == (self.per_rank is None):
+            raise InvalidValueError(
+                "HT-batch-size-or-per-rank", "exactly one of size (over all ranks) and per_rank is needed"
+            )
+        if self.emulated_ranks and self.per_rank is None:
+            raise InvalidValueError(
+                "HT-batch-emulated-ranks-with-size", "emulated_ranks multiplies per_rank; size says all by itself"
+            )
+        return self
+
+    def at(self, ranks: int) -> Batch:
+        """This batch with ``size`` for a number of ranks; emulated ranks keep what each computes together."""
+        if self.per_rank is None:
+            return self
+        size = self.per_rank * (self.emulated_ranks or ranks)
+        piece = self.micro_batch or (self.per_rank if self.emulated_ranks else None)
+        return Batch(size=size, micro_batch=piece, drop_last=self.drop_last)
+
+    @property
+    def fixed_size(self) -> int | None:
+        """The samples of one step over all ranks; None if it depends on their number."""
+        return self.at(1).size if self.size or self.emulated_ranks else None
+
+    def iterations(self, samples: int) -> int:
+        """The steps of an epoch over this many samples, for a batch that :meth:`at` made."""
+        assert self.size is not None
+        return samples // self.size if self.drop_last else -(-samples // self.size)
+
+    def parts(self, samples: int, ranks: int) -> int:
+        """The number of parts into which each rank cuts its share of a step's samples; the same on all ranks."""
+        return -(-samples // (ranks * self.micro_batch)) if self.micro_batch else 1
+
+    def at_once(self, ranks: int) -> int:
+        """The most samples that one of this many ranks computes together, for a batch that :meth:`at` made."""
+        assert self.size is not None
+        return -(-self.size // (ranks * self.parts(self.size, ranks)))
+
+
+# Parameters by what they are to their layer: gamma and beta of any normalisation, the same without those on a residual
+# network's projected shortcuts, and any other layer's bias.
+Kind = Literal["norm", "main_path_norm", "bias"]
+
+OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
+
+
+class Transition(Section):
+    """The transition from RMSprop to SGD (Akiba et al. 2017, arXiv 1711.04325, section 3)."""
+
+    center: Positive = Field(description="epoch at which SGD's part is one half")
+    period: Positive = Field(description="half of it after the center, SGD's part is 1")
+    rmsprop_rate: Positive = Field(description="RMSprop's part in units of SGD's rate")
+    square_decay: Fraction = Field(0.99, description="share of the running mean of squared gradients that is kept")
+
+
+class Optimizer(Section):
+    """The update rule. The formulas are in hpctrain.common.optim.rules."""
+
+    name: OptimizerName
+    learning_rate: Positive
+    momentum: Fraction = 0.0
+    nesterov: bool = False
+    weight_decay: NotNegative = 0.0
+    undecayed: tuple[Kind, ...] = Field((), description="parameters that are not decayed")
+    decoupled_decay: bool = Field(False, description="w -= rate x decay x w, instead of an L2 term in the gradient")
+    rate_in_momentum: bool = Field(False, description="v = m v + rate g, w -= v, instead of v = m v + g, w -= rate v")
+    momentum_correction: bool = Field(
+        False, description="with rate_in_momentum: v is scaled by the ratio of rates (Goyal et al. 2017, equation 10)"
+    )
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    bias_correction: bool = Field(True, description="the running means are divided by 1 - beta^t")
+    epsilon: NotNegative | None = Field(None, description="by default 1e-8; lars 0, lamb 1e-6")
+    trust_coefficient: Positive = Field(0.001, description="the paper's eta")
+    trust_denominator: Literal["sum_of_norms", "norm_of_sum"] = Field(
+        "sum_of_norms", description="|g| + decay |w| (the paper, MLPerf), or |g + decay w| (optax)"
+    )
+    trust_decay: NotNegative | None = Field(
+        None, description="the decay in the trust ratio's denominator; by default weight_decay"
+    )
+    trust_clip: bool = Field(
+        False, description="trust ratios are divided by the rate and at most 1: no layer's rate is above it (Apex LARC)"
+    )
+    unadapted: tuple[Kind, ...] = Field((), description="parameters whose trust ratio is 1")
+    transition: Transition | None = None
+    clip_norm: Positive | None = Field(None, description="gradients are scaled by min(1, this / their norm)")
+
+
+class Communication(Section):
+    """How gradients are sent."""
+
+    bucket_mb: Positive | None = Field(
+        None,
+        description="size of a gradient bucket in MB (10^6 bytes); 25, between hosts over mpi without RDMA 4 or more",
+    )
+    compression: Literal["none", "fp16", "bf16", "top_k"] = Field(
+        "none",
+        description="type of the gradients on the wire; top_k sends only the largest of each node's sum (backend "
+        "mpi) and adds the others to the next step's, which changes the result",
+    )
+    top_k: Annotated[float, Field(gt=0, lt=1)] = Field(0.01, description="the fraction that is sent with top_k")
+
+
+class Reported(Section):
+    """A result that the source states."""
+
+    metric: str
+    value: float
+    deviation: NotNegative | None = Field(None, description="over the source's repetitions")
+    batch: Count | None = Field(None, description="samples of a step that it holds for; by default any")
+    remark: str = ""
+    of_other_values: bool = Field(
+        False, description="set where --set changed a value that decides the result: this is for the replaced values"
+    )
+
+
+class RecipeKeys(Section):
+    """The keys of a recipe. Values that the file leaves out have the defaults given here."""
+
+    name: str
+    source: str
+    cost: str = Field("", description="hardware and time, as the source states them")
+    reported: tuple[Reported, ...] = Field(min_length=1)
+    model: ModelSettings
+    data: Data
+    images: Images = Images.defaults()
+    batch: Batch
+    optimizer: Optimizer
+    schedule: Schedule = Schedule.defaults()
+    mixing: Mixing | None = None
+    stochastic_depth: Fraction = Field(
+        0.0,
+        description="for residual networks: how often the last block is left out, earlier ones less often (torch only)",
+    )
+    loss: Literal["cross_entropy", "binary_cross_entropy"] = Field(
+        "cross_entropy",
+        description="in training; binary: the mean over the classes, each against all others (Wightman et al. 2021)",
+    )
+    target_threshold: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None,
+        description="for binary_cross_entropy: a class's share of a label counts as 1 above it, and as 0 otherwise",
+    )
+    label_smoothing: Fraction = 0.0
+    averaging: Averaging | None = None
+    precision: Literal["float32", "bf16", "fp16"] = Field(
+        "float32", description="of forward and backward pass; parameters stay float32"
+    )
+    epochs: Annotated[int, Field(ge=1, le=100_000)]
+    median_of: Count = Field(1, description="epochs at the end whose median is the result (Goyal et al. 2017: 5)")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    smoke: bool = Field(False, description="made small by --smoke: nothing that the source reports applies to it")
+    notes: tuple[str, ...] = Field((), description="what --set changed besides the given values")
+    communication: Communication = Communication.defaults()
+    mesh: Mesh = Mesh.defaults()
+    sharding: Sharding = Sharding.defaults()
+    pipeline: Pipeline = Pipeline.defaults()
+    sync: Sync | None = Field(None, description="ranks take steps by themselves; null averages gradients in every step")
+    guard: GuardSettings = GuardSettings.defaults()
+    fault_tolerance: FaultTolerance = FaultTolerance.defaults()
+    checkpoints: Checkpointing = Checkpointing.defaults()
+    numbers: Numbers = Numbers.defaults()
+    tracking: Trackers | None = Field(
+        None, description="where curves go: tensorboard (the default), mlflow, wandb; changes no number of the run"
+    )
+
+    @field_validator("sync", mode="before")
+    @classmethod
+    def _sync(cls, value: object) -> object:
+        return in_one_word(value)
