@@ -288,7 +288,7 @@ def index(run: Path) -> None:
     """Write the index of the events, which a short run has none of, beside them."""
     place = run / "events.jsonl"
     with place.open("rb") as file:
-        made = events_index.Index()
+        made = events_index.LineIndex()
         made.extend(file)
         events_index.save(made, place, file)
 
