@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -130,6 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print_error(error: HpctrainError, arguments: Sequence[str] | None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if "--json" in itertools.takewhile(lambda word: word != "--", words):
-        answer(json.dumps({"error": error.record()}, indent=2))
+        # Stdout may be what cannot be written.
+        with contextlib.suppress(OSError):
+            answer(json.dumps({"error": error.record()}, indent=2))
     tell(f"hpctrain: {error}")
     return error.exit_code

@@ -31,12 +31,12 @@ begin = step = int(state.read_text()) if state.exists() else 0
 with open(f"begins-{comm.rank}", "a") as file:
     print(begin, file=file)
 while begin == 0:
+    step += 1
     if ht.should_stop():
         # As long as a checkpoint may take.
         time.sleep(3)
         state.write_text(str(step))
         sys.exit(ht.RESUMABLE)
-    step += 1
     time.sleep(0.1)
 """
 

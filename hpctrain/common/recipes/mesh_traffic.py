@@ -1,7 +1,6 @@
 """Where a mesh's traffic goes: which axis stays within a node, within a leaf, or crosses higher switches.
 
-What is computed is in :mod:`hpctrain.control.topology.mesh_layout` and :mod:`hpctrain.control.topology.mesh_layout`,
-which need NumPy.
+What is computed is in :mod:`hpctrain.control.topology.mesh_layout`, which needs NumPy.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.refusals import codes
+
 # A command that prints more than a pipe holds, and leaves work to the end of the process.
 _COMMAND = """
 import atexit, sys, tempfile, weakref
@@ -66,6 +68,14 @@ def test_results_that_cannot_be_written_are_one_message_and_status_1(arguments, 
     assert (ended.returncode, ended.stdout) == (1, "")
     first, _ = ended.stderr.splitlines()
     assert first.startswith("hpctrain: ") and "stdout: " in first
+
+
+@pytest.mark.parametrize("redirection", [_CLOSED_OUTPUT, ">/dev/full"])
+def test_an_error_as_json_that_cannot_be_written_keeps_its_status(redirection):
+    ended = start(redirection, "recipes", "show", "digit", "--json")
+    assert (ended.returncode, codes(ended.stderr)) == (2, ["HT-recipe-unknown"])
+    ended = start(redirection, "recipes", "list", "--json")
+    assert (ended.returncode, codes(ended.stderr)) == (1, ["HT-output-not-written"])
 
 
 @pytest.mark.parametrize("redirection", [_CLOSED_MESSAGES, "2>/dev/full"])
