@@ -38,8 +38,10 @@ class HpctrainError(Exception):
         self.hint = hint
         self.exit_code = exit_code
         self.values = values
-        # Others show what is first here, as Keras does in an error of its own.
-        super().__init__(str(self))
+        super().__init__()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
     def __str__(self) -> str:
         said = f"{self.message} [{self.code}]"
@@ -96,16 +98,25 @@ class TransientError(HpctrainError):
 
 
 def joined(faults: Sequence[HpctrainError], hint: str, *, more: int = 0) -> HpctrainError:
-    """The only fault of a file; for several, one error with their codes and values.
+    """The only fault of a file; for several, one error with their codes and values, each once.
 
     Args:
         more: how many faults there are besides.
     """
     if len(faults) == 1 and not more:
         return faults[0].but(hint=hint)
-    lines = [fault.message for fault in faults] + ([f"and {more} more faults"] if more else [])
-    named = [{"code": fault.code, "values": fault.values} for fault in faults]
-    return HpctrainError("HT-file-faults", "{lines}", hint, lines="\n".join(lines), faults=named, more=more)
+    found: list[dict[str, Any]] = []
+    for fault in faults:
+        if fault.code == "HT-file-faults":
+            found += fault.values["faults"]
+            more = max(more, fault.values["more"])
+        else:
+            found.append({"code": fault.code, "message": fault.message, "values": fault.values})
+    different = {each["message"]: each for each in found}
+    lines = [*different, *([f"and {more} more faults"] if more else [])]
+    return HpctrainError(
+        "HT-file-faults", "{lines}", hint, lines="\n".join(lines), faults=[*different.values()], more=more
+    )
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import printable
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers.find_run import FoundRun
@@ -79,13 +80,7 @@ class _Log(Tail):
                     return []
             return [*map(plain, self.lines(last=last, at_most=at_most))]
         except OSError as error:
-            raise HpctrainError(
-                "HT-file-unreadable",
-                "cannot read {path}: {reason}",
-                "--rank leaves it out",
-                path=self.path,
-                reason=error.strerror,
-            ) from error
+            raise read_error(error, self.path, "--rank leaves it out") from error
 
 
 class JobLogs:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from error_codes import kinds
 
-from hpctrain.common.errors import HpctrainError, TransientError
+from hpctrain.common.errors import HpctrainError, TransientError, joined
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "errors.txt"
@@ -106,3 +106,16 @@ def test_another_hint_leaves_the_rest():
 def test_what_json_cannot_have_is_text_in_the_record():
     made = HpctrainError("HT-of-test", "{rate}", rate=float("nan"), paths=(Path("/a"), float("inf")), rank=np.int64(1))
     assert json.loads(json.dumps(made.record()))["values"] == {"rate": "nan", "paths": ["/a", "inf"], "rank": 1}
+
+
+def test_a_fault_that_several_have_is_told_once():
+    key, value = (HpctrainError(f"HT-of-{name}", "a.yaml: {name}", name=name) for name in ("key", "value"))
+    made = joined([key, joined([key, value], "", more=2)], "a hint")
+    assert made.message.splitlines() == ["a.yaml: key", "a.yaml: value", "and 2 more faults"]
+    assert [each["code"] for each in made.values["faults"]] == ["HT-of-key", "HT-of-value"]
+    assert joined([key], "a hint").code == "HT-of-key"
+
+
+def test_what_python_shows_of_an_error_is_its_text():
+    copied = copy.copy(error())
+    assert repr(copied) == repr(error()) == f"TransientError({str(error())!r})"

@@ -14,6 +14,7 @@ from hpctrain.common.checkpoints.layout import OWN
 from hpctrain.common.checkpoints.manifest import CheckpointManifest
 from hpctrain.common.checkpoints.pieces import Place, check_cover
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.regular import open_regular
 
 # After the name of what is a rank's own: whose it is.
@@ -94,9 +95,7 @@ def _stored(file: Path) -> Iterator[Stored]:
         for key, entry in _header(file).items():
             yield Stored(file=file, key=key, dtype=entry.dtype, place=Place.of(key, entry.shape))
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable", "cannot read {path}: {reason}", exit_code=1, path=file, reason=error.strerror
-        ) from error
+        raise read_error(error, file, exit_code=1) from error
     except ValidationError as error:
         raise HpctrainError(
             "HT-checkpoint-not-safetensors",

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpctrain.common.checkpoints.layout import MANIFEST, SUM, share_name
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.private import private
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.run.directory import read_model
@@ -153,13 +154,7 @@ def _check(path: Path) -> None:
     try:
         content, wanted = read_regular(path / MANIFEST, _MOST_BYTES), read_regular(path / SUM, _MOST_BYTES)
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            exit_code=1,
-            path=error.filename,
-            reason=error.strerror,
-        ) from error
+        raise read_error(error, error.filename, exit_code=1) from error
     if wanted != _sum(content):
         raise HpctrainError(
             "HT-checkpoint-damaged",

@@ -41,6 +41,32 @@ def disk_error(error: OSError, path: Path | None, elsewhere: str = ANOTHER_RUN) 
     )
 
 
+def read_error(error: OSError, path: Path | str, hint: str = "", *, exit_code: int = 2) -> HpctrainError:
+    """The error for a file that cannot be read; ``hint`` says what to do."""
+    reason = error.strerror
+    return HpctrainError(
+        "HT-file-unreadable", "cannot read {path}: {reason}", hint, exit_code=exit_code, path=path, reason=reason
+    )
+
+
+def require_empty(folder: Path) -> None:
+    """Refuse a folder that has files, apart from hidden ones.
+
+    Raises:
+        HpctrainError: it has some.
+        OSError: it cannot be listed.
+    """
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others:
+        raise HpctrainError(
+            "HT-folder-not-empty",
+            "{folder} holds other files already: {others}",
+            "choose another folder",
+            folder=folder,
+            others=", ".join(others[:3]),
+        )
+
+
 def temporary_folder(
     prefix: str, within: Path | None, elsewhere: str = ANOTHER_RUN
 ) -> tempfile.TemporaryDirectory[str]:

@@ -34,7 +34,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError, joined
-from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.disk import disk_error, read_error
 from hpctrain.common.files.private import make_folder, private
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.files.utf8 import json_text
@@ -247,13 +247,7 @@ def read_model(path: Path, model: type[Model], *, limit: int = _MOST_BYTES, link
     try:
         return model.model_validate_json(read_regular(path, limit, links=links))
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            "is this a run directory?",
-            path=path,
-            reason=error.strerror,
-        ) from error
+        raise read_error(error, path, "is this a run directory?") from error
     except ValidationError as error:
         raise model_error(error, path, "the file is damaged: restore it, or run again") from error
 

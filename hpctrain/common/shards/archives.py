@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
+from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.shards.devkit import Devkit, read_devkit
 from hpctrain.common.shards.listing import (
@@ -84,13 +85,7 @@ def find_source(folder: Path, columns: Columns = Columns()) -> ImageSource:
             )
         return _trees(folder) if trees else _archives(folder)
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            "make it readable",
-            path=error.filename,
-            reason=error.strerror,
-        ) from error
+        raise read_error(error, error.filename, "make it readable") from error
 
 
 def require_checksums(folder: Path) -> None:
@@ -104,13 +99,7 @@ def require_checksums(folder: Path) -> None:
             with open_regular(folder / name) as file:
                 found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         except OSError as error:
-            raise HpctrainError(
-                "HT-file-unreadable",
-                "cannot read {path}: {reason}",
-                _wanted(),
-                path=folder / name,
-                reason=error.strerror,
-            ) from error
+            raise read_error(error, folder / name, _wanted()) from error
         if found != published:
             raise HpctrainError(
                 "HT-archive-wrong-checksum",

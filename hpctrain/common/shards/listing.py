@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Protocol, cast
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.shards.bounded import bounded
 from hpctrain.common.shards.decoding import MOST_BYTES
@@ -204,14 +205,7 @@ def list_part(part: ArchivePart) -> list[ImageFile]:
     try:
         return part.members()
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            "make it readable",
-            exit_code=1,
-            path=error.filename,
-            reason=error.strerror,
-        ) from error
+        raise read_error(error, error.filename, "make it readable", exit_code=1) from error
 
 
 def require_distinct(members: Iterable[ImageFile]) -> None:
@@ -273,13 +267,7 @@ def open_tar(path: Path, member: tarfile.TarInfo | None = None) -> Iterator[tarf
                 "HT-archive-missing", "{path} is not there", "name the folder that holds the archives", path=path
             ) from error
         except OSError as error:
-            raise HpctrainError(
-                "HT-file-unreadable",
-                "cannot read {path}: {reason}",
-                "make it a readable file",
-                path=path,
-                reason=error.strerror,
-            ) from error
+            raise read_error(error, path, "make it a readable file") from error
         except _DAMAGE as error:
             where = f"{path}: {member.name}" if member else path
             raise HpctrainError(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.disk import disk_error, require_empty
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.whole import remove_leftovers, require_room, write_whole
@@ -202,7 +202,8 @@ def _begin(folder: Path, wanted: Settings) -> None:
     path = folder / SETTINGS
     try:
         if not path.exists():
-            _require_empty(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            require_empty(folder)
             write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
         (folder / RECORDS).mkdir(exist_ok=True)
         begun = read_model(path, Settings, links=True)
@@ -214,19 +215,6 @@ def _begin(folder: Path, wanted: Settings) -> None:
             remove_leftovers(place)
     except OSError as error:
         raise disk_error(error, folder, "choose another folder") from error
-
-
-def _require_empty(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if others:
-        raise HpctrainError(
-            "HT-folder-not-empty",
-            "{folder} holds other files already: {others}",
-            "choose another folder",
-            folder=folder,
-            others=", ".join(others[:3]),
-        )
 
 
 def _require_same(folder: Path, begun: Settings, wanted: Settings) -> None:

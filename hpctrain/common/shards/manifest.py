@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError
+from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.run.directory import model_error
@@ -143,13 +144,7 @@ def read_manifest(folder: Path) -> ShardManifest:
             problem=what,
         ) from error
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            "name a folder of shards",
-            path=path,
-            reason=error.strerror,
-        ) from error
+        raise read_error(error, path, "name a folder of shards") from error
     return parse_manifest(content, str(path), f"{remake(folder)} writes it again")
 
 

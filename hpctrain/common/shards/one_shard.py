@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.regular import open_descriptor, read_regular, sha256
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.shards.bounded import BeyondLimitsError, bounded
@@ -198,13 +199,7 @@ def _of_file(path: Path, members: Sequence[ImageFile]) -> dict[ImageFile, bytes]
         finally:
             os.close(file)
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            "is the source still there?",
-            path=path,
-            reason=error.strerror,
-        ) from error
+        raise read_error(error, path, "is the source still there?") from error
 
 
 def _tar(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.disk import disk_error, read_error
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.objects import Objects
 from hpctrain.common.files.printable import shell_word
@@ -194,14 +194,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             while block := file.read(_BLOCK_BYTES):
                 yield block
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            "is it still there?",
-            exit_code=1,
-            path=path,
-            reason=error.strerror,
-        ) from error
+        raise read_error(error, path, "is it still there?", exit_code=1) from error
 
 
 def _copy_index(source: Path | Objects, to: Path, split: Split) -> None:

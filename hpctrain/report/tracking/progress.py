@@ -69,8 +69,8 @@ def only_sender(directory: RunDirectory, name: str) -> Iterator[None]:
     if not directory.plan.exists():
         raise HpctrainError(
             "HT-run-directory-gone",
-            "{path} is not the run any more",
-            "it was moved or replaced",
+            "{path} has no plan.json",
+            "it was moved or replaced, or is not the directory of a run",
             exit_code=1,
             path=directory.path,
         )

@@ -233,6 +233,7 @@ class StoreDeadlockDetector:
         self._place: WaitPlace | None = None
         # The question that this rank has read, and answers when it has found once more that its wait goes on.
         self._read = 0
+        self._answered = 0
         # On rank 0: the last question, and the waits that it is about.
         self._question = 0
         self._asked_about: list[int] = []
@@ -283,11 +284,12 @@ class StoreDeadlockDetector:
         if self._place is None or not self._store.check([_STORE_QUESTION]):
             return
         before, self._read = self._read, int(self._store.get(_STORE_QUESTION))
-        if self._read == before:
+        if self._read == before != self._answered:
             self._tell(answer=self._read)
 
     def _tell(self, answer: int) -> None:
         assert self._place is not None
+        self._answered = answer
         place = asdict(self._place)
         self._set(json.dumps({"number": self._number, "name": self._name, "place": place, "answer": answer}))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.events.index import LineIndex, line_at, load, save
 from hpctrain.common.run.events.kinds import (
@@ -173,13 +174,7 @@ def _refused(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            "is this a run directory?",
-            path=path,
-            reason=error.strerror,
-        ) from error
+        raise read_error(error, path, "is this a run directory?") from error
 
 
 def count_lines(path: Path) -> int:

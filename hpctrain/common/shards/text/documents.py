@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.regular import open_regular, read_regular
 
 _KINDS = (".txt", ".md", ".rst", ".jsonl")
@@ -70,13 +71,7 @@ def _files(source: Path) -> Iterator[TextFile]:
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise HpctrainError(
-                "HT-file-unreadable",
-                "cannot read {path}: {reason}",
-                "name files or folders of text",
-                path=path,
-                reason=error.strerror,
-            ) from error
+            raise read_error(error, path, "name files or folders of text") from error
         yield TextFile(path=path, name=str(path.relative_to(source)) if path != source else path.name, size=size)
 
 
@@ -119,13 +114,7 @@ def documents(span: Span) -> Iterator[str]:
         else:
             yield read_regular(span.path, _MOST_DOCUMENT_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            "is the source still there?",
-            path=span.path,
-            reason=error.strerror,
-        ) from error
+        raise read_error(error, span.path, "is the source still there?") from error
     except UnicodeDecodeError as error:
         raise HpctrainError(
             "HT-text-not-utf8",

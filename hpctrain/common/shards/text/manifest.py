@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.run.directory import model_error
@@ -117,13 +118,7 @@ def read_text_manifest(folder: Path) -> TextManifest:
             problem=what,
         ) from error
     except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            "name a folder of tokens",
-            path=path,
-            reason=error.strerror,
-        ) from error
+        raise read_error(error, path, "name a folder of tokens") from error
     except ValidationError as error:
         raise model_error(error, path, f"{again} writes it again") from error
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.disk import disk_error, require_empty
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.regular import read_regular, sha256
 from hpctrain.common.files.whole import remove_leftovers, write_whole
@@ -131,14 +131,8 @@ def _begin(folder: Path, wanted: TextSettings) -> None:
     try:
         if path.exists():
             _require_same(folder, read_model(path, TextSettings, links=True), wanted)
-        elif others := sorted(each.name for each in folder.iterdir() if not each.name.startswith(".")):
-            raise HpctrainError(
-                "HT-folder-not-empty",
-                "{folder} holds other files already: {others}",
-                "choose another folder",
-                folder=folder,
-                others=", ".join(others[:3]),
-            )
+        else:
+            require_empty(folder)
         write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
         (folder / RECORDS).mkdir(exist_ok=True)
         for place in (folder, folder / RECORDS):

@@ -160,6 +160,30 @@ def test_through_a_store_every_rank_has_to_look_again(looking):
 
 
 @needs.pytorch
+def test_an_answer_is_stored_once():
+    from torch.distributed import HashStore
+
+    written = []
+
+    class Store(HashStore):
+        def set(self, key, value):
+            written.append(key)
+            super().set(key, value)
+
+    ranks = [StoreDeadlockDetector(Store(), 1, 3, "h1", lambda: 5)]
+    ranks[0]._store.set("hpctrain.deadlock.question", "1")
+    ranks[0].announce(REDUCTION, "gradients")
+    for _ in range(5):
+        ranks[0].look()
+    assert written.count("hpctrain.place.1") == 2, "the announcement and the answer"
+    ranks[0].withdraw()
+    ranks[0].announce(REDUCTION, "gradients")
+    for _ in range(5):
+        ranks[0].look()
+    assert written.count("hpctrain.place.1") == 5, "further the withdrawal, and both again"
+
+
+@needs.pytorch
 def test_through_a_store_ranks_in_one_place_are_not_told():
     from torch.distributed import HashStore
 
