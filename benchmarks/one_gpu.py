@@ -101,7 +101,7 @@ def replayed(name: str, precision: str, batch: int, rounds: int) -> float:
 
 
 def predicted(name: str, precision: str, batch: int, gpu: str) -> Row:
-    """The same by ``hpctrain plan`` without measurements."""
+    """The same by ``hpctrain predict`` without measurements."""
     training = script_training(load_workload(name), per_rank=batch, precision=precision)
     node = Node(gpu=gpu, local=1, engine="nccl")
     return predict(training, node, [stated_network(1, adapters=1, bytes_per_s=1e9)]).rows[0]

@@ -176,7 +176,7 @@ def _pooled(others: Sequence[Run], known: Sequence[Run], batch: float) -> float 
 
 
 def predict_shipped(runs: Sequence[Run]) -> list[Case]:
-    """All runs by the constants that ``hpctrain plan`` draws from."""
+    """All runs by the constants that ``hpctrain predict`` draws from."""
     values = drawn(constants())
     return [Case(run=run, predicted=estimate(times(job_of(run), values).total)) for run in runs]
 

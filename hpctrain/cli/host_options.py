@@ -56,8 +56,8 @@ class HostNames:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedHosts(HostNames):
-    """Hosts and their network, with the switches between them."""
+class Switches:
+    """The switches between hosts."""
 
     fabric: FabricFile = None
     routes: Annotated[
@@ -65,6 +65,11 @@ class NamedHosts(HostNames):
         typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's."),
     ] = None
     topology: TopologyName = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedHosts(Switches, HostNames):
+    """Hosts and their network, with the switches between them."""
 
 
 @dataclass(frozen=True, kw_only=True)

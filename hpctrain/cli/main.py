@@ -24,6 +24,7 @@ _COMMANDS = {
     "run": ("hpctrain.cli.run", "run", "Train a recipe, or run a script, on one or more ranks."),
     "submit": ("hpctrain.cli.submit", "submit", "Submit a training to Slurm."),
     "plan": ("hpctrain.cli.plan", "plan", "Show what a run would be: ranks, hosts in order, environment."),
+    "predict": ("hpctrain.cli.predict", "predict", "Predict time, scaling, memory and energy of a training."),
     "recipes": ("hpctrain.cli.recipes", "app", "List, show and check recipes."),
     "topology": ("hpctrain.cli.topology", "app", "See the fabric, place ranks on it, and check its links."),
     "data": ("hpctrain.cli.data", "app", "Make, check and stage the shards of ImageNet."),
@@ -39,7 +40,7 @@ _COMMANDS = {
 
 
 # Their first word is a recipe, whose name is completed without importing the command.
-_OF_RECIPES = frozenset(("run", "submit", "plan"))
+_OF_RECIPES = frozenset(("run", "submit", "plan", "predict"))
 
 
 class _Commands(TyperGroup):
@@ -50,6 +51,12 @@ class _Commands(TyperGroup):
         if completes_first_word and args[0] in _OF_RECIPES:
             self.commands[args[0]] = _of_recipe(args[0])
         elif args[0] in _COMMANDS:
+            if args[0] == "plan" and "--gpu" in args:
+                raise HpctrainError(
+                    "HT-plan-without-prediction",
+                    "plan places ranks; what they take on GPUs is predicted by a command of its own",
+                    "hpctrain predict, with the same options",
+                )
             self.commands[args[0]] = _load(args[0], helps="--help" in args)
         return super().resolve_command(ctx, args)
 

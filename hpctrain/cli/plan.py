@@ -12,12 +12,10 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.prediction_options import PredictionOptions, node_counts
 from hpctrain.cli.run_options import TrainingOptions
 from hpctrain.cli.work import print_notes
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.machine import as_if_installed, this_machine
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh_traffic import aligned, bytes_text
 from hpctrain.common.run.plan import HostOptions, Plan
@@ -45,61 +43,32 @@ def plan(
     recipe: Annotated[
         str,
         typer.Argument(
-            metavar="RECIPE|SCRIPT",
-            help="A recipe's name or file; for a prediction also a script, or a workload.json.",
+            help="A recipe's name or file.",
             autocompletion=completion.recipes,
         ),
     ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of a script, for a prediction.")
-    ] = None,
     ranks: Annotated[
         int | None, typer.Option("-np", metavar="N", help="Ranks on all hosts; by default one per GPU or host.")
     ] = None,
     *,
     hosts: HostsWithSlots,
     nodes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="The first N hosts of the list, the allocation or the fabric; for a prediction also 1,8,64 or 1..512.",
-        ),
+        int | None,
+        typer.Option(metavar="N", min=1, help="The first N hosts of the list, the allocation or the fabric."),
     ] = None,
     training: TrainingOptions,
-    prediction: PredictionOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show what a run would be: its ranks, hosts in order and environment. Starts nothing.
 
-    With --gpu, or a --cluster whose profile names its GPUs, predict instead how long it takes, how well it scales,
-    and how much memory and energy it needs, each with a range that holds 80 % of the cases.
+    How long it takes, how well it scales and what it needs: hpctrain predict.
     """
-    if prediction.asked:
-        from hpctrain.cli.predict import predict
-
-        predict(
-            recipe,
-            hosts=hosts,
-            nodes=nodes,
-            ranks=ranks,
-            training=training,
-            options=prediction,
-            arguments=arguments or [],
-            as_json=as_json,
-        )
-        return
-    if arguments:
-        raise HpctrainError(
-            "HT-plan-arguments-without-prediction",
-            "arguments after -- are for the prediction of a script",
-            "add --gpu NAME",
-        )
     machine = this_machine()
     frameworks, missing = as_if_installed(machine.frameworks)
     machine = replace(machine, frameworks=frameworks)
     work = load_recipe(recipe, training.of_recipe)
     arranged, warnings = arrange(
-        HostOptions(**hosts.given(), nodes=_one(nodes)), machine.host, ranks, work=work, whole_fabric=True
+        HostOptions(**hosts.given(), nodes=nodes), machine.host, ranks, work=work, whole_fabric=True
     )
     for warning in (*warnings, *missing):
         tell(f"hpctrain: warning: {warning}")
@@ -111,19 +80,6 @@ def plan(
         answer(json.dumps({**made.model_dump(mode="json"), **further}, indent=2))
     else:
         answer(_text(made))
-
-
-def _one(nodes: str | None) -> int | None:
-    """The number of nodes of a plan."""
-    counts = node_counts(nodes) if nodes is not None else [None]
-    if len(counts) > 1:
-        raise HpctrainError(
-            "HT-plan-several-node-counts",
-            "--nodes {nodes}: a plan is for one number of nodes",
-            "add --gpu NAME for a prediction",
-            nodes=nodes,
-        )
-    return counts[0]
 
 
 def _text(plan: Plan) -> str:

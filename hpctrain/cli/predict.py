@@ -1,12 +1,17 @@
-"""The prediction of ``hpctrain plan``."""
+"""``hpctrain predict``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from hpctrain.cli.host_options import HostsWithSlots
+import typer
+
+from hpctrain.cli import completion
+from hpctrain.cli.host_options import NodeFile, Switches
+from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.prediction_options import PredictionOptions, background_shares, link_rate, node_counts
 from hpctrain.cli.run_options import TrainingOptions
@@ -35,32 +40,33 @@ from hpctrain.report.prediction import memory_warnings, prediction_notes, predic
 from hpctrain.report.say import answer, tell
 
 
+@with_groups
 def predict(
-    work: str,
+    work: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|SCRIPT|TRACE",
+            help="A recipe's name or file; a script; or a network that hpctrain.trace wrote, a .json file.",
+            autocompletion=completion.recipes,
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of a script.")
+    ] = None,
     *,
-    hosts: HostsWithSlots,
-    nodes: str | None,
-    ranks: int | None,
+    nodes: Annotated[
+        str, typer.Option(metavar="N", help="Numbers of nodes: 8, or 1,8,64, or 1..512, which doubles.")
+    ] = "1",
     training: TrainingOptions,
     options: PredictionOptions,
-    arguments: Sequence[str],
-    as_json: bool,
+    switches: Switches,
+    node: NodeFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Print a prediction, and save its picture.
+    """Predict how long a training takes, how well it scales, and how much memory and energy it needs. Starts nothing.
 
-    Args:
-        work: a recipe's name or file, a script, or a workload's file.
-        arguments: the arguments of a script.
-
-    Raises:
-        HpctrainError: options contradict each other, or something named is not known.
+    Each figure has a range that holds 80 % of the cases.
     """
-    if ranks is not None or hosts.hosts or hosts.hostfile:
-        raise HpctrainError(
-            "HT-prediction-hosts-by-name",
-            "a prediction is for identical nodes, not for -np or hosts by name",
-            "--nodes N --gpus-per-node G, or several: --nodes 1,8,64",
-        )
     if training.framework is not None and training.framework not in FRAMEWORKS:
         raise HpctrainError(
             "HT-framework-unknown",
@@ -79,10 +85,10 @@ def predict(
         require("report")
         require_places([options.plot])
     found = predict_request(
-        _training(work, training, options, arguments),
+        _training(work, training, options, arguments or ()),
         PredictionRequest(
-            hardware=_hardware(hosts, options),
-            nodes=node_counts(nodes or "1"),
+            hardware=_hardware(switches, node, options),
+            nodes=node_counts(nodes),
             backend=training.backend or "auto",
             framework=training.framework or "torch",
             calibration=options.calibration or (),
@@ -144,21 +150,19 @@ def _training(work: str, training: TrainingOptions, options: PredictionOptions, 
     return script_training(workload, per_rank=options.batch, **known)
 
 
-def _hardware(hosts: HostsWithSlots, options: PredictionOptions) -> Hardware:
+def _hardware(switches: Switches, node: str | None, options: PredictionOptions) -> Hardware:
     stated = Hardware(
         gpu=options.gpu,
         gpus_per_node=options.gpus_per_node,
         adapters=options.adapters_per_node,
         link_bytes_per_s=None if options.link is None else link_rate(options.link),
-        fabric=hosts.fabric,
-        routes=hosts.routes,
-        topology=hosts.topology,
+        **vars(switches),
         background=(0.0, 0.0) if options.background is None else background_shares(options.background),
         rdma=not options.tcp,
     )
-    if hosts.node:
-        node = node_map_of(hosts.node)
-        for warning in node.warnings:
+    if node:
+        found = node_map_of(node)
+        for warning in found.warnings:
             tell(f"hpctrain: warning: {warning}")
-        stated = stated.like(node)
+        stated = stated.like(found)
     return stated.completed(load_profile(options.cluster).node) if options.cluster else stated

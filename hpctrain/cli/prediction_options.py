@@ -1,4 +1,4 @@
-"""Options of ``hpctrain plan`` about a prediction."""
+"""Options of ``hpctrain predict``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.link_speed import LANE_GBIT
 
-_PREDICTION = "Prediction"
 # Matches 200Gb, 200G, 25Gbit/s, and 25GB/s, in which B stands for bytes.
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*[gG](b|bit|B)?(?:ps|/s)?", re.ASCII)
 _MOST_NODES = 1_000_000
@@ -28,30 +27,26 @@ class PredictionOptions:
         typer.Option(
             metavar="NAME",
             help="Predict time, memory and energy on these GPUs, or on `cpu`.",
-            rich_help_panel=_PREDICTION,
         ),
     ] = None
-    gpus_per_node: Annotated[
-        int | None, typer.Option(metavar="G", min=1, help="Ranks per node.", rich_help_panel=_PREDICTION)
-    ] = None
+    gpus_per_node: Annotated[int | None, typer.Option(metavar="G", min=1, help="Ranks per node.")] = None
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="PROFILE", help="Take a node's hardware from a profile.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="PROFILE", help="Take a node's hardware from a profile."),
     ] = None
     adapters_per_node: Annotated[
         int | None,
-        typer.Option(metavar="A", min=1, help="Network adapters per node.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="A", min=1, help="Network adapters per node."),
     ] = None
     link: Annotated[
         str | None,
-        typer.Option(metavar="RATE", help="Rate of an adapter: 200Gb.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="RATE", help="Rate of an adapter: 200Gb."),
     ] = None
     background: Annotated[
         str | None,
         typer.Option(
             metavar="LOW,HIGH",
             help="Shares of the links between switches that other jobs use: 0,0.3.",
-            rich_help_panel=_PREDICTION,
         ),
     ] = None
     calibration: Annotated[
@@ -59,45 +54,37 @@ class PredictionOptions:
         typer.Option(
             metavar="FILE",
             help="Measurements: of `bench step --sweep`, `bench allreduce`, `bench loader`, nccl-tests; repeatable.",
-            rich_help_panel=_PREDICTION,
         ),
     ] = None
     batch: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="For a script: samples per rank in a step.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="N", min=1, help="For a script: samples per rank in a step."),
     ] = None
     optimizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="For a script: sgd (with momentum), adam, …", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="NAME", help="For a script: sgd (with momentum), adam, …"),
     ] = None
     precision: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="For a script: float32, bf16 or fp16.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="NAME", help="For a script: float32, bf16 or fp16."),
     ] = None
-    tcp: Annotated[bool, typer.Option("--tcp", help="The adapters have no RDMA.", rich_help_panel=_PREDICTION)] = False
+    tcp: Annotated[bool, typer.Option("--tcp", help="The adapters have no RDMA.")] = False
     pue: Annotated[
         float,
-        typer.Option(
-            min=1.0, max=10.0, help="The site's power for each watt of its machines.", rich_help_panel=_PREDICTION
-        ),
+        typer.Option(min=1.0, max=10.0, help="The site's power for each watt of its machines."),
     ] = 1.0
     grid_intensity: Annotated[
         float | None,
-        typer.Option(metavar="G/KWH", min=0.0, help="Grams of CO2 per kWh.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="G/KWH", min=0.0, help="Grams of CO2 per kWh."),
     ] = None
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="List the constants that matter most.", rich_help_panel=_PREDICTION),
+        typer.Option("--explain", help="List the constants that matter most."),
     ] = False
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png|FILE.html", help="Plot throughput and efficiency.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="FILE.png|FILE.html", help="Plot throughput and efficiency."),
     ] = None
-
-    @property
-    def asked(self) -> bool:
-        """Whether a prediction is wanted."""
-        return self != PredictionOptions()
 
 
 def node_counts(text: str) -> list[int]:

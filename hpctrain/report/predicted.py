@@ -1,4 +1,4 @@
-"""The prediction of one run, as ``hpctrain plan … --json`` or the run directory has it."""
+"""The prediction of one run, as ``hpctrain predict … --json`` or the run directory has it."""
 
 from __future__ import annotations
 
@@ -171,6 +171,6 @@ def _how(plan: Plan) -> str:
     of = plan.recipe.name if plan.recipe else "RECIPE"
     local = max(1, plan.ranks // nodes)
     return (
-        f"make one: hpctrain plan {of} --gpu NAME --nodes {nodes} --gpus-per-node {local} --json > prediction.json, "
+        f"make one: hpctrain predict {of} --gpu NAME --nodes {nodes} --gpus-per-node {local} --json > prediction.json, "
         "with the --set of the run"
     )

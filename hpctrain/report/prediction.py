@@ -20,7 +20,7 @@ _ANY_BATCH = 1 << 20
 
 
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
-    """What ``plan --json`` prints: the row's figures where there is one, and all ``rows``."""
+    """What ``predict --json`` prints: the row's figures where there is one, and all ``rows``."""
     rows = [row_record(row) for row in prediction.rows]
     first = rows[0] if len(rows) == 1 else {}
     return {

@@ -42,7 +42,7 @@ def test_a_run_without_one_gets_it_later(hpctrain, tmp_path):
     assert done.returncode == 0, done.stdout
     assert not (tmp_path / "run" / "prediction.json").exists()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["predicted"] is None
-    made = hpctrain("plan", "digits", "--gpu", "cpu", "--nodes", "1,2", "--gpus-per-node", "2", "--json")
+    made = hpctrain("predict", "digits", "--gpu", "cpu", "--nodes", "1,2", "--gpus-per-node", "2", "--json")
     text = made.stdout[made.stdout.index("{") : made.stdout.rindex("}") + 1]
     (tmp_path / "plan.json").write_text(text)
     shown = hpctrain("report", "run", "--prediction", "plan.json")

@@ -43,6 +43,7 @@ COMMANDS = [
     ["topology", "convert", "topology.conf", "--to", "topology.yaml"],
     ["plan", "digits", "-np", "2"],
     ["plan", "digits", "--fabric", "topology.conf", "--hosts", "n[1-4]", "-np", "8"],
+    ["predict", "digits", "--gpu", "cpu", "--gpus-per-node", "2"],
     ["run", "digits", "-np", "1", "--dry-run"],
     ["submit", "digits", "--cluster", "cpu", "--dry-run"],
     ["status", "run"],

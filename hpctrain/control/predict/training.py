@@ -141,7 +141,7 @@ def recipe_training(recipe: Recipe) -> Training:
         raise HpctrainError(
             "HT-prediction-unknown-workload",
             "predictions do not know the workload of {recipe}, whose network has the size that its recipe says",
-            "hpctrain.trace writes that of a network; hpctrain plan FILE.json predicts with it",
+            "hpctrain.trace writes that of a network; hpctrain predict FILE.json predicts with it",
             recipe=recipe.name,
         )
     sizes = None if recipe.data.name == "digits" else _sizes(recipe)
@@ -166,7 +166,7 @@ def require_data_parallel(mesh: Mesh) -> None:
         raise HpctrainError(
             "HT-prediction-not-data-parallel",
             "a prediction is for ranks that each have the whole model, not for mesh {mesh}",
-            "without --gpu and --cluster, plan shows what a mesh sends and keeps",
+            "hpctrain plan shows what a mesh sends and keeps",
             mesh=mesh,
         )
 

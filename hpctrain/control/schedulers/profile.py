@@ -167,7 +167,7 @@ class NodeProfile(Section):
     )
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     gpu: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = Field(
-        None, description="as predictions name it: hpctrain plan --gpu"
+        None, description="as predictions name it: hpctrain predict --gpu"
     )
     adapters: Annotated[int, Field(ge=1)] | None = Field(None, description="of the network that the ranks use")
     link_gbit: Annotated[float, Field(gt=0)] | None = Field(None, description="Gbit/s that one of them sends")

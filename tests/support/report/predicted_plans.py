@@ -1,4 +1,4 @@
-"""Predictions of the runs in written_runs, written by hand as ``hpctrain plan --json`` does."""
+"""Predictions of the runs in written_runs, written by hand as ``hpctrain predict --json`` does."""
 
 from __future__ import annotations
 

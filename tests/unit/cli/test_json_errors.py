@@ -19,7 +19,7 @@ from support.refusals import check, codes
     [
         (["status", "nowhere", "--json"], 2, "HT-run-not-directory-or-job", {"target": "nowhere"}),
         (["checkpoint", "verify", "empty", "--json"], 3, "HT-checkpoint-none", {"target": "empty"}),
-        (["plan", "digits", "--nodes", "1,2", "--json"], 2, "HT-plan-several-node-counts", {"nodes": "1,2"}),
+        (["plan", "digits", "--gpu", "h100-sxm", "--json"], 2, "HT-plan-without-prediction", {}),
         (["recipes", "show", "--json"], 2, "HT-recipe-not-named", {}),
         (["data", "shard", ".", "out", "--master", "local", "--json"], 2, "HT-spark-master-without-engine", {}),
         (["bench", "step", "--precision", "bf16", "--json"], 2, "HT-bench-precision-without-sweep", {}),
@@ -65,7 +65,7 @@ def test_a_checked_recipe_has_its_error_beside_those_that_are_sound(
 
 @pytest.mark.slow
 def test_a_picture_that_cannot_be_written_leaves_no_answer_before_the_error(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "hpctrain", "plan", "digits", "--gpu", "h100-sxm", "--json", "--plot", "a.png"]
+    words = [sys.executable, "-m", "hpctrain", "predict", "digits", "--gpu", "h100-sxm", "--json", "--plot", "a.png"]
     ended = subprocess.run(
         ["prlimit", "--fsize=4096", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )

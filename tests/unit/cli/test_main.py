@@ -105,6 +105,7 @@ def test_a_commands_own_help_has_its_options_in_groups(capsys: pytest.CaptureFix
         ("hpctrain run ying", ["ying2018"]),
         ("hpctrain submit ying", ["ying2018"]),
         ("hpctrain plan ying", ["ying2018"]),
+        ("hpctrain predict ying", ["ying2018"]),
         ("hpctrain recipes show ying", ["ying2018"]),
         ("hpctrain run train", []),
         ("hpctrain run --repe", ["--repeat"]),
@@ -129,7 +130,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{metadata.version('hpctrain')} ({known})\n"
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "recipes", "topology", "report", "bench", "horovod"])
+@pytest.mark.parametrize("command", ["run", "plan", "predict", "recipes", "topology", "report", "bench", "horovod"])
 def test_only_the_whole_command_installs_completion(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     assert "completion" not in capsys.readouterr().out

@@ -55,7 +55,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["submit", "train.py"], "cannot read the script train.py: No such file"),
         (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "[HT-mesh-unknown-axis]\n  valid: cp, dp_rep"),
         (
-            ["plan", "digits", "--mesh", "dp_shard=2", "--gpu", "v100-sxm"],
+            ["predict", "digits", "--mesh", "dp_shard=2", "--gpu", "v100-sxm"],
             "a prediction is for ranks that each have the who",
         ),
         (["run", "digits", "--framework", "jax"], "HT-framework-unknown"),

@@ -69,7 +69,7 @@ def test_a_script_has_neither_recipe_nor_batch(tmp_path: Path) -> None:
 def test_damaged_and_foreign_files(tmp_path: Path, content: Any, code: str, values: dict[str, object]) -> None:
     with refused(code, path=tmp_path / "prediction.json", **values) as caught:
         read(tmp_path, content)
-    remedy = "make one: hpctrain plan digits --gpu NAME --nodes 1 --gpus-per-node 2 --json > prediction.json"
+    remedy = "make one: hpctrain predict digits --gpu NAME --nodes 1 --gpus-per-node 2 --json > prediction.json"
     assert caught.value.hint and caught.value.hint.startswith(remedy)
 
 

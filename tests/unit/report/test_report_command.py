@@ -65,7 +65,7 @@ def test_a_foreign_prediction_changes_nothing(
         file = written(tmp_path / "plan.json", content)
         assert main(["report", str(finished.path), "--prediction", str(file)]) == 2
         said = capsys.readouterr().err
-        assert str(file) in said and "hpctrain plan" in said
+        assert str(file) in said and "hpctrain predict" in said
     assert sorted(finished.path.rglob("*")) == before
 
 

@@ -51,15 +51,15 @@ def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     capsys.readouterr()
-    assert main(["plan", *arguments, "--json"]) == 0
+    assert main(["predict", *arguments, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
-def test_the_lines_are_those_of_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lines_are_those_of_predict(capsys: pytest.CaptureFixture[str]) -> None:
     cluster = ("--cluster", "dgx-h100", "--nodes", "4")
     found = lines(capsys, *RESNET, *cluster)
-    assert main(["plan", *RESNET, *cluster]) == 0
+    assert main(["predict", *RESNET, *cluster]) == 0
     plan = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert found[: len(plan)] == plan
     title = "mlperf-resnet50@8192 on h100-sxm, 8 a node, nccl, 256 samples a rank"

@@ -1,4 +1,4 @@
-"""The predictions of ``hpctrain plan``."""
+"""The predictions of ``hpctrain predict``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_number_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--nodes", "4", "--adapters-per-node", "8", "--link", "400Gb", "--grid-intensity", "300", "--json"]
-    assert main(["plan", "goyal2017", *H100, *options]) == 0
+    assert main(["predict", "goyal2017", *H100, *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["nodes"], found["gpus"]) == (4, 32)
     for key in ("step_s", "samples_per_s", "efficiency", "communication_share", "minutes", "memory_bytes", "kwh"):
@@ -36,7 +36,7 @@ def test_one_number_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_a_table_of_several_and_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    assert main(["plan", "goyal2017", *H100, "--nodes", "1..8", "--explain", "--plot", "found.png"]) == 0
+    assert main(["predict", "goyal2017", *H100, "--nodes", "1..8", "--explain", "--plot", "found.png"]) == 0
     said = capsys.readouterr()
     assert [line.split()[0] for line in said.out.splitlines() if line[:6].strip().isdigit()] == ["1", "2", "4", "8"]
     assert "comes from" in said.out
@@ -47,7 +47,7 @@ def test_a_table_of_several_and_a_picture(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.slow
 def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    assert main(["plan", "goyal2017", *H100, "--nodes", "1,4", "--plot", "found.html"]) == 0
+    assert main(["predict", "goyal2017", *H100, "--nodes", "1,4", "--plot", "found.html"]) == 0
     page = Path("found.html").read_text()
     assert page.count("<svg") == page.count("</svg>") == page.count("</html>") == 1
     assert "goyal2017" in page
@@ -57,7 +57,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_node_map_has_the_gpus_and_adapters(capsys: pytest.CaptureFixture[str]) -> None:
     Path("node.txt").write_text(NODE)
-    assert main(["plan", "goyal2017", "--gpu", "a30", "--nodes", "2", "--node", "node.txt", "--json"]) == 0
+    assert main(["predict", "goyal2017", "--gpu", "a30", "--nodes", "2", "--node", "node.txt", "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["gpus"] == 4
     assert "--adapters-per-node" not in said.err
@@ -67,7 +67,7 @@ def test_nccl_tests_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--gpu", "h100-sxm", "--gpus-per-node", "8", "--json"]
     times = []
     for more in ([], ["--calibration", str(MEASURED / "nccl-tests-2.13.txt")]):
-        assert main(["plan", "goyal2017", "--nodes", "4", *options, *more]) == 0
+        assert main(["predict", "goyal2017", "--nodes", "4", *options, *more]) == 0
         times.append(json.loads(capsys.readouterr().out)["communication_share"]["value"])
     assert times[0] != times[1]
 
@@ -79,7 +79,6 @@ def test_nccl_tests_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
         ([*H100, "--nodes", "1,x"], "HT-prediction-not-node-counts"),
         (["--gpu", "h10", "--gpus-per-node", "8"], "HT-gpu-unknown"),
         ([*H100, "--nodes", "5", "--fabric", "topology.conf", "--link", "200Gb"], "has 4 hosts"),
-        ([*H100, "-np", "4"], "HT-prediction-hosts-by-name"),
         ([*H100, "--batch", "4"], "HT-prediction-option-of-script"),
         ([*H100, "--link", "fast"], "HT-prediction-not-link-rate"),
         ([*H100, "--backend", "single"], "HT-backend-for-one-process"),
@@ -96,7 +95,7 @@ def test_nccl_tests_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
         ([*H100, "--calibration", "cut.txt"], "cut.txt"),
         ([*H100, "--calibration", "none.json"], "none.json"),
         (["--gpu", "cpu", "--gpus-per-node", "2", "--backend", "nccl"], "needs GPUs"),
-        (["--nodes", "1,8"], "HT-plan-several-node-counts"),
+        (["--nodes", "1,8"], "which GPUs"),
         (["--cluster", "generic", "--gpus-per-node", "4"], "which GPUs"),
     ],
 )
@@ -104,7 +103,7 @@ def test_misuse(capsys: pytest.CaptureFixture[str], arguments: list[str], said: 
     whole = (MEASURED / "nccl-tests-2.20.txt").read_text()
     Path("cut.txt").write_text(whole[: whole.rindex("# Out of bounds")])
     Path("sweeps.json").write_text('{"sweeps": []}')
-    assert main(["plan", "goyal2017", *arguments]) == 2
+    assert main(["predict", "goyal2017", *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -119,13 +118,13 @@ def test_misuse(capsys: pytest.CaptureFixture[str], arguments: list[str], said: 
 def test_a_script_that_cannot_be_traced(capsys: pytest.CaptureFixture[str], script: str, said: str) -> None:
     pytest.importorskip("torch")
     Path("train.py").write_text(script)
-    assert main(["plan", "train.py", *H100, "--batch", "8"]) != 0
+    assert main(["predict", "train.py", *H100, "--batch", "8"]) != 0
     assert said in capsys.readouterr().err
 
 
 def test_a_script_needs_its_batch_and_has_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text("")
-    assert main(["plan", "train.py", *H100]) == 2
+    assert main(["predict", "train.py", *H100]) == 2
     assert "--batch N" in capsys.readouterr().err
 
 
@@ -134,12 +133,12 @@ def test_a_workload_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
 
     shipped = Path(hpctrain.common.workloads.__file__).parent / "transformer.json"
     shutil.copy(shipped, "mine.json")
-    assert main(["plan", "mine.json", *H100, "--batch", "64", "--precision", "bf16", "--json"]) == 0
+    assert main(["predict", "mine.json", *H100, "--batch", "64", "--precision", "bf16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["minutes"] is None
     assert found["step_s"]["value"] > 0
     Path("mine.json").write_text(shipped.read_text()[:200])
-    assert main(["plan", "mine.json", *H100, "--batch", "64"]) == 2
+    assert main(["predict", "mine.json", *H100, "--batch", "64"]) == 2
     assert "mine.json" in capsys.readouterr().err
 
 
