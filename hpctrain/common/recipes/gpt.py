@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.recipes.bounds import Count
+from hpctrain.common.recipes.transformer import Transformer
 
 
 class GptSettings(Section):
@@ -32,11 +33,24 @@ class GptSettings(Section):
         return self
 
     @property
+    def transformer(self) -> Transformer:
+        """The same sizes as predictions take them."""
+        return Transformer(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            kv_heads=self.heads,
+            mlp=4 * self.width,
+            vocabulary=self.vocabulary,
+            context=self.context,
+            tied=self.tied,
+            bias="all" if self.bias else "none",
+        )
+
+    @property
     def parameters(self) -> int:
         """The number of parameters; shared ones count once."""
-        embedded = (self.vocabulary * (1 if self.tied else 2) + self.context) * self.width
-        biases = 11 * self.width * self.layers + self.width if self.bias else 0
-        return embedded + self.layers * (12 * self.width**2 + 2 * self.width) + self.width + biases
+        return self.transformer.parameters.total
 
     @property
     def flops_per_token(self) -> int:

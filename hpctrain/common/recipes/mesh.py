@@ -20,6 +20,8 @@ Axis = Literal["dp_replicate", "dp_shard", "pp", "cp", "tp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 FILL = -1
 
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv"]
+
 _Size = Annotated[int, Field(ge=FILL, le=1_000_000)]
 
 
@@ -127,7 +129,7 @@ class Sharding(Section):
 class Pipeline(Section):
     """How the stages along pp take turns."""
 
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv"] = Field(
+    schedule: PipelineSchedule = Field(
         "1f1b", description="the order of forward and backward passes, by the names of torch.distributed.pipelining"
     )
     micro_batches: Count | None = Field(

@@ -34,6 +34,7 @@ _ALLOWED = {
         "control.horovod.installed",
         "control.horovod.wheel",
         "control.predict.constants",
+        "control.predict.transformers.network",
         "common.workloads.workload",
     },
     "of this very command, in a temporary folder of its own": {

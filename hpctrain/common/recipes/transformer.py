@@ -1,0 +1,234 @@
+"""The sizes of a transformer, and what follows from them in closed form: its parameters and its FLOPs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from hpctrain.common.errors import HpctrainError
+
+Kind = Literal["gelu", "swiglu"]
+Norm = Literal["layernorm", "rmsnorm"]
+Positions = Literal["learned", "rotary", "none"]
+Bias = Literal["all", "qkv", "none"]
+# How the products of queries with keys, and of their scores with values, are counted.
+Scores = Literal["full", "half", "flash"]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "kind": get_args(Kind),
+    "norm": get_args(Norm),
+    "positions": get_args(Positions),
+    "bias": get_args(Bias),
+}
+# Larger than any that was trained; beyond it a typing error is more likely, and products stay exact in a float.
+_LARGEST = 10**7
+_MAY_BE_0 = ("head_width", "other_rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """How many parameters each part has; attention, MLP and norms are those of one layer.
+
+    Attributes:
+        transform: what BERT's head has ahead of the vocabulary: a linear layer, a norm and the biases of the logits.
+        head: 0 where it is the embedding.
+    """
+
+    layers: int
+    embedding: int
+    positions: int
+    attention: int
+    mlp: int
+    norms: int
+    final_norm: int
+    transform: int
+    head: int
+
+    @property
+    def layer(self) -> int:
+        """Those of one layer."""
+        return self.attention + self.mlp + self.norms
+
+    @property
+    def first(self) -> int:
+        """Those ahead of the layers, which the first stage of a pipeline has."""
+        return self.embedding + self.positions
+
+    @property
+    def last(self) -> int:
+        """Those behind the layers, without an embedding that is used once more."""
+        return self.final_norm + self.transform + self.head
+
+    @property
+    def total(self) -> int:
+        """Those of the whole network; shared ones count once."""
+        return self.first + self.layers * self.layer + self.last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flops:
+    """FLOPs a token of matrix products, a multiply-add being 2; attention, scores and MLP are those of one layer.
+
+    Attributes:
+        attention: projections to queries, keys and values, and of the output.
+        scores: queries with keys, and scores with values.
+    """
+
+    layers: int
+    attention: float
+    scores: float
+    mlp: float
+    head: float
+
+    @property
+    def layer(self) -> float:
+        """Those of one layer."""
+        return self.attention + self.scores + self.mlp
+
+    @property
+    def total(self) -> float:
+        """Those of the whole network."""
+        return self.layers * self.layer + self.head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """A network of equal layers, each attention and an MLP with residual connections.
+
+    Attributes:
+        width: numbers a token between two layers.
+        kv_heads: heads of keys and values; each serves ``heads / kv_heads`` queries (Ainslie et al. 2023, arXiv
+            2305.13245).
+        mlp: the inner width of the MLP.
+        context: tokens of a sample, and rows of the learned positions.
+        kind: ``gelu`` has two matrices, of which one widens and one narrows (ReLU counts as it); ``swiglu`` has a
+            third, as a gate (Shazeer 2020, arXiv 2002.05202).
+        bias: which linear layers have one; with ``all``, layer norms have one too.
+        tied: the head is the embedding.
+        causal: tokens attend to those before them; without it the network has BERT's head for masked words.
+        head_width: numbers a head; 0 for width / heads.
+        other_rows: rows of further tables that are looked up for each token: BERT's two types, OPT's two paddings.
+
+    Raises:
+        HpctrainError: sizes that do not fit each other.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    vocabulary: int
+    context: int
+    kind: Kind = "gelu"
+    norm: Norm = "layernorm"
+    positions: Positions = "learned"
+    tied: bool = True
+    bias: Bias = "all"
+    causal: bool = True
+    head_width: int = 0
+    other_rows: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in CHOICES and value not in CHOICES[field.name]:
+                raise HpctrainError(
+                    "HT-transformer-unknown-choice",
+                    "{key} is {value!r}",
+                    f"valid: {', '.join(CHOICES[field.name])}",
+                    key=field.name,
+                    value=value,
+                )
+            least = 0 if field.name in _MAY_BE_0 else 1
+            if field.type == "int" and not least <= value <= _LARGEST:
+                raise HpctrainError(
+                    "HT-transformer-size",
+                    "{key} is {value}; it is at least {least} and at most {most}",
+                    key=field.name,
+                    value=value,
+                    least=least,
+                    most=_LARGEST,
+                )
+        for key, of in (("width", "heads"), ("heads", "kv_heads")):
+            if getattr(self, key) % getattr(self, of) and not (key == "width" and self.head_width):
+                raise HpctrainError(
+                    "HT-transformer-not-divisible",
+                    "{key} ({value}) is not a multiple of {of} ({parts})",
+                    key=key,
+                    value=getattr(self, key),
+                    of=of,
+                    parts=getattr(self, of),
+                )
+
+    @property
+    def queries(self) -> int:
+        """Numbers a token in all queries of a layer."""
+        return self.heads * (self.head_width or self.width // self.heads)
+
+    @property
+    def keys(self) -> int:
+        """Numbers a token in all keys of a layer, and as many in its values."""
+        return self.queries // self.heads * self.kv_heads
+
+    @property
+    def matrices(self) -> int:
+        """The MLP's matrices."""
+        return 3 if self.kind == "swiglu" else 2
+
+    @property
+    def parameters(self) -> Parameters:
+        """How many parameters there are."""
+        biased, norm = self.bias == "all", self._norm
+        linear = 2 * self.width * (self.queries + self.keys)
+        qkv = self.queries + 2 * self.keys
+        biases = (qkv if self.bias != "none" else 0) + (self.width if biased else 0)
+        inner = (self.matrices - 1) * self.mlp + self.width if biased else 0
+        return Parameters(
+            layers=self.layers,
+            embedding=self.vocabulary * self.width,
+            positions=(self.other_rows + (self.context if self.positions == "learned" else 0)) * self.width,
+            attention=linear + biases,
+            mlp=self.matrices * self.width * self.mlp + inner,
+            norms=2 * norm,
+            # BERT normalises behind the embedding instead.
+            final_norm=norm,
+            transform=0 if self.causal else self.width**2 + self.width + norm + self.vocabulary,
+            head=0 if self.tied else self.vocabulary * self.width,
+        )
+
+    @property
+    def _norm(self) -> int:
+        return self.width * (2 if self.norm == "layernorm" and self.bias == "all" else 1)
+
+    def forward_flops(self, sequence: int | None = None, scores: Scores = "full") -> Flops:
+        """FLOPs a token of the forward pass.
+
+        Args:
+            sequence: tokens of a sample, the context by default.
+            scores: ``full`` counts each pair of tokens, as model FLOPs are counted most often (Chowdhery et al. 2022,
+                arXiv 2204.02311, appendix B); ``half`` only those that a causal network uses; ``flash`` what
+                FlashAttention's kernels compute (Dao et al. 2022, arXiv 2205.14135), the same as ``half`` forward.
+        """
+        pairs = (sequence or self.context) * (0.5 if self.causal and scores != "full" else 1)
+        return Flops(
+            layers=self.layers,
+            attention=4 * self.width * (self.queries + self.keys),
+            scores=4 * pairs * self.queries,
+            mlp=2 * self.matrices * self.width * self.mlp,
+            head=2 * self.width * (self.vocabulary + (0 if self.causal else self.width)),
+        )
+
+    def backward_flops(self, sequence: int | None = None, scores: Scores = "full") -> Flops:
+        """FLOPs a token of the backward pass: two products for each of the forward pass.
+
+        FlashAttention computes the scores once more, which makes five products of its two; see :meth:`forward_flops`.
+        """
+        forward = self.forward_flops(sequence, scores)
+        return Flops(
+            layers=self.layers,
+            attention=2 * forward.attention,
+            scores=(2.5 if scores == "flash" else 2) * forward.scores,
+            mlp=2 * forward.mlp,
+            head=2 * forward.head,
+        )

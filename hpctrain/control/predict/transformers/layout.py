@@ -1,0 +1,326 @@
+"""How a transformer's training is laid out over ranks: the mesh, the micro-batches, and what each rank keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal, get_args
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.mesh import Axis, Mesh, PipelineSchedule
+from hpctrain.common.recipes.transformer import Transformer
+from hpctrain.control.predict.zero import Stage, StateBytes
+
+if TYPE_CHECKING:
+    from hpctrain.common.recipes.schema import Recipe
+
+LayoutPrecision = Literal["bf16", "fp16", "fp8", "float32"]
+Recomputation = Literal["none", "selective", "matmuls", "full"]
+Attention = Literal["flash", "materialised"]
+Kernels = Literal["fused", "eager"]
+
+_CHOICES: Mapping[str, tuple[object, ...]] = {
+    "zero": get_args(Stage),
+    "schedule": get_args(PipelineSchedule),
+    "recomputation": get_args(Recomputation),
+    "attention": get_args(Attention),
+    "precision": get_args(LayoutPrecision),
+    "kernels": get_args(Kernels),
+}
+_ONE_STAGE = ("gpipe", "1f1b")
+
+# Bytes of one parameter's state, by who keeps it so.
+STATES: Mapping[str, StateBytes] = {
+    # https://github.com/NVIDIA/Megatron-LM, docs/source/api-guide/dist_optimizer.md (distrib_optimizer.md): with the
+    # distributed optimizer 6 + 12/d, 4 + 16/d and 8 + 8/d bytes.
+    "megatron": StateBytes(parameters=2, gradients=4, optimizer=12),
+    "megatron_fp16": StateBytes(parameters=2, gradients=2, optimizer=16),
+    # Weights, gradients and AdamW's state in float32, which PyTorch's autocast and FSDP2's MixedPrecisionPolicy leave
+    # as they are; hpctrain's own.
+    "float32": StateBytes(parameters=4, gradients=4, optimizer=8),
+    # Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1: 2 + 2 + 12; DeepSpeed, InternLM, Colossal-AI.
+    "narrow": StateBytes(parameters=2, gradients=2, optimizer=12),
+    # All of it in bf16, as llm-foundry's low precision and torch's model.to(bfloat16).
+    "bf16": StateBytes(parameters=2, gradients=2, optimizer=4),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A training over a number of ranks.
+
+    Attributes:
+        mesh: without -1, from :meth:`~hpctrain.common.recipes.mesh.Mesh.at`. Ranks along cp have the same parameters
+            and other tokens, so that dp_shard and cp together divide the state.
+        micro_batch: samples that a data-parallel rank computes at once.
+        micro_batches: how many of them it computes in a step.
+        zero: 1 divides the optimizer's state, 2 the gradients too, 3 the parameters too (FSDP); 0 nothing.
+        reshard: with zero 3, parameters are freed behind the forward pass and gathered anew for the backward pass.
+        prefetch: layers that are gathered ahead of their use.
+        sequence_parallel: ranks along tp divide tokens outside of attention and MLP (Korthikanti et al. 2022).
+        asynchronous_tp: tp's gathers and scatters are cut into pieces that overlap with the products.
+        virtual_stages: stages of the pipeline that each rank has.
+        recomputation: in the backward pass; ``selective`` of the scores of attention alone (Korthikanti et al. 2022),
+            ``matmuls`` of everything but attention and every second matrix product (torchtitan's selective op),
+            ``full`` of each layer.
+        precision: of matrix products; what is kept between layers is bf16 with fp8.
+        state: see :data:`STATES`.
+        kernels: whether activations and norms are one kernel each, or PyTorch's operators one by one, which keep more.
+        dropout: behind attention, its projection and the MLP, whose masks are kept.
+        divided_vocabulary: tp divides embedding and head too, as Megatron-LM and torchtitan do, and hpctrain does not.
+
+    Raises:
+        HpctrainError: a value is invalid by itself; see :meth:`check` for those that do not fit a transformer.
+    """
+
+    mesh: Mesh = field(default_factory=lambda: Mesh().at(1))
+    micro_batch: int = 1
+    micro_batches: int = 1
+    zero: Stage = 3
+    reshard: bool = True
+    prefetch: int = 1
+    sequence_parallel: bool = False
+    asynchronous_tp: bool = False
+    schedule: PipelineSchedule = "1f1b"
+    virtual_stages: int = 1
+    recomputation: Recomputation = "none"
+    attention: Attention = "flash"
+    precision: LayoutPrecision = "bf16"
+    state: StateBytes = STATES["float32"]
+    kernels: Kernels = "fused"
+    dropout: bool = False
+    divided_vocabulary: bool = True
+
+    def __post_init__(self) -> None:
+        for name, valid in _CHOICES.items():
+            if (value := getattr(self, name)) not in valid:
+                raise HpctrainError(
+                    "HT-layout-unknown-choice",
+                    "{key} is {value!r}",
+                    f"valid: {', '.join(map(str, valid))}",
+                    key=name,
+                    value=value,
+                )
+        for each in fields(self):
+            least = 0 if each.name == "prefetch" else 1
+            if each.type == "int" and getattr(self, each.name) < least:
+                raise HpctrainError(
+                    "HT-layout-not-positive",
+                    "{key} is {value}; it is at least {least}",
+                    key=each.name,
+                    value=getattr(self, each.name),
+                    least=least,
+                )
+        if self.asynchronous_tp and not self.sequence_parallel:
+            raise HpctrainError(
+                "HT-layout-asynchronous-tp",
+                "asynchronous_tp overlaps the gathers and scatters of sequence_parallel, which is off",
+                "set sequence_parallel too",
+            )
+        if not self.zero and self.sizes["dp_shard"] > 1:
+            raise HpctrainError(
+                "HT-layout-shards-nothing",
+                "the mesh has dp_shard {ranks}, but zero is 0, which divides nothing",
+                "choose zero 1, 2 or 3, or dp_replicate in place of dp_shard",
+                ranks=self.sizes["dp_shard"],
+            )
+        self._check_stages()
+
+    def _check_stages(self) -> None:
+        """Refuse a schedule that has no use for so many stages a rank."""
+        pp, stages = self.sizes["pp"], self.virtual_stages
+        if pp == 1:
+            right = stages == 1
+        elif self.schedule == "zbv":
+            right = stages == 2
+        else:
+            right = (stages == 1) == (self.schedule in _ONE_STAGE)
+        if not right:
+            raise HpctrainError(
+                "HT-layout-stages-of-schedule",
+                "pp {pp} by schedule {schedule} has {stages} stages a rank",
+                "a mesh without pp, gpipe and 1f1b have 1, zbv 2, the other schedules 2 or more",
+                pp=pp,
+                schedule=self.schedule,
+                stages=stages,
+            )
+
+    @property
+    def sizes(self) -> dict[Axis, int]:
+        """Ranks along each axis of the mesh."""
+        return self.mesh.sizes
+
+    @property
+    def ranks(self) -> int:
+        """All ranks."""
+        found = 1
+        for size in self.sizes.values():
+            found *= size
+        return found
+
+    @property
+    def shards(self) -> int:
+        """The ranks over which zero divides state."""
+        return self.sizes["dp_shard"] * self.sizes["cp"] if self.zero else 1
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step over all ranks."""
+        return self.mesh.data_ranks * self.micro_batch * self.micro_batches
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline over all ranks."""
+        return self.sizes["pp"] * self.virtual_stages
+
+    def own_stages(self, rank: int) -> list[int]:
+        """The stages of a rank along pp, as torch.distributed.pipelining and Megatron-LM give them."""
+        pp = self.sizes["pp"]
+        if self.schedule == "zbv" and pp > 1:
+            return [rank, 2 * pp - 1 - rank]
+        return [rank + pp * turn for turn in range(self.virtual_stages)]
+
+    def stage_layers(self, network: Transformer) -> list[int]:
+        """How many layers each stage has.
+
+        Where they do not divide evenly, embedding and head count as a layer each if that is even (Megatron-LM,
+        ``account_for_embedding_in_pipeline_split``); else the stages in the middle have one more.
+        """
+        each, more = divmod(network.layers, self.stages)
+        if more and (network.layers + 2) % self.stages == 0 and network.layers + 2 > self.stages:
+            whole = (network.layers + 2) // self.stages
+            return [whole - (stage in (0, self.stages - 1)) for stage in range(self.stages)]
+        first = (self.stages - more) // 2
+        return [each + (first <= stage < first + more) for stage in range(self.stages)]
+
+    def check(self, network: Transformer, *, ranks: int | None = None, global_batch: int | None = None) -> None:
+        """Refuse a layout that cannot train a transformer.
+
+        Args:
+            ranks: that there are; by default as many as the mesh has.
+            global_batch: samples of a step; by default what micro-batches and data-parallel ranks make.
+
+        Raises:
+            HpctrainError: with what does not fit, and what would.
+        """
+        if ranks is not None:
+            self.mesh.at(ranks)
+        sizes = self.sizes
+        for axis, of, parts in (
+            ("tp", "heads", network.heads),
+            ("tp", "mlp", network.mlp),
+            ("cp", "context", network.context),
+        ):
+            if parts % sizes[axis]:  # type: ignore[index]
+                raise HpctrainError(
+                    "HT-layout-not-divisible",
+                    "{axis} {size} does not divide {of} ({parts})",
+                    f"valid: {', '.join(map(str, divisors(parts)))}",
+                    axis=axis,
+                    size=sizes[axis],  # type: ignore[index]
+                    of=of,
+                    parts=parts,
+                )
+        if network.kv_heads % sizes["tp"] and sizes["tp"] % network.kv_heads:
+            raise HpctrainError(
+                "HT-layout-kv-heads",
+                "tp {tp} neither divides kv_heads ({heads}) nor is a multiple of it",
+                f"valid: {', '.join(map(str, divisors(network.kv_heads)))}",
+                tp=sizes["tp"],
+                heads=network.kv_heads,
+            )
+        if self.stages > network.layers:
+            raise HpctrainError(
+                "HT-layout-more-stages-than-layers",
+                "pp {pp} with {virtual_stages} stages a rank makes {stages} stages of {layers} layers",
+                "give each stage a layer at least",
+                pp=sizes["pp"],
+                virtual_stages=self.virtual_stages,
+                stages=self.stages,
+                layers=network.layers,
+            )
+        self._check_batch(global_batch)
+
+    def _check_batch(self, global_batch: int | None) -> None:
+        if self.schedule == "interleaved_1f1b" and self.micro_batches % self.sizes["pp"]:
+            raise HpctrainError(
+                "HT-layout-interleaved-micro-batches",
+                "{micro_batches} micro-batches are not a multiple of pp {pp}, as interleaved_1f1b needs",
+                micro_batches=self.micro_batches,
+                pp=self.sizes["pp"],
+            )
+        if global_batch is not None and global_batch != self.global_batch:
+            raise HpctrainError(
+                "HT-layout-batch",
+                "a batch of {global_batch} is not {data_ranks} data-parallel ranks x {micro_batches} micro-batches x "
+                "{micro_batch} samples = {product}",
+                global_batch=global_batch,
+                data_ranks=self.mesh.data_ranks,
+                micro_batches=self.micro_batches,
+                micro_batch=self.micro_batch,
+                product=self.global_batch,
+            )
+
+    @classmethod
+    def of_batch(cls, network: Transformer, global_batch: int, **settings: object) -> Layout:
+        """The layout of a batch: as many micro-batches as it takes; other arguments are a layout's.
+
+        Raises:
+            HpctrainError: the batch is no multiple, or something else does not fit; see :meth:`check`.
+        """
+        one = cls(**settings)  # type: ignore[arg-type]
+        count, rest = divmod(global_batch, one.mesh.data_ranks * one.micro_batch)
+        if rest or not count:
+            raise HpctrainError(
+                "HT-layout-batch-not-divisible",
+                "a batch of {global_batch} is not a multiple of {data_ranks} data-parallel ranks x micro-batches of "
+                "{micro_batch}",
+                f"valid micro-batches: {_micro_batches(global_batch, one.mesh.data_ranks)}",
+                global_batch=global_batch,
+                data_ranks=one.mesh.data_ranks,
+                micro_batch=one.micro_batch,
+            )
+        found = cls(**{**settings, "micro_batches": count})  # type: ignore[arg-type]
+        found.check(network, global_batch=global_batch)
+        return found
+
+    @classmethod
+    def of_recipe(cls, recipe: Recipe, ranks: int) -> Layout:
+        """The layout of a recipe whose model is ``gpt``, over a number of ranks.
+
+        Raises:
+            HpctrainError: its mesh does not fit the ranks.
+        """
+        mesh = recipe.mesh.at(ranks)
+        resolved = recipe.at_data_ranks(mesh.data_ranks)
+        parts = resolved.batch.parts(resolved.global_batch, mesh.data_ranks)
+        if mesh.pp > 1:
+            parts *= recipe.pipeline.count(mesh.pp)
+        samples = resolved.global_batch // mesh.data_ranks
+        schedule = recipe.pipeline.schedule
+        zero = recipe.sharding.zero if mesh.sizes["dp_shard"] > 1 else 0
+        return cls(
+            mesh=mesh,
+            micro_batch=max(1, samples // parts),
+            micro_batches=parts,
+            # With zero 2, and in pipelines, FSDP2 keeps a rank's part beside gathered parameters.
+            zero=3 if zero == 2 else zero,
+            reshard=zero == 3 and mesh.pp == 1,
+            schedule=schedule,
+            virtual_stages=1 if schedule in _ONE_STAGE or mesh.pp == 1 else 2,
+            recomputation="full" if recipe.sharding.recompute else "none",
+            precision=recipe.precision,
+            kernels="eager",
+            divided_vocabulary=False,
+        )
+
+
+def divisors(number: int) -> list[int]:
+    """All numbers that divide another."""
+    return [each for each in range(1, number + 1) if number % each == 0] if number < 1 << 20 else [1]
+
+
+def _micro_batches(global_batch: int, data_ranks: int) -> str:
+    if global_batch % data_ranks:
+        return f"none, as {data_ranks} data-parallel ranks do not divide the batch"
+    return ", ".join(map(str, divisors(global_batch // data_ranks)))

@@ -1,0 +1,398 @@
+"""The memory of each rank that trains a transformer, in closed form, by what holds it.
+
+Tensors alone are ``allocated``, as ``torch.cuda.max_memory_allocated`` counts them; ``reserved`` adds what PyTorch's
+allocator cannot use, and ``used`` what is outside of it, as nvidia-smi shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+
+from hpctrain.common.recipes.transformer import Transformer
+from hpctrain.control.predict.memory import CONTEXT_BYTES, FRAGMENTATION
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.zero import StateBytes, zero_bytes
+
+# The buffers of one communicator of NCCL: NCCL_BUFFSIZE of 4 MiB for Simple and about half of it for LL and LL128, for
+# ring and tree, on 32 channels: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. Assumed.
+NCCL_BYTES = 2 * 32 * 6 * 2**20
+
+SOURCES: Mapping[str, str] = {
+    "parameters": "Rajbhandari et al. 2020, arXiv 1910.02054, table 1; Megatron-LM, distrib_optimizer.md",
+    "gradients": "Rajbhandari et al. 2020, arXiv 1910.02054, table 1; Megatron-LM, distrib_optimizer.md",
+    "optimizer": "Rajbhandari et al. 2020, arXiv 1910.02054, table 1; Megatron-LM, distrib_optimizer.md",
+    "gathered": "Zhao et al. 2023, arXiv 2304.11277, section 3; torch.distributed.fsdp of PyTorch 2.13, _fully_shard",
+    "activations": "Korthikanti et al. 2022, arXiv 2205.05198, table 2; Dao et al. 2022, arXiv 2205.14135",
+    "logits": "cross-entropy in float32: Megatron-LM, core/tensor_parallel/cross_entropy.py; torch.nn.functional",
+    "working": "gradients of the activations of one layer, and what it recomputes",
+    "fragmentation": "5 to 20 % measured on one H100 by benchmarks/one_gpu.py",
+    "communication": "NCCL_BUFFSIZE of NCCL's manual (env.html), for an assumed number of channels",
+    "context": "measured on one H100 by benchmarks/one_gpu.py",
+}
+"""Where each term's formula is from."""
+
+_REDUCTIONS: Mapping[str, tuple[tuple[str, Callable[[Layout], bool]], ...]] = {
+    "parameters": (
+        ("divide the parameters over data-parallel ranks (zero 3)", lambda layout: layout.zero < 3),
+        ("divide the layers over more ranks (tp, pp)", lambda layout: True),
+    ),
+    "gradients": (
+        ("divide the gradients over data-parallel ranks (zero 2)", lambda layout: layout.zero < 2),
+        ("keep gradients in bf16", lambda layout: layout.state.gradients > 2),
+    ),
+    "optimizer": (
+        ("divide the optimizer's state over data-parallel ranks (zero 1)", lambda layout: layout.zero < 1),
+        ("divide it over more data-parallel ranks", lambda layout: layout.zero >= 1),
+        ("choose an optimizer with less state", lambda layout: True),
+    ),
+    "gathered": (
+        ("free gathered parameters behind the forward pass (reshard)", lambda layout: not layout.reshard),
+        ("gather fewer layers ahead (prefetch)", lambda layout: layout.prefetch > 0),
+        ("divide each layer (tp)", lambda layout: True),
+    ),
+    "activations": (
+        ("use FlashAttention instead of keeping the scores", lambda layout: layout.attention == "materialised"),
+        (
+            "recompute each layer in the backward pass (recomputation full)",
+            lambda layout: layout.recomputation != "full",
+        ),
+        ("a smaller micro-batch", lambda layout: layout.micro_batch > 1),
+        (
+            "divide tokens outside of attention and MLP (sequence_parallel)",
+            lambda layout: layout.sizes["tp"] > 1 and not layout.sequence_parallel,
+        ),
+        ("schedule 1f1b, which keeps fewer micro-batches", lambda layout: layout.schedule in ("gpipe", "looped_bfs")),
+        ("divide the sequence (cp)", lambda layout: True),
+    ),
+    "logits": (
+        ("a smaller micro-batch", lambda layout: layout.micro_batch > 1),
+        ("divide the vocabulary (tp)", lambda layout: True),
+        ("compute the loss in pieces of the sequence", lambda layout: True),
+    ),
+    "working": (
+        ("a smaller micro-batch", lambda layout: layout.micro_batch > 1),
+        ("divide each layer (tp)", lambda layout: True),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """Bytes of a rank at the moment when they are most, by what holds them; :data:`SOURCES` has the formulas.
+
+    Attributes:
+        stage: the rank's place along pp.
+        moment: ``loss``, ``backward`` or ``update``.
+        gathered: parameters of other ranks, or copies in a narrower type, and gradients that are not yet divided.
+        activations: kept for the backward pass, of all micro-batches in flight.
+        logits: with the loss and their gradient.
+        working: gradients of activations, and what is recomputed.
+        fragmentation: what PyTorch's allocator cannot use.
+        communication: NCCL's buffers.
+        context: a process's CUDA context and the workspaces of its libraries.
+    """
+
+    stage: int
+    moment: str
+    parameters: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    activations: float
+    logits: float
+    working: float
+    communication: float
+
+    @property
+    def allocated(self) -> float:
+        """The bytes of all tensors."""
+        return sum(self.tensors.values())
+
+    @property
+    def tensors(self) -> dict[str, float]:
+        """The terms that are tensors, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name in _REDUCTIONS}
+
+    @property
+    def fragmentation(self) -> float:
+        """What PyTorch's allocator cannot use."""
+        return FRAGMENTATION * self.allocated
+
+    @property
+    def reserved(self) -> float:
+        """What PyTorch's allocator takes from the device."""
+        return self.allocated + self.fragmentation
+
+    @property
+    def used(self) -> float:
+        """The device's memory in use, as nvidia-smi shows it."""
+        return self.reserved + self.communication + CONTEXT_BYTES
+
+    @property
+    def largest(self) -> str:
+        """The name of the largest term."""
+        return max(self.tensors.items(), key=lambda item: item[1])[0]
+
+    def reductions(self, layout: Layout) -> list[str]:
+        """What would reduce the largest term."""
+        return [sentence for sentence, helps in _REDUCTIONS[self.largest] if helps(layout)]
+
+
+def memory(network: Transformer, layout: Layout, *, sequence: int | None = None) -> RankMemory:
+    """The memory of the rank along pp that needs most.
+
+    Args:
+        sequence: tokens of a sample, by default the network's context.
+    """
+    return max(rank_memories(network, layout, sequence=sequence), key=lambda each: each.allocated)
+
+
+def rank_memories(network: Transformer, layout: Layout, *, sequence: int | None = None) -> tuple[RankMemory, ...]:
+    """The memory of each rank along pp; ranks along the other axes have as much as it."""
+    return tuple(
+        _Rank(network, layout, rank, sequence or network.context).memory() for rank in range(layout.sizes["pp"])
+    )
+
+
+def in_flight(layout: Layout, rank: int) -> int:
+    """The passes through one of its stages whose activations a rank along pp holds at most.
+
+    Sources: 1F1B Narayanan et al. 2019, PipeDream, SOSP; interleaved Narayanan et al. 2021, arXiv 2104.04473, section
+    2.2, as Megatron-LM, core/pipeline_parallel/schedules.py, and torch.distributed.pipelining count warm-up passes; ZBV
+    Qi et al. 2024, arXiv 2405.15362, whose ranks all hold as much as 1F1B's first.
+    """
+    pp, turns, batches = layout.sizes["pp"], layout.virtual_stages, layout.micro_batches
+    if pp == 1:
+        return 1
+    most = {
+        "gpipe": batches,
+        "1f1b": pp - rank,
+        "looped_bfs": batches * turns,
+        "interleaved_1f1b": 2 * (pp - rank - 1) + (turns - 1) * pp + 1,
+        "interleaved_zero_bubble": (pp - rank - 1) + (turns - 1) * pp + 1,
+        "zbv": 2 * pp,
+    }[layout.schedule]
+    return min(most, batches * turns)
+
+
+def layer_activations(network: Transformer, layout: Layout, *, sequence: int) -> float:
+    """The bytes that one layer keeps of one micro-batch on each rank, without recomputation of more than scores.
+
+    With dropout and materialised scores in 16 bits, this is s b h (34 + 5 a s / h) of Korthikanti et al. 2022 for an
+    MLP of 4 h: norms 2 x 2, inputs of linear layers 2 x 2, queries, keys and values 6, attention's output 2, MLP 16,
+    masks 2, and 5 a s / h.
+    """
+    tp, tokens = layout.sizes["tp"], _tokens(layout, sequence)
+    item, narrow = _item_bytes(layout), _linear_bytes(layout)
+    split = tp if layout.sequence_parallel else 1
+    kept = {
+        "norms": 2 * item * network.width / split,
+        "inputs": 2 * narrow * network.width / split,
+        "queries": item * (network.queries / tp + 2 * _keys(network, tp)),
+        "attended": _both(item, narrow) * network.queries / tp,
+        "masks": 2 * network.width / split if layout.dropout else 0,
+        "inner": _inner_bytes(network, layout) / tp,
+    }
+    again = layout.recomputation == "selective" and layout.attention == "materialised"
+    return tokens * (sum(kept.values()) + (0 if again else _score_bytes(network, layout, sequence) / tp))
+
+
+def _score_bytes(network: Transformer, layout: Layout, sequence: int) -> float:
+    """Of a token's attention: softmax alone, with dropout its mask and its outcome too; the sums alone with flash."""
+    if layout.attention == "flash":
+        return 4 * network.heads
+    item = _item_bytes(layout)
+    return network.heads * sequence * (2 * item + 1 if layout.dropout else item)
+
+
+def _inner_bytes(network: Transformer, layout: Layout) -> float:
+    """Of a token's MLP: what its activation function takes, and what the last matrix takes."""
+    item, narrow = _item_bytes(layout), _linear_bytes(layout)
+    if network.kind == "gelu":
+        return (item + narrow) * network.mlp
+    # SiLU's outcome is kept too where it is an operator of its own.
+    return ((3 if layout.kernels == "eager" else 2) * item + narrow) * network.mlp
+
+
+def _kept_by_layer(network: Transformer, layout: Layout, sequence: int) -> float:
+    """The bytes that one layer keeps of one micro-batch until its backward pass."""
+    tokens, item, tp = _tokens(layout, sequence), _item_bytes(layout), layout.sizes["tp"]
+    width = network.width / (tp if layout.sequence_parallel else 1)
+    if layout.recomputation == "full":
+        return tokens * item * width
+    if layout.recomputation == "matmuls":
+        # The layer's input; of the products in their order queries, values, the MLP's first, and with a gate its last;
+        # and attention's output with its sums (torchtitan, distributed/activation_checkpoint.py).
+        products = (2 * network.queries + network.mlp) / tp + _keys(network, tp)
+        last = width if network.kind == "swiglu" else 0
+        return tokens * (item * (width + products + last) + 4 * network.heads / tp)
+    return layer_activations(network, layout, sequence=sequence)
+
+
+def _tokens(layout: Layout, sequence: int) -> float:
+    """Of a micro-batch on a rank."""
+    return layout.micro_batch * sequence / layout.sizes["cp"]
+
+
+def _keys(network: Transformer, tp: int) -> float:
+    """Numbers a token in the keys of a rank; ranks that are more than the heads of keys repeat them."""
+    return network.keys / min(tp, network.kv_heads)
+
+
+def _item_bytes(layout: Layout) -> int:
+    """Bytes of an element between layers."""
+    return 4 if layout.precision == "float32" else 2
+
+
+def _linear_bytes(layout: Layout) -> int:
+    """Bytes of an element that a linear layer keeps of its input."""
+    return 1 if layout.precision == "fp8" else _item_bytes(layout)
+
+
+def _both(item: int, narrow: int) -> int:
+    """Attention keeps its output, which is the projection's input too unless that is kept in another type."""
+    return item if item == narrow else item + narrow
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """One rank along pp."""
+
+    network: Transformer
+    layout: Layout
+    rank: int
+    sequence: int
+
+    def memory(self) -> RankMemory:
+        """The moment with the most bytes: at the loss, in the backward pass of a layer, or in the update."""
+        state = self._state()
+        backward = RankMemory(
+            stage=self.rank,
+            moment="backward",
+            parameters=state.parameters,
+            gradients=state.gradients,
+            optimizer=state.optimizer,
+            gathered=self._gathered(),
+            activations=self._activations(),
+            logits=self._kept_logits(),
+            working=self._working(),
+            communication=NCCL_BYTES * sum(size > 1 for size in self.layout.sizes.values()),
+        )
+        moments = [
+            backward,
+            replace(backward, moment="update", gathered=0, activations=0, logits=0, working=self._update()),
+        ]
+        if self._last:
+            moments.append(replace(backward, moment="loss", logits=self._logits(), working=0))
+        return max(moments, key=lambda each: each.allocated)
+
+    @property
+    def _stages(self) -> list[int]:
+        return self.layout.own_stages(self.rank)
+
+    @property
+    def _first(self) -> bool:
+        return 0 in self._stages
+
+    @property
+    def _last(self) -> bool:
+        return self.layout.stages - 1 in self._stages
+
+    @property
+    def _layers(self) -> int:
+        layers = self.layout.stage_layers(self.network)
+        return sum(layers[stage] for stage in self._stages)
+
+    @property
+    def _layer_parameters(self) -> float:
+        """Of one layer on a rank: tp divides matrices, and keys and values as far as they have heads."""
+        network, tp = self.network, self.layout.sizes["tp"]
+        parts = network.parameters
+        whole = 2 * network.width * network.keys
+        return (parts.attention - whole + parts.mlp) / tp + whole / min(tp, network.kv_heads) + parts.norms
+
+    @property
+    def _vocabulary_split(self) -> int:
+        return self.layout.sizes["tp"] if self.layout.divided_vocabulary else 1
+
+    def _parameters(self) -> float:
+        """Of all stages of a rank."""
+        parts, split = self.network.parameters, self._vocabulary_split
+        found = self._layers * self._layer_parameters
+        if self._first:
+            found += parts.embedding / split + parts.positions
+        if self._last:
+            found += parts.final_norm + parts.transform + self._head_parameters()
+        return found
+
+    def _head_parameters(self) -> float:
+        """The last stage of a pipeline has an embedding of its own where the head is tied to it."""
+        parts = self.network.parameters
+        copied = self.network.tied and not self._first
+        return (parts.embedding if copied else parts.head) / self._vocabulary_split
+
+    def _state(self) -> StateBytes:
+        layout = self.layout
+        return zero_bytes(self._parameters(), layout.state, stage=layout.zero, ranks=layout.shards)
+
+    def _gathered(self) -> float:
+        """Parameters in the type of the computation, and gradients that are not yet divided."""
+        layout, item = self.layout, _item_bytes(self.layout)
+        layer, parts = self._layer_parameters, self.network.parameters
+        if layout.shards == 1 or layout.zero < 3:
+            # Autocast keeps narrow copies of wider weights.
+            return item * self._parameters() if item < layout.state.parameters else 0
+        if not layout.reshard:
+            return item * self._parameters() + (item + layout.state.gradients) * layer
+        ends = max(
+            parts.embedding / self._vocabulary_split if self._first else 0, self._head_parameters() if self._last else 0
+        )
+        return item * ((1 + layout.prefetch) * layer + ends) + (item + layout.state.gradients) * layer
+
+    def _activations(self) -> float:
+        """Of all micro-batches in flight."""
+        layer = _kept_by_layer(self.network, self.layout, self.sequence)
+        found = in_flight(self.layout, self.rank) * layer * self._layers / self.layout.virtual_stages
+        tokens, item = _tokens(self.layout, self.sequence), _item_bytes(self.layout)
+        split = self.layout.sizes["tp"] if self.layout.sequence_parallel else 1
+        if self._last:
+            # The inputs of the last norm and of the head.
+            found += tokens * 2 * item * self.network.width / split
+        if self._first:
+            # The tokens' numbers, as int64.
+            found += 8 * tokens * in_flight(self.layout, self.rank) / self.layout.virtual_stages
+        return found
+
+    def _logits(self) -> float:
+        """At the loss: logits, in float32 too, with probabilities and gradients that are tensors of their own."""
+        item = _item_bytes(self.layout)
+        each = item + 4 if self.layout.kernels == "fused" else item + 12
+        return self._logit_count * each + self._kept_logits(before=True)
+
+    def _kept_logits(self, *, before: bool = False) -> float:
+        """What earlier micro-batches keep of their loss where no backward pass begins ahead of the last."""
+        all_first = self.layout.schedule in ("gpipe", "looped_bfs") and self.layout.sizes["pp"] > 1
+        count = self.layout.micro_batches - before if all_first and self._last else 0
+        return 4 * self._logit_count * count
+
+    @property
+    def _logit_count(self) -> float:
+        return _tokens(self.layout, self.sequence) * self.network.vocabulary / self._vocabulary_split
+
+    def _working(self) -> float:
+        """Gradients of a layer's activations: of the MLP's inner width and of the layer's input and output."""
+        network, layout = self.network, self.layout
+        tokens, item, tp = _tokens(layout, self.sequence), _item_bytes(layout), layout.sizes["tp"]
+        gradients = tokens * item * (network.matrices * network.mlp / tp + 2 * network.width)
+        if layout.recomputation in ("full", "matmuls"):
+            again = layer_activations(network, layout, sequence=self.sequence)
+            return gradients + again - _kept_by_layer(network, layout, self.sequence)
+        if layout.recomputation == "selective" and layout.attention == "materialised":
+            return max(gradients, 2 * tokens * _score_bytes(network, layout, self.sequence) / tp)
+        return gradients
+
+    def _update(self) -> float:
+        """PyTorch's AdamW needs the root of the mean of squares, of all parameters at once."""
+        layout = self.layout
+        return 4 * self._parameters() / layout.shards if layout.kernels == "eager" else 0

@@ -1,0 +1,350 @@
+"""Where the sizes of a transformer come from: a known name, a few words, or a Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.files.regular import read_text
+from hpctrain.common.recipes.bounds import Count
+from hpctrain.common.recipes.transformer import CHOICES, Transformer
+
+_EXAMPLE = (
+    "for example layers=32,width=4096,heads=32,kv_heads=8,mlp=14336,vocabulary=128256,context=8192,kind=swiglu, or "
+    "llama3-8b, or a config.json"
+)
+_NEEDED = ("layers", "width", "heads", "vocabulary", "context")
+_KEYS = tuple(field.name for field in fields(Transformer))
+# The longest config.json of a dense transformer has some kilobytes.
+_LONGEST_CONFIG = 2**20
+
+
+class Known(Section):
+    """A published transformer, see :class:`~hpctrain.common.recipes.transformer.Transformer`."""
+
+    family: str
+    layers: Count
+    width: Count
+    heads: Count
+    mlp: Count | None = None
+    kv_heads: Count | None = None
+    vocabulary: Count | None = None
+    context: Count | None = None
+    tied: bool | None = None
+    parameters: Count | None = None
+
+
+class _Family(Section):
+    """What the sizes of one publication share; ``source`` says where they are."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    source: str
+
+
+class _File(Section):
+    families: dict[str, _Family]
+    transformers: dict[str, Known]
+
+
+@cache
+def known() -> Mapping[str, Known]:
+    """The published transformers that have a name."""
+    return _file().transformers
+
+
+def source_of(name: str) -> str:
+    """Where the sizes of a known transformer were published."""
+    return _file().families[known()[name].family].source
+
+
+def named(name: str) -> Transformer:
+    """A published transformer.
+
+    Raises:
+        HpctrainError: none has this name.
+    """
+    found = known().get(name)
+    if found is None:
+        raise HpctrainError(
+            "HT-transformer-unknown", "no transformer {name!r} is known", nearest(name, known()), name=name
+        )
+    shared = _file().families[found.family].model_dump(exclude={"source"})
+    own = found.model_dump(exclude={"family", "parameters"}, exclude_none=True)
+    return _made({**shared, **own})
+
+
+def parse(text: str) -> Transformer:
+    """The transformer of a text of the form ``layers=32,width=4096,…``.
+
+    By default it is that of GPT-2, and with ``kind=swiglu`` that of Llama; the MLP is four times as wide as the rest.
+
+    Raises:
+        HpctrainError: a key is unknown, given twice, missing, or has no such value.
+    """
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or key not in _KEYS:
+            raise HpctrainError(
+                "HT-transformer-unknown-key",
+                "{text}: {part!r} is not of the form KEY=VALUE with a known key",
+                nearest(key, _KEYS),
+                text=text,
+                part=part,
+                key=key,
+            )
+        if key in values:
+            raise HpctrainError(
+                "HT-transformer-key-twice", "{text}: {key} is given twice", _EXAMPLE, text=text, key=key
+            )
+        values[key] = _value(text, key, value)
+    if missing := [key for key in _NEEDED if key not in values]:
+        raise HpctrainError(
+            "HT-transformer-lacks-keys", "{text} lacks {missing}", _EXAMPLE, text=text, missing=", ".join(missing)
+        )
+    return _made({**(_LLAMA if values.get("kind") == "swiglu" else {}), **values})
+
+
+def transformer(text: str) -> Transformer:
+    """A transformer by its name, its sizes, or the path of its ``config.json`` or of the folder with it.
+
+    Raises:
+        HpctrainError: it is none of these; see :func:`named`, :func:`parse` and :func:`from_config`.
+    """
+    if text in known():
+        return named(text)
+    if text.endswith(".json") or "/" in text:
+        path = Path(text)
+        return from_config(path / "config.json" if path.is_dir() else path)
+    return parse(text) if "=" in text else named(text)
+
+
+def from_config(path: Path) -> Transformer:
+    """The transformer of a Hugging Face ``config.json``.
+
+    Raises:
+        HpctrainError: it cannot be read, is of a kind that is not known, or describes a mixture of experts.
+    """
+    text = read_text(path, "model configuration", _EXAMPLE, limit=_LONGEST_CONFIG)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HpctrainError("HT-transformer-not-json", "{path} is not JSON", _EXAMPLE, path=path) from error
+    kind = found.get("model_type") if isinstance(found, dict) else None
+    if not isinstance(kind, str):
+        raise HpctrainError(
+            "HT-transformer-without-type", "{path} has no model_type", f"valid: {', '.join(CONFIGS)}", path=path
+        )
+    experts = next((key for key in _EXPERTS if found.get(key)), None)
+    if experts or "moe" in kind.lower():
+        raise HpctrainError(
+            "HT-transformer-mixture-of-experts",
+            "{path}: {model} is a mixture of experts, whose memory and time depend on where tokens are sent",
+            "predictions know dense transformers alone",
+            path=path,
+            model=kind,
+        )
+    if kind not in CONFIGS:
+        raise HpctrainError(
+            "HT-transformer-unknown-type",
+            "{path}: the kind {model!r} is not known",
+            nearest(kind, CONFIGS),
+            path=path,
+            model=kind,
+        )
+    return _Config(path, kind, found).transformer()
+
+
+def _value(text: str, key: str, value: str) -> Any:
+    if key in CHOICES:
+        return value
+    if key in ("tied", "causal"):
+        if value in ("true", "false"):
+            return value == "true"
+        raise HpctrainError(
+            "HT-transformer-not-boolean",
+            "{text}: {key} is {value!r}",
+            "valid: true, false",
+            text=text,
+            key=key,
+            value=value,
+        )
+    # At most 18 digits, because Python refuses to read thousands of them.
+    if not (value.isascii() and value.isdecimal() and len(value) < 19):
+        raise HpctrainError(
+            "HT-transformer-not-number",
+            "{text}: {key} is {value!r}, not a whole number",
+            _EXAMPLE,
+            text=text,
+            key=key,
+            value=value,
+        )
+    return int(value)
+
+
+_LLAMA = {"kind": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": "none", "tied": False}
+
+
+def _made(values: dict[str, Any]) -> Transformer:
+    values.setdefault("kv_heads", values["heads"])
+    values.setdefault("mlp", 4 * values["width"])
+    return Transformer(**values)
+
+
+@dataclass(frozen=True)
+class _Config:
+    """One ``config.json``. Defaults are those of the classes in Transformers, for keys that the file leaves out."""
+
+    path: Path
+    kind: str
+    values: dict[str, Any]
+
+    def number(self, *keys: str, default: int | None = None) -> int:
+        """The whole number of the first key that the file has."""
+        value = next((self.values[key] for key in keys if self.values.get(key) is not None), default)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        raise HpctrainError(
+            "HT-transformer-config-key",
+            "{path}: {key} is {value}, not a whole number",
+            path=self.path,
+            key=keys[0],
+            value="missing" if value is None else repr(value)[:80],
+        )
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Whether a key is true."""
+        return bool(self.values.get(key, default))
+
+    def refuse(self, key: str) -> None:
+        """Say that a key makes another network of it."""
+        raise HpctrainError(
+            "HT-transformer-config-unsupported",
+            "{path}: {key} {value} makes a network whose sizes are not known here",
+            path=self.path,
+            key=key,
+            value=repr(self.values.get(key))[:80],
+        )
+
+    def transformer(self) -> Transformer:
+        """The transformer, whose mistakes are those of the file."""
+        try:
+            return _made(CONFIGS[self.kind](self))
+        except HpctrainError as error:
+            raise error if "path" in error.values else error.but(before=f"{self.path}: ") from None
+
+    def usual(self) -> dict[str, Any]:
+        """The keys that most kinds call the same."""
+        return {
+            "layers": self.number("num_hidden_layers"),
+            "width": self.number("hidden_size"),
+            "heads": self.number("num_attention_heads"),
+            "vocabulary": self.number("vocab_size"),
+            "context": self.number("max_position_embeddings"),
+        }
+
+
+def _gpt2(config: _Config) -> dict[str, Any]:
+    width = config.number("n_embd")
+    return {
+        "layers": config.number("n_layer"),
+        "width": width,
+        "heads": config.number("n_head"),
+        "mlp": config.number("n_inner", default=4 * width),
+        "vocabulary": config.number("vocab_size"),
+        "context": config.number("n_positions", "n_ctx"),
+        "tied": config.flag("tie_word_embeddings", default=True),
+    }
+
+
+def _llama(config: _Config) -> dict[str, Any]:
+    if config.flag("mlp_bias", default=False) or config.flag("attention_bias", default=False):
+        config.refuse("attention_bias" if config.flag("attention_bias", default=False) else "mlp_bias")
+    found = config.usual()
+    return {
+        **_LLAMA,
+        **found,
+        "mlp": config.number("intermediate_size"),
+        "kv_heads": config.number("num_key_value_heads", default=found["heads"]),
+        "head_width": config.number("head_dim", default=0),
+        "tied": config.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _bert(config: _Config) -> dict[str, Any]:
+    return {
+        **config.usual(),
+        "mlp": config.number("intermediate_size"),
+        "other_rows": config.number("type_vocab_size", default=2),
+        "causal": False,
+    }
+
+
+def _gpt_neox(config: _Config) -> dict[str, Any]:
+    tied = config.flag("tie_word_embeddings", default=False)
+    return {**config.usual(), "mlp": config.number("intermediate_size"), "positions": "rotary", "tied": tied}
+
+
+def _opt(config: _Config) -> dict[str, Any]:
+    found = config.usual()
+    if config.number("word_embed_proj_dim", default=found["width"]) != found["width"]:
+        config.refuse("word_embed_proj_dim")
+    # Positions begin at 2 (OPTLearnedPositionalEmbedding in Transformers, modeling_opt.py).
+    tied = config.flag("tie_word_embeddings", default=True)
+    return {**found, "mlp": config.number("ffn_dim"), "other_rows": 2, "tied": tied}
+
+
+def _mpt(config: _Config) -> dict[str, Any]:
+    width = config.number("d_model")
+    return {
+        "layers": config.number("n_layers"),
+        "width": width,
+        "heads": config.number("n_heads"),
+        "mlp": config.number("expansion_ratio", default=4) * width,
+        "vocabulary": config.number("vocab_size"),
+        "context": config.number("max_seq_len"),
+        "positions": "none",
+        "bias": "none" if config.flag("no_bias", default=True) else "all",
+    }
+
+
+def _starcoder2(config: _Config) -> dict[str, Any]:
+    return {
+        **config.usual(),
+        "mlp": config.number("intermediate_size"),
+        "kv_heads": config.number("num_key_value_heads"),
+        "positions": "rotary",
+        "bias": "all" if config.flag("use_bias", default=True) else "none",
+        "tied": config.flag("tie_word_embeddings", default=True),
+    }
+
+
+CONFIGS: Mapping[str, Callable[[_Config], dict[str, Any]]] = {
+    "bert": _bert,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "llama": _llama,
+    "mistral": _llama,
+    "mpt": _mpt,
+    "opt": _opt,
+    "phi3": _llama,
+    "qwen2": lambda config: {**_llama(config), "bias": "qkv"},
+    "starcoder2": _starcoder2,
+}
+# Keys by which mixtures of experts say how many they have: Mixtral, Qwen, DeepSeek, DBRX.
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "ffn_config")
+
+
+@cache
+def _file() -> _File:
+    path = Path(__file__).with_name("transformers.yaml")
+    return load_checked(path.read_text(encoding="utf-8"), path, _File, "file of transformers", "reinstall hpctrain")

@@ -1,0 +1,110 @@
+"""Layouts of a training, and those that do not fit a transformer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.transformers.network import named
+from support.refusals import refused
+
+LLAMA = named("llama3-8b")
+
+
+def mesh(**sizes: int) -> Mesh:
+    """A mesh of these sizes alone."""
+    ranks = 1
+    for size in sizes.values():
+        ranks *= size
+    return Mesh(**sizes).at(ranks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "values"),
+    [
+        ({"schedule": "2f2b"}, "unknown-choice", {"key": "schedule"}),
+        ({"zero": 4}, "unknown-choice", {"key": "zero", "value": 4}),
+        ({"micro_batch": 0}, "not-positive", {"key": "micro_batch"}),
+        ({"prefetch": -1}, "not-positive", {"key": "prefetch", "least": 0}),
+        ({"asynchronous_tp": True}, "asynchronous-tp", {}),
+        ({"mesh": mesh(dp_shard=4), "zero": 0}, "shards-nothing", {"ranks": 4}),
+        ({"virtual_stages": 2}, "stages-of-schedule", {"stages": 2}),
+        ({"mesh": mesh(pp=4), "virtual_stages": 2}, "stages-of-schedule", {"schedule": "1f1b"}),
+        ({"mesh": mesh(pp=4), "schedule": "zbv"}, "stages-of-schedule", {"schedule": "zbv"}),
+        ({"mesh": mesh(pp=4), "schedule": "interleaved_1f1b"}, "stages-of-schedule", {"stages": 1}),
+    ],
+)
+def test_values_that_are_invalid_by_themselves_are_refused(settings, code, values):
+    with refused(f"HT-layout-{code}", **values):
+        Layout(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "values"),
+    [
+        ({"mesh": mesh(tp=3)}, "not-divisible", {"axis": "tp", "of": "heads", "parts": 32}),
+        ({"mesh": mesh(cp=3)}, "not-divisible", {"axis": "cp", "of": "context"}),
+        ({"mesh": mesh(pp=64)}, "more-stages-than-layers", {"stages": 64, "layers": 32}),
+        (
+            {"mesh": mesh(pp=4), "schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batches": 6},
+            "interleaved-micro-batches",
+            {"micro_batches": 6, "pp": 4},
+        ),
+    ],
+)
+def test_layouts_that_do_not_fit_the_transformer_are_refused(settings, code, values):
+    with refused(f"HT-layout-{code}", **values):
+        Layout(**settings).check(LLAMA)
+
+
+def test_heads_of_keys_have_to_fit():
+    few = replace(LLAMA, heads=24, kv_heads=6, width=24 * 128, mlp=1024 * 12)
+    Layout(mesh=mesh(tp=12)).check(few)
+    with refused("HT-layout-kv-heads", tp=4, heads=6):
+        Layout(mesh=mesh(tp=4)).check(few)
+
+
+def test_a_batch_is_cut_into_micro_batches():
+    found = Layout.of_batch(LLAMA, 256, mesh=mesh(dp_shard=8, tp=4), micro_batch=2)
+    assert (found.micro_batches, found.global_batch, found.ranks) == (16, 256, 32)
+    found.check(LLAMA, ranks=32, global_batch=256)
+    with refused("HT-layout-batch", global_batch=250, product=256):
+        found.check(LLAMA, global_batch=250)
+    with refused("HT-layout-batch-not-divisible", global_batch=260, data_ranks=8, micro_batch=2):
+        Layout.of_batch(LLAMA, 260, mesh=mesh(dp_shard=8), micro_batch=2)
+    with refused("HT-mesh-ranks-not-divisible"):
+        found.check(LLAMA, ranks=40)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "expected"),
+    [
+        (32, 4, [8, 8, 8, 8]),
+        # As Megatron-LM places the 126 layers of Llama 3.1 405B.
+        (126, 8, [15, 16, 16, 16, 16, 16, 16, 15]),
+        (32, 5, [6, 7, 7, 6, 6]),
+    ],
+)
+def test_layers_are_divided_over_stages(layers, stages, expected):
+    assert Layout(mesh=mesh(pp=stages)).stage_layers(replace(LLAMA, layers=layers)) == expected
+
+
+def test_the_stages_of_a_rank():
+    looped = Layout(mesh=mesh(pp=4), schedule="interleaved_1f1b", virtual_stages=2)
+    assert [looped.own_stages(rank) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    there_and_back = replace(looped, schedule="zbv")
+    assert [there_and_back.own_stages(rank) for rank in range(4)] == [[0, 7], [1, 6], [2, 5], [3, 4]]
+
+
+def test_the_layout_of_a_recipe():
+    recipe = load_recipe("gpt2-124m", ["mesh.pp=4", "pipeline.schedule=zbv", "sharding.recompute=true"])
+    found = Layout.of_recipe(recipe, 8)
+    assert (found.mesh.dp_replicate, found.sizes["pp"], found.virtual_stages, found.zero) == (2, 4, 2, 0)
+    assert found.recomputation == "full"
+    assert found.global_batch == recipe.at_data_ranks(2).global_batch
+    sharded = Layout.of_recipe(load_recipe("gpt2-124m", ["mesh.dp_shard=8"]), 8)
+    assert (sharded.zero, sharded.reshard, sharded.shards) == (3, True, 8)

@@ -1,0 +1,151 @@
+"""The sizes of transformers against published numbers, and where they come from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.transformer import Transformer
+from hpctrain.control.predict.transformers.network import (
+    CONFIGS,
+    from_config,
+    known,
+    named,
+    parse,
+    source_of,
+    transformer,
+)
+from support.refusals import refused
+
+SMALL = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "mlp": 96, "vocabulary": 100, "context": 32}
+PUBLISHED = {name: each.parameters for name, each in known().items() if each.parameters}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_that_were_published(name):
+    assert named(name).parameters.total == PUBLISHED[name]
+
+
+def test_every_known_transformer_has_a_source():
+    assert len(PUBLISHED) > 25
+    for name in known():
+        assert len(source_of(name)) > 20, name
+        # The number in a name is in millions or billions of parameters.
+        number = name.rpartition("-")[2]
+        if number[:-1].replace(".", "").isdigit():
+            unit = {"m": 1e6, "b": 1e9}[number[-1]]
+            assert named(name).parameters.total == pytest.approx(float(number[:-1]) * unit, rel=0.25), name
+
+
+def test_the_recipe_has_the_sizes_of_gpt2():
+    found = load_recipe("gpt2-124m").model.transformer
+    assert (found.layers, found.width, found.heads, found.context) == (12, 768, 12, 1024)
+
+
+def test_a_few_words_are_a_transformer():
+    text = "layers=32,width=4096,heads=32,kv_heads=8,mlp=14336,vocabulary=128256,context=8192,kind=swiglu"
+    assert parse(text) == transformer(text) == named("llama3-8b")
+    assert parse("layers=12,width=768,heads=12,vocabulary=50257,context=1024") == named("gpt2")
+    assert parse(text + ",tied=true,bias=qkv").parameters.head == 0
+
+
+CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
+CONFIG |= {"max_position_embeddings": 32, "intermediate_size": 96}
+GROUPED = {**CONFIG, "num_key_value_heads": 2}
+LLAMA = {"kind": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": "none", "tied": False}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (
+            {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 32},
+            {"kv_heads": 4, "mlp": 256},
+        ),
+        ({"model_type": "llama", **GROUPED}, LLAMA),
+        ({"model_type": "mistral", **GROUPED, "head_dim": 8}, {**LLAMA, "head_width": 8}),
+        ({"model_type": "phi3", **GROUPED}, LLAMA),
+        ({"model_type": "qwen2", **GROUPED, "tie_word_embeddings": True}, {**LLAMA, "bias": "qkv", "tied": True}),
+        ({"model_type": "bert", **CONFIG}, {"kv_heads": 4, "causal": False, "other_rows": 2}),
+        ({"model_type": "gpt_neox", **CONFIG}, {"kv_heads": 4, "positions": "rotary", "tied": False}),
+        ({"model_type": "opt", **CONFIG, "ffn_dim": 96}, {"kv_heads": 4, "other_rows": 2}),
+        (
+            {"model_type": "mpt", "n_layers": 2, "d_model": 64, "n_heads": 4, "vocab_size": 100, "max_seq_len": 32},
+            {"kv_heads": 4, "mlp": 256, "positions": "none", "bias": "none"},
+        ),
+        ({"model_type": "starcoder2", **GROUPED}, {"positions": "rotary"}),
+    ],
+    ids=lambda values: values.get("model_type", ""),
+)
+def test_configurations_of_hugging_face_are_read(tmp_path, values, expected):
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert transformer(str(tmp_path)) == from_config(tmp_path / "config.json") == Transformer(**{**SMALL, **expected})
+
+
+def test_each_kind_of_configuration_is_tested():
+    marks = test_configurations_of_hugging_face_are_read.pytestmark
+    assert {values["model_type"] for values, _ in marks[0].args[1]} == set(CONFIGS)
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "named_values"),
+    [
+        ({"model_type": "mixtral", **GROUPED, "num_local_experts": 8}, "mixture-of-experts", {"model": "mixtral"}),
+        ({"model_type": "qwen3_moe", **GROUPED}, "mixture-of-experts", {"model": "qwen3_moe"}),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "mixture-of-experts", {"model": "deepseek_v3"}),
+        ({"model_type": "mamba"}, "unknown-type", {"model": "mamba"}),
+        ({"model_type": ["llama"]}, "without-type", {}),
+        ([], "without-type", {}),
+        ({"model_type": "llama", **GROUPED, "hidden_size": "64"}, "config-key", {"key": "hidden_size"}),
+        ({"model_type": "llama", "hidden_size": 64}, "config-key", {"key": "num_hidden_layers"}),
+        ({"model_type": "llama", **GROUPED, "vocab_size": 10**30}, "size", {"key": "vocabulary"}),
+        ({"model_type": "llama", **GROUPED, "hidden_size": 65}, "not-divisible", {"value": 65, "parts": 4}),
+        ({"model_type": "llama", **GROUPED, "mlp_bias": True}, "config-unsupported", {"key": "mlp_bias"}),
+        (
+            {"model_type": "opt", **CONFIG, "ffn_dim": 96, "word_embed_proj_dim": 32},
+            "config-unsupported",
+            {"key": "word_embed_proj_dim"},
+        ),
+    ],
+)
+def test_other_configurations_are_refused(tmp_path, values, code, named_values):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values))
+    with refused(f"HT-transformer-{code}", **named_values):
+        from_config(path)
+
+
+def test_what_is_no_json_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("[" * 100_000)
+    with refused("HT-transformer-not-json", path=path):
+        from_config(path)
+    path.write_bytes(b" " * (2**20 + 1))
+    with refused("HT-file-unreadable"):
+        from_config(path)
+
+
+GOOD = "layers=2,width=64,heads=4,vocabulary=100,context=32"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "values"),
+    [
+        ("llama4-8b", "unknown", {"name": "llama4-8b"}),
+        (f"{GOOD},depth=3", "unknown-key", {"key": "depth"}),
+        (f"{GOOD},layers=3", "key-twice", {"key": "layers"}),
+        ("layers=2,width=64", "lacks-keys", {"missing": "heads, vocabulary, context"}),
+        (f"{GOOD},mlp=4e3", "not-number", {"value": "4e3"}),
+        (f"{GOOD},mlp={'9' * 5000}", "not-number", {"key": "mlp"}),
+        (f"{GOOD},mlp=-4", "not-number", {"value": "-4"}),
+        (f"{GOOD},mlp=0", "size", {"key": "mlp", "least": 1}),
+        (f"{GOOD},tied=yes", "not-boolean", {"value": "yes"}),
+        (f"{GOOD},kind=moe", "unknown-choice", {"key": "kind", "value": "moe"}),
+        (f"{GOOD},kv_heads=3", "not-divisible", {"value": 4, "parts": 3}),
+    ],
+)
+def test_other_words_are_refused(text, code, values):
+    with refused(f"HT-transformer-{code}", **values):
+        transformer(text)
