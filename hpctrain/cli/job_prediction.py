@@ -25,7 +25,7 @@ def print_prediction(job: PreparedJob, work: Recipe | Script, gpu: str | None) -
     try:
         found = predict_job(job, work, named)
     except HpctrainError as error:
-        answer("\n".join([f"none: {error.message}", *_network_keys(job)]))
+        answer("\n".join([f"none: {error.message}", *_network_keys(job), *_shared_memory(job, named)]))
         return
     from hpctrain.cli.tables import print_table
     from hpctrain.control.schedulers.slurm.time_limit import deadline_lines, time_lines
@@ -37,6 +37,17 @@ def print_prediction(job: PreparedJob, work: Recipe | Script, gpu: str | None) -
     lines += about_time(job.request, 60 * found.minutes.low, 60 * found.minutes.high)
     lines += [f"warning: {text}" for text in (found.memory_warning, *found.prediction.warnings) if text]
     answer("\n".join([*lines, *_network_keys(job)]))
+
+
+def _shared_memory(job: PreparedJob, named: str) -> list[str]:
+    """A warning if ranks that share GPUs have no room in the memory of these."""
+    from hpctrain.common.cluster.gpu_models import gpu, gpus
+    from hpctrain.control.predict.run_prediction import shared_memory_warning
+
+    if not job.plan.start.share_gpus or named not in gpus():
+        return []
+    text = shared_memory_warning(job.plan, gpu(named).memory_bytes, job.request.gpus_per_node)
+    return [f"warning: {text}"] if text else []
 
 
 def _network_keys(job: PreparedJob) -> list[str]:

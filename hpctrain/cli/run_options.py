@@ -154,6 +154,15 @@ class JobStart:
         ),
     ] = None
 
+    share_gpus: Annotated[
+        bool | None,
+        typer.Option(
+            "--share-gpus/--no-share-gpus",
+            help="Let ranks of one host share its GPUs over NCCL, to try out a mesh; speeds then mean nothing.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
+
     def changes(self) -> dict[str, Any]:
         """The fields of :class:`hpctrain.common.run.plan.Start` that were given.
 
@@ -173,6 +182,7 @@ class JobStart:
             container=_container(self.container, self.container_runtime, self.mounts),
             environment=variables and {name: value for name, value in variables if not _hidden(name, value)},
             passed=variables and tuple(name for name, value in variables if _hidden(name, value)),
+            share_gpus=self.share_gpus,
         )
 
 

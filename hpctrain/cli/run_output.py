@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpctrain.common.cluster.gpus import smallest_memory, usable_gpus
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.schema import Recipe
@@ -59,7 +60,15 @@ class Terminal:
             self.notice(f"{launcher.name} is the first choice and was not tried; a run uses the first one that works")
 
     def begun(self, plan: Plan, directory: RunDirectory) -> None:
-        """Write the run's prediction, if a GPU was named and there can be one."""
+        """Write the run's prediction, if a GPU was named and there can be one.
+
+        Of ranks that share GPUs only the memory can be predicted: a notice says where it does not suffice.
+        """
+        if plan.start.share_gpus and (memory := smallest_memory()):
+            from hpctrain.control.predict.run_prediction import shared_memory_warning
+
+            if text := shared_memory_warning(plan, memory, usable_gpus()):
+                self.notice(f"warning: {text}")
         if self._gpu is None:
             return
         from hpctrain.control.predict.run_prediction import plan_hardware, predict_run

@@ -147,6 +147,13 @@ MESH = Setting[str | None](
     purpose="The mesh of the run's ranks; unset where all of them only replicate.",
     set_by="hpctrain",
 )
+SHARE_GPUS = Setting[bool | None](
+    name="HPCTRAIN_SHARE_GPUS",
+    valid="1 or 0",
+    parse={"1": True, "0": False}.get,
+    default=None,
+    purpose="Whether ranks of one host share its GPUs over NCCL, to try things out; `--share-gpus` sets it itself.",
+)
 STAGE = Setting[str | None](
     name="HPCTRAIN_STAGE",
     valid="a folder",

@@ -96,7 +96,7 @@ class Comparison:
 
 def compare(record: Record, plan: Plan, predicted: PredictedRow) -> Comparison:
     """A run, finished or not, beside its prediction."""
-    if note := _incomparable(record, predicted):
+    if note := _incomparable(record, plan, predicted):
         return Comparison(figures=(), note=note)
     figures = tuple(_figures(record, plan, predicted))
     by_name = {figure.name: figure for figure in figures}
@@ -119,7 +119,9 @@ def comparison_keys(comparison: Comparison | None) -> dict[str, Any]:
     }
 
 
-def _incomparable(record: Record, predicted: PredictedRow) -> str:
+def _incomparable(record: Record, plan: Plan, predicted: PredictedRow) -> str:
+    if plan.start.share_gpus:
+        return "not compared with its prediction, which is for ranks with a GPU each: the ranks shared GPUs"
     ranks = {run.ranks for run in of_kind(record.events, RunEvent)}
     ranks |= {fault.ranks for fault in of_kind(record.events, RecoveredFaultEvent)}
     if ranks <= {predicted.gpus}:

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.recipes.difference import flat
@@ -97,6 +98,7 @@ def render(directory: RunDirectory) -> str:
         plan=plan,
         summary=summary,
         unfinished=summary["status"] == UNFINISHED,
+        sharing_note=SHARING_NOTE,
         last_time=_date(record.last_time) if record.last_time else "",
         figures=[*_figures(summary, plan.recipe), *_energy(summary, record)],
         curves={caption: _picture(svg) for caption, svg in curves(record, reported).items()},

@@ -25,6 +25,7 @@ class Summary(BaseModel):
     status: str
     framework: str | None = None
     backend: str | None = None
+    shared_gpus: bool = False
     seconds: float | None = None
     epochs: int | None
     steps: int | None
@@ -51,8 +52,9 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
         The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
         shares are over all steps but the first of each attempt, which also compiles and allocates; of text there are
         ``tokens_per_s`` and, where the GPUs' peak is known, ``flops_utilisation``. ``communication_bytes`` are what one
-        rank gave to reductions in all steps, before compression. ``metrics`` are those of the last epoch, and the
-        median of several where that is the recipe's result; for a script the last value of each name that it logged.
+        rank gave to reductions in all steps, before compression. With ``shared_gpus``, ranks shared GPUs and no speed
+        means anything. ``metrics`` are those of the last epoch, and the median of several where that is the recipe's
+        result; for a script the last value of each name that it logged.
         ``survived`` are the faults that the run recovered from, each with its attempt, whose numbering of ranks it
         uses. The keys about energy are those of :mod:`hpctrain.report.energy`: kWh and joules of all attempts, a
         sample counted once however often it was trained on. ``predicted`` and ``outside`` are those of
@@ -75,6 +77,7 @@ def summarise_record(record: Record, plan: Plan, status: str, predicted: Predict
         "framework": run.framework if run else plan.framework,
         "backend": run.backend if run else asked,
         "ranks": plan.ranks,
+        "shared_gpus": plan.start.share_gpus,
         "epochs": len(record.epochs) if run and run.epochs is not None else None,
         "steps": totals.count if run else None,
         "samples_per_s": timed.samples_per_s,

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from hpctrain.common.errors import HpctrainError
+
+SHARING_NOTE = (
+    "Ranks share GPUs, for trying things out: speeds and energy of this run say nothing about a run with a GPU a rank"
+)
 
 
 def usable_gpus(environment: Mapping[str, str] = os.environ) -> int:
@@ -33,17 +39,116 @@ def _visible(devices: str | None, present: int) -> int:
     return ends[0] if ends else len(named)
 
 
-def fitting_backend(framework: str | None, gpus: int, local_ranks: int, host: str) -> tuple[str, str]:
+def smallest_memory() -> int | None:
+    """The bytes of this host's GPU with the least memory; None without a GPU."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return min((int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpu_of(local_rank: int, local_size: int, gpus: int, *, shared: bool) -> int | None:
+    """The number of a rank's GPU among those that it sees.
+
+    None where there are fewer than ranks, unless ranks share them: then they take turns, so that each GPU has as many
+    ranks as another, give or take one.
+    """
+    if gpus >= local_size:
+        return local_rank
+    return local_rank % gpus if shared and gpus else None
+
+
+def own_gpu(local_rank: int, visible: str | None, present: int) -> str | None:
+    """``CUDA_VISIBLE_DEVICES`` of a rank that shares GPUs: one of those that it sees; None where it sees none.
+
+    Where a batch system shows each rank a GPU of its own, that one stays.
+
+    Args:
+        visible: the variable as it is; None if it is not set.
+        present: the GPUs of the host.
+    """
+    count = min(present, _visible(visible, present))
+    devices = [str(index) for index in range(count)] if visible is None else visible.split(",")[:count]
+    return devices[local_rank % count].strip() if count else None
+
+
+def sharing_variables(rank: int, host: str) -> dict[str, str]:
+    """What lets NCCL connect ranks that share a GPU.
+
+    NCCL refuses two ranks on one GPU only if it takes them for ranks of the same host, so that each rank gets a host's
+    name of its own. What connects the processes of one host (CUDA's peer access and shared memory) then has to be off,
+    and the ranks talk through the loopback interface.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (``NCCL_HOSTID``).
+    """
+    return {
+        "NCCL_HOSTID": f"{host}-rank-{rank}",
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "1",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+
+
+def require_shareable(hosts: Iterable[tuple[str, int, int]]) -> None:
+    """Refuse to share GPUs on several hosts, where there are none, or where each rank can have its own.
+
+    Args:
+        hosts: the name of each, with its ranks and the GPUs that these see.
+
+    Raises:
+        HpctrainError: one of these.
+    """
+    (host, ranks, gpus), *others = dict.fromkeys(hosts)
+    if elsewhere := [name for name, _, _ in others if name != host]:
+        raise HpctrainError(
+            "HT-gpus-shared-on-several-hosts",
+            "--share-gpus is for the ranks of one host, which it connects through the loopback interface, and there "
+            "are ranks on {host} and {other}",
+            "name one host, or leave --share-gpus out",
+            host=host,
+            other=elsewhere[0],
+        )
+    if gpus == 0:
+        raise HpctrainError(
+            "HT-gpus-none-to-share",
+            "--share-gpus: no GPU is visible on {host}",
+            "leave --share-gpus out, and train on the CPU: --backend mpi or gloo",
+            host=host,
+        )
+    if gpus >= ranks:
+        raise HpctrainError(
+            "HT-gpus-enough",
+            "--share-gpus: {host} has {gpus} GPUs for {ranks} ranks, which is one for each",
+            "leave --share-gpus out, or give --no-share-gpus to resume a run that had it; CUDA_VISIBLE_DEVICES=0 "
+            "leaves the run one GPU to share",
+            host=host,
+            gpus=gpus,
+            ranks=ranks,
+        )
+
+
+def fitting_backend(
+    framework: str | None, gpus: int, local_ranks: int, host: str, *, shared: bool = False
+) -> tuple[str, str]:
     """The backend of ``auto`` for several ranks that MPI started, and the reason.
 
     Args:
         framework: ``torch`` or ``keras``; None where it is not known, which Horovod alone serves either way on GPUs.
         gpus: how many the host has that has fewest for its ranks.
+        shared: ranks may share them.
     """
-    if gpus < local_ranks:
+    if gpus < local_ranks and not (shared and gpus):
         have = f"{gpus} GPU{'s' * (gpus > 1)} for {local_ranks} ranks" if gpus else "no GPU"
         return "mpi", f"{have} on {host}"
-    each = f"a GPU for each rank on {host}"
+    each = f"a GPU for each rank on {host}" if gpus >= local_ranks else f"{local_ranks} ranks share GPUs of {host}"
     if framework == "torch":
         return "nccl", f"PyTorch, {each}"
     return "horovod", f"{'Keras' if framework == 'keras' else 'a script of either framework'}, {each}"

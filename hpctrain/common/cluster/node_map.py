@@ -205,7 +205,7 @@ def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
         raise HpctrainError(
             "HT-ranks-not-one-per-gpu",
             "{ranks} ranks for {gpus} GPUs: NCCL takes one rank per GPU",
-            f"start at most {len(gpus)} ranks here",
+            f"start at most {len(gpus)} ranks here; or leave --node out, with --share-gpus, to try things out",
             ranks=ranks,
             gpus=len(gpus),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES, Capabilities
-from hpctrain.common.cluster.gpus import fitting_backend
+from hpctrain.common.cluster.gpus import fitting_backend, require_shareable
 from hpctrain.common.cluster.launcher import TORCHRUN
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.errors import HpctrainError, nearest
@@ -15,6 +15,8 @@ from hpctrain.common.settings import PARAMETER_SERVERS
 
 # Strategies whose scope makes the variables once for all replicas or workers.
 _IN_SCOPE = ("mirrored", "parameter_server")
+# Backends that reduce by NCCL where gradients are on GPUs.
+_OVER_NCCL = ("nccl", "horovod")
 
 
 def require_backend(backend: str, plan: Plan) -> None:
@@ -23,6 +25,7 @@ def require_backend(backend: str, plan: Plan) -> None:
             "HT-backend-unknown", "unknown backend {backend!r}", nearest(backend, BACKENDS), backend=backend
         )
     capable = CAPABILITIES.get(backend)
+    _require_sharing(plan, backend)
     if capable is None:
         return
     if plan.framework is not None and plan.framework not in capable.frameworks:
@@ -74,6 +77,26 @@ def require_backend(backend: str, plan: Plan) -> None:
             "fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
             "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead",
             backend=backend,
+        )
+
+
+def _require_sharing(plan: Plan, backend: str) -> None:
+    """Refuse to share GPUs where NCCL does not reduce the gradients, or TensorFlow would take all of their memory."""
+    if not plan.start.share_gpus:
+        return
+    if backend not in ("auto", *_OVER_NCCL):
+        raise HpctrainError(
+            "HT-gpus-shared-without-nccl",
+            "--share-gpus is for NCCL, and the backend {backend!r} does not reduce by it",
+            "choose --backend nccl or horovod, or leave --share-gpus out",
+            backend=backend,
+        )
+    if plan.framework == "keras":
+        raise HpctrainError(
+            "HT-gpus-shared-in-keras",
+            "--share-gpus is for PyTorch, and {title} is to run in Keras",
+            "choose --framework torch, or leave --share-gpus out",
+            title=plan.title,
         )
 
 
@@ -142,6 +165,14 @@ def _is_async(plan: Plan) -> bool:
 
 def choose_backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
     """The backend and the reason for it, which is empty for a backend that the user chose."""
+    if plan.start.share_gpus:
+        require_shareable((host.host, host.slots, _gpus(host, machine)) for host in hosts)
+    backend, reason = _choose(plan, hosts, machine)
+    _require_sharing(plan, backend)
+    return backend, reason
+
+
+def _choose(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
     if asked := CAPABILITIES.get(plan.asked_backend):
         if not asked.joins_ranks:
             _require_single(plan, [host.host for host in hosts], machine)
@@ -196,7 +227,8 @@ def _fitting(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
     if framework is None and (only or not plan.mesh.replicates_only):
         framework = "torch"
     host, gpus = min(((host, _gpus(host, machine)) for host in hosts), key=lambda pair: pair[1] - pair[0].slots)
-    backend, reason = fitting_backend(framework, gpus, host.slots, host.host if host.places else machine.host)
+    name = host.host if host.places else machine.host
+    backend, reason = fitting_backend(framework, gpus, host.slots, name, shared=plan.start.share_gpus)
     if plan.start.container is not None:
         return backend, reason
     capable = CAPABILITIES[backend]

@@ -107,6 +107,7 @@ class Start(BaseModel):
         container: what the ranks run in.
         environment: what the user wants every rank to have.
         passed: variables that every rank gets from whoever starts it; secrets, whose values no plan holds.
+        share_gpus: whether the ranks share the GPUs of their host, which has fewer; speeds then mean nothing.
         ssh_port: the port of the hosts' ssh daemons, for an mpirun that uses ssh.
         arguments: further ones for mpirun or srun, after those of hpctrain.
     """
@@ -118,6 +119,7 @@ class Start(BaseModel):
     container: Container | None = None
     environment: dict[str, str] = Field(default_factory=dict)
     passed: tuple[str, ...] = ()
+    share_gpus: bool = False
     ssh_port: int | None = Field(None, ge=1, le=65535)
     arguments: tuple[str, ...] = ()
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hpctrain.common.cluster.checks import Check
 from hpctrain.common.cluster.node_map import PCI_CLASSES
+from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.control.doctor.facts import Host
 
 _VISIBLE_SOURCE = "https://slurm.schedmd.com/gres.html"
@@ -23,7 +24,10 @@ _ONE_ROOT = ("PIX", "PXB", "PHB")
 
 
 def visible(host: Host) -> Check:
-    """Each rank of a host needs a GPU of its own: those that all see, or one or more that it alone sees."""
+    """Each rank of a host needs a GPU of its own: those that all see, or one or more that it alone sees.
+
+    Ranks that share GPUs need one that they see.
+    """
     name, here = "GPUs of each rank", [gpu.index for gpu in host.node_map.gpus]
     if not here:
         return Check(name=name, status="not applicable", found="no GPU", source=_VISIBLE_SOURCE)
@@ -32,13 +36,17 @@ def visible(host: Host) -> Check:
     distinct = len({device for devices in seen for device in devices})
     settings = sorted({"not set" if value is None else value or "empty" for value in host.visible})
     found = f"{distinct} of {len(here)} GPUs for {host.ranks} ranks (CUDA_VISIBLE_DEVICES {', '.join(settings)})"
-    failed = blind > 0 or distinct < host.ranks
+    shared = bool(SHARE_GPUS.read(host.environment))
+    failed = blind > 0 or (distinct < host.ranks and not shared)
     return Check(
         name=name,
         status="failed" if failed else "ok",
         found=f"{found}; {blind} ranks see none" if blind else found,
-        wanted="a GPU for each rank",
-        remedy="unset CUDA_VISIBLE_DEVICES, ask Slurm for --gpus-per-node, or start fewer ranks" if failed else "",
+        wanted="a GPU that each rank sees" if shared else "a GPU for each rank",
+        remedy="unset CUDA_VISIBLE_DEVICES, ask Slurm for --gpus-per-node, start fewer ranks, or try out with "
+        "--share-gpus"
+        if failed
+        else "",
         source=_VISIBLE_SOURCE,
     )
 

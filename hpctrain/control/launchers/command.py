@@ -21,7 +21,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
-from hpctrain.common.settings import BACKEND, BACKEND_REASON, HOST_TIMEOUT, REPLICAS
+from hpctrain.common.settings import BACKEND, BACKEND_REASON, HOST_TIMEOUT, REPLICAS, SHARE_GPUS
 from hpctrain.control.hosts.networks import keepalive_options
 from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder
 from hpctrain.control.planning.mesh import mesh_environment
@@ -166,6 +166,7 @@ def rank_environment(plan: Plan) -> dict[str, str]:
         "TF_NUM_INTEROP_THREADS": str(_SERVER_THREADS if plan.backend == "parameter_server" else replicas),
         "TF_NUM_INTRAOP_THREADS": threads,
         **({REPLICAS.name: str(replicas)} if replicas > 1 else {}),
+        **({SHARE_GPUS.name: "1"} if plan.start.share_gpus else {}),
         **mesh_environment(plan),
         **plan.environment,
         **plan.start.environment,

@@ -10,6 +10,7 @@ from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.memory import MemorySettings, largest_batch, memory
 from hpctrain.control.predict.prediction import Prediction, Row
 from hpctrain.control.predict.request import PredictionRequest, predict_request
 from hpctrain.control.predict.training import recipe_training
@@ -64,7 +65,12 @@ def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> R
 
     Args:
         recipe: not resolved for a number of ranks, as the efficiency is against one node.
+
+    Raises:
+        HpctrainError: ranks share GPUs, or see :func:`predict_request`.
     """
+    if plan.start.share_gpus:
+        raise HpctrainError("HT-prediction-of-shared-gpus", "the ranks share GPUs, and a prediction is for one each")
     training = recipe_training(recipe)
     asked = PredictionRequest(
         hardware=hardware, nodes=[nodes], backend=_backend(plan), framework=plan.framework or "torch"
@@ -75,6 +81,44 @@ def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> R
         epochs=recipe.epochs,
         at_once=recipe.at(plan.ranks).batch.at_once(plan.ranks),
         micro_batch=_micro_batch(recipe, plan.ranks, found.rows[0].largest_batch or 0),
+    )
+
+
+def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | None:
+    """A sentence if the ranks that share a GPU have no room in it together.
+
+    None where they have, and where the memory of a rank cannot be predicted.
+
+    Args:
+        device_bytes: the memory of one GPU.
+        gpus: the host's, which its ranks share.
+    """
+    if plan.recipe is None:
+        return None
+    try:
+        training = recipe_training(plan.recipe)
+    except HpctrainError:
+        return None
+    each = -(-plan.ranks // gpus)
+    at_once = plan.recipe.batch.at_once(plan.ranks)
+    settings = MemorySettings(
+        optimizer=training.optimizer,
+        precision=training.precision,
+        compressed=training.communication.compression != "none",
+        parts=training.parts(plan.ranks),
+    )
+    taken = memory(training.largest, batch=at_once, settings=settings).total
+    if each * taken <= device_bytes:
+        return None
+    try:
+        most = largest_batch(training.largest, device_bytes / each, settings)
+    except HpctrainError:
+        most = 0
+    size = _micro_batch(plan.recipe, plan.ranks, most)
+    remedy = f"--set batch.micro_batch={size} cuts a rank's samples" if size else "start fewer ranks"
+    return (
+        f"{each} ranks share a GPU of {device_bytes / 1e9:.3g} GB and take about {each * taken / 1e9:.3g} GB of it, "
+        f"with {at_once} samples at once each: {remedy}"
     )
 
 

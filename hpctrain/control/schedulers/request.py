@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from hpctrain.common.cluster.gpus import require_shareable
 from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.checked_yaml import Section, validate
 from hpctrain.common.run.request import TrainingRequest
@@ -122,7 +123,13 @@ class JobRequest(Section):
         return self
 
     def training(self, asked: TrainingRequest) -> TrainingRequest:
-        """What is asked for, on the ranks of the job, and stopped before its end."""
+        """What is asked for, on the ranks of the job, and stopped before its end.
+
+        Raises:
+            HpctrainError: ranks are to share GPUs on several nodes, or where there is one for each or none.
+        """
+        if asked.start.share_gpus:
+            require_shareable((f"node {n}", self.tasks_per_node, self.gpus_per_node) for n in range(self.nodes))
         seconds = self.signal_seconds * _STOP_SHARE
         stop = asked.stop.model_copy(update={"signal": self.signal, "seconds": seconds})
         return replace(asked, ranks=self.ranks, stop=stop)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.common.checkpoints.layout import iterations
+from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.cluster.machine import Machine, as_if_installed, this_machine
 from hpctrain.common.cluster.pod import in_pod, pod_index
 from hpctrain.common.errors import HpctrainError
@@ -309,6 +310,5 @@ def _require_processors(request: TrainingRequest, plan: Plan, machine: Machine) 
 
 
 def _warn(plan: Plan, machine: Machine, warnings: Iterable[str], notice: Callable[[str], None]) -> None:
-    too_many = oversubscription(plan, machine)
-    for warning in (*warnings, too_many) if too_many else warnings:
+    for warning in filter(None, (*warnings, oversubscription(plan, machine), SHARING_NOTE * plan.start.share_gpus)):
         notice(f"warning: {warning}")

@@ -39,17 +39,20 @@ def framework_variables(plan: Plan, rank: int) -> dict[str, str]:
     """torchrun's variables for a rank of a plan, and what the frameworks would not find out by themselves."""
     homes = [(node, local) for node, host in enumerate(plan.hosts) for local in range(host.slots)]
     node, local_rank = homes[rank]
-    host = plan.hosts[node]
+    local_size, nodes = plan.hosts[node].slots, len(plan.hosts)
+    if plan.start.share_gpus:
+        # Each rank sees one GPU, so that it is to a framework like the only rank of a node.
+        local_rank, local_size, node, nodes = 0, 1, rank, plan.ranks
     variables = torchrun_variables(
         rank=rank,
         size=plan.ranks,
         local_rank=local_rank,
-        local_size=host.slots,
+        local_size=local_size,
         node=node,
         address=(plan.hosts[0].host, 0),
     )
     # Defaults of Lightning's Trainer where the script names none. Its own would be one CPU, or all GPUs.
-    variables |= {"PL_TRAINER_DEVICES": str(host.slots), "PL_TRAINER_NUM_NODES": str(len(plan.hosts))}
+    variables |= {"PL_TRAINER_DEVICES": str(local_size), "PL_TRAINER_NUM_NODES": str(nodes)}
     if plan.backend in _IN_HOST_MEMORY:
         # Accelerate distributes on CPUs only when asked; both would choose GPUs, which these backends cannot use.
         variables |= {"PL_TRAINER_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"}

@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.common.cluster.gpus import sharing_variables
 from hpctrain.common.cluster.mpi import BUILD_HINT
 from hpctrain.common.errors import HpctrainError, TransientError
-from hpctrain.common.settings import TIMEOUT
+from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Wire, Work, dense_wire
 from hpctrain.worker.comm.leaving import leave_first
@@ -42,6 +43,12 @@ class HorovodCommunicator(MpiControl):
         return HorovodTorchEngine(self._load("torch"), self.timeout)
 
     def tensorflow(self) -> HorovodTensorFlowEngine:
+        if SHARE_GPUS.read():
+            raise HpctrainError(
+                "HT-gpus-shared-in-keras",
+                "--share-gpus is for PyTorch, and this is Keras",
+                "leave --share-gpus out, or choose --backend mpi",
+            )
         return HorovodTensorFlowEngine(self._load("tensorflow"), self.timeout)
 
     def shutdown(self) -> None:
@@ -62,6 +69,9 @@ class HorovodCommunicator(MpiControl):
             limit = max(2, round(TIMEOUT.read()))
             os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(min(60, limit // 2)))
             os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(limit))
+            if SHARE_GPUS.read():
+                for name, value in sharing_variables(self.rank, self.host).items():
+                    os.environ.setdefault(name, value)
             if framework == "torch":
                 # Fusion joins the buckets that are ready at a time, which differ from run to run, and with them the
                 # order in which more than two ranks' numbers are added. Buckets are large enough by themselves.

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hpctrain.common.cluster.gpus import gpu_of, require_shareable, sharing_variables
 from hpctrain.common.errors import HpctrainError, TransientError
-from hpctrain.common.settings import TIMEOUT
+from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.addresses import own_address
 from hpctrain.worker.comm.base import AnyArray, Group, Reduction, Wire, Work, dense_wire
@@ -279,20 +280,30 @@ class TorchDistributedCommunicator(CheckedControl):
 
 
 def _take_gpu(comm: TorchDistributedCommunicator) -> None:
-    """Make the GPU of this local rank the one that ``cuda`` means, or refuse where ranks would have to share one."""
-    hosts = comm.allgather_object((comm.host, comm.local_size, torch.cuda.device_count()))
+    """Make the GPU of this local rank the one that ``cuda`` means, or refuse where ranks would have to share one.
+
+    Where they are to share them, NCCL is told so before its first collective makes it connect the ranks.
+    """
+    gpus, shared = torch.cuda.device_count(), bool(SHARE_GPUS.read())
+    hosts = comm.allgather_object((comm.host, comm.local_size, gpus))
+    if shared:
+        require_shareable(hosts)
+        for name, value in sharing_variables(comm.rank, comm.host).items():
+            os.environ.setdefault(name, value)
     short = next((found for found in hosts if found[2] < found[1]), None)
-    if short:
+    if short and not shared:
         host, ranks, gpus = short
         raise HpctrainError(
             "HT-backend-too-few-gpus",
             "backend 'nccl' needs a GPU for each rank: {host} has {ranks} ranks, PyTorch sees {gpus} GPUs there",
-            "start fewer ranks, or choose --backend gloo or mpi",
+            "start fewer ranks, choose --backend gloo or mpi, or let them share GPUs to try things out: --share-gpus",
             host=host,
             ranks=ranks,
             gpus=gpus,
         )
-    torch.cuda.set_device(comm.local_rank)
+    own = gpu_of(comm.local_rank, comm.local_size, gpus, shared=shared)
+    assert own is not None
+    torch.cuda.set_device(own)
 
 
 class TorchDistributedGroup(Group):

@@ -11,17 +11,21 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from hpctrain.common.cluster.gpus import usable_gpus
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import write_json
-from hpctrain.common.settings import TIMEOUT
+from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.control.doctor.facts import Host, read_host
 from hpctrain.control.doctor.host import check_host
 from hpctrain.control.doctor.ranks import NUMBERS, MeasuredAllreduce
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
     from hpctrain.worker.comm.base import AnyArray
     from hpctrain.worker.comm.horovod import HorovodCommunicator
+    from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
 
 # The limit of the whole process, which also holds where MPI or Horovod hang outside Python.
 LIMIT_SECONDS = 30
@@ -72,7 +77,7 @@ def _world(host: str, mpi: Any) -> World:
 
 
 def _check_together(mpi: Any, world: World, out: Path, run_directory: Path) -> None:
-    """Run the checks that need all ranks. Rank 0 writes before trying Horovod, so that a hang there loses nothing."""
+    """Run the checks that need all ranks. Rank 0 writes before trying each engine, so that a hang loses nothing."""
     from hpctrain.worker.comm.horovod import HorovodCommunicator
 
     comm = HorovodCommunicator(mpi.COMM_WORLD, "hpctrain doctor")
@@ -91,10 +96,13 @@ def _check_together(mpi: Any, world: World, out: Path, run_directory: Path) -> N
         "offsets": {seen[rank][0].host: offset for rank, offset in zip(leaders, offsets, strict=True)},
         "reductions": [asdict(_plain(comm))],
     }
-    if comm.rank == 0:
-        unfinished = MeasuredAllreduce(engine="Horovod", error="did not end")
-        write_json(out, {**measured, "reductions": [*measured["reductions"], asdict(unfinished)]})
-    measured["reductions"].append(asdict(_horovod(comm)))
+    engines: dict[str, Callable[[HorovodCommunicator], MeasuredAllreduce]]
+    engines = {"Horovod": _horovod, "NCCL": partial(_nccl, mpi.COMM_WORLD)}
+    for engine, reduce in engines.items():
+        if comm.rank == 0:
+            unfinished = MeasuredAllreduce(engine=engine, error="did not end")
+            write_json(out, {**measured, "reductions": [*measured["reductions"], asdict(unfinished)]})
+        measured["reductions"].append(asdict(reduce(comm)))
     if comm.rank == 0:
         write_json(out, measured)
     comm.shutdown()
@@ -182,18 +190,50 @@ def _horovod(comm: HorovodCommunicator) -> MeasuredAllreduce:
     return _agree(comm, MeasuredAllreduce(engine="Horovod", seconds=seconds, right=right))
 
 
-def _reduce_torch(comm: HorovodCommunicator) -> tuple[float, AnyArray]:
+def _nccl(world: MPI.Intracomm, comm: HorovodCommunicator) -> MeasuredAllreduce:
+    """By NCCL, where every rank has a GPU, or may share one."""
+    found = comm.allgather_object((comm.host, comm.local_size, usable_gpus(), find_spec("torch") is not None))
+    if not all(gpus and has_torch for _, _, gpus, has_torch in found):
+        return MeasuredAllreduce(engine="NCCL", error="not every host has a GPU and PyTorch", possible=False)
+    if not SHARE_GPUS.read() and (short := [each for each in found if each[2] < each[1]]):
+        host, ranks, gpus, _ = short[0]
+        error = f"{ranks} ranks on {host} for {gpus} GPUs: --share-gpus lets them share"
+        return MeasuredAllreduce(engine="NCCL", error=error, possible=False)
+    return _torch_distributed(world, comm, "nccl")
+
+
+def _torch_distributed(
+    world: MPI.Intracomm, comm: HorovodCommunicator, backend: Literal["gloo", "nccl"]
+) -> MeasuredAllreduce:
+    engine = backend.upper()
+    try:
+        from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
+
+        group = TorchDistributedCommunicator(backend, "hpctrain doctor", world)
+        seconds, reduced = _reduce_torch(group, "cuda" if group.on_gpus else "cpu")
+        group.shutdown()
+    except (HpctrainError, ImportError, RuntimeError) as error:
+        return MeasuredAllreduce(engine=engine, error=str(error).partition("\n")[0])
+    right = bool(np.allclose(reduced, _expected(comm.size) / comm.size, rtol=1e-6))
+    return _agree(comm, MeasuredAllreduce(engine=engine, seconds=seconds, right=right))
+
+
+def _reduce_torch(
+    comm: HorovodCommunicator | TorchDistributedCommunicator, device: str = "cpu"
+) -> tuple[float, AnyArray]:
     import torch
 
     engine = comm.torch()
-    buffer = engine.allocate(NUMBERS, torch.float32, torch.device("cpu"))
+    buffer = engine.allocate(NUMBERS, torch.float32, torch.device(device))
     seconds = []
     for _ in range(_REPEATS):
         buffer.copy_(torch.from_numpy(_numbers(comm.rank)))
         start = time.perf_counter()
         engine.allreduce(buffer, "doctor").wait()
+        if buffer.is_cuda:
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds), buffer.numpy()
+    return statistics.median(seconds), buffer.cpu().numpy()
 
 
 def _reduce_tensorflow(comm: HorovodCommunicator) -> tuple[float, AnyArray]:

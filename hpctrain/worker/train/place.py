@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpctrain.common.cluster.gpus import own_gpu, usable_gpus
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.machine_cores import allowed_cpus, cpus_of_node, numa_nodes, threads_of
 from hpctrain.common.cluster.node_map import Slot, share
@@ -27,6 +28,11 @@ def bind_rank(plan: Plan, rank: int, root: Path = Path("/")) -> None:
     Args:
         root: the folder that holds sys and proc.
     """
+    if plan.start.share_gpus:
+        # Before anything has looked at the GPUs: a framework that counts its processes finds one GPU, its own.
+        own = own_gpu(rank, os.environ.get("CUDA_VISIBLE_DEVICES"), usable_gpus({}))
+        if own is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = own
     if not any(host.places for host in plan.hosts):
         return
     host, local = [(host, local) for host in plan.hosts for local in range(len(host.places))][rank]

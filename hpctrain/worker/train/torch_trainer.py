@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from hpctrain.common.checkpoints.layout import MOMENTS, RANDOM, STATISTICS
+from hpctrain.common.cluster.gpus import gpu_of
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sync import is_local
+from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.worker import models
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.guard import Guard
@@ -54,10 +56,11 @@ class TorchTrainer:
         torch.manual_seed(recipe.seed)
         seed(recipe.seed)
         self._comm = comm
-        # Each rank has its own GPU or all use the CPU: NCCL does not let two ranks share one.
-        gpus = not comm.in_host_memory and torch.cuda.device_count() >= comm.local_size
-        self._device = torch.device("cuda", comm.local_rank) if gpus else torch.device("cpu")
-        self.gpu = torch.cuda.get_device_name(self._device) if gpus else None
+        # Each rank has a GPU or all use the CPU: without --share-gpus, NCCL does not let two ranks share one.
+        gpus = 0 if comm.in_host_memory else torch.cuda.device_count()
+        own = gpu_of(comm.local_rank, comm.local_size, gpus, shared=bool(SHARE_GPUS.read()))
+        self._device = torch.device("cpu") if own is None else torch.device("cuda", own)
+        self.gpu = None if own is None else torch.cuda.get_device_name(self._device)
         model: torch.nn.Module = models.build(
             recipe.model, "torch", comm, at_once=recipe.batch.at_once(data_place(comm).ranks)
         ).to(self._device)

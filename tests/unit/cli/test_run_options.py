@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pynvml
 import pytest
 
 from hpctrain.cli.main import main
+from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import StoppedEvent
@@ -69,6 +71,43 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 def test_what_a_second_signal_does_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--help"]) == 0
     assert "second TERM" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+
+
+@needs.pytorch
+def test_ranks_share_the_gpu_that_there_is(one_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    start = ["run", "digits", "-np", "2", "--oversubscribe", "--backend", "nccl", "--dry-run"]
+    assert main([*start, "--share-gpus"]) == 0
+    said = capsys.readouterr()
+    assert "HPCTRAIN_SHARE_GPUS=1" in said.out and '"share_gpus":true' in said.out
+    assert said.err.count(SHARING_NOTE) == 1
+    assert main(start) == 0
+    said = capsys.readouterr()
+    assert "SHARE_GPUS" not in said.out and SHARING_NOTE not in said.err
+
+
+@needs.pytorch
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["-np", "1"], "HT-gpus-enough"),
+        (["-np", "2", "--backend", "mpi"], "HT-gpus-shared-without-nccl"),
+        (["-np", "2", "--framework", "keras"], "HT-gpus-shared-in-keras"),
+        (["-np", "2", "--hosts", "n1,n2", "--backend", "nccl"], "HT-gpus-shared-on-several-hosts"),
+    ],
+)
+def test_gpus_that_cannot_be_shared(
+    one_gpu: None, arguments: list[str], code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "digits", "--oversubscribe", "--share-gpus", "--dry-run", *arguments]) == 2
+    assert codes(capsys.readouterr().err) == [code]
 
 
 @pytest.mark.parametrize("resume", [["--resume"], []])

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.run.events.kinds import EnergyEvent, HostEnergy
+from hpctrain.common.run.plan import Start
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.page import render
 from hpctrain.report.predicted import PredictedRow
@@ -154,6 +156,18 @@ def test_a_run_that_had_other_ranks_is_not_compared(tmp_path: Path) -> None:
     written(directory.prediction, record())
     page = render(directory)
     assert found.note in page and "<h2>Measured" not in page
+
+
+def test_ranks_that_shared_gpus_are_not_compared(tmp_path: Path) -> None:
+    shared = PLAN.model_copy(update={"start": Start(share_gpus=True)})
+    found = compare(Record.of([*map(typed, run_events())]), shared, predicted())
+    assert found.note and comparison_keys(found) == {"predicted": None, "outside": None}
+    directory = write_run(tmp_path / "shared", shared, run_events())
+    assert summarise(directory, shared, "done")["shared_gpus"] is True
+    assert SHARING_NOTE in render(directory)
+    alone = write_run(tmp_path / "alone", PLAN, run_events())
+    assert summarise(alone, PLAN, "done")["shared_gpus"] is False
+    assert SHARING_NOTE not in render(alone)
 
 
 def test_a_run_that_lost_ranks_is_not_compared() -> None:

@@ -24,6 +24,7 @@ def test_figures_of_a_finished_run(finished: RunDirectory) -> None:
         "steps": EPOCHS * STEPS,
         # The slow first step (5 s, 4 s of it in communication) is not in either.
         "samples_per_s": pytest.approx(128),
+        "shared_gpus": False,
         "communication_share": pytest.approx(0.2),
         "communication_bytes": None,
         "data_share": pytest.approx(0.1),

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from hpctrain.common.cluster.gpus import fitting_backend, usable_gpus
+from hpctrain.common.cluster.gpus import (
+    fitting_backend,
+    gpu_of,
+    own_gpu,
+    require_shareable,
+    sharing_variables,
+    usable_gpus,
+)
+from support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -43,3 +51,59 @@ def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_fitting_backend(framework: str | None, gpus: int, ranks: int, expected: tuple[str, str]) -> None:
     assert fitting_backend(framework, gpus, ranks, "n1") == expected
+
+
+def test_the_fitting_backend_of_ranks_that_share_gpus() -> None:
+    assert fitting_backend("torch", 1, 4, "n1", shared=True) == ("nccl", "PyTorch, 4 ranks share GPUs of n1")
+    assert fitting_backend(None, 2, 4, "n1", shared=True)[0] == "horovod"
+    assert fitting_backend("torch", 0, 4, "n1", shared=True) == ("mpi", "no GPU on n1")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "shared", "expected"),
+    [
+        (2, 4, False, [0, 1]),
+        (2, 1, False, [None, None]),
+        (2, 1, True, [0, 0]),
+        (5, 2, True, [0, 1, 0, 1, 0]),
+        (2, 0, True, [None, None]),
+        # A batch system that shows each rank one GPU.
+        (3, 1, True, [0, 0, 0]),
+    ],
+)
+def test_the_gpu_of_each_rank(ranks: int, gpus: int, shared: bool, expected: list[int | None]) -> None:
+    assert [gpu_of(rank, ranks, gpus, shared=shared) for rank in range(ranks)] == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "present", "expected"),
+    [
+        (None, 1, ["0", "0", "0"]),
+        (None, 2, ["0", "1", "0"]),
+        ("3", 4, ["3", "3", "3"]),
+        ("2, 3", 4, ["2", "3", "2"]),
+        ("GPU-8a", 4, ["GPU-8a"] * 3),
+        ("1,-1,2", 4, ["1", "1", "1"]),
+        ("", 4, [None] * 3),
+        (None, 0, [None] * 3),
+    ],
+)
+def test_what_a_rank_that_shares_gpus_sees(visible: str | None, present: int, expected: list[str | None]) -> None:
+    assert [own_gpu(rank, visible, present) for rank in range(3)] == expected
+
+
+def test_nccl_takes_no_two_ranks_for_ranks_of_one_host() -> None:
+    names = {sharing_variables(rank, host)["NCCL_HOSTID"] for rank in range(3) for host in ("n1", "n2")}
+    assert len(names) == 6
+    assert sharing_variables(0, "n1")["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_where_gpus_can_be_shared() -> None:
+    require_shareable([("n1", 2, 1)])
+    require_shareable([("n1", 4, 1)] * 4)
+    with refused("HT-gpus-none-to-share", host="n1"):
+        require_shareable([("n1", 2, 0)])
+    with refused("HT-gpus-enough", host="n1", gpus=2, ranks=2):
+        require_shareable([("n1", 2, 2)])
+    with refused("HT-gpus-shared-on-several-hosts", host="n1", other="n2"):
+        require_shareable([("n1", 2, 1), ("n2", 2, 1)])

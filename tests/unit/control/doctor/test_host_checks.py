@@ -294,6 +294,13 @@ def test_gpus_bound_to_tasks_one_by_one(tmp_path: Path) -> None:
     assert gpus.visible(uuids).status == "ok"
 
 
+def test_gpus_that_ranks_share(tmp_path: Path) -> None:
+    machine = full_machine(tmp_path)
+    shared = {"HPCTRAIN_SHARE_GPUS": "1"}
+    assert gpus.visible(machine.host(ranks=2, changes={"visible": ("0", "0")}, **shared)).status == "ok"
+    assert gpus.visible(machine.host(ranks=2, changes={"visible": ("0", "")}, **shared)).status == "failed"
+
+
 def test_a_rank_without_a_gpu_beside_one_with_two(tmp_path: Path) -> None:
     check = gpus.visible(full_machine(tmp_path).host(ranks=2, changes={"visible": ("0,1", "")}))
     assert check.status == "failed"

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,8 +21,9 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
-from hpctrain.common.run.plan import Plan, Script, Slots
+from hpctrain.common.run.plan import Plan, Script, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
+from hpctrain.control.launchers.command import rank_environment
 from hpctrain.control.planning.place_hosts import Hosts
 from hpctrain.control.planning.planner import make_plan, oversubscription
 from support.refusals import refused
@@ -278,6 +280,41 @@ def test_a_mesh_of_a_recipe_and_of_a_script() -> None:
         ),
         MACHINE,
     )
+
+
+def test_ranks_that_share_gpus() -> None:
+    asked = TrainingRequest(work=RECIPE, ranks=4, start=Start(share_gpus=True))
+    plan = make_plan(asked, with_gpus(1))
+    assert (plan.backend, plan.backend_reason) == ("nccl", "PyTorch, 4 ranks share GPUs of n1")
+    assert rank_environment(plan)["HPCTRAIN_SHARE_GPUS"] == "1"
+    assert make_plan(dataclasses.replace(asked, backend="horovod"), with_gpus(2)).backend == "horovod"
+    without = make_plan(dataclasses.replace(asked, start=Start()), with_gpus(1))
+    assert without.backend == "mpi" and "HPCTRAIN_SHARE_GPUS" not in rank_environment(without)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "code"),
+    [
+        (0, {}, "HT-gpus-none-to-share"),
+        (4, {}, "HT-gpus-enough"),
+        (8, {"backend": "nccl"}, "HT-gpus-enough"),
+        (1, {"backend": "mpi"}, "HT-gpus-shared-without-nccl"),
+        (1, {"backend": "gloo"}, "HT-gpus-shared-without-nccl"),
+        (1, {"framework": "keras"}, "HT-gpus-shared-in-keras"),
+        # What only mpi can do.
+        (1, {"work": load_recipe("digits", ["sync=async"])}, "HT-gpus-shared-without-nccl"),
+    ],
+)
+def test_gpus_that_cannot_be_shared(gpus: int, changes: dict[str, Any], code: str) -> None:
+    asked = TrainingRequest(work=RECIPE, ranks=4, start=Start(share_gpus=True))
+    with refused(code):
+        make_plan(dataclasses.replace(asked, **changes), with_gpus(gpus))
+
+
+def test_gpus_of_several_hosts_are_not_shared() -> None:
+    hosts = Hosts(slots=(Slots(host="n1", slots=2), Slots(host="n2", slots=2)))
+    with refused("HT-gpus-shared-on-several-hosts", host="n1", other="n2"):
+        make_plan(TrainingRequest(work=RECIPE, start=Start(share_gpus=True)), with_gpus(1), hosts)
 
 
 def test_a_script_with_a_mesh_is_pytorchs() -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.plan import HostOptions, Plan, Slots
+from hpctrain.common.run.plan import HostOptions, Plan, Slots, Start
 from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.memory import MemorySettings, memory
 from hpctrain.control.predict.request import PredictionRequest, predict_request
-from hpctrain.control.predict.run_prediction import plan_hardware, predict_run
+from hpctrain.control.predict.run_prediction import plan_hardware, predict_run, shared_memory_warning
 from hpctrain.control.predict.training import recipe_training
 from support.refusals import refused
 
@@ -73,6 +74,23 @@ def test_samples_that_have_no_room(changes: list[str], remedy: str) -> None:
     most = found.row.largest_batch
     assert most and 512 <= most < 1024
     assert found.memory_warning and found.memory_warning.endswith(f" {most}: {remedy.format(most=most)}")
+
+
+def test_ranks_that_share_a_gpu_share_its_memory() -> None:
+    recipe = load_recipe("goyal2017", ["data.path=/data"])
+    asked = plan(recipe, 4, start=Start(share_gpus=True))
+    with refused("HT-prediction-of-shared-gpus"):
+        predict_run(recipe, asked, replace(H100, gpus_per_node=4), 1)
+    training = recipe_training(recipe)
+    one = memory(training.largest, batch=32, settings=MemorySettings(optimizer=training.optimizer)).total
+    assert shared_memory_warning(asked, 4 * one, 1) is None
+    assert shared_memory_warning(asked, 2 * one, 2) is None
+    said = shared_memory_warning(asked, 4 * one - 1, 1)
+    assert said and "batch.micro_batch=16" in said
+    assert shared_memory_warning(asked, 2 * one - 1, 2)
+    # Not even one sample each has room, and of a language model the memory is not predicted.
+    assert shared_memory_warning(asked, one // 2, 1)
+    assert shared_memory_warning(plan(load_recipe("gpt2-124m", ["data.path=/data"]), 4), 1, 1) is None
 
 
 def test_the_nodes_of_a_plan() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.plan import Start
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.profile import NodeProfile
 from hpctrain.control.schedulers.request import array_tasks, further_options, job_request
 from hpctrain.control.schedulers.slurm.script import directives
@@ -158,3 +160,20 @@ def test_further_options() -> None:
     assert further_options(given) == {"comment": "a=b", "exclude": "n1", "contiguous": None, "x": ""}
     request = job_request(PLAIN, "x", {"sbatch": {"contiguous": None}})
     assert "#SBATCH --contiguous" in directives(request)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "tasks", "code"),
+    [
+        (1, 0, 4, "HT-gpus-none-to-share"),
+        (1, 4, 4, "HT-gpus-enough"),
+        (2, 1, 4, "HT-gpus-shared-on-several-hosts"),
+    ],
+)
+def test_tasks_that_share_gpus(nodes: int, gpus: int, tasks: int, code: str) -> None:
+    asked = TrainingRequest(work=None, start=Start(share_gpus=True))
+    fits = job_request(GPUS, "x", {"gpus_per_node": 1, "tasks_per_node": 4})
+    assert fits.training(asked).start.share_gpus
+    assert {"#SBATCH --gpus-per-node=h100:1", "#SBATCH --ntasks-per-node=4"} <= {*directives(fits)}
+    with refused(code):
+        job_request(GPUS, "x", {"nodes": nodes, "gpus_per_node": gpus, "tasks_per_node": tasks}).training(asked)

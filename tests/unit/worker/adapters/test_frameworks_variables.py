@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.cluster.launcher import detect
-from hpctrain.common.run.plan import Plan, Script, Slots
+from hpctrain.common.run.plan import Plan, Script, Slots, Start
 from hpctrain.worker.adapters.frameworks import framework_variables
 from support import needs
 from support.refusals import codes
@@ -55,6 +55,22 @@ def test_torchruns_variables_follow_the_plan(rank: int, place: tuple[str, str, s
     assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == (str(rank), "3", "n1")
     assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["GROUP_RANK"]) == place
     assert (found["PL_TRAINER_DEVICES"], found["PL_TRAINER_NUM_NODES"]) == (place[1], "2")
+
+
+def test_a_rank_that_shares_a_gpu_is_the_only_one_of_its_node() -> None:
+    """It sees one GPU, which a framework chooses by the local rank."""
+    shared = Plan(
+        script=Script(path=Path("script.py")),
+        backend="nccl",
+        ranks=3,
+        hosts=(Slots(host="n1", slots=3),),
+        threads_per_rank=1,
+        start=Start(share_gpus=True),
+    )
+    found = framework_variables(shared, 2)
+    assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == ("2", "3", "n1")
+    assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["GROUP_RANK"]) == ("0", "1", "2")
+    assert (found["PL_TRAINER_DEVICES"], found["PL_TRAINER_NUM_NODES"]) == ("1", "3")
 
 
 def test_only_backends_in_host_memory_keep_the_frameworks_on_cpus() -> None:

@@ -6,10 +6,11 @@ import os
 import re
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from hpctrain.common.cluster.node_map import Slot
-from hpctrain.common.run.plan import Plan, Script, Slots
+from hpctrain.common.run.plan import Plan, Script, Slots, Start
 from hpctrain.worker.train.place import bind_rank, shared_cores, unfit_adapters, unfit_cores
 
 
@@ -175,3 +176,29 @@ def test_what_the_user_has_set_is_not_judged(
     bind_rank(plan(Slot(gpu=0, adapter="mlx5_0", cores=(), devices=("mlx5_0",))), 0, machine(tmp_path))
     assert (os.environ["NCCL_IB_HCA"], os.environ["UCX_NET_DEVICES"]) == ("mine", "mine:1")
     assert (bound, capsys.readouterr().err) == ([], "")
+
+
+@pytest.mark.parametrize(("visible", "expected"), [(None, ["0", "1", "0"]), ("3", ["3"] * 3), ("", [""] * 3)])
+def test_a_rank_that_shares_gpus_sees_one(
+    monkeypatch: pytest.MonkeyPatch, bound: list[tuple[int, ...]], visible: str | None, expected: list[str]
+) -> None:
+    """Cores are left as they are."""
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 4 if visible else 2)
+    shared = Plan(
+        script=Script(path=Path("train.py")),
+        ranks=3,
+        hosts=(Slots(host="n1", slots=3),),
+        threads_per_rank=1,
+        start=Start(share_gpus=True),
+    )
+    found = []
+    for rank in range(3):
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        bind_rank(shared, rank)
+        found.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert (found, bound) == (expected, [])
