@@ -40,6 +40,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/worker/programs/trace.py": "the user's own script is what the user wants traced",
         "hpctrain/worker/train/rank.py": "the user's own script is what the user wants executed",
         "tests/support/faults/injected/sitecustomize.py": "a rank's program, with faults in it",
+        "tests/mpi/programs/torchrun/all.py": "the scripts beside it",
         "tests/gpu/programs/on_gpu.py": "the program that a rank was started to run",
         "tests/support/warm_interpreters.py": "the program that a rank was started to run",
     },

@@ -1,38 +1,49 @@
-"""Lets Lightning, Accelerate and the Hugging Face Trainer find a run of ``hpctrain run`` as they find one of torchrun.
+"""Lets a script that knows torchrun find a run of ``hpctrain run`` as it finds one of torchrun.
 
-They distribute a training by themselves over torch.distributed, if the variables of a launcher that they know say so.
-A script that imports one of them gets torchrun's variables, and the default group that they ask torch.distributed for
-is that of the run's backend: hpctrain's own over ``mpi``. Other scripts get nothing.
+Scripts for DistributedDataParallel, FSDP or torchtitan, and Lightning, Accelerate and the Hugging Face Trainer
+distribute a training by themselves over torch.distributed, if torchrun's variables say so. Every rank of a script gets
+these, and the default group that the script asks torch.distributed for is that of the run's backend: hpctrain's own
+over ``mpi``.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from hpctrain.common.cluster.launcher import TORCHRUN, detect
 from hpctrain.common.run.plan import Plan
 from hpctrain.worker.comm.torchrun import torchrun_variables
 
-# Transformers is not listed because it imports Accelerate.
-FRAMEWORKS = frozenset(("accelerate", "lightning", "lightning_fabric", "pytorch_lightning"))
+_GROUPS, _OPTIMIZERS = "torch.distributed.distributed_c10d", "torch.optim.optimizer"
 _IN_HOST_MEMORY = ("gloo", "mpi")
+# The step at whose end a script whose ranks train alone is told so.
+_TOLD_AT_STEP = 2
 
 
 def serve_frameworks(plan: Plan, rank: int) -> None:
-    """Prepare this rank for a framework, as soon as the script imports one. Called before the script begins."""
+    """Prepare this rank for a script that distributes by itself. Called before the script begins."""
     capable = plan.capabilities
-    if plan.script and capable and capable.joins_ranks and capable.has_meshes:
-        variables = framework_variables(plan, rank)
-        launcher = detect()
-        if launcher and launcher.name == TORCHRUN:
+    if not plan.script or capable is None or capable.distributes_scripts:
+        return
+    launcher = detect()
+    for name, value in framework_variables(plan, rank).items():
+        if name.startswith(("PL_", "ACCELERATE_")):
+            # What the user has set stays, unless it is about which rank this is.
+            os.environ.setdefault(name, value)
+        elif not (launcher and launcher.name == TORCHRUN):
             # torchrun's own variables stay: they say where its store is.
-            variables = {name: value for name, value in variables.items() if _is_of_a_framework(name)}
-        sys.meta_path.insert(0, _Watch(variables))
+            os.environ[name] = value
+    changes: dict[str, Callable[[ModuleType], None]] = {_GROUPS: _give_default_group}
+    if plan.ranks > 1:
+        changes[_OPTIMIZERS] = functools.partial(_watch_steps, rank, plan.processes)
+    sys.meta_path.insert(0, _AfterImport(changes))
 
 
 def framework_variables(plan: Plan, rank: int) -> dict[str, str]:
@@ -51,6 +62,8 @@ def framework_variables(plan: Plan, rank: int) -> dict[str, str]:
         node=node,
         address=(plan.hosts[0].host, 0),
     )
+    if plan.capabilities is None or not (plan.capabilities.joins_ranks and plan.capabilities.has_meshes):
+        return variables
     # Defaults of Lightning's Trainer where the script names none. Its own would be one CPU, or all GPUs.
     variables |= {"PL_TRAINER_DEVICES": str(local_size), "PL_TRAINER_NUM_NODES": str(nodes)}
     if plan.backend in _IN_HOST_MEMORY:
@@ -59,21 +72,18 @@ def framework_variables(plan: Plan, rank: int) -> dict[str, str]:
     return variables
 
 
-def _is_of_a_framework(name: str) -> bool:
-    return name.startswith(("PL_", "ACCELERATE_"))
+class _AfterImport(MetaPathFinder):
+    """Changes modules of PyTorch as soon as the script imports them, which a script without PyTorch never does."""
 
-
-class _Watch(MetaPathFinder):
-    """Prepares this process before the first of the frameworks is imported; looking for one is not an import."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-        self._ready = False
+    def __init__(self, changes: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._changes = dict(changes)
+        for name in [name for name in self._changes if name in sys.modules]:
+            self._changes.pop(name)(sys.modules[name])
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in FRAMEWORKS or self._ready:
+        if fullname not in self._changes:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
@@ -81,23 +91,41 @@ class _Watch(MetaPathFinder):
             return spec
         execute = spec.loader.exec_module
 
-        def prepared(module: ModuleType) -> None:
-            self._prepare()
+        def changed(module: ModuleType) -> None:
             execute(module)
+            if change := self._changes.pop(fullname, None):
+                change(module)
 
-        spec.loader.exec_module = prepared  # type: ignore[method-assign]
+        spec.loader.exec_module = changed  # type: ignore[method-assign]
         return spec
 
-    def _prepare(self) -> None:
-        if self._ready:
-            return
-        self._ready = True
-        from hpctrain.worker.adapters.torch.default_group import give_default_group
 
-        for name, value in self._variables.items():
-            # What the user has set stays, unless it is about which rank this is.
-            if _is_of_a_framework(name):
-                os.environ.setdefault(name, value)
-            else:
-                os.environ[name] = value
-        give_default_group()
+def _give_default_group(module: ModuleType) -> None:
+    """Make ``init_process_group`` for all ranks join the run's default group."""
+    original = module.init_process_group
+
+    @functools.wraps(original)
+    def joining(*arguments: Any, **settings: Any) -> None:
+        from hpctrain.worker.adapters.torch.default_group import init_process_group
+
+        init_process_group(original, *arguments, **settings)
+
+    for namespace in (module, sys.modules.get("torch.distributed")):
+        if namespace is not None and hasattr(namespace, "init_process_group"):
+            namespace.init_process_group = joining  # type: ignore[attr-defined]
+
+
+def _watch_steps(rank: int, ranks: int, module: ModuleType) -> None:
+    """Tell a script at its first steps that each of its ranks trains by itself."""
+    steps = 0
+
+    def stepped(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == _TOLD_AT_STEP:
+            from hpctrain.worker.comm import mention_forgotten
+
+            mention_forgotten(rank, ranks)
+
+    # It stays: PyTorch does not let a hook remove itself.
+    module.register_optimizer_step_post_hook(stepped)

@@ -26,7 +26,7 @@ from hpctrain.common.run import stopping
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
-from hpctrain.worker.comm.forgotten import forgotten_calls
+from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls
 from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.leaving import leave_at_exit
 from hpctrain.worker.comm.single import SingleCommunicator
@@ -44,6 +44,8 @@ _MARGIN_SECONDS = 10
 _current: Communicator | None = None
 # Whether this process has ever joined a run, and whether it has distributed a model in one.
 _joined = _distributed = False
+# Whether the user was told that each rank trains alone.
+_mentioned = False
 # The exception hook that init() replaced.
 _show: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
@@ -158,15 +160,32 @@ def make_last_checks() -> None:
             _current.make_last_checks()
 
 
-def mention_forgotten(rank: int, ranks: int) -> None:
-    """At the end of a user's script, say on rank 0 if each of its ranks trained alone. Once."""
-    global _distributed
+def mention_forgotten(rank: int, ranks: int) -> Forgotten | None:
+    """Say on rank 0, once, that each rank of a user's script trains alone; returns what was said or would be now."""
+    global _distributed, _mentioned
     # The search inspects objects of every kind, in any state. A mere hint must not fail the run.
     with contextlib.suppress(Exception):
-        text = forgotten_calls(ranks, joined=_joined, distributed=_distributed)
-        if text and rank == 0:
-            print(f"hpctrain: {text}", file=sys.stderr, flush=True)
-    _distributed = True
+        _distributed |= _current is not None and (_current.distributed or _current.reduced_by_hand)
+        found = forgotten_calls(ranks, joined=_joined, distributed=_distributed)
+        if found is None:
+            # What the script has used until its first steps may be gone at its end.
+            _distributed = True
+        elif rank == 0 and not _mentioned:
+            _mentioned = True
+            print(f"hpctrain: {found.text}", file=sys.stderr, flush=True)
+        return found
+    return None
+
+
+def require_distributed(rank: int, ranks: int) -> None:
+    """At the end of a user's script, refuse a result of ranks that each trained alone.
+
+    Raises:
+        HpctrainError: every rank trained a model of its own.
+    """
+    found = mention_forgotten(rank, ranks)
+    if found and found.trained:
+        raise HpctrainError("HT-ranks-trained-alone", "{problem}", exit_code=1, problem=found.text)
 
 
 def _show_again() -> None:

@@ -172,6 +172,7 @@ class Communicator(ABC):
         reason: one sentence on why this backend was chosen.
         distributed: whether ``ht.distribute`` got a model, whose parameters are proven equal, or the script asked for
             process groups.
+        reduced_by_hand: whether the script reduced an array of several numbers itself.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
         in_host_memory: whether gradients are reduced in the CPU's memory only; hpctrain then keeps its models there.
         has_xla_kernel: whether XLA can compile the reduction of TensorFlow gradients.
@@ -193,7 +194,7 @@ class Communicator(ABC):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         self.passes = 0
-        self.distributed = False
+        self.distributed = self.reduced_by_hand = False
         self.host = socket.gethostname()
         self._leaving: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._last_checks: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -268,8 +269,8 @@ class Communicator(ABC):
         """
         raise HpctrainError(
             "HT-backend-no-process-groups",
-            "backend {backend!r} has no process groups of torch.distributed, which sharded, tensor and "
-            "pipeline parallelism need",
+            "backend {backend!r} has no process groups of torch.distributed, which a model divided over ranks, DDP, "
+            "FSDP and libraries built on them (Lightning, Accelerate) need",
             "choose --backend mpi, gloo or nccl",
             backend=self.backend,
         )

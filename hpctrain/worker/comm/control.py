@@ -73,6 +73,7 @@ class CheckedControl(Communicator):
 
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         sent = np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension
+        self.reduced_by_hand = self.reduced_by_hand or (sent.size > 1 and not _purpose())
         operation, what = _reducing(reduction, sent.dtype, sent.shape)
         _, slots = self._meet(operation, what, sent.reshape(-1).view(np.uint8), slots=self.size)
         if slots is None:

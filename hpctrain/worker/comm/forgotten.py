@@ -1,10 +1,11 @@
-"""Finds out at the end of a script whether its ranks each trained alone because a call was forgotten."""
+"""Finds out whether the ranks of a script each train alone because a call was forgotten."""
 
 from __future__ import annotations
 
 import gc
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 # A script that imports one of these knows of the other ranks without hpctrain.
@@ -14,34 +15,44 @@ _OTHERS = ("mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras",
 _ON_GROUPS = ("accelerate", "lightning_fabric", "lightning.fabric")
 
 
-def forgotten_calls(ranks: int, *, joined: bool, distributed: bool) -> str | None:
-    """The message for the user at the end of a script of several ranks; None if nothing was forgotten.
+@dataclass(frozen=True)
+class Forgotten:
+    """What the user is told about ranks that did not become one training run, and whether they did train."""
 
-    ``joined`` and ``distributed`` tell whether the script called ``ht.init`` and ``ht.distribute``.
+    text: str
+    trained: bool
+
+
+def forgotten_calls(ranks: int, *, joined: bool, distributed: bool) -> Forgotten | None:
+    """What a script of several ranks has forgotten so far; None if nothing.
+
+    ``joined`` tells whether the script called ``ht.init``; ``distributed`` whether it called ``ht.distribute``, asked
+    for the run's process groups, or reduced arrays itself.
     """
-    if ranks == 1 or distributed:
+    if ranks == 1 or distributed or _may_use_groups(joined):
         return None
+    trained = _trained()
     if joined:
-        if _may_use_groups():
-            return None
-        return (
-            f"{ranks} ranks trained, each by itself: the script made an optimizer, but never passed it to "
-            "ht.distribute. Its results are rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains "
-            "one model on all"
-            if _trained()
-            else None
+        text = (
+            f"{ranks} ranks train, each by itself: the script made an optimizer, but never passed it to ht.distribute. "
+            "Its results are rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all"
         )
+        return Forgotten(text, trained) if trained else None
     if any(name in sys.modules for name in _OTHERS):
         return None
-    return (
-        f"the script never called ht.init(): unless it joins the other ranks in another way, it ran {ranks} times, "
-        "each rank by itself. help(hpctrain) shows the lines that make it one training run"
+    text = (
+        f"the script never called ht.init(), nor torch.distributed's init_process_group(): unless it joins the other "
+        f"ranks in another way, it runs {ranks} times, each rank by itself. help(hpctrain) shows the lines that make "
+        "it one training run"
     )
+    return Forgotten(text, trained)
 
 
-def _may_use_groups() -> bool:
+def _may_use_groups(joined: bool) -> bool:
+    """Whether the script may have built on torch.distributed's default group, which ht.init() makes too."""
     groups = sys.modules.get("torch.distributed")
-    return groups is not None and groups.is_initialized() and any(name in sys.modules for name in _ON_GROUPS)
+    made = groups is not None and groups.is_available() and groups.is_initialized()
+    return made and (not joined or any(name in sys.modules for name in _ON_GROUPS))
 
 
 def _trained() -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
+import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpctrain.common.errors import HpctrainError
@@ -74,6 +77,18 @@ def _store(where: tuple[str, int], ranks: int, limit: timedelta, own: socket.soc
             port=port,
             reason=str(error),
         ) from error
+
+
+def make_default_group(backend: str, store: Any, rank: int, size: int, limit: timedelta) -> None:
+    """Make torch.distributed's default group of the run by PyTorch's own function. Collective.
+
+    A script's ``init_process_group`` is wrapped so that it joins this group.
+    """
+    show = sys.excepthook
+    make = inspect.unwrap(dist.init_process_group)
+    make(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    # PyTorch's own hook would hold back the traceback until the process has ended, and each group adds one.
+    sys.excepthook = show
 
 
 @contextlib.contextmanager

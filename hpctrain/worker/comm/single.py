@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
+from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.comm.base import AnyArray, Communicator, Group, Reduction, Wire, Work
 
 if TYPE_CHECKING:
@@ -50,14 +52,13 @@ class SingleCommunicator(Communicator):
         import torch.distributed as dist
 
         from hpctrain.worker.comm.process_group.backend import require_ranks
-        from hpctrain.worker.comm.rendezvous import listening_at
+        from hpctrain.worker.comm.rendezvous import listening_at, make_default_group
 
         if dist.is_initialized():
             require_ranks(self.rank, self.size)
             return
         with listening_at("127.0.0.1"):
-            store = dist.HashStore()  # type: ignore[attr-defined]
-            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+            make_default_group("gloo", dist.HashStore(), 0, 1, timedelta(seconds=TIMEOUT.read()))  # type: ignore[attr-defined]
         self._made_group = True
 
     def abort(self, exit_code: int) -> None:
@@ -67,8 +68,10 @@ class SingleCommunicator(Communicator):
         if self._made_group:
             import torch.distributed as dist
 
-            dist.destroy_process_group()
             self._made_group = False
+            # The script may have destroyed it.
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
 
 class _Alone(Group):

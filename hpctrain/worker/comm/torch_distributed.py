@@ -25,7 +25,7 @@ from hpctrain.worker.comm.base import AnyArray, Group, Reduction, Wire, Work, de
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.deadlocks import StoreDeadlockDetector
 from hpctrain.worker.comm.narrowed import Narrowing
-from hpctrain.worker.comm.rendezvous import listening_at, rendezvous
+from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous
 from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Timeout
 
 if TYPE_CHECKING:
@@ -121,10 +121,7 @@ class TorchDistributedCommunicator(CheckedControl):
         return None if ipaddress.ip_address(own).is_loopback else own
 
     def _make_group(self, store: Any, limit: timedelta) -> None:
-        show = sys.excepthook
-        dist.init_process_group(self._group_of, store=store, rank=self.rank, world_size=self.size, timeout=limit)
-        # PyTorch's own hook would hold back the traceback until the process has ended, and each group adds one.
-        sys.excepthook = show
+        make_default_group(self._group_of, store, self.rank, self.size, limit)
         self._deadlocks = StoreDeadlockDetector(store, self.rank, self.size, self.host, lambda: self.passes)
 
     def group_creation(self) -> AbstractContextManager[None]:

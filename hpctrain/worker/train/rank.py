@@ -41,9 +41,6 @@ from hpctrain.worker.comm.places import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
 from hpctrain.worker.train.place import bind_rank
 
-# Libraries that start torch.distributed when they see a launcher's variables, even if the backend has no groups.
-_WRAPPERS = {"transformers.trainer": "the Trainer", "accelerate": "Accelerate", "lightning": "Lightning"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
@@ -190,7 +187,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
             finally:
                 recording.end()
             _make_last_checks()
-            _mention_forgotten(rank, plan.processes)
+            _require_distributed(rank, plan.processes)
             if rank == 0 and stopping.stop_agreed():
                 print(_ENDED_AFTER_STOP, file=sys.stderr)
         else:
@@ -222,10 +219,10 @@ def _make_last_checks() -> None:
         comm.make_last_checks()
 
 
-def _mention_forgotten(rank: int, ranks: int) -> None:
-    from hpctrain.worker.comm import mention_forgotten
+def _require_distributed(rank: int, ranks: int) -> None:
+    from hpctrain.worker.comm import require_distributed
 
-    mention_forgotten(rank, ranks)
+    require_distributed(rank, ranks)
 
 
 def _run_script(script: Script) -> None:
@@ -294,20 +291,8 @@ def _explain(error: BaseException) -> str:
     """What one of PyTorch's own errors means to a script; empty if it needs no explanation."""
     if parallel := sys.modules.get("hpctrain.worker.adapters.torch.parallel.division"):
         explained: str = parallel.of_divided_tensors(error)
-        if explained:
-            return f"; {explained}"
-    return _explain_wrapper(error)
-
-
-def _explain_wrapper(error: BaseException) -> str:
-    """The explanation of an error of torch.distributed from a library that starts it by itself; otherwise empty."""
-    library = next((title for name, title in _WRAPPERS.items() if name in sys.modules), None)
-    if library is None or "MASTER_ADDR expected" not in str(error):
-        return ""
-    return (
-        f"; {library} distributes the training by itself, over process groups of torch.distributed: choose --backend "
-        "mpi, gloo or nccl, which have them, or let it train as on one device (Lightning: devices=1)"
-    )
+        return explained and f"; {explained}"
+    return ""
 
 
 def _from_script(error: BaseException, script: Script | None) -> TracebackType | None:

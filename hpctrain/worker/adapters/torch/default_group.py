@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hpctrain.common.errors import HpctrainError
@@ -19,6 +18,8 @@ from hpctrain.worker.comm.process_group import require_default_group
 from hpctrain.worker.comm.torchrun import set_torchrun_variables
 
 _records = False
+# Whether the script has asked for the default group that there is.
+_asked = False
 
 
 def join_default_group(asked: str | None = None) -> Communicator:
@@ -49,36 +50,34 @@ def join_default_group(asked: str | None = None) -> Communicator:
     return comm
 
 
-def give_default_group() -> None:
-    """From now on ``init_process_group`` for all ranks joins the run's default group in this process. Idempotent."""
-    original = distributed_c10d.init_process_group
-    if hasattr(original, "of_the_run"):
+def init_process_group(original: Callable[..., None], *arguments: Any, **settings: Any) -> None:
+    """``init_process_group``: one for all ranks joins the run's default group, others are PyTorch's ``original``.
+
+    Raises:
+        HpctrainError: another rank or number of ranks than the run has; or as :func:`join_default_group`.
+    """
+    global _asked
+    _asked = _asked and dist.is_initialized()
+    given = inspect.signature(original).bind(*arguments, **settings).arguments
+    own = given.get("store") is not None or given.get("init_method") not in (None, "env://")
+    # PyTorch raises its own error for a second call; but the group of ht.init() is the one that a first call asks for.
+    if own or _asked:
+        original(*arguments, **settings)
+        _asked = True
         return
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def init_process_group(*arguments: Any, **settings: Any) -> None:
-        given = signature.bind(*arguments, **settings).arguments
-        own = given.get("store") is not None or given.get("init_method") not in (None, "env://")
-        # PyTorch raises its own error for a second call.
-        if own or dist.is_initialized():
-            original(*arguments, **settings)
-            return
-        backend = given.get("backend")
-        comm = join_default_group(None if backend is None else str(backend))
-        for name, found in (("rank", comm.rank), ("world_size", comm.size)):
-            if given.get(name, -1) not in (-1, found):
-                raise HpctrainError(
-                    "HT-group-different-settings",
-                    "init_process_group({name}={value}), but in the run it is {found}",
-                    "leave it out, or give the script's framework as many devices and nodes as the run has",
-                    name=name,
-                    value=given[name],
-                    found=found,
-                )
-
-    init_process_group.of_the_run = True  # type: ignore[attr-defined]
-    dist.init_process_group = distributed_c10d.init_process_group = init_process_group
+    backend = given.get("backend")
+    comm = join_default_group(None if backend is None else str(backend))
+    _asked = True
+    for name, found in (("rank", comm.rank), ("world_size", comm.size)):
+        if given.get(name, -1) not in (-1, found):
+            raise HpctrainError(
+                "HT-group-different-settings",
+                "init_process_group({name}={value}), but in the run it is {found}",
+                "leave it out, or give the script's framework as many devices and nodes as the run has",
+                name=name,
+                value=given[name],
+                found=found,
+            )
 
 
 def _record_steps(comm: Communicator) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.process_group.engine import GroupEngine
 from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
-from hpctrain.worker.comm.rendezvous import rendezvous
+from hpctrain.worker.comm.rendezvous import make_default_group, rendezvous
 from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
 
 if TYPE_CHECKING:
@@ -73,12 +72,7 @@ class Groups:
         limit = timedelta(seconds=self._timeout.seconds + _MARGIN_SECONDS)
         # A store at which groups over other backends of these ranks, such as Gloo, can meet too.
         met = rendezvous(self._world, self._host, limit)
-        show = sys.excepthook
-        dist.init_process_group(
-            NAME, store=met.store, rank=self._world.rank, world_size=self._world.size, timeout=limit
-        )
-        # PyTorch's own hook would hold back the traceback until the process has ended.
-        sys.excepthook = show
+        make_default_group(NAME, met.store, self._world.rank, self._world.size, limit)
         return met.store_address
 
     def make(self, ranks: list[int], name: str) -> HpctrainGroup:

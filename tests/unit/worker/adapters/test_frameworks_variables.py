@@ -1,4 +1,4 @@
-"""What a script that imports Lightning or Accelerate finds: torchrun's variables, and the run's own default group."""
+"""What a script that knows torchrun finds: its variables, and the run's own default group."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ from hpctrain.worker.adapters.frameworks import serve_frameworks
 from hpctrain.common.run.plan import Plan
 
 serve_frameworks(Plan.model_validate_json(sys.argv[1]), 2)
-import json.decoder, xml.dom
-# As Transformers does, to know whether it is there.
-assert importlib.util.find_spec("accelerate") and not importlib.util.find_spec("pytorch_lightning")
-before = os.environ.get("RANK")
-import accelerate, lightning
-import torch.distributed as dist
 found = {name: os.environ.get(name) for name in sys.argv[2:]}
-print(json.dumps([before, found, hasattr(dist.init_process_group, "of_the_run")]))
+# The search for a module is not its import.
+assert importlib.util.find_spec("torch") and "torch" not in sys.modules
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import init_process_group
+assert init_process_group is dist.init_process_group
+print(json.dumps([found, init_process_group.__module__, hasattr(init_process_group, "__wrapped__")]))
 """
 
 
@@ -89,48 +88,47 @@ def test_ranks_that_were_given_torchruns_variables_are_not_torchruns() -> None:
     assert found and found.name == "torchrun"
 
 
+def run(plan: Plan, *names: str, **variables: str) -> list[object]:
+    environment = {name: value for name, value in os.environ.items() if name not in names} | variables
+    command = [sys.executable, "-c", PROGRAM, plan.model_dump_json(), *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    found: list[object] = json.loads(done.stdout)
+    return found
+
+
 @needs.pytorch
-@pytest.mark.parametrize(
-    ("backend", "served"), [("mpi", True), ("horovod", False), ("deepspeed", False), ("single", False)]
-)
+@pytest.mark.parametrize(("backend", "meshes"), [("mpi", True), ("horovod", False)])
 @pytest.mark.long
-def test_a_script_gets_them_with_its_first_framework(tmp_path: Path, backend: str, served: bool) -> None:
-    for name in ("accelerate", "lightning"):
-        (tmp_path / f"{name}.py").touch()
+def test_every_script_gets_them(backend: str, meshes: bool) -> None:
     names = ("RANK", "MASTER_PORT", "PL_TRAINER_DEVICES", "ACCELERATE_USE_CPU")
-    environment = {name: value for name, value in os.environ.items() if name not in names}
-    environment |= {"PL_TRAINER_DEVICES": "7", "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", PROGRAM, plan(backend).model_dump_json(), *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    before, found, replaced = json.loads(done.stdout)
-    assert before is None
+    found, module, wrapped = run(plan(backend), *names, PL_TRAINER_DEVICES="7")
     # What the user sets stays.
-    assert found == (
-        {"RANK": "2", "MASTER_PORT": "0", "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": "true"}
-        if served
-        else {"RANK": None, "MASTER_PORT": None, "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": None}
-    )
-    assert replaced == served
+    on_cpu = "true" if meshes else None
+    assert found == {"RANK": "2", "MASTER_PORT": "0", "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": on_cpu}
+    assert (module, wrapped) == ("torch.distributed.distributed_c10d", True)
 
 
 @needs.pytorch
 @pytest.mark.long
-def test_ranks_of_torchrun_keep_its_variables(tmp_path: Path) -> None:
-    for name in ("accelerate", "lightning"):
-        (tmp_path / f"{name}.py").touch()
+def test_deepspeed_makes_its_own() -> None:
+    assert run(plan("deepspeed"), "RANK")[0] == {"RANK": None}
+
+
+@needs.pytorch
+@pytest.mark.long
+def test_ranks_of_torchrun_keep_its_variables() -> None:
     own = {"TORCHELASTIC_RUN_ID": "attempt-1", "RANK": "2", "WORLD_SIZE": "3", "MASTER_PORT": "29500"}
-    environment = {**os.environ, **own, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", PROGRAM, plan("gloo").model_dump_json(), *own, "ACCELERATE_USE_CPU"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    assert json.loads(done.stdout) == ["2", {**own, "ACCELERATE_USE_CPU": "true"}, True]
+    found = run(plan("gloo"), *own, "ACCELERATE_USE_CPU", **own)
+    assert found[0] == {**own, "ACCELERATE_USE_CPU": "true"}
 
 
 GROUPS = """
-import torch.distributed as dist
-from hpctrain.worker.adapters.torch.default_group import give_default_group
+import sys
+from hpctrain.common.run.plan import Plan
+from hpctrain.worker.adapters.frameworks import serve_frameworks
 
-give_default_group()
-give_default_group()
+serve_frameworks(Plan.model_validate_json(sys.argv[1]), 0)
+import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 try:
     dist.init_process_group("gloo")
@@ -146,7 +144,8 @@ print(dist.get_rank(), dist.get_world_size())
 @pytest.mark.long
 def test_a_group_of_ones_own_is_left_alone() -> None:
     """One with a store of its own; and a second one is the error that it is without hpctrain."""
-    done = subprocess.run([sys.executable, "-c", GROUPS], capture_output=True, text=True, timeout=120, check=True)
+    command = [sys.executable, "-c", GROUPS, plan("single").model_dump_json()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines()[1:] == ["0 1"]
     assert done.stderr.count("backend single") == 1
 

@@ -45,13 +45,18 @@ def test_a_hint_that_cannot_be_had_ends_nothing(optimizers, monkeypatch):
     comm.mention_forgotten(0, 2)
 
 
+def groups(*, made: bool) -> types.SimpleNamespace:
+    return types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: made)
+
+
 def test_who_may_have_built_on_the_default_group_is_told_nothing(optimizers, monkeypatch):
     used = optimizers()
     used.iterations = 3
     assert forgotten_calls(2, joined=True, distributed=False)
-    monkeypatch.setitem(sys.modules, "torch.distributed", types.SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch.distributed", groups(made=True))
+    assert forgotten_calls(2, joined=False, distributed=False) is None
     assert forgotten_calls(2, joined=True, distributed=False)
     monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
     assert forgotten_calls(2, joined=True, distributed=False) is None
-    monkeypatch.setitem(sys.modules, "torch.distributed", types.SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setitem(sys.modules, "torch.distributed", groups(made=False))
     assert forgotten_calls(2, joined=True, distributed=False)

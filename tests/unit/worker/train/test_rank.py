@@ -120,27 +120,6 @@ def test_how_a_script_failed(tmp_path: Path, text: str, status: int, error: tupl
     assert "rank.py" not in log
 
 
-@pytest.mark.long
-def test_a_library_that_distributes_by_itself_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    text = """
-import os, sys
-import torch.distributed as dist
-if sys.argv[1:]:
-    import accelerate
-os.environ.update(RANK="0", WORLD_SIZE="2")
-dist.init_process_group("gloo")
-"""
-    for arguments in ((), ("with",)):
-        folder = tmp_path / f"run{len(arguments)}"
-        folder.mkdir()
-        (folder / "accelerate.py").touch()
-        _, record, log = run_rank(folder, text, *arguments)
-        assert "MASTER_ADDR expected" in record["error"]["message"]
-        said = "Accelerate distributes the training by itself"
-        assert (said in record["error"]["message"]) == (said in log) == bool(arguments)
-
-
 def test_a_crash_leaves_its_trace(tmp_path: Path) -> None:
     code, record, log = run_rank(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert (code, record["status"]) == (-11, "running")

@@ -1,0 +1,28 @@
+"""A script for torchrun: FullyShardedDataParallel."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+x, y = torch.randn(64, 8), torch.randint(0, 3, (64,))
+model = FSDP(
+    torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)), device_id=torch.device("cpu")
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(10):
+    own = slice(rank, None, world)
+    loss = torch.nn.functional.cross_entropy(model(x[own]), y[own])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    mean = loss.detach() / world
+    dist.all_reduce(mean)
+    if rank == 0:
+        print(f"step {step} loss {mean.item():.12f}")
+dist.destroy_process_group()
