@@ -3,9 +3,10 @@
 A rank whose loop ended earlier waits at the end of its script, and the others in a reduction; or one takes part in a
 collective that the others do not call. Each rank that has waited for a second tells rank 0 where. When all have told,
 and not all wait in the same place, rank 0 asks once more. A rank confirms when the waiting thread itself has found,
-after the question, that its wait goes on: on a busy machine a wait may be over long before its thread runs again. So
-all ranks were in these waits at the time of the question. This takes as many messages as there are ranks, and only
-where a run stands still anyway.
+after the question, that its wait goes on: on a busy machine a wait may be over long before its thread runs again. A
+wait inside a call of a library is confirmed when, between two looks after the question, no thread of the process was
+kept from running. So all ranks were in these waits at the time of the question. This takes as many messages as there
+are ranks, and only where a run stands still anyway.
 
 Ranks that MPI started send each other messages (:class:`DeadlockDetector`). Ranks of torch.distributed use the store in
 which they met (:class:`StoreDeadlockDetector`).
@@ -23,11 +24,11 @@ from typing import Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.places import left_at, script_line
+from hpctrain.worker.comm.stacks import Threads, held_up, own_threads
 from hpctrain.worker.comm.timeout import END, REDUCTION, Wait
 
 # A wait is announced after this time. Waits that end sooner cost no message.
 ANNOUNCE_SECONDS = 1.0
-_AGAIN_SECONDS = 2.0
 _STORE_SECONDS = 0.5
 _STORE_ERROR = "hpctrain.deadlock"
 _STORE_QUESTION = "hpctrain.deadlock.question"
@@ -123,6 +124,7 @@ class DeadlockDetector:
         send: sends a message to a rank's :meth:`receive`.
         names: gives a rank's name and host for messages.
         passes: gives how many backward passes this rank has begun.
+        threads: reads the states of this process's threads.
 
     Attributes:
         error: the error to raise in every wait, once a deadlock is known.
@@ -135,38 +137,45 @@ class DeadlockDetector:
         send: Callable[..., None],
         names: Callable[[int], str],
         passes: Callable[[], int],
+        threads: Callable[[], Threads] = own_threads,
     ) -> None:
         self._rank, self._size = rank, size
         self._send = send
         self._names = names
         self._passes = passes
+        self._threads = threads
         self.error: HpctrainError | None = None
         self._wait: Wait | None = None
         self._number = 0
         self._announced = False
-        # How often the wait had been polled when rank 0 asked about it.
-        self._polls_when_asked: int | None = None
-        # On rank 0: each rank's place with the number of its wait, and the ranks that have confirmed theirs.
+        # The question to answer, 0 for none; how often the wait had been polled when it came, and the last look at the
+        # threads since then.
+        self._asked = 0
+        self._polls_when_asked = 0
+        self._seen: Threads | None = None
+        # On rank 0: each rank's place with the number of its wait; the last question, the waits that it is about, and
+        # the ranks that have confirmed theirs.
         self._places: dict[int, tuple[int, WaitPlace]] = {}
+        self._question = 0
+        self._asked_about: dict[int, int] = {}
         self._confirmed: set[int] = set()
-        self._ask_at = 0.0
 
     def look(self, wait: Wait | None, now: float) -> None:
         """Announce a long wait to rank 0, or its end."""
         if wait != self._wait:
             if self._announced:
                 self._deliver(0, "out")
-            self._wait, self._announced, self._polls_when_asked = wait, False, None
+            self._wait, self._announced, self._asked = wait, False, 0
             self._number += 1
         if wait is not None and not self._announced and now - wait.since > ANNOUNCE_SECONDS:
             self._announced = True
             place = WaitPlace(kind=wait.kind, what=wait.what, passes=self._passes(), line=script_line(), left=left_at())
             self._deliver(0, "in", self._number, place)
-        if wait is not None and self._goes_on(wait):
-            self._polls_when_asked = None
-            self._deliver(0, "yes", self._number)
+        if wait is not None and self._asked and self._goes_on(wait):
+            question, self._asked = self._asked, 0
+            self._deliver(0, "yes", self._number, question)
         if self._rank == 0:
-            self._judge(now)
+            self._judge()
 
     def receive(self, source: int, kind: str, *values: object) -> None:
         """Handle a message of another rank or of this one."""
@@ -175,35 +184,35 @@ class DeadlockDetector:
                 self._places[source] = (number, place)
             case "out", ():
                 self._places.pop(source, None)
-                self._confirmed.clear()
-            case "still", ():
+            case "still", (int(question),):
                 if self._wait is not None and self._announced:
-                    self._polls_when_asked = self._wait.polls
-            case "yes", (int(number),):
-                if source in self._places and self._places[source][0] == number:
+                    self._asked, self._polls_when_asked, self._seen = question, self._wait.polls, None
+            case "yes", (int(number), int(question)):
+                if question == self._question and self._asked_about.get(source) == number:
                     self._confirmed.add(source)
             case "deadlock", (dict(record),):
                 self.error = HpctrainError.from_record(record)
 
     def _goes_on(self, wait: Wait) -> bool:
-        """Whether rank 0 asked about this wait, and it has been polled since."""
-        if self._polls_when_asked is None:
-            return False
-        # The first of two polls may have begun before the question. A wait inside an MPI call is not polled.
-        return wait.blocked or wait.polls >= self._polls_when_asked + 2
+        """Whether the wait has been found to go on since rank 0 asked about it."""
+        if not wait.blocked:
+            # The first of two polls may have begun before the question.
+            return wait.polls >= self._polls_when_asked + 2
+        before, self._seen = self._seen, self._threads()
+        return before is not None and not held_up(before, self._seen)
 
-    def _judge(self, now: float) -> None:
+    def _judge(self) -> None:
         if len(self._places) < self._size or self.error is not None:
             return
         error = deadlock_error({rank: place for rank, (_, place) in self._places.items()}, self._names)
         if error is None:
             return
-        if len(self._confirmed) == self._size:
-            self._send_all("deadlock", error.record())
-        elif now >= self._ask_at:
-            self._ask_at = now + _AGAIN_SECONDS
+        if (numbers := {rank: number for rank, (number, _) in self._places.items()}) != self._asked_about:
+            self._question, self._asked_about = self._question + 1, numbers
             self._confirmed.clear()
-            self._send_all("still")
+            self._send_all("still", self._question)
+        elif len(self._confirmed) == self._size:
+            self._send_all("deadlock", error.record())
 
     def _send_all(self, *message: object) -> None:
         for rank in range(self._size):
