@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import shlex
 import sys
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hpctrain.common.run.events import Event
     from hpctrain.control.supervision.audience import Summary
     from hpctrain.control.supervision.failure import Failure
+    from hpctrain.control.supervision.interrupts import Interrupts
     from hpctrain.control.supervision.repeats import Series
 
 
@@ -86,13 +88,14 @@ class Terminal:
         write_json(directory.prediction, prediction_record(found.prediction))
 
     @contextlib.contextmanager
-    def follow(self, plan: Plan, directory: RunDirectory) -> Iterator[Audience]:
+    def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
         from hpctrain.report.console import Console
         from hpctrain.report.tracking.processes import tracked
 
         with contextlib.ExitStack() as stack:
             console = stack.enter_context(Console())
-            trackers = stack.enter_context(tracked(plan.trackers, directory, console.notice))
+            over = functools.partial(interrupts.over, plan.stop.seconds)
+            trackers = stack.enter_context(tracked(plan.trackers, directory, console.notice, over))
 
             def show(event: Event) -> None:
                 console.show(event)
@@ -102,8 +105,6 @@ class Terminal:
                 console.close()
                 self.notice(failure.without_log_of(shown=0))
                 if failure.status == "resumable":
-                    # After a requested stop this process may be killed soon: a job's time is up, or a pod is deleted.
-                    trackers.end_seconds = min(trackers.end_seconds, plan.stop.seconds / 10)
                     tell(f"  to resume: {resume_command(place)}")
 
             yield Audience(show=show, line=console.line, notice=console.notice, failed=failed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from hpctrain.control.topology.verify import End, Flow, rounds
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "links.py"
 
 
-def hosts_to_measure(
-    options: HostOptions, environment: Mapping[str, str] = os.environ
-) -> tuple[Hosts, tuple[str, ...]]:
+def hosts_to_measure(options: HostOptions) -> tuple[Hosts, tuple[str, ...]]:
     """The hosts that the user names, else those of the Slurm allocation, as a run on them has them; and warnings.
 
     Raises:
@@ -33,7 +30,7 @@ def hosts_to_measure(
     named = {
         "--hosts": options.hosts,
         "--hostfile": options.hostfile,
-        "SLURM_JOB_NODELIST": environment.get("SLURM_JOB_NODELIST"),
+        "SLURM_JOB_NODELIST": os.environ.get("SLURM_JOB_NODELIST"),
     }
     where = next((name for name, value in named.items() if value), None)
     if where is None:
@@ -42,7 +39,7 @@ def hosts_to_measure(
             "no hosts to measure between: this is no Slurm allocation",
             "name them with -H, start it inside an allocation (salloc, sbatch), or try it here with -np 2",
         )
-    hosts, warnings = arrange(options, this_machine().host, None, environment)
+    hosts, warnings = arrange(options, this_machine().host, None)
     if len(hosts.slots) < 2:
         raise HpctrainError(
             "HT-hosts-only-one",

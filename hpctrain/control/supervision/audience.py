@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hpctrain.control.launchers.command import Launcher
     from hpctrain.control.resuming.attempts import Attempt
     from hpctrain.control.supervision.failure import Failure
+    from hpctrain.control.supervision.interrupts import Interrupts
     from hpctrain.control.supervision.repeats import Series
 
 Summary = dict[str, Any]
@@ -59,7 +60,7 @@ class Audience:
 
 
 class Output(Protocol):
-    """Reports to the user."""
+    """What a command reports of its runs; :meth:`follow` gives the :class:`Audience` of each."""
 
     def notice(self, text: str) -> None:
         """Tell the user something before a run, or between two runs."""
@@ -70,7 +71,7 @@ class Output(Protocol):
     def begun(self, plan: Plan, directory: RunDirectory) -> None:
         """A new run's directory is made, and its ranks are not started yet."""
 
-    def follow(self, plan: Plan, directory: RunDirectory) -> AbstractContextManager[Audience]:
+    def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> AbstractContextManager[Audience]:
         """The audience of a run; it is left when the run has ended."""
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> Summary:

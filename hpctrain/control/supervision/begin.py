@@ -276,7 +276,7 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
     from hpctrain.control.supervision.execution import Execution
 
     with HeldDirectory(directory) as held:
-        with output.follow(run.plan, directory) as audience:
+        with output.follow(run.plan, directory, interrupts) as audience:
             execution = Execution(
                 held=held,
                 interrupts=interrupts,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
@@ -30,19 +29,12 @@ class HostWatch:
         wanted: the hosts with their ranks that the run is to have, where they are others than it has now; else None.
     """
 
-    def __init__(
-        self,
-        run: ReadyRun,
-        directory: RunDirectory,
-        notice: Callable[[str], None],
-        environment: Mapping[str, str] = os.environ,
-    ) -> None:
+    def __init__(self, run: ReadyRun, directory: RunDirectory, notice: Callable[[str], None]) -> None:
         self._run = run
         self._plan = run.plan
         self._directory = directory
         self._notice = notice
-        self._environment = environment
-        self._seconds = HOST_INTERVAL.read(environment)
+        self._seconds = HOST_INTERVAL.read()
         # The number of live ranks on each host.
         self._now = run.plan.ranks_of_hosts
         self._leaving: Collection[str] = ()
@@ -84,12 +76,12 @@ class HostWatch:
                 self._warn_once(f"the hosts stay as they are: {error}")
 
     def _check_hosts(self) -> None:
-        given = given_hosts(self._plan, self._environment)
+        given = given_hosts(self._plan)
         now = {host: ranks for host, ranks in self._now.items() if ranks}
         others = [host for host in given if host not in now]
         joining: tuple[str, ...] = ()
         if others:
-            joining, wrong = joinable_hosts(self._run, others, self._directory.path, self._questions, self._environment)
+            joining, wrong = joinable_hosts(self._run, others, self._directory.path, self._questions)
             for host, fault in wrong.items():
                 self._warn_once(f"{host} cannot join: it {fault}")
         chosen = chosen_hosts(self._plan, given, {*now, *joining}, now)

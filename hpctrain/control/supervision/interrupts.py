@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class Interrupts:
     def __init__(self, stop: str = Stop().signal) -> None:
         self.asking = frozenset((signal.Signals[f"SIG{stop}"], signal.SIGUSR1, signal.SIGUSR2))
         self.received: list[signal.Signals] = []
+        self._since = math.inf
         self._previous: dict[signal.Signals, Any] = {}
         self._blocked: set[int] = set()
         self._raised = False
@@ -46,6 +48,14 @@ class Interrupts:
         Requests do not count: Slurm can send its own twice, and its SIGTERM may come before or after one.
         """
         return sum(number not in self.asking for number in self.received) > 1
+
+    def over(self, seconds: float, began: float) -> bool:
+        """Whether what follows the ranks, and began then, has to end: this process may be killed soon after a signal.
+
+        It may go on for ``seconds`` from the first signal, or until a second one, and for a tenth of them in any case.
+        """
+        end = -math.inf if self.second_signal else self._since + seconds
+        return time.monotonic() > max(end, began + seconds / 10)
 
     def wait(self, seconds: float) -> bool:
         """Wait for a time; returns whether it passed without a signal. The first signal ends the wait."""
@@ -87,6 +97,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._since = min(self._since, time.monotonic())
         self.received.append(signal.Signals(number))
         if self._raised:
             # Raised once only, so that the code that ends the probe's processes is not interrupted itself.

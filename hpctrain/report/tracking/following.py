@@ -70,6 +70,9 @@ class Backlog:
 
     They are read in parts from the beginning of the run's file, each of which is to be sent before the next one.
 
+    Args:
+        damaged: gets what is wrong with a line that is no event, which is passed over.
+
     Attributes:
         entries: the events that were read and are to be sent.
         more: whether there may be another part.
@@ -78,16 +81,17 @@ class Backlog:
         HpctrainError: the file cannot be read.
     """
 
-    def __init__(self, directory: RunDirectory, has: TrackerProgress) -> None:
+    def __init__(self, directory: RunDirectory, has: TrackerProgress, damaged: Callable[[HpctrainError], None]) -> None:
         self.entries: list[NewEvent] = []
         self.more = True
         self._number = 0
         self._has = has
+        self._damaged = damaged
         self._last: float | None = None
         self._path = directory.events
         self._tail = Tail(directory.events, whole=True)
         self._curves = Curves()
-        events = EventsFile(directory.events)
+        events = EventsFile(directory.events, damaged)
         self._kept, self._known = Kept(events), events.lines
         self._saves = ScriptSaves()
 
@@ -97,11 +101,7 @@ class Backlog:
         return self._last == self._has.time
 
     def read(self) -> bool:
-        """Read the next events; returns whether an attempt has begun that undoes some that may have been sent.
-
-        Raises:
-            HpctrainError: a line is not an event.
-        """
+        """Read the next events; returns whether an attempt has begun that undoes some that may have been sent."""
         again = False
         lines = self._tail.lines(at_most=_PART_BYTES)
         self.more = bool(lines)
@@ -110,7 +110,11 @@ class Backlog:
             if b"\0" in line:
                 continue
             self._number += 1
-            event = parse_event(line, f"{self._path}:{self._number}")
+            try:
+                event = parse_event(line, f"{self._path}:{self._number}")
+            except HpctrainError as error:
+                self._damaged(error)
+                continue
             if self._number == self._has.sent:
                 self._last = event.time
             counts, point = self._kept.keeps(event), self._curves.point(event)
@@ -125,11 +129,7 @@ class Backlog:
         return again
 
     def catch_up(self) -> None:
-        """Skip what the tracker already has.
-
-        Raises:
-            HpctrainError: a line is not an event.
-        """
+        """Skip what the tracker already has."""
         while self.more and self._number <= self._has.sent:
             self.read()
 
@@ -155,7 +155,7 @@ def follow(
     Raises:
         HpctrainError: the run's own files cannot be read or written.
     """
-    follower = _Follower(directory, tracking)
+    follower = _Follower(directory, tracking, say)
     last = False
     while True:
         began = time.monotonic()
@@ -184,8 +184,10 @@ def follow(
 class _Follower:
     """Reads and sends events; ``failures`` counts the tracker's failures in a row."""
 
-    def __init__(self, directory: RunDirectory, tracking: Tracking) -> None:
+    def __init__(self, directory: RunDirectory, tracking: Tracking, say: Callable[[str], None]) -> None:
         self.failures = 0
+        self._say = say
+        self._said_damaged = False
         self._directory = directory
         self._tracking = tracking
         self._backlog: Backlog | None = None
@@ -207,12 +209,17 @@ class _Follower:
                 self._backlog.entries = []
             more = self._backlog.more
 
+    def _damaged(self, error: HpctrainError) -> None:
+        if not self._said_damaged:
+            self._said_damaged = True
+            self._say(f"warning: {error.message}; it is passed over, as are others like it")
+
     def _begin(self) -> None:
         self._backlog = None
         has = self._tracking.open()
-        backlog = Backlog(self._directory, has)
+        backlog = Backlog(self._directory, has, self._damaged)
         backlog.catch_up()
         if not backlog.fits:
-            backlog = Backlog(self._directory, has.model_copy(update={"sent": 0, "time": None}))
+            backlog = Backlog(self._directory, has.model_copy(update={"sent": 0, "time": None}), self._damaged)
             backlog.catch_up()
         self._backlog = backlog

@@ -18,8 +18,12 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.supervision.repeats import read_series
 from hpctrain.control.supervision.trackers import require_trackers
 
-# How long trackers may take at the end of a run. A request to a server that hangs takes 10 s.
-END_SECONDS = 15.0
+# How long trackers may take at the end of a run. A request to a server that hangs takes 10 s; what writes files on this
+# machine ends by itself, but its start alone takes seconds where all cores are busy.
+_SERVER_SECONDS = 15.0
+_FILES_SECONDS = 60.0
+# From then on the user is told what the command waits for.
+_SILENT_SECONDS = 5.0
 # A server's refusal ends the sending of a recorded run at once; this limit is for a slow server and a long run.
 _LATER_SECONDS = 1800.0
 _KILL_SECONDS = 5.0
@@ -31,10 +35,14 @@ class TrackerProcess:
 
     Args:
         notice: prints a message for the user.
+
+    Attributes:
+        end_seconds: how long it may take when the run has ended.
     """
 
     def __init__(self, name: Tracker, directory: RunDirectory, notice: Callable[[str], None]) -> None:
         self._name = name
+        self.end_seconds = _SERVER_SECONDS if name == "mlflow" else _FILES_SECONDS
         self._directory = directory
         self._notice = notice
         self._text = b""
@@ -67,12 +75,16 @@ class TrackerProcess:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
-    def close(self, seconds: float) -> bool:
-        """Let it send the rest for up to so many seconds; returns whether the tracker has all."""
+    def close(self, seconds: float, over: Callable[[], bool] = lambda: False) -> bool:
+        """Let it send the rest for so many seconds, or until it is ``over``; returns whether the tracker has all."""
         self.end_input()
-        deadline = time.monotonic() + seconds
-        while self._process.poll() is None and time.monotonic() < deadline:
+        began = time.monotonic()
+        said = False
+        while self._process.poll() is None and (waited := time.monotonic() - began) < seconds and not over():
             self.look()
+            if waited > _SILENT_SECONDS and not said:
+                said = True
+                self._notice(f"waiting for {self._name} to take the rest of this run, {seconds:.0f} s at most")
             time.sleep(_POLL_SECONDS)
         if self._process.poll() is None:
             # The group includes the processes that its library started.
@@ -91,11 +103,15 @@ class TrackerProcess:
 
 
 class Trackers:
-    """The processes that feed a run's trackers; ``end_seconds`` is how long they may take when the run has ended."""
+    """The processes that feed a run's trackers.
 
-    def __init__(self, processes: Sequence[TrackerProcess]) -> None:
+    Args:
+        over: whether their end, which began at this time, has to be over.
+    """
+
+    def __init__(self, processes: Sequence[TrackerProcess], over: Callable[[float], bool]) -> None:
         self._processes = processes
-        self.end_seconds = END_SECONDS
+        self._over = over
 
     def look(self) -> None:
         """Pass on what they have printed since the last call."""
@@ -104,15 +120,20 @@ class Trackers:
 
     def close(self) -> None:
         """Let them send the rest, all at the same time."""
+        began = time.monotonic()
         for process in self._processes:
             process.end_input()
-        deadline = time.monotonic() + self.end_seconds
         for process in self._processes:
-            process.close(deadline - time.monotonic())
+            process.close(began + process.end_seconds - time.monotonic(), lambda: self._over(began))
 
 
 @contextlib.contextmanager
-def tracked(names: Sequence[Tracker], directory: RunDirectory, notice: Callable[[str], None]) -> Iterator[Trackers]:
+def tracked(
+    names: Sequence[Tracker],
+    directory: RunDirectory,
+    notice: Callable[[str], None],
+    over: Callable[[float], bool] = lambda began: False,
+) -> Iterator[Trackers]:
     """Feed these trackers while the block runs."""
     processes: list[TrackerProcess] = []
     for name in names:
@@ -121,7 +142,7 @@ def tracked(names: Sequence[Tracker], directory: RunDirectory, notice: Callable[
         except OSError as error:
             notice(f"warning: {name} gets nothing from this run: its process cannot be started: {error.strerror}")
 
-    trackers = Trackers(processes)
+    trackers = Trackers(processes, over)
     try:
         yield trackers
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -65,12 +65,16 @@ class EventsFile:
     Each loop reads the file anew, so that no more than one event is in memory. Most lines of a long file are steps, or
     what a script logs. The others are found without parsing those, and once an index is there without reading them.
 
+    Args:
+        damaged: gets what is wrong with a line that :meth:`few` and :meth:`outline` then pass over.
+
     Raises:
         HpctrainError: the file cannot be read or is damaged, see :func:`read_events`; from here and all methods.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, damaged: Callable[[HpctrainError], None] | None = None) -> None:
         self._path = path
+        self._damaged = damaged
         self._index = LineIndex()
         with _refused(path), contextlib.suppress(FileNotFoundError), open_regular(path, links=False) as file:
             self._index = load(path, file)
@@ -121,7 +125,13 @@ class EventsFile:
                     begin = place.number
                 if names and kind and kind not in names:
                     continue
-                event = self._parse(line, place.number)
+                try:
+                    event = self._parse(line, place.number)
+                except HpctrainError as error:
+                    if self._damaged is None:
+                        raise
+                    self._damaged(error)
+                    continue
                 if step and step.number > begin and isinstance(event, _AFTER_STEPS):
                     if last is None or step != parsed:
                         parsed, last = step, self._parse(line_at(file, step), step.number)

@@ -22,6 +22,7 @@ from hpctrain.control.supervision import begin
 from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.begin import begin_or_resume
 from hpctrain.control.supervision.failure import Failure
+from hpctrain.control.supervision.interrupts import Interrupts
 from hpctrain.control.supervision.repeats import Series
 from hpctrain.report.summary import summarise
 from support import needs
@@ -49,7 +50,7 @@ class Heard:
         self.begun_in.append((plan.ranks, directory.path))
 
     @contextlib.contextmanager
-    def follow(self, plan: Plan, directory: RunDirectory) -> Iterator[Audience]:
+    def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
         yield Audience(line=self.lines.append, notice=self.notice)
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:

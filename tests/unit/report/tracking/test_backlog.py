@@ -15,7 +15,6 @@ from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.tracking import following
 from hpctrain.report.tracking.following import Backlog, NewEvent, follow
 from hpctrain.report.tracking.progress import TrackerProgress, only_sender, read_progress, write_progress
-from support.refusals import refused
 from support.report.written_runs import recipe_plan, run_events, write_run
 
 START = {"time": 1_700_000_000.0, "event": "start", "attempt": 1, "iteration": 0}
@@ -35,11 +34,11 @@ def add(directory: RunDirectory, *events: dict[str, Any]) -> None:
 
 def test_what_was_lost_before_it_was_sent_is_not_sent(directory: RunDirectory) -> None:
     """Whether it is read before or after the attempt that undoes it."""
-    early = Backlog(directory, TrackerProgress())
+    early = Backlog(directory, TrackerProgress(), pytest.fail)
     assert not early.read()
     add(directory, AGAIN, *run_events()[6:])
     assert early.read()
-    late = Backlog(directory, TrackerProgress())
+    late = Backlog(directory, TrackerProgress(), pytest.fail)
     assert not late.read()
     expected = [*kept(read_events(directory.events))]
     assert [entry.event for entry in early.entries] == [entry.event for entry in late.entries] == expected
@@ -47,7 +46,7 @@ def test_what_was_lost_before_it_was_sent_is_not_sent(directory: RunDirectory) -
 
 def test_only_what_is_not_sent_yet(directory: RunDirectory) -> None:
     events = [*read_events(directory.events)]
-    backlog = Backlog(directory, TrackerProgress(sent=5, time=events[4].time))
+    backlog = Backlog(directory, TrackerProgress(sent=5, time=events[4].time), pytest.fail)
     backlog.read()
     assert backlog.fits
     assert [entry.event for entry in backlog.entries] == events[5:]
@@ -92,7 +91,7 @@ def test_lines_that_a_crash_took_back_are_noticed(directory: RunDirectory) -> No
     events = [*read_events(directory.events)]
     has = TrackerProgress(sent=len(events), time=events[-1].time)
     directory.events.write_bytes(b"".join(lines[:-3]) + b"\0\0\0\n")
-    backlog = Backlog(directory, has)
+    backlog = Backlog(directory, has, pytest.fail)
     backlog.read()
     assert not backlog.fits
     add(directory, AGAIN, *run_events()[6:8])
@@ -100,11 +99,37 @@ def test_lines_that_a_crash_took_back_are_noticed(directory: RunDirectory) -> No
     assert not backlog.fits
 
 
-def test_a_line_that_is_no_event_is_named(directory: RunDirectory) -> None:
+def test_a_damaged_line_is_passed_over_with_one_warning(directory: RunDirectory) -> None:
+    """Also where the tracker's failure has the lines read again."""
+    whole = [*kept(read_events(directory.events))]
     add(directory, {"no": "event"})
-    with refused("HT-event-lacks-keys") as caught:
-        Backlog(directory, TrackerProgress()).read()
-    assert caught.value.values["where"].startswith(f"{directory.events}:")
+    directory.events.write_bytes(directory.events.read_bytes() + b"no JSON\n")
+    add(directory, {**run_events()[1], "iteration": 9})
+    got: list[NewEvent] = []
+    said: list[str] = []
+    fails = iter([True, False])
+
+    class Tracker:
+        rewrites = False
+        place = "a list"
+
+        def open(self) -> TrackerProgress:
+            return TrackerProgress()
+
+        def send(self, entries: Sequence[NewEvent]) -> None:
+            if next(fails, False):
+                raise OSError("is away")
+            got.extend(entries)
+
+        def close(self) -> None: ...
+
+    ends = iter([False, False])
+    assert follow(directory, Tracker(), ended=lambda seconds: next(ends, True), say=said.append)
+    assert [entry.event for entry in got][:-1] == whole and got[-1].event.iteration == 9
+    assert got[-1].number == len(whole) + 3
+    assert [each.split(": not an event")[0] for each in said if "not an event" in each] == [
+        f"warning: {directory.events}:{len(whole) + 1}"
+    ]
 
 
 def test_progress_is_kept(directory: RunDirectory) -> None:

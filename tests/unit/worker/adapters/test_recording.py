@@ -81,7 +81,7 @@ def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
     logged = [event.iteration for event in kept(read_events(directory.events)) if event.event == "log"]
     assert logged == [1, 2, 2, 3, 3]
     assert read_summary(directory)["steps"] == 3
-    backlog = Backlog(directory, TrackerProgress())
+    backlog = Backlog(directory, TrackerProgress(), pytest.fail)
     assert not backlog.read()
     assert [entry.event for entry in backlog.entries] == [*kept(read_events(directory.events))]
 

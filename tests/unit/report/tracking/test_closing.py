@@ -1,0 +1,51 @@
+"""What trackers may still do when a run has ended or was stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+
+from hpctrain.cli.run_output import Terminal
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Stop
+from hpctrain.control.supervision.failure import Failure
+from hpctrain.control.supervision.interrupts import Interrupts
+from hpctrain.report.tracking.processes import tracked
+from support.report.written_runs import recipe_plan
+
+
+def test_a_stopped_run_has_its_curves_where_the_ranks_left_time(finished: RunDirectory, capsys) -> None:
+    """The tracker's process is slow: it is held for longer than a tenth of the time to stop."""
+    plan = recipe_plan().model_copy(update={"stop": Stop(seconds=20.0)})
+    others = psutil.Process().children()
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with Terminal().follow(plan, finished, interrupts) as audience:
+            (tracker,) = (each for each in psutil.Process().children() if each not in others)
+            tracker.suspend()
+            threading.Timer(3.0, tracker.resume).start()
+            audience.failed(Failure(code="HT-run-interrupted", message="interrupted", exit_code=4), finished)
+    assert list(finished.tensorboard.iterdir())
+    assert "--tracking" not in capsys.readouterr().err
+
+
+def test_what_was_cut_is_said_with_the_command_that_sends_it(finished: RunDirectory) -> None:
+    said: list[str] = []
+    with tracked(("tensorboard",), finished, said.append, lambda began: True):
+        pass
+    assert said[-1].endswith(f"hpctrain report {finished.path} --tracking tensorboard")
+
+
+def test_a_signal_limits_what_follows_the_ranks() -> None:
+    """A request to stop gives the time to stop, a second signal of the user a tenth of it."""
+    with Interrupts() as interrupts:
+        began = time.monotonic()
+        assert not interrupts.over(0.001, began - 1000)
+        for number, (within, over) in {signal.SIGINT: (100.0, 0.0), signal.SIGTERM: (5000.0, 100.0)}.items():
+            os.kill(os.getpid(), number)
+            assert not interrupts.over(within, began - 90)
+            assert interrupts.over(over, began - 90)
