@@ -44,8 +44,13 @@ class HpctrainError(Exception):
         return f"{type(self).__name__}({str(self)!r})"
 
     def __str__(self) -> str:
-        said = f"{self.message} [{self.code}]"
-        return f"{said}\n  {self.hint}" if self.hint else said
+        # In front, where it stands apart from further lines, and from a command at a sentence's end.
+        return f"error[{self.code}]: {self.advice}"
+
+    @property
+    def advice(self) -> str:
+        """The message with its hint, for a text that names the code elsewhere."""
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).__new__, (type(self),), self.__dict__
@@ -87,6 +92,9 @@ class InvalidValueError(ValueError):
         self.code = code
         self.sentence = sentence
         self.values = values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
     def at(self, **place: Any) -> HpctrainError:
         """The error that the user sees, with the values of its place beside its own."""

@@ -6,6 +6,7 @@ import ast
 import copy
 import json
 import os
+import pickle
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,14 @@ import numpy as np
 import pytest
 from error_codes import kinds
 
-from hpctrain.common.errors import HpctrainError, TransientError, joined
+from hpctrain.cli.program import OutputError
+from hpctrain.common.checkpoints.manifest import OtherVersionError
+from hpctrain.common.errors import HpctrainError, InvalidValueError, TransientError, joined
+from hpctrain.common.files.objects import DamagedObjectError
+from hpctrain.common.shards.bounded import BeyondLimitsError
+from hpctrain.control.supervision.hosts_ready import UnfitHostsError
+from hpctrain.worker.comm.base import RanksLostError
+from support.refusals import codes
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "errors.txt"
@@ -79,10 +87,35 @@ def error() -> TransientError:
     )
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 def test_a_copy_is_the_same(copied):
     made = copied(error())
     assert (type(made), str(made), made.record()) == (TransientError, str(error()), error().record())
+
+
+@pytest.mark.parametrize(
+    "kind", [OutputError, OtherVersionError, DamagedObjectError, BeyondLimitsError, UnfitHostsError, RanksLostError]
+)
+def test_one_with_its_own_constructor_is_pickled_too(kind):
+    made = kind.from_record(error().record())
+    assert (type(pickled(made)), pickled(made).record()) == (kind, error().record())
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_refused_value_is_copied_whole(copied):
+    made = InvalidValueError("HT-of-test", "{size} bytes", size=2)
+    again = copied(made)
+    assert (type(again), str(again), again.at(line=3).record()) == (type(made), str(made), made.at(line=3).record())
+
+
+def test_the_code_stands_apart_from_further_lines_and_from_commands():
+    several = joined([HpctrainError("HT-of-test", "a"), HpctrainError("HT-of-other", "run: hpctrain doctor")], "")
+    assert [*map(codes, str(several).splitlines())] == [["HT-file-faults"], []]
+    assert str(several).endswith("run: hpctrain doctor")
 
 
 def test_one_from_its_record_is_the_same():
@@ -91,14 +124,14 @@ def test_one_from_its_record_is_the_same():
 
 
 def test_the_sentence_is_made_from_the_values():
-    sentence = "/a: 2 bytes of {} [HT-of-test]"
+    sentence = "error[HT-of-test]: /a: 2 bytes of {}"
     assert str(error()) == f"{sentence}\n  a hint"
     assert error().record()["values"] == {"path": "/a", "size": 2.0}
 
 
 def test_another_hint_leaves_the_rest():
     other = error().but(before="on node1: ", hint="", exit_code=2)
-    sentence = "on node1: /a: 2 bytes of {} [HT-of-test]"
+    sentence = "error[HT-of-test]: on node1: /a: 2 bytes of {}"
     assert str(other) == sentence
     assert (other.exit_code, other.values, error().exit_code) == (2, error().values, 1)
 

@@ -180,7 +180,7 @@ def test_the_extras_bring_the_modules_that_messages_ask_them_for() -> None:
         pytest.param(
             "mpi4py",
             ["run", "digits"],
-            "mpi4py is not installed in this Python [HT-package-not-installed]\n  pip install 'hpctrain[train]'",
+            "error[HT-package-not-installed]: mpi4py is not installed in this Python\n  pip install 'hpctrain[train]'",
             marks=needs.pytorch,
         ),
         pytest.param(

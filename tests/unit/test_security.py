@@ -34,6 +34,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/worker/comm/polled.py": "objects between the ranks of one run",
         "tests/mpi/programs/patterns_of_computing.py": "that a model's copy is a plain one",
         "tests/unit/worker/adapters/test_synced_batch_norm.py": "that a pickled model holds PyTorch's own classes only",
+        "tests/unit/test_error_codes.py": "that an error reaches another process whole",
         "tests/unit/common/shards/test_shards.py": "that shards leave their files out of what workers of a loader get",
     },
     "runpy": {

@@ -125,8 +125,10 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
     ready = ReadyRun(plan=plan, machine=machine, launcher=launcher)
     failure = run_plan(ready, RunDirectory(folder / "run"), Audience(line=say, notice=_notice))
     if failure:
-        # The output of rank 0 was already shown, and its log is removed with the folder.
-        shown = replace(failure, lines=()) if failure.rank == 0 else failure
+        # The output of rank 0 was already shown, and its log is removed with the folder. The log of another one repeats
+        # an error of hpctrain.
+        said = failure.rank == 0 or any(failure.code in line for line in failure.lines)
+        shown = replace(failure, lines=()) if said else failure
         raise HpctrainError(failure.code, "{failure}", exit_code=1, failure=shown, rank=failure.rank, host=failure.host)
     measured: dict[str, Any] = json.loads(out.read_text())
     return measured

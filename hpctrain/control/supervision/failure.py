@@ -89,11 +89,15 @@ class Failure:
         return "\n".join([self.message, *printed, *hint])
 
     def without_log_of(self, shown: int) -> str:
-        """The text for a reader who has seen all output of rank ``shown``: of its log only the name."""
-        if self.rank != shown or self.log is None:
-            return str(self)
-        hint = [f"  {self.hint}"] if self.hint else []
-        return "\n".join([self.message, f"  its log: {self.log}", *hint])
+        """The text, with its code in front, for a reader who has seen all output of rank ``shown``: of its log only the
+        name.
+        """
+        kind = "stopped" if self.status == "resumable" else "error"
+        text = str(self)
+        if self.rank == shown and self.log is not None:
+            hint = [f"  {self.hint}"] if self.hint else []
+            text = "\n".join([self.message, f"  its log: {self.log}", *hint])
+        return f"{kind}[{self.code}]: {text}"
 
 
 def find_failure(

@@ -271,11 +271,12 @@ def _exit_status(stop: SystemExit) -> Ending | None:
 
 
 def _describe(error: BaseException) -> Ending:
-    kind, message = type(error).__name__, f"{error}{_explain(error)}"
+    kind = type(error).__name__
     if not isinstance(error, HpctrainError):
-        return Ending(exit_code=1, kind=kind, message=message)
+        return Ending(exit_code=1, kind=kind, message=f"{error}{_explain(error)}")
+    said = f"{error.advice}{_explain(error)}"
     refused = error.exit_code != stopping.RESUMABLE and not isinstance(error, TransientError)
-    return Ending(exit_code=error.exit_code, kind=kind, message=message, code=error.code, refused=refused)
+    return Ending(exit_code=error.exit_code, kind=kind, message=said, code=error.code, refused=refused)
 
 
 def _print_error(error: BaseException, script: Script | None) -> None:

@@ -12,32 +12,45 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.programs import bench
 from hpctrain.control.supervision.failure import Failure
-from support.refusals import refused
+from support.refusals import codes, refused
 
 
-@pytest.mark.parametrize(("rank", "times"), [(0, 0), (1, 1)])
+@pytest.mark.parametrize(
+    ("rank", "code", "line", "times"),
+    [
+        (0, "HT-rank-exception", "ValueError: of rank", 0),
+        (1, "HT-rank-exception", "ValueError: of rank", 1),
+        (1, "HT-of-test", "error[HT-of-test]: of rank", 0),
+    ],
+)
 def test_the_end_of_a_failed_rank_is_shown_once(
-    rank: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rank: int,
+    code: str,
+    line: str,
+    times: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What rank 0 prints is shown as it comes; of another rank only the error tells."""
+    """What rank 0 prints is shown as it comes; of another rank only the error tells, with its code once."""
 
     def fails(ready, directory, audience):
-        audience.line("ValueError: of rank 0")
+        audience.line(f"{line} 0")
         return Failure(
-            code="HT-rank-exception",
+            code=code,
             message=f"rank {rank} failed",
             rank=rank,
             log=tmp_path / "log",
-            lines=(f"ValueError: of rank {rank}",),
+            lines=(f"{line} {rank}",),
         )
 
     monkeypatch.setattr(bench, "run_plan", fails)
     plan = make_plan(TrainingRequest(work=Script(path=Path("step.py")), ranks=1, backend="single"), this_machine())
-    with refused("HT-rank-exception") as caught:
+    with refused(code) as caught:
         bench.run_program(plan, tmp_path, this_machine(), None, tmp_path / "out")
-    raised = "ValueError: of rank"
-    assert str(caught.value).count(f"{raised} {rank}") == times
-    assert f"{raised} 0" in capsys.readouterr().err
+    assert str(caught.value).count(f"{line} {rank}") == times
+    assert codes(str(caught.value)) == [code]
+    assert f"{line} 0" in capsys.readouterr().err
 
 
 def test_in_a_job_a_benchmark_is_of_this_machine_unless_hosts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

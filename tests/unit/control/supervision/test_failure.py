@@ -80,9 +80,9 @@ def test_the_first_rank_that_failed_is_the_cause(directory: RunDirectory) -> Non
     assert failure.message.endswith("the cause")
     assert failure.lines == tuple(f"line {number}" for number in range(30, 50))
     assert f"{directory.log(1)}:\n    {failure.lines[0]}\n" in str(failure)
-    assert failure.without_log_of(shown=0) == str(failure)
+    assert failure.without_log_of(shown=0) == f"error[{failure.code}]: {failure}"
     short = failure.without_log_of(shown=1)
-    assert short.startswith(failure.message) and short.endswith(f" {directory.log(1)}")
+    assert short.startswith(f"error[{failure.code}]: {failure.message}\n") and short.endswith(f" {directory.log(1)}")
 
 
 @pytest.mark.parametrize("text", [OPEN_MPI, OPEN_MPI_4, INTEL])

@@ -139,7 +139,7 @@ def test_a_wrong_limit_is_refused(monkeypatch, text):
     ("error", "code", "said"),
     [
         ("ValueError('broken')", 1, "ValueError: broken"),
-        ("ht.HpctrainError('HT-of-test', 'differ', exit_code=4)", 4, "hpctrain: differ [HT-of-test]"),
+        ("ht.HpctrainError('HT-of-test', 'differ', exit_code=4)", 4, "hpctrain: error[HT-of-test]: differ"),
     ],
 )
 def test_any_error_of_the_last_checks_ends_the_run_with_what_was_printed_before(error, code, said):

@@ -103,8 +103,8 @@ if __name__ == "__main__":
         (
             "import hpctrain; raise hpctrain.HpctrainError('HT-of-test', 'm', 'h')",
             2,
-            ("HpctrainError", "m [HT-of-test]\n  h"),
-            "hpctrain: m [HT-of-test]\n  h\n",
+            ("HpctrainError", "m\n  h"),
+            "hpctrain: error[HT-of-test]: m\n  h\n",
         ),
         ("raise KeyboardInterrupt", 1, ("KeyboardInterrupt", ""), "KeyboardInterrupt"),
         ("def f(:", 1, ("SyntaxError", "invalid syntax (script.py, line 1)"), "SyntaxError: invalid syntax"),
