@@ -92,9 +92,10 @@ fuzz: .fuzz/installed.stamp
 	touch $@
 
 # What only a machine with GPUs shows, as runs/gpu/gpu.json and index.html beside it. PYTHON is the one that has PyTorch
-# with CUDA there. What else it lacks comes from .wheels, so that no network is needed.
+# with CUDA there. What else it lacks comes from .wheels, so that no network is needed. ONLY=nccl,recipes leaves the other
+# sections out, each of which is bounded by the minutes in tests/support/gpu_sections.py.
 gpu: .gpu/installed.stamp
-	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=runs/gpu PATH="$(CURDIR)/.gpu/bin:$$PATH" \
+	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=runs/gpu GPU_ONLY=$(ONLY) PATH="$(CURDIR)/.gpu/bin:$$PATH" \
 		.gpu/bin/python -m pytest tests/gpu
 
 # Packages of another Python are seen through a path file, which works for one in an environment of its own too.

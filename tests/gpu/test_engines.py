@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.stopping import RESUMABLE
@@ -28,6 +27,7 @@ from support.framework_scripts import REPORT as GROUP
 from support.framework_scripts import SCRIPTS, VARIABLES
 from support.framework_scripts import losses as framework_losses
 from support.framework_scripts import missing as frameworks_missing
+from support.gpu_sections import GPUS, launch, on_gpus
 from support.imported_programs import imported
 from support.interrupted_runs import assert_same_bits, interrupted
 from support.launching import Launch
@@ -35,29 +35,11 @@ from support.refused_patterns import REFUSED
 
 PROGRAMS = Path(__file__).with_name("programs")
 OF_RANKS = Path(__file__).parents[1] / "mpi" / "programs"
-GPUS = torch.cuda.device_count()
 DEVICE = "cuda" if GPUS else "cpu"
-on_gpus = pytest.mark.skipif(not GPUS, reason="PyTorch sees no GPU")
 
 # How far the losses of the same batches may be apart: another order of adding up in this type. In 16 bits the shares of
 # eight ranks, added up by one process on a CPU, were 7.5e-3 apart from the whole batch.
 _TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
-
-
-def launch(folder: Path, *arguments: str, seconds: float = 300, **variables: str) -> str:
-    """Run a command of hpctrain in a folder; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hpctrain", *arguments],
-        cwd=folder,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def run(
@@ -230,7 +212,9 @@ def test_frameworks_over_nccl(tmp_path, note, name):
     """The pages' scripts with the GPU for the CPU, with and without hpctrain."""
     text = SCRIPTS[name].replace('accelerator="cpu"', 'accelerator="gpu"')
     (tmp_path / name).write_text(text + GROUP + 'print(f"of the GPU {torch.cuda.max_memory_allocated()} bytes")\n')
-    output = launch(tmp_path, "run", name, "-np", str(GPUS), "--backend", "nccl", "--run-dir", "run", **VARIABLES)
+    output = launch(
+        tmp_path, "run", name, "-np", str(GPUS), "--backend", "nccl", "--run-dir", "run", **VARIABLES
+    ).stdout
     note(said=[line for line in output.splitlines() if "group of" in line or "warning" in line.lower()][:6])
     assert re.search(r"of the GPU [1-9]", output)
     if GPUS > 1:
@@ -318,7 +302,7 @@ def test_horovod_built_for_this_machine(tmp_path, note):
     """With CUDA and NCCL where they are: compiled, if no such build is cached, and proved on two ranks."""
     if GPUS and find_toolkit() is None:
         pytest.skip("no nvcc on the PATH, and no CUDA_HOME that has one")
-    built = launch(tmp_path, "horovod", "build", seconds=540).splitlines()[-1]
+    built = launch(tmp_path, "horovod", "build", seconds=540).stdout.splitlines()[-1]
     note(build=built)
     # It is built for the CPU's memory too, where NCCL's header is not found.
     assert not GPUS or "NCCL" in built
