@@ -7,7 +7,8 @@ by the error function (83), no dropout, which is 0 in its pretraining (train.py,
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +19,8 @@ from hpctrain.common.recipes.gpt import GptSettings
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
+# Of hidden states (…, width) and the output layer's weight (vocabulary, width).
+Judge = Callable[[torch.Tensor, torch.Tensor], Any]
 # model.py, lines 145 and 164.
 _DEVIATION = 0.02
 
@@ -88,12 +91,25 @@ class Block(nn.Module):
         return output
 
 
+class Head(nn.Linear):
+    """The output layer."""
+
+    def forward(self, x: torch.Tensor, judge: Judge | None = None) -> Any:
+        """Logits, or what ``judge`` makes of the hidden states and the weight, without logits of all of them."""
+        return super().forward(x) if judge is None else judge(x, self.weight)
+
+
 class GPT(nn.Module):
-    """Tokens (N, T) to logits (N, T, vocabulary), with T at most the context.
+    """Tokens (N, T) to logits (N, T, vocabulary), with T at most the context; or to what a ``judge`` makes of them.
 
     A stage of a pipeline keeps some of the blocks under their names, and has None in place of ``tokens``,
     ``positions``, ``norm`` and ``head`` where these are another stage's. It takes and gives (N, T, width) there.
+
+    Attributes:
+        gives_hidden: whether it gives (N, T, width) although it has a head, which the caller then calls.
     """
+
+    gives_hidden = False
 
     def __init__(self, settings: GptSettings) -> None:
         super().__init__()
@@ -102,10 +118,10 @@ class GPT(nn.Module):
         self.positions: nn.Embedding | None = nn.Embedding(settings.context, settings.width)
         self.blocks = nn.ModuleDict({str(number): Block(settings) for number in range(settings.layers)})
         self.norm: nn.LayerNorm | None = nn.LayerNorm(settings.width, bias=settings.bias)
-        self.head: nn.Linear | None = nn.Linear(settings.width, settings.vocabulary, bias=False)
+        self.head: Head | None = Head(settings.width, settings.vocabulary, bias=False)
         self.init_weights()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, judge: Judge | None = None) -> Any:
         if self.tokens is not None:
             x = self.tokens(x)
         if self.positions is not None:
@@ -114,8 +130,7 @@ class GPT(nn.Module):
             x = block(x)
         if self.norm is not None:
             x = self.norm(x)
-        logits: torch.Tensor = x if self.head is None else self.head(x)
-        return logits
+        return x if self.head is None or self.gives_hidden else self.head(x, judge)
 
     @torch.no_grad()
     def init_weights(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
-from torch.nn import functional as F
 
 from hpctrain.common.checkpoints.layout import STATISTICS
 from hpctrain.common.recipes.schema import Recipe
@@ -18,8 +18,10 @@ from hpctrain.worker.adapters.torch import distribute
 from hpctrain.worker.adapters.torch.finite import all_finite
 from hpctrain.worker.adapters.torch.parallel import Pipeline, device_mesh
 from hpctrain.worker.adapters.torch.pieces import fill, local_tensor, tensor_of
-from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.models.torch_gpt import GPT
 from hpctrain.worker.train.parallel_plan import parallel_plan
+from hpctrain.worker.train.torch_chunks import chunked_score
 from hpctrain.worker.train.torch_rules import scale_gradients
 from hpctrain.worker.train.torch_trainer import MODEL, TorchTrainer
 from hpctrain.worker.train.trainer import Timeline
@@ -85,6 +87,9 @@ class PipelineTrainer(MeshTrainer):
     def _distribute(self, recipe: Recipe) -> None:
         self._ranks = recipe.mesh.at(self._comm.size).pp
         self._evaluated = [0.0, 0.0]
+        # Its loss is computed where a pipeline asks for it, from what the head gets: see torch_chunks.
+        assert isinstance(self.model, GPT)
+        self.model.gives_hidden = True
         self._pipeline = Pipeline(
             self.model,
             self._optimizer,
@@ -113,13 +118,19 @@ class PipelineTrainer(MeshTrainer):
             # Scaled so that the ranks' mean of what is returned is the mean loss over all samples.
             return torch.tensor(own * self._pipeline.step(tokens, labels, scale=own, scaler=self._scaler))
 
-    def _mean_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _mean_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean loss of a micro-batch on the last stage, which also counts for an evaluation."""
-        logits, labels = logits.flatten(0, -2).float(), labels.flatten()
+        stage, labels = self._pipeline.last_stage, labels.flatten()
+        assert isinstance(stage, GPT)
+        assert stage.head is not None
         if not torch.is_grad_enabled():
-            self._evaluated[0] += F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum").item()
-            self._evaluated[1] += int((logits.argmax(dim=1) == labels).sum())
-        return self._loss.sum(logits, labels, None) / len(labels)
+            loss_sum, correct = stage.head(hidden, partial(chunked_score, labels))
+            self._evaluated[0] += loss_sum.item()
+            self._evaluated[1] += int(correct)
+        else:
+            loss_sum = stage.head(hidden, partial(self._loss.of_hidden, labels))
+        mean: torch.Tensor = loss_sum / len(labels)
+        return mean
 
     @torch.no_grad()
     def _evaluate(self, samples: Samples) -> tuple[float, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.func import functional_call
 
@@ -46,7 +48,6 @@ class TorchAverage:
         for name, each in (*self._model.named_parameters(), *self._model.named_buffers()):
             each.copy_((self.parameters | self.buffers)[name])
 
-    def logits(self, images: torch.Tensor) -> torch.Tensor:
+    def output(self, *inputs: Any) -> Any:
         """The model's output with the averaged values."""
-        logits: torch.Tensor = functional_call(self._model, self.parameters | self.buffers, (images,))
-        return logits
+        return functional_call(self._model, self.parameters | self.buffers, inputs)

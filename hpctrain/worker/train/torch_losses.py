@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import BROKEN
 from hpctrain.worker.train.losses import RecipeLoss
+from hpctrain.worker.train.torch_chunks import chunked_loss
 
 
 def mixed(images: torch.Tensor, mixture: Mixture) -> torch.Tensor:
@@ -53,6 +54,10 @@ class TorchLoss(RecipeLoss):
             smoothed = (smoothed > self.threshold).to(logits.dtype)
         each = F.binary_cross_entropy_with_logits(logits, smoothed, reduction="none").mean(dim=1, keepdim=True)
         return (known * each).sum()
+
+    def of_hidden(self, labels: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The sum of the cross entropy from what the output layer gets, see :func:`.torch_chunks.chunked_loss`."""
+        return chunked_loss(labels, hidden, weight, self.smoothing)
 
 
 def _targets(labels: torch.Tensor, mixture: Mixture | None, classes: int) -> torch.Tensor:

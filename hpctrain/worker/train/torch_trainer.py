@@ -28,12 +28,14 @@ from hpctrain.worker.adapters.torch.optimizer_state import load_optimizer, optim
 from hpctrain.worker.adapters.torch.pieces import array_of, is_dtensor, pieces_of, tensor_of
 from hpctrain.worker.adapters.torch.random_streams import part_streams
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import BROKEN, Samples
 from hpctrain.worker.models.torch_batch_norm import begin_part
 from hpctrain.worker.models.torch_resnet import StochasticDepth
 from hpctrain.worker.train.random_state import random_state, seed, set_random_state
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.worker.train.torch_average import TorchAverage
+from hpctrain.worker.train.torch_chunks import chunked_score
 from hpctrain.worker.train.torch_losses import TorchLoss, mixed
 from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained
 from hpctrain.worker.train.torch_rules import clip_gradients, make_optimizer
@@ -70,6 +72,8 @@ class TorchTrainer:
             for each in (recipe.images.mean, recipe.images.deviation)
         )
         self._loss = TorchLoss.of(recipe)
+        # Whose logits take much more memory than anything else of a batch.
+        self._in_chunks = recipe.model.name == "gpt"
         self._computed_in = _COMPUTED_IN[recipe.precision]
         self._scaler = torch.amp.GradScaler(
             self._device.type, init_scale=INITIAL_SCALE, enabled=recipe.precision == "fp16"
@@ -238,10 +242,16 @@ class TorchTrainer:
     def evaluate(self, samples: Samples) -> tuple[float, float]:
         self.model.eval()
         images, labels = self._tensors(samples)
-        logits = self._logits(images, self._average.logits if self._average else self.model)
-        loss_sum = F.cross_entropy(logits, labels.flatten(), ignore_index=BROKEN, reduction="sum")
-        each = labels[0].numel()
-        return loss_sum.item() / each, int((logits.argmax(dim=1) == labels.flatten()).sum()) / each
+        model = self._average.output if self._average else self.model
+        each, labels = labels[0].numel(), labels.flatten()
+        if self._in_chunks:
+            with self._autocast():
+                loss_sum, correct = model(images, partial(chunked_score, labels))
+        else:
+            logits = self._logits(images, model)
+            loss_sum = F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum")
+            correct = (logits.argmax(dim=1) == labels).sum()
+        return loss_sum.item() / each, int(correct) / each
 
     def state(self) -> LazyState:
         tensors: dict[str, torch.Tensor] = {f"{MODEL}{name}": each for name, each in self._parameters()}
@@ -345,11 +355,18 @@ class TorchTrainer:
                 self._depth.draws = torch.from_numpy(samples.depths).to(self._device)
             if samples.mixture:
                 images = mixed(images, samples.mixture)
-            loss_sum = self._loss.sum(self._logits(images, self.model), labels.flatten(), samples.mixture)
+            loss_sum = self._loss_sum(images, labels.flatten(), samples.mixture)
             loss = loss_sum * (scale / labels[0].numel())
             # A loss that is not finite has no gradient that may be used, although it can have a finite one.
             self._scaler.scale(loss).backward(torch.where(loss.isfinite(), 1.0, math.nan))
         return loss.detach()
+
+    def _loss_sum(self, images: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
+        if not self._in_chunks:
+            return self._loss.sum(self._logits(images, self.model), labels, mixture)
+        with self._autocast():
+            loss_sum: torch.Tensor = self.model(images, partial(self._loss.of_hidden, labels))
+        return loss_sum
 
     def _logits(self, images: torch.Tensor, model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """The logits in float32, whatever they are computed in, one row for each label."""

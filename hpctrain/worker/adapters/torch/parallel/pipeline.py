@@ -168,6 +168,11 @@ class Pipeline:
         """Whether this rank has the last stage, which computes the loss."""
         return self._count - 1 in self._by_number
 
+    @property
+    def last_stage(self) -> nn.Module:
+        """The stage that computes the loss, on its rank."""
+        return self._by_number[self._count - 1]
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters, each once, with their names in the model."""
         own = {id(each): (name, each) for stage in reversed(self.stages) for name, each in stage.named_parameters()}
@@ -219,10 +224,8 @@ class Pipeline:
         size = math.ceil(len(inputs) / self._micro_batches)
         parts = self._cut_up(inputs, target, size, 1.0, None)
         group = self._mesh["pp"].get_group()
-        outputs = run_forward(self._by_number, self._count, parts.split(size), self._rank_of, group)
-        targets = self._batch.target.split(size)
-        with torch.no_grad():
-            return self._everyone([self._loss(*pair) for pair in zip(outputs, targets, strict=bool(outputs))])
+        cut = parts.split(size), self._batch.target.split(size)
+        return self._everyone(run_forward(self._by_number, self._count, *cut, self._loss, self._rank_of, group))
 
     def _run(
         self, inputs: torch.Tensor, target: torch.Tensor, factor: float, count: torch.Tensor | float | None

@@ -240,16 +240,19 @@ def run_forward(
     stages: Mapping[int, nn.Module],
     count: int,
     inputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     rank_of: Callable[[int], int],
     group: Any,
 ) -> list[torch.Tensor]:
-    """The outputs of the last stage for each micro-batch, all of one shape; nothing on ranks without it. Collective.
+    """The losses of all micro-batches, which have one shape; nothing on ranks without the last stage. Collective.
 
     ``schedule.eval`` of torch.distributed.pipelining fails for stages that pass activations to each other on one rank
     (zbv, PyTorch 2.13), and infers all shapes anew after each change between training and evaluation.
 
     Args:
         stages: this rank's stages by their numbers, of ``count`` in the whole pipeline.
+        loss: of outputs and targets; it may use parameters of the last stage.
         rank_of: gives the rank within pp that has a stage.
     """
     here, outputs = dist.get_rank(group), list(inputs)
@@ -258,6 +261,8 @@ def run_forward(
         if source != here:
             outputs = _receive(len(inputs), source, group)
         outputs = [stage(each) for each in outputs]
+        if number == count - 1:
+            outputs = [loss(*pair) for pair in zip(outputs, targets, strict=True)]
         _reshard(stage)
         if number + 1 < count and (to := rank_of(number + 1)) != here:
             _send(outputs, to, group)
