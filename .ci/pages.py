@@ -103,20 +103,21 @@ def _sheets() -> str:
         (
             f"`{name}`",
             *(f"{found[f'{name}.{key}'].value / factor:g}" for key, (_, factor) in _SHEET.items()),
+            *("" if flops is None else f"{flops / 1e12:g}" for flops in (each.fp8_flops, each.fp4_flops)),
             f"{each.memory_mib:,}",
             f"`{each.bus}`",
             _LINK.sub(lambda link: f"[data sheet]({link[0]})", each.source),
         )
         for name, each in gpus().items()
     ]
-    titles = ("GPU", *(title for title, _ in _SHEET.values()), "memory, MiB", "joined by", "source")
+    titles = ("GPU", *(title for title, _ in _SHEET.values()), "8 bit", "4 bit", "memory, MiB", "joined by", "source")
     ways = dict.fromkeys(
         (found[f"{gpu}.{key}"].spread, found[f"{gpu}.{key}"].kind, title.partition(",")[0])
         for gpu in gpus()
         for key, (title, _) in _SHEET.items()
     )
     told = ", ".join(f"{title} ±{spread:.0%} {kind}" for spread, kind, title in ways)
-    return f"{_table(titles, rows, right=7)}\n\nSpread and kind of all: {told}."
+    return f"{_table(titles, rows, right=9)}\n\nSpread and kind of all: {told}."
 
 
 def _paces() -> str:

@@ -22,11 +22,14 @@ class GpuModel(Section):
     vector_flops: Rate
     conv32_flops: Rate
     half_flops: Rate
+    fp8_flops: Rate | None = None
+    fp4_flops: Rate | None = None
     memory_bytes_per_s: Rate
     memory_mib: int
     power_w: Rate
     idle_w: Rate
     bus: str
+    joined: int = 8
     bfloat16: bool = True
     source: str
 
