@@ -1,6 +1,7 @@
 """How far predictions are from published runs.
 
     python benchmarks/predictions.py mlperf resnet50.csv [--constants | --shipped]
+    python benchmarks/predictions.py llm transformers.csv [--constants | --shipped]
     python benchmarks/predictions.py published
     python benchmarks/predictions.py energy
 
@@ -10,6 +11,11 @@ one system after the other is left out, the constants are fitted to the others, 
 with the system's own smallest runs besides. Both times beside a line through the two smallest runs, of the GPU's other
 systems or of the system itself. ``--constants`` prints the fit to all runs, which constants.yaml holds; ``--shipped``
 predicts all runs by constants.yaml, which has seen them.
+
+``llm`` predicts each run of a transformer in a table, one family after the other left out, and says how far the order
+of layouts in each sweep is right. Its columns are those that benchmarks/transformer_runs.py reads; what a row leaves
+out is completed, and rows that cannot be expressed are counted and named. ``--constants`` prints the fit to all runs,
+which step.yaml holds; ``--shipped`` predicts all runs by step.yaml.
 
 ``published`` predicts runs that the network decides, and single nodes. ``energy`` predicts MLPerf's power measurements.
 """
@@ -25,6 +31,8 @@ from pathlib import Path
 import mlperf
 import numpy as np
 import published
+import transformer_fit
+import transformer_runs
 from mlperf import Run
 from published import Published
 
@@ -326,6 +334,10 @@ def main() -> None:
     of_mlperf.add_argument("table", type=Path)
     of_mlperf.add_argument("--constants", action="store_true")
     of_mlperf.add_argument("--shipped", action="store_true")
+    of_transformers = commands.add_parser("llm")
+    of_transformers.add_argument("table", type=Path)
+    of_transformers.add_argument("--constants", action="store_true")
+    of_transformers.add_argument("--shipped", action="store_true")
     commands.add_parser("published")
     commands.add_parser("energy")
     options = parser.parse_args()
@@ -348,6 +360,12 @@ def main() -> None:
             print(f"## {title}\n\n{summary(cases)}\n")
             print_cases(cases)
             print()
+    elif options.command == "llm":
+        found = transformer_runs.read_table(options.table)
+        if options.constants:
+            transformer_fit.print_constants(found)
+        else:
+            transformer_fit.report(found, shipped=options.shipped)
     elif options.command == "published":
         print_published()
     else:

@@ -14,7 +14,7 @@ from hpctrain.control.predict.zero import Stage, StateBytes
 if TYPE_CHECKING:
     from hpctrain.common.recipes.schema import Recipe
 
-LayoutPrecision = Literal["bf16", "fp16", "fp8", "float32"]
+LayoutPrecision = Literal["bf16", "fp16", "fp8", "fp4", "float32"]
 Recomputation = Literal["none", "selective", "matmuls", "full"]
 Attention = Literal["flash", "materialised"]
 Kernels = Literal["fused", "eager"]
@@ -63,7 +63,7 @@ class Layout:
         recomputation: in the backward pass; ``selective`` of the scores of attention alone (Korthikanti et al. 2022),
             ``matmuls`` of everything but attention and every second matrix product (torchtitan's selective op),
             ``full`` of each layer.
-        precision: of matrix products; what is kept between layers is bf16 with fp8.
+        precision: of matrix products; what is kept between layers is bf16 with fp8 and fp4.
         state: see :data:`STATES`.
         kernels: whether activations and norms are one kernel each, or PyTorch's operators one by one, which keep more.
         dropout: behind attention, its projection and the MLP, whose masks are kept.

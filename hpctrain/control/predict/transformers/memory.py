@@ -247,7 +247,7 @@ def _item_bytes(layout: Layout) -> int:
 
 def _linear_bytes(layout: Layout) -> int:
     """Bytes of an element that a linear layer keeps of its input."""
-    return 1 if layout.precision == "fp8" else _item_bytes(layout)
+    return 1 if layout.precision in ("fp8", "fp4") else _item_bytes(layout)
 
 
 def _both(item: int, narrow: int) -> int:

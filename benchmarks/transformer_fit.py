@@ -1,0 +1,350 @@
+"""Fits the constants of a transformer's step to published runs, and says how far unseen publishers are off.
+
+A family is a machine room or a publisher. Runs of one family are not independent of each other: its weight grows with
+the root of their number. A constant stays near what was expected of it as far as runs do not say otherwise, and the
+factor of a software near 1; where only the family that is left out has a software, its factor is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from transformer_runs import Run, Table
+
+from hpctrain.control.predict.transformers.memory import memory
+from hpctrain.control.predict.transformers.rates import step_constants, step_file
+from hpctrain.control.topology.fabric import Floats
+
+# Of the logarithm: of a run by itself, and of a software's factor.
+_ERROR = 0.1
+_SOFTWARE_SPREAD = 0.1
+# Errors beyond so many of it count by their size alone (Huber).
+_ROBUST = 1.5
+_DIFFERENCE = 0.03
+_ITERATIONS = 6
+_CENTRAL = 0.8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run, what was predicted, and the width of the range."""
+
+    run: Run
+    predicted: float
+    width: float
+    guess: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Of tokens a second."""
+        return self.predicted / self.run.measured - 1 if self.run.measured else math.nan
+
+    @property
+    def inside(self) -> bool:
+        """Whether the range holds the run."""
+        return 1 / (1 + self.width) <= 1 + self.error <= 1 + self.width
+
+
+class Fit:
+    """The runs that count, and the constants as logarithms."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        self.families = np.array([run.family for run in runs])
+        self.measured = np.log([run.measured for run in runs])
+        free = {name: each for name, each in step_file().constants.items() if each.spread}
+        self.fixed = {name: each.value for name, each in step_file().constants.items() if not each.spread}
+        software = sorted({run.software for run in runs})
+        self.names = [*free, *(f"software.{name}" for name in software)]
+        self.prior = np.log([each.prior for each in free.values()] + [1.0] * len(software))
+        self.spread = np.array([each.spread for each in free.values()] + [_SOFTWARE_SPREAD] * len(software))
+
+    def values(self, logs: Floats) -> dict[str, float]:
+        """The constants by name."""
+        rest = {f"software.{name}": 1.0 for name in step_file().software}
+        return {**rest, **self.fixed, **dict(zip(self.names, np.exp(logs).tolist(), strict=True))}
+
+    def predicted(self, logs: Floats, which: Sequence[int] | None = None) -> Floats:
+        """Logarithms of tokens a second."""
+        values = self.values(logs)
+        runs = self.runs if which is None else [self.runs[index] for index in which]
+        return np.log([run.tokens_per_s(values) for run in runs])
+
+    def slopes(self, logs: Floats) -> tuple[Floats, Floats]:
+        """The predictions, and their slopes by each constant, (runs, constants)."""
+        at = self.predicted(logs)
+        found = np.empty((len(at), len(logs)))
+        for index, name in enumerate(self.names):
+            moved = logs.copy()
+            moved[index] += _DIFFERENCE
+            if name.startswith("software."):
+                found[:, index] = [f"software.{run.software}" == name for run in self.runs]
+            else:
+                found[:, index] = (self.predicted(moved) - at) / _DIFFERENCE
+        return at, found
+
+    def weights(self, kept: Floats) -> Floats:
+        """One over the standard error of each run; 0 for those that do not count."""
+        sizes: dict[str, int] = defaultdict(int)
+        for family in self.families[kept]:
+            sizes[family] += 1
+        return np.array(
+            [keep / (_ERROR * max(1, sizes[family]) ** 0.25) for family, keep in zip(self.families, kept, strict=True)]
+        )
+
+    def moved(self, logs: Floats, at: Floats, slopes: Floats, kept: Floats) -> Floats:
+        """The constants that suit the runs best where predictions are as steep as here."""
+        weights, centre = self.weights(kept), logs
+        for _ in range(10):
+            off = self.measured - at - slopes @ (logs - centre)
+            scaled = np.abs(off) * weights
+            robust = weights * np.sqrt(np.where(scaled > _ROBUST, _ROBUST / np.maximum(scaled, 1e-9), 1.0))
+            weighted = slopes * robust[:, None]
+            curvature = weighted.T @ weighted + np.diag(1 / self.spread**2)
+            gradient = weighted.T @ (off * robust) + (self.prior - logs) / self.spread**2
+            logs = logs + np.linalg.solve(curvature, gradient)
+        return centre + np.clip(logs - centre, -0.7, 0.7)
+
+    def all(self) -> Floats:
+        """The constants by all runs."""
+        logs = self.prior
+        everything = np.ones(len(self.runs), bool)
+        for _ in range(_ITERATIONS):
+            logs = self.moved(logs, *self.slopes(logs), everything)
+        return logs
+
+    def left_out(self) -> Floats:
+        """Each run's prediction by constants of the other families alone."""
+        logs = self.all()
+        at, slopes = self.slopes(logs)
+        found = np.empty(len(self.runs))
+        for family in sorted(set(self.families)):
+            others = self.families != family
+            own = np.flatnonzero(~others)
+            found[own] = self.predicted(self.moved(logs, at, slopes, others), own.tolist())
+        return found
+
+
+def timed(table: Table) -> list[Run]:
+    """The runs whose time can be predicted: of a known GPU."""
+    return [run for run in table.runs if run.measured is not None and not run.assumed_gpu]
+
+
+def width_of(errors: Floats, families: Floats) -> float:
+    """The half-width that holds 80 % of errors of families left out, which count by the root of their size."""
+    sizes = {family: int((families == family).sum()) for family in set(families)}
+    weights = np.array([sizes[family] ** -0.5 for family in families])
+    order = np.argsort(errors)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(math.exp(errors[order][min(int(np.searchsorted(reached, _CENTRAL)), len(order) - 1)]) - 1)
+
+
+def cases_left_out(runs: Sequence[Run]) -> list[Case]:
+    """Each family predicted by the others: its constants, and the width of its ranges."""
+    fit = Fit(runs)
+    found = fit.left_out()
+    off = np.abs(found - fit.measured)
+    widths = {
+        family: width_of(off[fit.families != family], fit.families[fit.families != family])
+        for family in set(fit.families)
+    }
+    return [
+        Case(run, math.exp(said), widths[run.family], guess)
+        for run, said, guess in zip(runs, found, guesses(runs), strict=True)
+    ]
+
+
+def cases_shipped(runs: Sequence[Run]) -> list[Case]:
+    """All runs by the constants that ``hpctrain predict`` uses."""
+    width = step_constants()["interval"]
+    return [Case(run, run.tokens_per_s(), width, guess) for run, guess in zip(runs, guesses(runs), strict=True)]
+
+
+def guesses(runs: Sequence[Run]) -> list[float | None]:
+    """Tokens a second by one share of the data sheet's rate a GPU and precision, the median of other families' runs."""
+    shares: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
+    for run in runs:
+        key = run.system.name, run.layout.precision
+        shares[key].append((run.family, (run.measured or 0) * run.model_flops / run.system.peak(run.layout.precision)))
+    found: list[float | None] = []
+    for run in runs:
+        precision = run.layout.precision
+        others = [share for family, share in shares[run.system.name, precision] if family != run.family]
+        if not others:
+            others = [share for each in shares.values() for family, share in each if family != run.family]
+        rate = float(np.median(others)) * run.system.peak(precision) if others else None
+        found.append(None if rate is None else rate / run.model_flops)
+    return found
+
+
+# Reports.
+
+
+def summary(title: str, runs: Sequence[Run], said: Sequence[float]) -> tuple[str, float]:
+    """The errors of all runs in one line, and the mean over families of their medians."""
+    errors = np.abs([value / (run.measured or math.nan) - 1 for value, run in zip(said, runs, strict=True)])
+    families = np.array([run.family for run in runs])
+    mean = float(np.mean([np.median(errors[families == family]) for family in set(families)]))
+    line = f"{title}: {len(runs)} runs, median {np.median(errors):.1%}, 90 % within {np.quantile(errors, 0.9):.1%}"
+    return f"{line}; mean {np.mean(errors):.1%}, families {mean:.1%}", mean
+
+
+def memory_line(table: Table) -> tuple[str, float]:
+    """Errors of peaks by what was published, never mixed, and the median of allocated ones."""
+    off: dict[str, list[float]] = defaultdict(list)
+    for run in table.runs:
+        if run.peak and not run.assumed_gpu:
+            held = memory(run.network, run.layout)
+            said = held.reserved if run.kind == "reserved" else held.allocated
+            off[run.kind].append(said / run.peak - 1)
+    lines = [
+        f"{kind}: {len(errors)} peaks, median {np.median(np.abs(errors)):.1%}, "
+        f"from {min(errors):+.1%} to {max(errors):+.1%}"
+        for kind, errors in sorted(off.items())
+    ]
+    allocated = off.get("allocated") or [each for errors in off.values() for each in errors]
+    return "\n".join(lines), float(np.median(np.abs(allocated))) if allocated else math.nan
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Layouts of one training on as many GPUs, measured and predicted."""
+
+    name: str
+    family: str
+    measured: Sequence[float]
+    predicted: Sequence[float]
+
+    @property
+    def tau(self) -> float:
+        """Kendall's tau-b of both orders."""
+        pairs = [
+            (np.sign(self.measured[i] - self.measured[j]), np.sign(self.predicted[i] - self.predicted[j]))
+            for i, j in combinations(range(len(self.measured)), 2)
+        ]
+        tied = [sum(1 for pair in pairs if pair[side] != 0) for side in (0, 1)]
+        return float(sum(one * two for one, two in pairs) / max(1.0, math.sqrt(tied[0] * tied[1])))
+
+    @property
+    def short(self) -> float:
+        """How much slower than the best the layout is that is predicted to be fastest."""
+        return 1 - self.measured[int(np.argmax(self.predicted))] / max(self.measured)
+
+
+def sweeps(runs: Sequence[Run], said: Sequence[float], least: int = 4) -> list[Sweep]:
+    """The groups of runs that differ in their layout alone."""
+    groups: dict[tuple[object, ...], list[tuple[Run, float]]] = defaultdict(list)
+    for run, value in zip(runs, said, strict=True):
+        whole = run.layout.global_batch if run.row["source_id"].startswith("vtrain-multi") else 0
+        key = (run.row["source_id"], run.network, run.layout.ranks, run.system.name, run.layout.precision, whole)
+        groups[key].append((run, value))
+    found = []
+    for members in groups.values():
+        layouts = {repr(run.layout) for run, _ in members}
+        if len(layouts) >= least:
+            first = members[0][0]
+            found.append(
+                Sweep(
+                    f"{first.row['source_id']} {first.row['model']} on {first.layout.ranks}",
+                    first.family,
+                    [run.measured or 0 for run, _ in members],
+                    [value for _, value in members],
+                )
+            )
+    return found
+
+
+def print_sweeps(table: Table, cases: Sequence[Case]) -> None:
+    """Tau and the distance from the best of each sweep; runs of an unknown GPU are predicted as on a V100."""
+    assumed = [run for run in table.runs if run.measured is not None and run.assumed_gpu]
+    runs = [*(case.run for case in cases), *assumed]
+    said = [*(case.predicted for case in cases), *(run.tokens_per_s() for run in assumed)]
+    found = sweeps(runs, said)
+    print("| sweep | layouts | Kendall's tau | pick below the best |\n|---|--:|--:|--:|")
+    for each in sorted(found, key=lambda sweep: sweep.name):
+        print(f"| {each.name} | {len(each.measured)} | {each.tau:.2f} | {each.short:.1%} |")
+    if found:
+        print(
+            f"sweeps: {len(found)}, tau median {np.median([each.tau for each in found]):.2f}, "
+            f"pick below the best median {np.median([each.short for each in found]):.1%}, "
+            f"largest {max(each.short for each in found):.1%}"
+        )
+
+
+def probable_cause(case: Case, families: Mapping[str, float]) -> str:
+    """Why a run is far off, as far as its family and its terms tell."""
+    run, whole = case.run, families[case.run.family]
+    off = math.log(1 + case.error)
+    if abs(whole) > 0.5 * abs(off) and whole * off > 0:
+        return f"its whole family: its software ({run.software}) or site"
+    if run.guessed and set(run.guessed) - {"act_ckpt"}:
+        return f"not stated: {', '.join(run.guessed)}"
+    terms = dict(run.terms)
+    largest = max((name for name in terms if name != "matmul"), key=terms.__getitem__)
+    return f"most besides matmul: {largest} {terms[largest] / sum(terms.values()):.0%}"
+
+
+def report(table: Table, *, shipped: bool) -> None:
+    """All figures."""
+    runs = timed(table)
+    cases = cases_shipped(runs) if shipped else cases_left_out(runs)
+    reasons: dict[tuple[str, str], int] = defaultdict(int)
+    for row, reason in table.left_out:
+        reasons[row["family"], reason] += 1
+    for run in table.runs:
+        if run.measured is None:
+            reasons[run.family, "time not published, memory alone"] += 1
+        elif run.assumed_gpu:
+            reasons[run.family, "GPU not stated, order of layouts alone"] += 1
+    for (family, reason), count in sorted(reasons.items()):
+        print(f"not predicted: {count} of {family}: {reason}")
+    guessed: dict[str, int] = defaultdict(int)
+    for run in runs:
+        for column in run.guessed:
+            guessed[column] += 1
+    print(f"completed columns: {', '.join(f'{column} in {count}' for column, count in sorted(guessed.items()))}\n")
+    errors = np.array([case.error for case in cases])
+    families = np.array([case.run.family for case in cases])
+    typical = {family: float(np.median(np.log1p(errors[families == family]))) for family in set(families)}
+    print("| family | runs | median error | 90 % within | bias | in the range |\n|---|--:|--:|--:|--:|--:|")
+    for family in sorted(typical):
+        own = np.abs(errors[families == family])
+        held = np.mean([case.inside for case in cases if case.run.family == family])
+        print(
+            f"| {family} | {len(own)} | {np.median(own):.1%} | {np.quantile(own, 0.9):.1%} | "
+            f"{math.expm1(typical[family]):+.1%} | {held:.0%} |"
+        )
+    print(
+        "\nthe twenty worst:\n\n| run | network | GPUs | layout | error | probable cause |\n|---|---|--:|---|--:|---|"
+    )
+    for case in sorted(cases, key=lambda case: -abs(math.log1p(case.error)))[:20]:
+        run = case.run
+        print(
+            f"| {run.name} | {run.row['model']} | {run.layout.ranks} {run.system.name} | {run.layout.mesh}, "
+            f"{run.layout.micro_batch} x {run.layout.micro_batches}, {run.layout.precision} | {case.error:+.0%} | "
+            f"{probable_cause(case, typical)} |"
+        )
+    print()
+    print_sweeps(table, cases)
+    peaks, median_peak = memory_line(table)
+    print(f"\n{peaks}\n")
+    able = [case for case in cases if case.guess is not None]
+    print(summary("one share of the peak a GPU", [each.run for each in able], [each.guess or 0 for each in able])[0])
+    line, mean = summary("all", runs, [case.predicted for case in cases])
+    held = np.mean([case.inside for case in cases])
+    print(f"{line.partition(';')[0]}; families {mean:.1%}; ranges hold in {held:.0%}; memory {median_peak:.1%}")
+
+
+def print_constants(table: Table) -> None:
+    """The fit to all runs, as ``step.yaml`` has it."""
+    fit = Fit(timed(table))
+    found = fit.left_out()
+    values = fit.values(fit.all())
+    values["interval"] = width_of(np.abs(found - fit.measured), fit.families)
+    for name, value in values.items():
+        print(f"{name}: {value:.3g}")

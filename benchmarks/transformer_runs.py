@@ -1,0 +1,429 @@
+"""Published runs of transformers as predictions see them: a table of one run a row becomes networks and layouts.
+
+What a row leaves out is completed, and named: sizes by what is usual, and of the layouts that fit the GPU's memory the
+one that is expected to be fastest, since publishers print their best.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hpctrain.common.cluster.gpu_models import gpu
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.transformer import Transformer
+from hpctrain.control.predict.transformers.layout import STATES, Layout
+from hpctrain.control.predict.transformers.memory import memory
+from hpctrain.control.predict.transformers.rates import System, step_file
+from hpctrain.control.predict.transformers.step import predict_step
+
+Row = Mapping[str, str]
+
+# Words of a table's GPU, most special first.
+_GPUS = (
+    ("GB300", "gb300"), ("GB200", "gb200"), ("B300", "b300"), ("B200", "b200"), ("H200", "h200"), ("H20", "h20"),
+    ("H800", "h100-sxm"), ("H100", "h100-sxm"), ("A800", "a800"), ("A100", "a100-sxm-80"), ("MI300", "mi300x"),
+    ("V100", "v100-sxm"), ("L40S", "l40s"), ("A30", "a30"), ("P100", "p100"),
+)  # fmt: skip
+# Bytes a second of a GPU's share of a node's adapters where a row does not say: as nodes of each kind are sold.
+_USUAL_NETWORK = {"v100": 6.25e9, "p100": 6.25e9, "a100": 25e9, "a800": 25e9, "b300": 100e9, "gb300": 100e9}
+_LINKS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800, "OMNI-PATH": 100, "FDR": 56}
+
+_SOFTWARE = (
+    ("llm-foundry", "composer"), ("composer", "composer"), ("torchtitan", "pytorch"), ("torchao", "pytorch"),
+    ("nemo", "nemo"), ("bridge", "nemo"), ("megatron-core", "nemo"), ("megatron-deepspeed", "megatron-deepspeed"),
+    ("deepspeed", "deepspeed"), ("megatron", "megatron-lm"), ("pax", "xla"), ("maxtext", "xla"), ("jax", "xla"),
+    ("xla", "xla"), ("intern", "internlm"), ("libai", "oneflow"), ("oneflow", "oneflow"), ("llm.c", "llm.c"),
+    ("flash-attention", "flash-attention"), ("colossal", "colossal-ai"), ("lit-gpt", "pytorch"), ("fsdp", "pytorch"),
+    ("nanotron", "pytorch"), ("pytorch", "pytorch"),
+)  # fmt: skip
+_FUSED = ("nemo", "megatron-lm", "xla", "llm.c", "flash-attention")
+_STATES = {"nemo": "megatron", "megatron-lm": "megatron", "internlm": "narrow", "deepspeed": "narrow"}
+_SCHEDULES = {
+    "": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe", "interleaved": "interleaved_1f1b",
+    "interleaved1f1b": "interleaved_1f1b", "interleaved 1f1b": "interleaved_1f1b",
+    "zbv": "zbv", "zb-v": "zbv", "zbvzerobubble": "zbv",
+    "interleavedzerobubble": "interleaved_zero_bubble", "loopedbfs": "looped_bfs", "bfs": "looped_bfs",
+}  # fmt: skip
+_RECOMPUTATION = {"none": "none", "full": "full", "minimal": "selective", "selective": "selective", "save": "matmuls"}
+_MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+# Of a GPU's memory, for what a layout needs in all.
+_USABLE = 0.97
+
+
+class NotExpressedError(Exception):
+    """A row that predictions cannot say anything about, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A published run.
+
+    Attributes:
+        measured: tokens a second and GPU; None where only memory was published.
+        peak: bytes at the peak, and of which ``kind``.
+        guessed: columns that were completed.
+        assumed_gpu: the row does not say which GPU, so only ratios count.
+    """
+
+    row: Row
+    family: str
+    software: str
+    network: Transformer
+    layout: Layout
+    system: System
+    measured: float | None
+    peak: float | None = None
+    kind: str = ""
+    guessed: tuple[str, ...] = ()
+    assumed_gpu: bool = False
+
+    @property
+    def name(self) -> str:
+        """The row's name."""
+        return self.row["row_id"]
+
+    def tokens_per_s(self, constants: Mapping[str, float] | None = None) -> float:
+        """Predicted tokens a second and GPU."""
+        found = predict_step(self.network, self.layout, self.system, software=self.software, constants=constants)
+        return found.tokens_per_s / self.layout.ranks
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """Seconds by cause."""
+        return predict_step(self.network, self.layout, self.system, software=self.software).terms
+
+    @cached_property
+    def model_flops(self) -> float:
+        """FLOPs a token of forward and backward pass, causal attention halved."""
+        return 3 * self.network.forward_flops(scores="half").total
+
+
+@dataclass(frozen=True)
+class Table:
+    """The runs of a file, and why other rows are not among them."""
+
+    runs: tuple[Run, ...]
+    left_out: tuple[tuple[Row, str], ...] = field(default=())
+
+
+def read_table(path: Path) -> Table:
+    """All rows of a file."""
+    runs, left_out = [], []
+    with path.open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            try:
+                runs.append(_Reader(row).run())
+            except NotExpressedError as reason:
+                left_out.append((row, str(reason)))
+            except HpctrainError as error:
+                left_out.append((row, error.message))
+    return Table(tuple(runs), tuple(left_out))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None
+
+
+class _Reader:
+    """One row."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = {key: (value or "").strip() for key, value in row.items() if key}
+        self.guessed: list[str] = []
+
+    def text(self, key: str) -> str:
+        """A cell in small letters."""
+        return self.row.get(key, "").lower()
+
+    def count(self, key: str) -> int | None:
+        """A cell's whole number, None where it is empty or 0."""
+        return int(_number(self.row.get(key)) or 0) or None
+
+    def run(self) -> Run:
+        """The run of this row.
+
+        Raises:
+            NotExpressedError: it has neither time nor memory, or too little is known about it.
+        """
+        measured, peak = _number(self.row.get("tokens_per_s_per_gpu_norm")), _number(self.row.get("peak_mem_gb"))
+        if measured is None and peak is None:
+            raise NotExpressedError("neither time nor memory was published")
+        if not self.ranks:
+            raise NotExpressedError("the number of GPUs is not stated")
+        layouts = list(self.layouts())
+        layout = self.chosen(layouts)
+        kind = self.text("peak_mem_kind")
+        return Run(
+            row=self.row,
+            family=self.row["family"],
+            software=self.software,
+            network=self.network,
+            layout=layout,
+            system=self.system,
+            measured=measured,
+            peak=None if peak is None else peak * (2**30 if "gib" in kind or "mib" in kind else 1e9),
+            kind="allocated" if "allocated" in kind else "reserved" if "reserved" in kind else "not stated",
+            guessed=tuple(dict.fromkeys(self.guessed)),
+            assumed_gpu=not self.row.get("gpu_type"),
+        )
+
+    @cached_property
+    def ranks(self) -> int:
+        """All GPUs."""
+        return self.count("gpu_count") or 0
+
+    @cached_property
+    def software(self) -> str:
+        """What trained."""
+        name = self.text("framework")
+        found = next((known for word, known in _SOFTWARE if word in name), "other")
+        # Before Hopper, Megatron-LM had neither Transformer Engine nor sequence parallelism by default.
+        old = found == "megatron-lm" and self.gpu.startswith(("a", "v", "p"))
+        return "megatron-deepspeed" if old and "flash" not in name else found
+
+    @cached_property
+    def gpu(self) -> str:
+        """The GPU's name in gpus.yaml."""
+        printed = self.row.get("gpu_type", "").upper()
+        if not printed:
+            self.guessed.append("gpu_type")
+            return "v100-sxm"
+        found = next((name for word, name in _GPUS if word in printed), None)
+        if found is None:
+            raise NotExpressedError(f"no data sheet of {printed}")
+        if found.startswith("a100"):
+            pcie = "PCI" in printed
+            size = "40" if "40" in printed else "80"
+            return f"a100-{'pcie' if pcie else 'sxm'}-{size}"
+        return "h100-pcie" if found == "h100-sxm" and "PCI" in printed else found
+
+    @cached_property
+    def system(self) -> System:
+        """GPUs and network."""
+        per_node = self.count("gpus_per_node") or 8
+        return System.of(self.gpu, gpus_per_node=per_node, network_bytes_per_s=self.network_rate(per_node))
+
+    def network_rate(self, per_node: int) -> float:
+        """Bytes a second of a GPU's share of the adapters."""
+        text = self.row.get("network", "").upper()
+        if found := re.search(r"(\d+(?:\.\d+)?) ?GB/S A GPU", text):
+            return float(found[1]) * 1e9 / 8
+        if found := re.search(r"(\d+) ?X [^;,]*?(\d+) ?GB", text):
+            return float(found[1]) * float(found[2]) * 1e9 / 8 / per_node
+        if found := re.search(r"(\d+) ?GB/S A NODE", text):
+            return float(found[1]) * 1e9 / 8 / per_node
+        if found := re.search(r"(\d+) ?X (?:\w+ )*?(EDR|HDR|NDR|XDR|FDR|OMNI-PATH)", text):
+            return int(found[1]) * _LINKS[found[2]] * 1e9 / 8 / per_node
+        return _USUAL_NETWORK.get(self.gpu.partition("-")[0], 50e9)
+
+    @cached_property
+    def network(self) -> Transformer:
+        """The transformer."""
+        layers, width, heads = self.count("layers"), self.count("hidden"), self.count("heads")
+        if not layers or not width:
+            raise NotExpressedError("the sizes of the network are not stated")
+        if not heads:
+            self.guessed.append("heads")
+            heads = max(1, width // 128)
+        gated = "glu" in self.text("mlp") or "silu" in self.text("mlp")
+        vocabulary = self.count("vocab")
+        if not vocabulary:
+            vocabulary = 32000 if gated else 51200
+        bert = "bert" in self.text("model")
+        return Transformer(
+            layers=layers,
+            width=width,
+            heads=heads,
+            kv_heads=self.count("kv_heads") or heads,
+            mlp=self.count("ffn") or 4 * width,
+            vocabulary=vocabulary,
+            context=self.count("seq_len") or 2048,
+            kind="swiglu" if gated else "gelu",
+            norm="rmsnorm" if gated else "layernorm",
+            positions="rotary" if gated else "learned",
+            bias="none" if gated else "all",
+            tied=not gated,
+            causal=not bert,
+            head_width=0 if width % heads == 0 else 128,
+        )
+
+    # The layout.
+
+    def chosen(self, layouts: list[Layout]) -> Layout:
+        """Of the layouts that a row allows, the fastest that fits the memory."""
+        if len(layouts) == 1:
+            return layouts[0]
+        room = gpu(self.gpu).memory_bytes * _USABLE
+        prior = {name: each.prior for name, each in step_file().constants.items()}
+        prior |= {f"software.{name}": 1.0 for name in step_file().software}
+        fastest = sorted(
+            layouts,
+            key=lambda each: (
+                predict_step(self.network, each, self.system, software=self.software, constants=prior).seconds
+                / each.global_batch
+            ),
+        )
+        fitting = (each for each in fastest if memory(self.network, each).used <= room)
+        return next(fitting, layouts[-1])
+
+    @cached_property
+    def precision(self) -> str:
+        """Of matrix products."""
+        text = self.text("dtype")
+        flops = self.system.flops
+        for word, found in (("fp4", "fp4"), ("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "float32")):
+            if word in text and found in flops:
+                return found
+        if not text:
+            self.guessed.append("dtype")
+            if self.software == "nemo" and "fp8" in flops:
+                return "fp8"
+        return "bf16" if "bf16" in flops else "fp16"
+
+    @cached_property
+    def zero(self) -> int:
+        """What data-parallel ranks divide."""
+        stated = self.count("zero_stage")
+        if self.software == "composer" or (stated is None and (self.count("dp_shard") or 1) > 1):
+            return 3
+        if stated is not None:
+            return stated
+        if self.row.get("zero_stage") == "0":
+            return 0
+        return 1 if self.software in ("nemo", "megatron-lm") else 3 if "fsdp" in self.text("framework") else 0
+
+    def meshes(self) -> Iterator[tuple[int, int, int, int]]:
+        """tp, pp, cp and the zero stage: as stated, or all that could be."""
+        tp, pp, cp = self.count("tp"), self.count("pp"), self.count("cp") or 1
+        if tp and pp:
+            yield tp, pp, cp, self.zero
+            return
+        self.guessed.append("tp, pp")
+        per_node = min(8, self.system.joined)
+        for width, depth in itertools.product(
+            [tp] if tp else [each for each in (1, 2, 4, 8) if each <= per_node],
+            [pp] if pp else [each for each in (1, 2, 4, 8, 16, 32) if each <= self.network.layers],
+        ):
+            if self.ranks % (width * depth * cp) == 0 and self.network.heads % width == 0:
+                yield width, depth, cp, self.zero
+        if not tp and not pp and self.zero < 3:
+            yield 1, 1, cp, 3
+
+    def layouts(self) -> Iterator[Layout]:
+        """All layouts that a row allows."""
+        for tp, pp, cp, zero in self.meshes():
+            data = max(1, self.ranks // (tp * pp * cp))
+            shard = min(self.count("dp_shard") or data, data) if zero else 1
+            shard = shard if data % shard == 0 else data
+            common = {
+                **self.common(tp),
+                "mesh": Mesh(dp_replicate=data // shard, dp_shard=shard, pp=pp, cp=cp, tp=tp),
+                "zero": zero if zero == 3 or shard > 1 else 0,
+            }
+            for (batch, count), (schedule, turns), how in itertools.product(
+                self.batches(data, pp), self.schedules(pp), self.recomputations()
+            ):
+                yield Layout(
+                    **common,
+                    micro_batch=batch,
+                    micro_batches=count,
+                    schedule=schedule,
+                    virtual_stages=turns,
+                    recomputation=how,
+                )
+
+    def common(self, tp: int) -> dict[str, Any]:
+        """What all layouts of a row have in common."""
+        return {
+            "reshard": self.count("zero_stage") != 2,
+            "sequence_parallel": self.sequence_parallel and tp > 1,
+            "asynchronous_tp": self.software == "nemo" and self.sequence_parallel and tp > 1,
+            "attention": "flash" if self.flash else "materialised",
+            "precision": self.precision,
+            "state": STATES[self.state],
+            "kernels": "fused" if self.software in _FUSED or self.text("compile") == "yes" else "eager",
+        }
+
+    @property
+    def state(self) -> str:
+        """How many bytes a parameter's state has."""
+        if self.software == "composer":
+            return "bf16" if "pure" in self.text("dtype") else "float32"
+        if self.software == "megatron-deepspeed":
+            return "megatron_fp16" if self.precision == "fp16" else "megatron"
+        return _STATES.get(self.software, "float32")
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Megatron's; tuned runs have it whether or not they say so."""
+        stated = self.text("seq_par")
+        return stated in ("yes", "true", "1") or (not stated and self.software in ("nemo", "megatron-lm"))
+
+    @property
+    def flash(self) -> bool:
+        """Whether attention is one kernel."""
+        framework, told = self.text("framework"), f"{self.text('framework')} {self.text('notes')}"
+        if "flash" in told:
+            return True
+        if "pax" in framework:
+            return "te" in self.text("dtype").split()
+        old = self.software == "deepspeed" and self.gpu.startswith(("a", "v", "p"))
+        return not old and self.software not in ("megatron-deepspeed", "oneflow")
+
+    def batches(self, data: int, pp: int) -> Iterator[tuple[int, int]]:
+        """Samples of a micro-batch, and micro-batches."""
+        batch, count, whole = self.count("micro_batch"), self.count("grad_accum"), _number(self.row.get("global_batch"))
+        share = max(1, round(whole / data)) if whole else None
+        if batch and (share or count):
+            yield batch, max(1, round(share / batch)) if share else count or 1
+        elif count and share:
+            yield max(1, round(share / count)), count
+        else:
+            self.guessed.append("micro_batch" if not batch else "global_batch")
+            share = share or (batch or 1) * max(8, 4 * pp)
+            for each in [batch] if batch else _MICRO_BATCHES:
+                if share % each == 0:
+                    yield each, share // each
+
+    def schedules(self, pp: int) -> Iterator[tuple[str, int]]:
+        """Schedule and virtual stages."""
+        text, turns = self.text("pp_schedule"), self.count("vp") or 1
+        if text not in _SCHEDULES:
+            raise NotExpressedError(f"the schedule {text}")
+        schedule = _SCHEDULES[text]
+        if pp == 1:
+            yield "1f1b", 1
+        elif schedule == "zbv":
+            yield schedule, 2
+        elif turns > 1 or schedule not in ("1f1b", "gpipe"):
+            yield schedule if schedule not in ("1f1b", "gpipe") else "interleaved_1f1b", max(2, turns)
+        else:
+            yield schedule, 1
+            if not self.count("vp") and not text and self.software == "nemo":
+                self.guessed.append("vp")
+                for each in (2, 3, 4, 5, 6, 8, 10, 12):
+                    if self.network.layers >= pp * each:
+                        yield "interleaved_1f1b", each
+
+    def recomputations(self) -> Iterator[str]:
+        """What the backward pass computes again."""
+        text = self.text("act_ckpt")
+        if not text:
+            # What fits without is not recomputed.
+            self.guessed.append("act_ckpt")
+            yield from ("none", "selective", "matmuls", "full")
+        elif self.software == "pytorch" and text.startswith("selective"):
+            yield "matmuls"
+        else:
+            yield next((how for word, how in _RECOMPUTATION.items() if text.startswith(word)), "selective")

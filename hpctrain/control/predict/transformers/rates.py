@@ -1,0 +1,179 @@
+"""The constants of a transformer's step (``step.yaml``), the software that trains, and the rates of a system."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field
+
+from hpctrain.common.cluster.gpu_models import gpu
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.recipes.bounds import Positive
+from hpctrain.control.predict.constants import buses
+from hpctrain.control.predict.constants import constants as general_constants
+
+# Watts a PFLOP/s (16 bit) above which a GPU is not held back by its power limit; an A100 has 1,282, an H100 708.
+_UNLIMITED_POWER = 1000.0
+
+
+class FittedConstant(Section):
+    """One constant.
+
+    Attributes:
+        value: as fitted to published runs; ``prior`` and ``spread`` (of the logarithm) are what it was expected to be.
+        source: where the expectation is from.
+    """
+
+    value: Positive
+    prior: Positive
+    spread: float = Field(ge=0)
+    unit: str = ""
+    source: str
+
+
+class Software(Section):
+    """What trains the transformer.
+
+    Attributes:
+        factor: its speed against the others; fitted where several publishers have it, else close to 1.
+        launch: time until the kernels of a layer are launched, against PyTorch's operators one by one.
+        overlaps: it reduces gradients during the backward pass.
+        stages_apart: ranks of one stage are neighbours (Megatron-LM's order), instead of those of one pipeline.
+        cudnn_attention: attention is cuDNN's, as in Transformer Engine.
+    """
+
+    factor: Positive = 1.0
+    launch: Positive
+    overlaps: bool = True
+    stages_apart: bool = False
+    cudnn_attention: bool = False
+    about: str
+
+
+class _File(Section):
+    constants: dict[str, FittedConstant]
+    generations: dict[str, str]
+    software: dict[str, Software]
+
+
+@cache
+def step_file() -> _File:
+    """All of ``step.yaml``."""
+    path = Path(__file__).with_name("step.yaml")
+    return load_checked(path.read_text(encoding="utf-8"), path, _File, "file of constants", "reinstall hpctrain")
+
+
+@cache
+def step_constants() -> Mapping[str, float]:
+    """The constants' values by name; the factor of a software is ``software.NAME``."""
+    found = {name: each.value for name, each in step_file().constants.items()}
+    return found | {f"software.{name}": each.factor for name, each in step_file().software.items()}
+
+
+def software_named(name: str) -> Software:
+    """A software that is known.
+
+    Raises:
+        HpctrainError: it is not.
+    """
+    found = step_file().software.get(name)
+    if found is None:
+        raise HpctrainError(
+            "HT-prediction-unknown-software",
+            "no training software is known as {name}",
+            nearest(name, sorted(step_file().software)),
+            name=name,
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """The GPUs and what joins them.
+
+    Attributes:
+        name: of the GPU.
+        flops: FLOP/s of matrix products by precision, for those that it has.
+        memory_bytes_per_s: that copies reach.
+        watts: the limit of its power; 0 for devices that are not held back by it.
+        bus: bytes of an all-reduce and its bus bandwidth between GPUs that are joined directly, rising.
+        joined: GPUs that are joined directly: of a node, or of a rack.
+        network_bytes_per_s: what a GPU can send to others that it is not joined with, in one direction.
+    """
+
+    name: str
+    flops: Mapping[str, float]
+    memory_bytes_per_s: float
+    watts: float
+    bus: tuple[tuple[float, float], ...]
+    joined: int
+    network_bytes_per_s: float
+
+    @classmethod
+    def of(cls, name: str, *, gpus_per_node: int = 8, network_bytes_per_s: float) -> System:
+        """The system of a GPU by its data sheet.
+
+        Args:
+            network_bytes_per_s: of the adapters of a node, divided by its GPUs.
+
+        Raises:
+            HpctrainError: no such GPU is known.
+        """
+        sheet = gpu(name)
+        flops = {
+            "float32": sheet.vector_flops,
+            "fp16": sheet.half_flops,
+            "bf16": sheet.half_flops if sheet.bfloat16 else None,
+            "fp8": sheet.fp8_flops,
+            "fp4": sheet.fp4_flops,
+        }
+        return cls(
+            name=name,
+            flops={precision: rate for precision, rate in flops.items() if rate is not None},
+            memory_bytes_per_s=sheet.memory_bytes_per_s * general_constants()["memory_efficiency"].value,
+            watts=sheet.power_w,
+            bus=buses()[sheet.bus].points,
+            joined=max(gpus_per_node, sheet.joined) if sheet.joined > 8 else gpus_per_node,
+            network_bytes_per_s=network_bytes_per_s,
+        )
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s of the data sheet.
+
+        Raises:
+            HpctrainError: it does not have the precision.
+        """
+        found = self.flops.get(precision)
+        if found is None:
+            raise HpctrainError(
+                "HT-prediction-gpu-lacks-precision",
+                "{gpu} has no matrix products in {precision}",
+                f"valid: {', '.join(self.flops)}",
+                gpu=self.name,
+                precision=precision,
+            )
+        return found
+
+    @property
+    def held_back(self) -> float:
+        """Watts a PFLOP/s, relative to those that no longer limit it; at most 1."""
+        peak = self.flops.get("fp16", 0.0)
+        return min(1.0, self.watts * 1e15 / peak / _UNLIMITED_POWER) if self.watts and peak else 1.0
+
+    def bus_rate(self, nbytes: float) -> float:
+        """The bus bandwidth of a collective of a size, interpolated between the sizes that were measured."""
+        points = self.bus
+        if nbytes <= points[0][0]:
+            return points[0][1]
+        if nbytes >= points[-1][0]:
+            return points[-1][1]
+        index = bisect_right(points, (nbytes, math.inf)) - 1
+        (size, rate), (next_size, next_rate) = points[index], points[index + 1]
+        share = math.log(nbytes / size) / math.log(next_size / size)
+        return rate * math.exp(share * math.log(next_rate / rate))

@@ -1,0 +1,454 @@
+"""How long a step of a transformer takes on a mesh, as a sum of terms in closed form.
+
+Matrix products run at a share of the data sheet's rate that a GPU's power limits; what else a layer does is bound by
+memory; the traffic of each axis overlaps with computing as far as its kind allows. Sources of the bytes:
+
+- tp: two all-reduces of a layer's activations in either direction, as gathers and scatters under sequence parallelism
+  (Shoeybi et al. 2019, arXiv 1909.08053; Korthikanti et al. 2022, arXiv 2205.05198).
+- pp: the activations of a micro-batch at each boundary in either direction, divided by tp under sequence parallelism;
+  times the stages a rank when they are interleaved (Narayanan et al. 2021, arXiv 2104.04473).
+- dp_shard: parameters gathered for the forward pass, and anew for the backward pass when they were freed, and gradients
+  scattered, 3 P (d - 1) / d elements (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
+- cp: keys and values pass c - 1 ranks, and in the backward pass their gradients too (Liu et al. 2023, arXiv
+  2310.01889).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hpctrain.control.predict.transformers.rates import (
+    Software,
+    System,
+    software_named,
+    step_constants,
+    step_file,
+)
+
+if TYPE_CHECKING:
+    from hpctrain.common.recipes.transformer import Transformer
+    from hpctrain.control.predict.transformers.layout import Layout
+
+# A tile of a matrix product's result on one multiprocessor (cuBLAS and CUTLASS choose 128 x 256 most often).
+_TILE = 128 * 256
+_MULTIPROCESSORS = 132
+# Bytes of one parameter that the optimizer moves: weights, both moments read and written, the gradient read twice, and
+# the narrow weights written, all but these in float32.
+_UPDATE_BYTES = 34.0
+# Bytes of one logit that the loss moves: written, converted to float32, read for maximum and sum, and its gradient.
+_LOGIT_BYTES = 24.0
+_CAST_BYTES = 4.0
+# FLOPs of attention's backward pass for each of its forward pass: five products for two (Dao et al. 2022).
+_FLASH_BACKWARD = 2.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """A predicted step.
+
+    Attributes:
+        seconds: of a step; ``low`` and ``high`` hold 8 of 10 published runs whose publisher was left out of the fit.
+        tokens_per_s: of all ranks.
+        terms: seconds by cause, which sum to the step's.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    tokens_per_s: float
+    terms: Mapping[str, float]
+
+    @property
+    def bound(self) -> str:
+        """The name of the largest term."""
+        return max(self.terms.items(), key=lambda item: item[1])[0]
+
+
+def predict_step(
+    network: Transformer,
+    layout: Layout,
+    system: System,
+    *,
+    software: str = "pytorch",
+    sequence: int | None = None,
+    constants: Mapping[str, float] | None = None,
+) -> StepTime:
+    """Predict a step.
+
+    Args:
+        software: one of ``step.yaml``.
+        sequence: tokens of a sample, by default the network's context.
+        constants: other values than those of ``step.yaml``, all of them.
+
+    Raises:
+        HpctrainError: the GPU does not have the precision, or the software is not known.
+    """
+    values = step_constants() if constants is None else constants
+    step = _Step(network, layout, system, software_named(software), values, sequence or network.context)
+    terms = step.terms(values[f"software.{software}"])
+    seconds = sum(terms.values())
+    width = values["interval"]
+    return StepTime(
+        seconds=seconds,
+        low=seconds / (1 + width),
+        high=seconds * (1 + width),
+        tokens_per_s=layout.global_batch * step.sequence / seconds,
+        terms=terms,
+    )
+
+
+def bubbles(schedule: str, stages: int, turns: int) -> float:
+    """Micro-batches' time that a rank waits in each step.
+
+    Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2: (p - 1) / v; Qi et al. 2023, arXiv 2401.10241, table
+    2: a zero-bubble schedule with 1F1B's memory leaves a third of it; Qi et al. 2024, arXiv 2405.15362: ZBV none.
+    """
+    share = {"interleaved_zero_bubble": 1 / 3, "zbv": 0.0}.get(schedule, 1.0)
+    return share * (stages - 1) / turns
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pass:
+    """Seconds of a pass of one layer, by cause."""
+
+    matmul: float
+    attention: float
+    memory: float
+
+    @property
+    def total(self) -> float:
+        return self.matmul + self.attention + self.memory
+
+
+@dataclass(frozen=True)
+class _Step:
+    network: Transformer
+    layout: Layout
+    system: System
+    software: Software
+    values: Mapping[str, float]
+    sequence: int
+
+    # Sizes.
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        return {str(axis): size for axis, size in self.layout.sizes.items()}
+
+    @cached_property
+    def tokens(self) -> float:
+        """Of a micro-batch on a rank."""
+        return self.layout.micro_batch * self.sequence / self.sizes["cp"]
+
+    @cached_property
+    def item(self) -> int:
+        """Bytes of an element between layers."""
+        return 4 if self.layout.precision == "float32" else 2
+
+    @cached_property
+    def layer_parameters(self) -> float:
+        """Of a layer on a rank along tp."""
+        return self.network.parameters.layer / self.sizes["tp"]
+
+    @cached_property
+    def stage_layers(self) -> list[int]:
+        """Layers of each rank along pp."""
+        layers = self.layout.stage_layers(self.network)
+        return [sum(layers[stage] for stage in self.layout.own_stages(rank)) for rank in range(self.sizes["pp"])]
+
+    @cached_property
+    def head_rank(self) -> int:
+        """The rank along pp that has the head."""
+        return 0 if self.layout.schedule == "zbv" else self.sizes["pp"] - 1
+
+    @cached_property
+    def rank_parameters(self) -> float:
+        """Of the rank along pp that has most."""
+        split = self.sizes["tp"] if self.layout.divided_vocabulary else 1
+        table = self.network.parameters.embedding / split
+        tables = 2 if self.sizes["pp"] == 1 and not self.network.tied else 1
+        return max(self.stage_layers) * self.layer_parameters + tables * table
+
+    # Rates.
+
+    @cached_property
+    def generation(self) -> str:
+        """The generation of the GPU, by which attention's kernels differ."""
+        return step_file().generations.get(self.system.name, "ampere")
+
+    @cached_property
+    def speed(self) -> float:
+        """What a GPU's power leaves of its rate, and what else its kind differs by."""
+        held_back: float = self.system.held_back ** self.values["power"]
+        return self.values[f"gpu.{self.generation}"] * held_back
+
+    @cached_property
+    def wide_peak(self) -> float:
+        """FLOP/s of the data sheet for what is not computed in 8 or 4 bits: attention and the head."""
+        narrow = self.layout.precision in ("fp8", "fp4")
+        return self.system.peak("bf16" if narrow else self.layout.precision)
+
+    @cached_property
+    def wide_rate(self) -> float:
+        """FLOP/s of matrix products that are not in 8 or 4 bits."""
+        return self.wide_peak * self.values["matmul"] * self.speed
+
+    @cached_property
+    def rate(self) -> float:
+        """FLOP/s of the layers' matrix products."""
+        precision = self.layout.precision
+        if precision not in ("fp8", "fp4"):
+            return self.wide_rate
+        return self.system.peak(precision) * self.values["matmul"] * self.speed * self.values[precision]
+
+    # One layer.
+
+    def product(self, rows: float, columns: float, inner: float, rate: float) -> float:
+        """Seconds of a matrix product: its FLOPs, a part of a wave of tiles, its bytes and its kernel."""
+        wave = self.values["wave"] * _TILE * inner * _MULTIPROCESSORS / rate
+        moved = 0.5 * 2 * (rows * inner + columns * inner + rows * columns) / self.system.memory_bytes_per_s
+        return 2 * rows * columns * inner / rate + wave + moved + self.values["kernel"]
+
+    def products(self, rows: float, columns: float, inner: float, rate: float) -> tuple[float, float]:
+        """Of the forward pass, and of the backward pass: by the input and by the weights."""
+        forward = self.product(rows, columns, inner, rate)
+        return forward, self.product(rows, inner, columns, rate) + self.product(columns, inner, rows, rate)
+
+    @cached_property
+    def passes(self) -> tuple[_Pass, _Pass]:
+        """The forward and the backward pass of one layer, without traffic."""
+        network, tp = self.network, self.sizes["tp"]
+        wide = network.mlp * (network.matrices - 1)
+        keys = network.keys / min(tp, network.kv_heads)
+        shapes = (
+            (network.queries / tp + 2 * keys, network.width),
+            (network.width, network.queries / tp),
+            (wide / tp, network.width),
+            (network.width, network.mlp / tp),
+        )
+        forward = backward = 0.0
+        for columns, inner in shapes:
+            one, two = self.products(self.tokens, columns, inner, self.rate)
+            forward, backward = forward + one, backward + two
+        if self.layout.precision in ("fp8", "fp4"):
+            cast = self.values["cast"] * _CAST_BYTES / self.system.memory_bytes_per_s
+            forward += cast * (self.tokens * sum(inner for _, inner in shapes) + self.layer_parameters)
+            backward += cast * self.tokens * sum(columns for columns, _ in shapes)
+        scores, scores_back = self.attention
+        memory = self.memory
+        return (
+            _Pass(matmul=forward, attention=scores, memory=memory),
+            _Pass(matmul=backward, attention=scores_back, memory=2 * memory),
+        )
+
+    @cached_property
+    def attention(self) -> tuple[float, float]:
+        """Seconds of scores and their product with values in either pass, of one layer."""
+        network, values = self.network, self.values
+        pairs = self.tokens * self.sequence / self.sizes["tp"]
+        flops = 4 * pairs * network.queries
+        if self.layout.attention == "materialised":
+            scores = pairs * network.heads * values["score_bytes"] / self.system.memory_bytes_per_s
+            forward = flops / (self.wide_rate / values["matmul"] * values["scores"]) + scores
+            return forward, 2 * forward
+        share = values[f"attention.{self.generation}"] * values[f"gpu.{self.generation}"]
+        if self.software.cudnn_attention and self.generation == "hopper":
+            share *= values["cudnn_attention"]
+        width = network.queries // network.heads
+        share *= values["narrow_heads"] ** min(1.0, max(0.0, math.log2(128 / width)))
+        forward = flops * (0.5 if network.causal else 1.0) / (self.wide_peak * share)
+        return forward, _FLASH_BACKWARD * forward
+
+    @cached_property
+    def memory(self) -> float:
+        """Seconds of what is bound by memory in a layer's forward pass: norms, residuals, rotation, activation."""
+        network, tp = self.network, self.sizes["tp"]
+        split = tp if self.layout.sequence_parallel else 1
+        moved = (
+            10 * network.width / split + 2 * (network.queries + network.keys) / tp + network.matrices * network.mlp / tp
+        )
+        factor = self.values["memory"] * (self.values["eager"] if self.layout.kernels == "eager" else 1.0)
+        return self.tokens * moved * self.item * factor / self.system.memory_bytes_per_s
+
+    @cached_property
+    def again(self) -> float:
+        """Seconds that a layer's backward pass computes the forward pass again."""
+        forward = self.passes[0]
+        how = self.layout.recomputation
+        if how == "full":
+            return forward.total + self.tensor
+        if how == "matmuls":
+            return 0.5 * (forward.matmul + forward.memory)
+        if how == "selective":
+            return forward.attention if self.layout.attention == "materialised" else 0.5 * forward.memory
+        return 0.0
+
+    # Traffic.
+
+    def ring(self, size: int, stride: int, nbytes: float) -> tuple[float, float]:
+        """Bytes a second of a collective among ranks that are some apart, and its latency."""
+        joined, values = self.system.joined, self.values
+        within = self.system.bus_rate(nbytes) * values["bus"]
+        if size * stride <= joined:
+            return within, values["local"]
+        local = max(1, min(size, joined // stride))
+        between = self.system.network_bytes_per_s * values["wire"] * local
+        return min(within, between), values["local"] + values["hop"] * math.ceil(size / local)
+
+    def stride(self, axis: str) -> int:
+        """How far apart neighbours along an axis are."""
+        sizes = self.sizes
+        inner = sizes["tp"] * (sizes["cp"] if axis != "cp" else 1)
+        if axis in ("tp", "cp"):
+            return 1 if axis == "tp" else sizes["tp"]
+        if axis == "pp":
+            return inner * (sizes["dp_shard"] * sizes["dp_replicate"] if self.software.stages_apart else 1)
+        inner *= 1 if self.software.stages_apart else sizes["pp"]
+        return inner * (sizes["dp_shard"] if axis == "dp_replicate" else 1)
+
+    @cached_property
+    def tensor(self) -> float:
+        """Seconds of tp's traffic in a layer's forward pass that computing does not hide; as many backward."""
+        size = self.sizes["tp"]
+        if size == 1:
+            return 0.0
+        nbytes = self.tokens * self.network.width * self.item
+        rate, latency = self.ring(size, 1, nbytes)
+        one = 2 * (size - 1) / size * nbytes / rate + 2 * latency
+        return 2 * one * (self.values["tensor"] if self.layout.asynchronous_tp else 1.0)
+
+    @cached_property
+    def context(self) -> tuple[float, float]:
+        """Seconds of cp's traffic in either pass of a layer that attention does not hide."""
+        size = self.sizes["cp"]
+        if size == 1:
+            return 0.0, 0.0
+        nbytes = self.tokens * 2 * self.network.keys / min(self.sizes["tp"], self.network.kv_heads) * self.item
+        rate, _ = self.ring(size, self.stride("cp"), nbytes)
+        sent = (size - 1) * nbytes / rate
+        forward, backward = self.attention
+        return max(0.0, sent - 0.8 * forward) + 0.1 * sent, max(0.0, 2 * sent - 0.8 * backward) + 0.2 * sent
+
+    @cached_property
+    def boundary(self) -> float:
+        """Seconds of pp's traffic for a micro-batch in both directions that computing does not hide."""
+        if self.sizes["pp"] == 1:
+            return 0.0
+        split = self.sizes["tp"] if self.layout.sequence_parallel else 1
+        nbytes = self.tokens * self.network.width * self.item / split
+        rate, latency = self.ring(2, self.stride("pp"), nbytes)
+        return 2 * self.layout.virtual_stages * (nbytes / rate + latency) * self.values["pipeline"]
+
+    # A micro-batch.
+
+    def overlapped(self, computing: float, traffic: float) -> float:
+        """Seconds of both, which slow each other down a little."""
+        return max(computing, traffic) + self.values["overlap"] * min(computing, traffic)
+
+    @cached_property
+    def layer(self) -> Mapping[str, float]:
+        """Seconds of one layer in both passes of a micro-batch, by cause."""
+        forward, backward = self.passes
+        context, context_back = self.context
+        # Gradients are added to those of earlier micro-batches, in float32.
+        accumulated = 8 * self.layer_parameters / self.system.memory_bytes_per_s
+        ahead = forward.total + self.tensor + context
+        behind = backward.total + self.tensor + context_back + self.again + accumulated
+        launch = self.values["launch"] * self.software.launch
+        launched = (_floor(ahead, launch), _floor(behind, launch * (1.2 if not self.again else 2.2)))
+        gathered = self.gathered(*launched)
+        return {
+            "matmul": forward.matmul + backward.matmul,
+            "attention": forward.attention + backward.attention,
+            "memory": forward.memory + backward.memory + accumulated,
+            "recomputation": self.again,
+            "tensor": 2 * self.tensor,
+            "context": context + context_back,
+            "launch": sum(launched) - ahead - behind,
+            "sharding": gathered - sum(launched),
+        }
+
+    def gathered(self, forward: float, backward: float) -> float:
+        """Seconds of both passes with the gathers and scatters of zero 3."""
+        size = self.layout.shards
+        if self.layout.zero < 3 or size == 1:
+            return forward + backward
+        nbytes = self.layer_parameters * self.item
+        rate, latency = self.ring(size, self.sizes["tp"], nbytes)
+        gather = nbytes * (size - 1) / size / rate + latency
+        scatter = gather * (2 if self.layout.state.gradients > self.item else 1)
+        if not self.layout.reshard:
+            gather /= self.layout.micro_batches
+            return self.overlapped(forward, gather) + self.overlapped(backward, scatter)
+        return self.overlapped(forward, gather) + self.overlapped(backward, gather + scatter)
+
+    @cached_property
+    def head(self) -> float:
+        """Seconds of logits and loss of a micro-batch in both passes."""
+        split = self.sizes["tp"] if self.layout.divided_vocabulary else 1
+        vocabulary = self.network.vocabulary / split
+        forward, backward = self.products(self.tokens, vocabulary, self.network.width, self.wide_rate)
+        return forward + backward + self.tokens * vocabulary * _LOGIT_BYTES / self.system.memory_bytes_per_s
+
+    # The step.
+
+    def terms(self, factor: float) -> dict[str, float]:
+        """Seconds of a step by cause."""
+        layer, count, pp = self.layer, self.layout.micro_batches, self.sizes["pp"]
+        whole = sum(layer.values())
+        ranks = [
+            layers * whole + (self.head if rank == self.head_rank else 0.0)
+            for rank, layers in enumerate(self.stage_layers)
+        ]
+        slowest = max(range(pp), key=ranks.__getitem__)
+        mean = sum(ranks) / pp
+        waits = bubbles(self.layout.schedule, pp, self.layout.virtual_stages)
+        found = {name: count * self.stage_layers[slowest] * seconds for name, seconds in layer.items()}
+        found["head"] = count * (ranks[slowest] - self.stage_layers[slowest] * whole)
+        found["pipeline"] = (count + waits) * self.boundary
+        found["bubble"] = waits * mean
+        # Interleaved stages are done with their last micro-batches one after the other.
+        behind = min(count, pp) if self.layout.virtual_stages > 1 else 1
+        found["replicas"] = self.reduced(whole * self.stage_layers[slowest] * behind)
+        found["update"] = self.update
+        found["step"] = self.values["step"]
+        found["stragglers"] = sum(found.values()) * self.values["stragglers"] * math.log2(self.layout.ranks)
+        return {name: seconds / factor for name, seconds in found.items()}
+
+    @cached_property
+    def update(self) -> float:
+        """Seconds of the optimizer."""
+        return self.rank_parameters / self.layout.shards * _UPDATE_BYTES / self.system.memory_bytes_per_s
+
+    def reduced(self, behind: float) -> float:
+        """Seconds of reducing gradients between data-parallel ranks that computing does not hide.
+
+        Args:
+            behind: seconds of computing that there are to overlap with.
+        """
+        zero, sizes = self.layout.zero, self.sizes
+        found = 0.0
+        if zero < 3 and sizes["dp_shard"] * sizes["cp"] > 1:
+            size = sizes["dp_shard"] * sizes["cp"]
+            sent = self.rank_parameters * (
+                self.layout.state.gradients + (self.item if zero else self.layout.state.gradients)
+            )
+            rate, latency = self.ring(size, self.stride("dp_shard") // sizes["cp"], sent / 2)
+            found += sent * (size - 1) / size / rate + 2 * latency
+        if sizes["dp_replicate"] > 1:
+            size = sizes["dp_replicate"]
+            sent = 2 * self.rank_parameters * self.layout.state.gradients / self.layout.shards
+            rate, latency = self.ring(size, self.stride("dp_replicate"), sent / 2)
+            found += sent * (size - 1) / size / rate + 2 * latency
+        if not self.software.overlaps:
+            return found
+        return max(0.0, found - behind) + self.values["replicas"] * min(found, behind)
+
+
+def _floor(seconds: float, least: float) -> float:
+    """About the larger of both, which is smooth where they are equal."""
+    return math.sqrt(math.hypot(seconds**2, least**2))
