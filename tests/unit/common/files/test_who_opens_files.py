@@ -35,6 +35,7 @@ _ALLOWED = {
         "control.horovod.wheel",
         "control.predict.constants",
         "control.predict.transformers.network",
+        "control.predict.transformers.rates",
         "common.workloads.workload",
     },
     "of this very command, in a temporary folder of its own": {
