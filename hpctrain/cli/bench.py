@@ -280,7 +280,7 @@ def loader(
     """
     from hpctrain.common.cluster.machine import usable_cores
     from hpctrain.control.programs.bench import measure
-    from hpctrain.report.benchmarks import loader_rows, loader_table
+    from hpctrain.report.benchmarks import loader_rows, loader_table, stages_table
 
     numbers = list(dict.fromkeys(workers or [1, 2]))
     if data and not (data / "manifest.json").is_file():
@@ -292,14 +292,14 @@ def loader(
         )
     folder = str(data.absolute()) if data else ""
     measured = measure("loader", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
-    rows = loader_rows(measured["seconds"])
+    rows = loader_rows(measured["seconds"], measured["stages"])
     if as_json:
         settings = {"image_size": image_size, "cores": usable_cores(), "rounds": rounds}
         about = {name: measured[name] for name in ("images", "bytes_each", "load")}
         answer(json.dumps({**settings, **about, "rows": rows}))
         return
     title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
-    print_tables(loader_table(rows, title), left_out={}, load=measured["load"])
+    print_tables(loader_table(rows, title), stages_table(rows), left_out={}, load=measured["load"])
 
 
 @app.command()

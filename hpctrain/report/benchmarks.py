@@ -99,11 +99,12 @@ def memory_rows(measured: Mapping[str, Mapping[str, float]]) -> list[Row]:
     return rows
 
 
-def loader_rows(seconds: Mapping[str, Seconds]) -> list[Row]:
+def loader_rows(seconds: Mapping[str, Seconds], stages: Mapping[str, Mapping[str, float]]) -> list[Row]:
     """The rows of ``bench loader``, one per number of processes and loader.
 
     Args:
         seconds: the seconds an image took in each round, by the number of processes, then by loader.
+        stages: of hpctrain's processes, the microseconds of each stage an image, by the number of processes.
     """
     return [
         {
@@ -112,6 +113,7 @@ def loader_rows(seconds: Mapping[str, Seconds]) -> list[Row]:
             "samples_per_s": 1 / statistics.median(times),
             "share_of_limit": ratio(loaders, DECODING, name),
             "hpctrain_to_it": ratio(loaders, name, LOADER),
+            "stages_us": dict(stages[workers]) if name == LOADER else None,
         }
         for workers, loaders in seconds.items()
         for name, times in loaders.items()
@@ -280,6 +282,18 @@ def loader_table(rows: Sequence[Row], title: str) -> Table:
     for row in rows:
         ratios = (row["share_of_limit"], row["hpctrain_to_it"])
         table.add_row(str(row["workers"]), row["variant"], f"{row['samples_per_s']:.0f}", *map(ratio_text, ratios))
+    return table
+
+
+def stages_table(rows: Sequence[Row]) -> Table:
+    """The stages of :func:`loader_rows`."""
+    from rich.table import Table
+
+    own = [row for row in rows if row["stages_us"]]
+    names = list(own[0]["stages_us"])
+    table = Table("processes", *names, title="microseconds an image, of hpctrain's processes together")
+    for row in own:
+        table.add_row(str(row["workers"]), *(f"{row['stages_us'][name]:.0f}" for name in names))
     return table
 
 

@@ -125,3 +125,14 @@ def test_a_step_under_meshes(hpctrain: Launch):
     for row in measured["rows"]:
         assert row["tokens_per_s"] == pytest.approx(2 * 64 / row["median_s"])
         assert row["ratio_to_data_parallel"] > 0
+
+
+def test_bench_loader_counts_the_stages_of_its_own_processes(hpctrain):
+    result = hpctrain("bench", "loader", "--workers", "1", "--rounds", "1", "--image-size", "64", "--json", timeout=600)
+    rows = json.loads(result.stdout)["rows"]
+    assert (rows[0]["workers"], rows[0]["variant"], len(rows)) == (1, "hpctrain", 4)
+    assert rows[-1]["variant"] == "decoding alone" and rows[-1]["share_of_limit"] == 1
+    assert all(0 < row["samples_per_s"] < 1e5 for row in rows)
+    stages = rows[0]["stages_us"]
+    assert stages["decode"] > stages["augment"] > stages["copy"] > 0
+    assert [row["stages_us"] for row in rows[1:]] == [None] * 3

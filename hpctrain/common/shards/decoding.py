@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -31,6 +32,11 @@ _MOST_PASSED = 1 << 30
 # A JPEG of a photograph has some tens of segments; an ICC profile or a preview may take a few hundred.
 _MOST_SEGMENTS = 1 << 14
 _MARKER = re.compile(rb"\xff+[^\x00\x01\xd0-\xd7\xff]")
+# The most rows of a block of a JPEG file whose components are halved at most.
+_BLOCK_ROWS = 16
+_END = b"\xff\xd9"
+# The first thing that libjpeg-turbo notices in a whole file whose header has fewer rows than it: what is left over.
+_LEFT_OVER = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd[0-9]")
 # How many pixels are converted at a time.
 _STRIP_PIXELS = 1 << 22
 
@@ -39,8 +45,20 @@ class BrokenImageError(Exception):
     """An image that no decoder can read, with the decoder's message."""
 
 
-def look(content: bytes) -> tuple[int, int, Pixels | None]:
-    """Width and height; also the pixels if it is not an ordinary JPEG file.
+class Header(NamedTuple):
+    """Width and height of a photograph; ``pixels`` only if it is not an ordinary JPEG file.
+
+    ``height_place`` is where the height stands in a JPEG file whose rows are stored from top to bottom, in one scan.
+    """
+
+    width: int
+    height: int
+    pixels: Pixels | None = None
+    height_place: int | None = None
+
+
+def look(content: bytes) -> Header:
+    """Read the header of a photograph.
 
     Raises:
         BrokenImageError: no decoder knows it, or it is beyond a limit.
@@ -53,9 +71,10 @@ def look(content: bytes) -> tuple[int, int, Pixels | None]:
         colours = None
     if colours not in ("RGB", "YCbCr", "Gray"):
         pixels = decode_by_pillow(content)
-        return pixels.shape[1], pixels.shape[0], pixels
-    _require_bounded(width, height, count_scans(content))
-    return width, height, None
+        return Header(width=pixels.shape[1], height=pixels.shape[0], pixels=pixels)
+    scans, place = _scans(content)
+    _require_bounded(width, height, scans)
+    return Header(width=width, height=height, height_place=place)
 
 
 def _require_bounded(width: int, height: int, scans: int) -> None:
@@ -69,15 +88,15 @@ def _require_bounded(width: int, height: int, scans: int) -> None:
         raise BrokenImageError(f"more than {most} scans of {width} x {height} pixels")
 
 
-def count_scans(content: bytes) -> int:
-    """The number of scans in a JPEG file; counting ends at the first beyond the limit.
+def _scans(content: bytes) -> tuple[int, int | None]:
+    """The number of scans in a JPEG file, at most one more than the limit, and :attr:`Header.height_place`.
 
     Follows the markers as libjpeg does, so that a thumbnail in a segment is not counted.
 
     Raises:
         BrokenImageError: it has more segments than the limit.
     """
-    scans = components = place = 0
+    scans = components = place = frame = 0
     sequential = False
     for _ in range(_MOST_SEGMENTS):
         found = _MARKER.search(content, place)
@@ -86,14 +105,14 @@ def count_scans(content: bytes) -> int:
         if marker == 0xD8:
             continue
         if marker == 0xD9 or scans > _MOST_SCANS:
-            return scans
+            return scans, None
         if marker == 0xDA:
             scans += 1
             # Everything is in the first scan of most files: what comes after it need not be searched.
             if sequential and content[place + 2 : place + 3] == bytes([components]):
-                return 1
+                return 1, frame + 3
         elif marker in (0xC0, 0xC1, 0xC2):
-            sequential = marker != 0xC2
+            sequential, frame = marker != 0xC2, place
             components = int.from_bytes(content[place + 7 : place + 8])
         place += max(2, int.from_bytes(content[place : place + 2]))
     raise BrokenImageError(f"more than {_MOST_SEGMENTS} segments")
@@ -115,6 +134,31 @@ def decode(content: bytes, least_width: int, least_height: int) -> Pixels:
     return pixels
 
 
+def decode_rows(content: bytes, header: Header, bottom: int, eighths: int) -> Pixels:
+    """Decode an ordinary JPEG file at so many eighths of its size, and of its rows those above ``bottom``, counted at
+    full size, with a few more. The others are at most a part of what is returned; a damage there may stay unnoticed.
+
+    The header is given fewer rows, at which the decoder stops.
+
+    Raises:
+        BrokenImageError: it is damaged.
+    """
+    # Colours of a row may be interpolated with those of the next that is decoded, at most 8 rows away.
+    rows = -(-(bottom + 8 // eighths) // _BLOCK_ROWS) * _BLOCK_ROWS
+    width, place = -(-header.width * eighths // 8), header.height_place
+    # A file that is cut short lacks its end, and is decoded whole, so that it is broken wherever it is cut.
+    if place is None or rows >= header.height or not content.endswith(_END):
+        return decode(content, width, -(-header.height * eighths // 8))
+    pixels: Pixels = np.empty((rows * eighths // 8, width, 3), np.uint8)
+    shortened = b"".join((content[:place], rows.to_bytes(2), content[place + 2 :]))
+    try:
+        simplejpeg.decode_jpeg(shortened, "RGB", min_width=width, min_height=len(pixels), buffer=pixels)
+    except ValueError as error:
+        if not _LEFT_OVER.fullmatch(str(error)):
+            return decode(content, width, -(-header.height * eighths // 8))
+    return pixels
+
+
 def decode_by_pillow(content: bytes) -> Pixels:
     """Decode a whole photograph: JPEG, PNG or WebP, whatever its name.
 
@@ -130,7 +174,7 @@ def decode_by_pillow(content: bytes) -> Pixels:
             if width * height > most:
                 raise BrokenImageError(f"{width} x {height} pixels of {kind}, where {most} are the most")
             if kind in ("JPEG", "MPO"):
-                _require_bounded(width, height, count_scans(content))
+                _require_bounded(width, height, _scans(content)[0])
             if photograph.mode.startswith("I;16"):
                 # Pillow would clip 16 bits instead of scaling them
                 grey = (np.asarray(photograph) >> 8).astype(np.uint8)
@@ -163,9 +207,9 @@ def _rgb(photograph: Image.Image) -> Pixels:
 def fault(content: bytes) -> str | None:
     """Why an image cannot be decoded; None if it can."""
     try:
-        width, height, pixels = look(content)
-        if pixels is None:
-            decode(content, width, height)
+        header = look(content)
+        if header.pixels is None:
+            decode(content, header.width, header.height)
     except BrokenImageError as error:
         return str(error)
     return None

@@ -1,7 +1,9 @@
 """Images per second of several loaders, each with the same number of processes, over the same photographs.
 
 ``python loader.py OUT.json ROUNDS IMAGE_SIZE DATA WORKERS...``; DATA is a folder of shards, or empty for photographs
-that are made for it. In each round the loaders have the cores one after the other; the others wait.
+that are made for it. In each round the loaders have the cores one after the other; the others wait. A pass takes the
+photographs as often as all processes need to be busy, and its rate is that between a quarter and three quarters of it:
+before, the first batches are made, and at the end nothing is left to make in advance.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -31,99 +35,13 @@ from hpctrain.worker.bench.other_loaders import Epoch, Files
 from hpctrain.worker.data.loader import ImageNet
 
 _MADE = 384
+# The least images of a pass, and those for each process: what PyTorch's DataLoader makes in advance, three times.
+_PASS, _PASS_OF_WORKER = 768, 384
 # How many photographs of a given folder are used, which fit into memory and a round.
 _MOST = 768
 _BATCH = 64
 # Small, since webdataset divides the shards among its processes, each of which needs equally many.
 _SHARD_SAMPLES = 32
-
-
-def hpctrain_loader(folder: Path, images: int, size: int, workers: int, stack: ExitStack) -> Epoch:
-    """hpctrain's loader with the augmentation of published recipes, in one order."""
-    source = stack.enter_context(contextlib.closing(ImageNet(folder, "train", _recipe(size, workers))))
-    order = np.arange(images)
-
-    def epoch(number: int) -> None:
-        stream = source.stream(np.array_split(order, -(-images // _BATCH)), number)
-        with contextlib.closing(stream):
-            other_loaders.require_all(images, (len(samples) for samples in stream))
-
-    return epoch
-
-
-def _recipe(size: int, workers: int) -> Recipe:
-    """The digits' recipe with photographs as its data; nothing is trained."""
-    recipe = load_recipe("digits")
-    images = recipe.images.model_copy(update={"size": size})
-    data = recipe.data.model_copy(update={"name": "imagenet", "workers": workers})
-    return recipe.model_copy(update={"images": images, "data": data})
-
-
-def measure(
-    shards: Path, files: Files, size: int, workers: list[int], rounds: int
-) -> dict[str, dict[str, list[float]]]:
-    """The seconds per image of each variant in each round, by number of workers and variant.
-
-    Args:
-        shards: a folder of shards whose training images are those of the files.
-    """
-    count = len(files)
-    seconds: dict[str, dict[str, list[float]]] = {}
-    with ExitStack() as stack:
-        tars = sorted(shards.glob("train-*.tar"))
-        variants: dict[tuple[int, str], Epoch] = {}
-        for number in workers:
-            variants[number, "hpctrain"] = hpctrain_loader(shards, count, size, number, stack)
-            variants[number, "torch, Pillow"] = other_loaders.torch_folder(files, size, number, _BATCH)
-            variants[number, "webdataset, Pillow"] = other_loaders.webdataset(tars, count, size, number, _BATCH)
-            variants[number, "decoding alone"] = other_loaders.raw_decode(files, number, stack)
-        for (number, variant), epoch in variants.items():
-            # Not timed: the first epoch starts processes.
-            epoch(0)
-            seconds.setdefault(str(number), {})[variant] = []
-        for turn in range(1, rounds + 1):
-            for number, variant in rotated(list(variants), turn):
-                begin = time.perf_counter()
-                variants[number, variant](turn)
-                seconds[str(number)][variant].append((time.perf_counter() - begin) / count)
-    return seconds
-
-
-def _photographs(data: str) -> Iterator[Photograph]:
-    """The images of the folder that every decoder can read, or generated ones if there is no folder."""
-    if not data:
-        yield from photographs(_MADE)
-        return
-    shards = open_shards(Path(data), "train")
-    for index in range(len(shards)):
-        content = shards.read(index)
-        with contextlib.suppress(ValueError):
-            simplejpeg.decode_jpeg(content)
-            yield f"{index:08}", content, int(shards.labels[index])
-    shards.close()
-
-
-def main(out: str, rounds: str, size: str, data: str, *workers: str) -> None:
-    chosen = list(itertools.islice(_photographs(data), _MOST))
-    if not chosen:
-        raise HpctrainError(
-            "HT-bench-no-images",
-            "{data}: none of its training images can be decoded",
-            "leave --data out, or name others",
-            data=data,
-        )
-    with tempfile.TemporaryDirectory(prefix="hpctrain-photographs-") as name:
-        files = write_folders(Path(name) / "files", chosen)
-        write_shards(Path(name) / "shards", Path(name) / "files", _SHARD_SAMPLES)
-        seconds = measure(Path(name) / "shards", files, int(size), [int(number) for number in workers], int(rounds))
-    bytes_each = sum(len(content) for _, content, _ in chosen) / len(chosen)
-    Path(out).write_text(json.dumps({"seconds": seconds, "images": len(chosen), "bytes_each": round(bytes_each)}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
-
-
 _WIDTH, _HEIGHT = 500, 375
 # With this JPEG quality a file of this size has about as many bytes as ImageNet's on average, 110 kB.
 _QUALITY = 98
@@ -171,3 +89,112 @@ def write_folders(folder: Path, photographs: Iterable[Photograph]) -> list[tuple
 def write_shards(folder: Path, source: Path, shard_samples: int) -> None:
     """Make the shards of :func:`write_folders`' folder with ``hpctrain data shard``."""
     make_shards(Sharding(source=source, folder=folder, shard_samples=shard_samples), map, lambda words: None)
+
+
+def hpctrain_loader(folder: Path, images: int, size: int, workers: int, stack: ExitStack) -> tuple[ImageNet, Epoch]:
+    """hpctrain's loader with the augmentation of published recipes, in one order."""
+    source = stack.enter_context(contextlib.closing(ImageNet(folder, "train", _recipe(size, workers))))
+    order = np.resize(np.arange(len(source)), images)
+    return source, lambda number: map(len, source.stream(np.array_split(order, -(-images // _BATCH)), number))
+
+
+def _recipe(size: int, workers: int) -> Recipe:
+    """The digits' recipe with photographs as its data; nothing is trained."""
+    recipe = load_recipe("digits")
+    images = recipe.images.model_copy(update={"size": size})
+    data = recipe.data.model_copy(update={"name": "imagenet", "workers": workers})
+    return recipe.model_copy(update={"images": images, "data": data})
+
+
+def steady_seconds(batches: Iterable[int], count: int) -> float:
+    """The seconds an image takes between a quarter and three quarters of a pass, or over all of a single batch.
+
+    Args:
+        batches: the number of images in each batch, as they come.
+        count: how many images they are together.
+
+    Raises:
+        RuntimeError: they are not.
+    """
+    come, times = [0], [time.perf_counter()]
+    for length in batches:
+        come.append(come[-1] + length)
+        times.append(time.perf_counter())
+    if come[-1] != count:
+        raise RuntimeError(f"{come[-1]} of {count} images came")
+    begin, end = np.searchsorted(come, [count / 4, 3 * count / 4]) if len(come) > 4 else (0, -1)
+    return (times[end] - times[begin]) / (come[end] - come[begin])
+
+
+def measure(shards: Path, files: Files, size: int, workers: list[int], rounds: int) -> dict[str, Any]:
+    """Measure all variants.
+
+    Args:
+        shards: a folder of shards whose training images are those of the files.
+
+    Returns:
+        ``seconds``: per image of each variant in each round, by number of workers and variant; ``stages``: by number of
+        workers, the microseconds per image of each stage of hpctrain's workers, of all of them together.
+    """
+    seconds: dict[str, dict[str, list[float]]] = {}
+    stages: dict[str, dict[str, float]] = {}
+    with ExitStack() as stack:
+        tars = sorted(shards.glob("train-*.tar"))
+        variants: dict[tuple[int, str], Epoch] = {}
+        counts: dict[int, int] = {}
+        own: dict[int, ImageNet] = {}
+        for number in workers:
+            times = -(-max(_PASS, _PASS_OF_WORKER * number) // len(files))
+            many, counts[number] = list(files) * times, times * len(files)
+            own[number], variants[number, "hpctrain"] = hpctrain_loader(shards, counts[number], size, number, stack)
+            variants[number, "torch, Pillow"] = other_loaders.torch_folder(many, size, number, _BATCH)
+            variants[number, "webdataset, Pillow"] = other_loaders.webdataset(tars * times, size, number, _BATCH)
+            variants[number, "decoding alone"] = other_loaders.raw_decode(many, number, stack)
+        for (number, variant), epoch in variants.items():
+            # Not timed: the first epoch starts processes.
+            steady_seconds(epoch(0), counts[number])
+            seconds.setdefault(str(number), {})[variant] = []
+        before = {number: Counter(source.nanoseconds) for number, source in own.items()}
+        for turn in range(1, rounds + 1):
+            for number, variant in rotated(list(variants), turn):
+                took = steady_seconds(variants[number, variant](turn), counts[number])
+                seconds[str(number)][variant].append(took)
+        for number, source in own.items():
+            spent = {stage: each - before[number][stage] for stage, each in source.nanoseconds.items()}
+            stages[str(number)] = {stage: each / 1e3 / rounds / counts[number] for stage, each in spent.items()}
+    return {"seconds": seconds, "stages": stages}
+
+
+def _photographs(data: str) -> Iterator[Photograph]:
+    """The images of the folder that every decoder can read, or generated ones if there is no folder."""
+    if not data:
+        yield from photographs(_MADE)
+        return
+    shards = open_shards(Path(data), "train")
+    for index in range(len(shards)):
+        content = shards.read(index)
+        with contextlib.suppress(ValueError):
+            simplejpeg.decode_jpeg(content)
+            yield f"{index:08}", content, int(shards.labels[index])
+    shards.close()
+
+
+def main(out: str, rounds: str, size: str, data: str, *workers: str) -> None:
+    chosen = list(itertools.islice(_photographs(data), _MOST))
+    if not chosen:
+        raise HpctrainError(
+            "HT-bench-no-images",
+            "{data}: none of its training images can be decoded",
+            "leave --data out, or name others",
+            data=data,
+        )
+    with tempfile.TemporaryDirectory(prefix="hpctrain-photographs-") as name:
+        files = write_folders(Path(name) / "files", chosen)
+        write_shards(Path(name) / "shards", Path(name) / "files", _SHARD_SAMPLES)
+        measured = measure(Path(name) / "shards", files, int(size), [int(number) for number in workers], int(rounds))
+    bytes_each = sum(len(content) for _, content, _ in chosen) / len(chosen)
+    Path(out).write_text(json.dumps({**measured, "images": len(chosen), "bytes_each": round(bytes_each)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

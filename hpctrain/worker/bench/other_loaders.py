@@ -7,7 +7,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-# Called with the epoch's number; reads all images once.
-Epoch = Callable[[int], None]
+# Called with the epoch's number; gives the lengths of the batches of all images as they come.
+Epoch = Callable[[int], Iterable[int]]
 Files = Sequence[tuple[Path, int]]
 
 
 _random = np.random.default_rng()
-
-
-def require_all(count: int, batches: Iterable[int]) -> None:
-    """Raise RuntimeError unless the lengths of the batches add up to ``count`` images."""
-    seen = sum(batches)
-    if seen != count:
-        raise RuntimeError(f"{seen} of {count} images came")
 
 
 def random_crop_by_pillow(photograph: Image.Image, size: int) -> torch.Tensor:
@@ -74,10 +67,10 @@ class Folder(Dataset[tuple[torch.Tensor, int]]):
 def torch_folder(files: Files, size: int, workers: int, batch: int) -> Epoch:
     """PyTorch's DataLoader over a folder of files, its processes kept between epochs."""
     loader = DataLoader(Folder(files, size), batch, num_workers=workers, persistent_workers=True)
-    return lambda _: require_all(len(files), (len(labels) for _, labels in loader))
+    return lambda _: (len(labels) for _, labels in loader)
 
 
-def webdataset(shards: Sequence[Path], images: int, size: int, workers: int, batch: int) -> Epoch:
+def webdataset(shards: Sequence[Path], size: int, workers: int, batch: int) -> Epoch:
     """webdataset's pipeline, each process with its part of the shards."""
     import webdataset as wds
 
@@ -93,7 +86,7 @@ def webdataset(shards: Sequence[Path], images: int, size: int, workers: int, bat
         wds.batched(batch),
     )
     loader = wds.WebLoader(pipeline, batch_size=None, num_workers=workers, persistent_workers=True)
-    return lambda _: require_all(images, (len(labels) for _, labels in loader))
+    return lambda _: (len(labels) for _, labels in loader)
 
 
 def raw_decode(files: Files, workers: int, stack: ExitStack) -> Epoch:
@@ -108,10 +101,10 @@ def raw_decode(files: Files, workers: int, stack: ExitStack) -> Epoch:
         stack.callback(process.kill)
         _send_line(process, paths)
 
-    def epoch(_: int) -> None:
+    def epoch(_: int) -> Iterator[int]:
         for process in processes:
             _send_line(process, "again")
-        require_all(len(files), [_read_count(process) for process in processes])
+        yield sum(map(_read_count, processes))
 
     return epoch
 

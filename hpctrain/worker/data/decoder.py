@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,16 @@ from pydantic import BaseModel, ConfigDict
 from hpctrain.common.recipes.sections import Images
 from hpctrain.common.shards.decoding import BrokenImageError, Pixels
 from hpctrain.common.shards.read import Shards
-from hpctrain.worker.data.images import mean_colour, size_at, training_image, validation_image
+from hpctrain.worker.data.images import changed, mean_colour, middle, size_at, training_part, validation_part
 from hpctrain.worker.data.sampling import repetition_of, sample_of
 
 # The position among the requested images, the key, and the decoder's message.
 Broken = tuple[int, str, str]
 
 _MESSAGE_CHARACTERS = 200
+# What is done for an image, in this order: its file is read, decoded, resized and augmented, and its pixels are put
+# where the rank expects them.
+STAGES = ("read", "decode", "augment", "copy")
 # The split whose images are cut at random; images of other splits are cut in the middle.
 TRAINING = "train"
 
@@ -49,6 +54,9 @@ class Decoder:
 
     Args:
         shards: the split, whose files stay open until the caller closes it.
+
+    Attributes:
+        nanoseconds: spent so far on each of :data:`STAGES`.
     """
 
     def __init__(self, job: DecodingJob, shards: Shards) -> None:
@@ -58,6 +66,7 @@ class Decoder:
         mean, deviation = (np.array(values, np.float32) for values in (job.images.mean, job.images.deviation))
         self._scale, self._shift = 1 / (255 * deviation), mean / deviation
         self._blank = mean_colour(job.images)
+        self.nanoseconds: Counter[str] = Counter()
 
     def write(self, indices: Sequence[int], epoch: int, images: NDArray[Any]) -> list[Broken]:
         """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``; returns the broken ones.
@@ -73,8 +82,9 @@ class Decoder:
         order = np.array(indices, np.int64)
         drawn = zip(sample_of(order).tolist(), repetition_of(order).tolist(), strict=True)
         for position, (index, repetition) in enumerate(drawn):
+            passed = [time.perf_counter_ns()]
             try:
-                pixels = self._image(self._shards.read(index), self._random.of(epoch, index, repetition), epoch)
+                pixels = self._image(index, repetition, epoch, passed)
             except BrokenImageError as error:
                 broken.append((position, self._shards.key(index), str(error)[:_MESSAGE_CHARACTERS]))
                 pixels = np.broadcast_to(self._blank, images.shape[1:])
@@ -86,13 +96,28 @@ class Decoder:
             else:
                 np.multiply(pixels, self._scale, out=images[position])
                 images[position] -= self._shift
+            passed.append(time.perf_counter_ns())
+            # A broken image lacks stages; its time counts as reading or decoding.
+            for stage, begin, end in zip(STAGES, passed, passed[1:], strict=False):
+                self.nanoseconds[stage] += end - begin
         return broken
 
-    def _image(self, content: bytes, random: np.random.Generator, epoch: int) -> Pixels:
-        job = self._job
+    def _image(self, index: int, repetition: int, epoch: int, passed: list[int]) -> Pixels:
+        """An image; the time after each stage is appended to ``passed``."""
+        images = self._job.images
+        content = self._shards.read(index)
+        passed.append(time.perf_counter_ns())
         if self._shards.split != TRAINING:
-            return validation_image(content, job.images)
-        return training_image(content, size_at(job.images, epoch), job.images, random)
+            part = validation_part(content, images)
+            passed.append(time.perf_counter_ns())
+            image = middle(*part, images.test_size)
+        else:
+            random, size = self._random.of(epoch, index, repetition), size_at(images, epoch)
+            pixels, flip = training_part(content, size, images, random)
+            passed.append(time.perf_counter_ns())
+            image = changed(pixels, size, images, random, flip=flip)
+        passed.append(time.perf_counter_ns())
+        return image
 
 
 class _Random:

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from hpctrain.common.recipes.sections import Images, Jitter
-from hpctrain.common.shards.decoding import BrokenImageError, Pixels, decode, look
+from hpctrain.common.shards.decoding import BrokenImageError, Header, Pixels, decode_rows, look
 from hpctrain.worker.data.augment import augment, erase
 
 _TRIES = 10
@@ -60,18 +60,27 @@ def training_image(content: bytes, size: int, images: Images, random: np.random.
     Raises:
         BrokenImageError: it cannot be decoded.
     """
-    width, height, pixels = look(content)
-    crop = random_crop(width, height, images, random)
+    part, flip = training_part(content, size, images, random)
+    return changed(part, size, images, random, flip=flip)
+
+
+def training_part(content: bytes, size: int, images: Images, random: np.random.Generator) -> tuple[Pixels, bool]:
+    """A random part of a photograph, not yet resized, and whether it is to be mirrored.
+
+    Raises:
+        BrokenImageError: it cannot be decoded.
+    """
+    header = look(content)
+    crop = random_crop(header.width, header.height, images, random)
     flip = images.flip and random.random() < 0.5
-    if pixels is None:
-        pixels, crop = _decode(content, (width, height), crop, size, size)
-    image = resize(_part(pixels, crop), size, size)
+    return _decoded(content, header, crop, size, size), flip
+
+
+def changed(part: Pixels, size: int, images: Images, random: np.random.Generator, *, flip: bool) -> Pixels:
+    """A part of a photograph as an image of shape (size, size, 3), changed at random."""
+    image = resize(part, size, size)
     if flip:
         image = cv2.flip(image, 1)
-    return _augmented(image, images, random)
-
-
-def _augmented(image: Pixels, images: Images, random: np.random.Generator) -> Pixels:
     if images.augmentation:
         image = augment(image, images.augmentation, random)
     if images.jitter:
@@ -91,15 +100,26 @@ def validation_image(content: bytes, images: Images) -> Pixels:
     Raises:
         BrokenImageError: it cannot be decoded.
     """
-    width, height, pixels = look(content)
-    crop = _middle(width, height)
-    factor = images.test_resize / min(width, height)
+    return middle(*validation_part(content, images), images.test_size)
+
+
+def validation_part(content: bytes, images: Images) -> tuple[Pixels, int, int]:
+    """A photograph, of an elongated one the middle, not yet resized; and the width and height to resize it to.
+
+    Raises:
+        BrokenImageError: it cannot be decoded.
+    """
+    header = look(content)
+    crop = _middle(header.width, header.height)
+    factor = images.test_resize / min(header.width, header.height)
     wide, high = round(crop.width * factor), round(crop.height * factor)
-    if pixels is None:
-        pixels, crop = _decode(content, (width, height), crop, wide, high)
-    size = images.test_size
+    return _decoded(content, header, crop, wide, high), wide, high
+
+
+def middle(part: Pixels, wide: int, high: int, size: int) -> Pixels:
+    """The middle, of shape (size, size, 3), of what is resized to a width and a height."""
     left, top = (wide - size) // 2, (high - size) // 2
-    return resize(_part(pixels, crop), wide, high)[top : top + size, left : left + size]
+    return resize(part, wide, high)[top : top + size, left : left + size]
 
 
 def _middle(width: int, height: int) -> Crop:
@@ -161,28 +181,26 @@ def _deviation(variance: float) -> float:
     return math.sqrt(-0.5 / math.log(outer / (1 - 2 * outer)))
 
 
-def _part(pixels: Pixels, crop: Crop) -> Pixels:
+def _decoded(content: bytes, header: Header, crop: Crop, width: int, height: int) -> Pixels:
+    """A part of a photograph, at the smallest scale at which it has at least ``width`` x ``height`` pixels."""
+    pixels = header.pixels
+    if pixels is None:
+        for eighths in _SCALES:
+            if crop.width * eighths >= 8 * width and crop.height * eighths >= 8 * height:
+                break
+        else:
+            eighths = 8
+        pixels = decode_rows(content, header, crop.top + crop.height, eighths)
+        if eighths < 8 and pixels.shape[:2] != (header.height, header.width):
+            crop = _scaled(crop, eighths)
     return pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
 
 
-def _decode(content: bytes, size: tuple[int, int], crop: Crop, width: int, height: int) -> tuple[Pixels, Crop]:
-    """The photograph at the smallest scale whose crop has at least ``width`` x ``height`` pixels, and the crop in it.
-
-    Args:
-        size: width and height of the photograph.
-    """
-    for eighths in _SCALES:
-        if crop.width * eighths >= 8 * width and crop.height * eighths >= 8 * height:
-            break
-    else:
-        eighths = 8
-    pixels = decode(content, -(-size[0] * eighths // 8), -(-size[1] * eighths // 8))
-    if pixels.shape[:2] == size[::-1]:
-        return pixels, crop
+def _scaled(crop: Crop, eighths: int) -> Crop:
     left, right, top, bottom = (
         round(edge * eighths / 8) for edge in (crop.left, crop.left + crop.width, crop.top, crop.top + crop.height)
     )
-    return pixels, Crop(left=left, top=top, width=right - left, height=bottom - top)
+    return Crop(left=left, top=top, width=right - left, height=bottom - top)
 
 
 def _jitter(image: Pixels, jitter: Jitter, random: np.random.Generator) -> Pixels:

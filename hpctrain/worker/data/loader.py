@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.read import open_shards
-from hpctrain.worker.data.decoder import Broken, Decoder, DecodingJob
+from hpctrain.worker.data.decoder import STAGES, Broken, Decoder, DecodingJob
 from hpctrain.worker.data.samples import BROKEN, Samples
 from hpctrain.worker.data.sampling import Indices, sample_of
 from hpctrain.worker.data.worker import DecodingTask
@@ -53,6 +55,10 @@ class WorkerPool:
     Args:
         folder: what ``hpctrain data shard`` wrote.
         recipe: says how images are made and by how many processes.
+
+    Attributes:
+        nanoseconds: spent so far by all workers together on each of :data:`hpctrain.worker.data.decoder.STAGES`, and
+            otherwise while a stream was open (``idle``); and by the rank on waiting for images (``rank waits``).
     """
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
@@ -60,6 +66,7 @@ class WorkerPool:
         self._count = recipe.data.workers
         self._workers: Workers | None = None
         self._open: Generator[_Piece] | None = None
+        self.nanoseconds: Counter[str] = Counter()
 
     @property
     def pids(self) -> list[int]:
@@ -98,6 +105,8 @@ class WorkerPool:
         for indices in pieces:
             images: NDArray[Any] = np.empty((len(indices), *self.job.shape(split, epoch)), self.job.dtype)
             broken = decoder.write(indices.tolist(), epoch, images)
+            self.nanoseconds += decoder.nanoseconds
+            decoder.nanoseconds.clear()
             yield _Piece(indices=indices, images=images, tasks=0, broken=broken)
 
     def _ahead(self, split: str, pieces: Sequence[Indices], epoch: int) -> Generator[_Piece]:
@@ -106,7 +115,7 @@ class WorkerPool:
         if self._workers is None:
             self._workers = Workers(self.job, self._count)
         try:
-            yield from _Ring(self._workers, self.job, self._count, split, pieces, epoch).run()
+            yield from _Ring(self._workers, self.job, self.nanoseconds, split, pieces, epoch).run()
         except GeneratorExit:
             if not self._workers.drop():
                 self._end()
@@ -139,6 +148,11 @@ class ImageNet:
 
     def __len__(self) -> int:
         return len(self._shards)
+
+    @property
+    def nanoseconds(self) -> Mapping[str, int]:
+        """See :class:`WorkerPool`."""
+        return self._pool.nanoseconds
 
     @property
     def fingerprint(self) -> str:
@@ -190,13 +204,20 @@ class _Ring:
     """The pieces of one stream, at least one, each in one of a few places in the workers' memory.
 
     Args:
-        count: the number of workers.
+        nanoseconds: of :class:`WorkerPool`, to which those of this stream are added.
     """
 
     def __init__(
-        self, workers: Workers, job: DecodingJob, count: int, split: str, pieces: Sequence[Indices], epoch: int
+        self,
+        workers: Workers,
+        job: DecodingJob,
+        nanoseconds: Counter[str],
+        split: str,
+        pieces: Sequence[Indices],
+        epoch: int,
     ) -> None:
         self._workers, self._job, self._split, self._pieces, self._epoch = workers, job, split, pieces, epoch
+        self._nanoseconds, count = nanoseconds, workers.count
         longest = max(map(len, pieces))
         self._share = min(_TASK_IMAGES, -(-longest // count))
         ahead = max(_PIECES_AHEAD, -(-_TASKS_AHEAD * count * self._share // longest))
@@ -211,6 +232,17 @@ class _Ring:
 
     def run(self) -> Generator[_Piece]:
         """The pieces in order; a piece's place is reused when the next is asked for."""
+        begin, before = time.perf_counter_ns(), self._busy()
+        try:
+            yield from self._run()
+        finally:
+            passed = (time.perf_counter_ns() - begin) * self._workers.count
+            self._nanoseconds["idle"] += passed - (self._busy() - before)
+
+    def _busy(self) -> int:
+        return sum(self._nanoseconds[stage] for stage in STAGES)
+
+    def _run(self) -> Generator[_Piece]:
         for number in range(len(self._pieces)):
             for other in range(number + len(self._made), min(number + self._places, len(self._pieces))):
                 self._made[other] = self._begin(other)
@@ -241,7 +273,10 @@ class _Ring:
         return piece
 
     def _take_result(self) -> None:
+        begin = time.perf_counter_ns()
         result = self._workers.take()
+        self._nanoseconds["rank waits"] += time.perf_counter_ns() - begin
+        self._nanoseconds.update(result.nanoseconds)
         piece, start = self._tasks.pop(result.number)
         piece.tasks -= 1
         piece.broken += [(start + position, key, message) for position, key, message in result.broken]

@@ -54,11 +54,13 @@ class DecodedTask:
     Attributes:
         broken: images that could not be decoded, with their positions in the task.
         failure: any other fault, as :meth:`~hpctrain.common.errors.HpctrainError.record` has it; None without one.
+        nanoseconds: spent on each of :data:`hpctrain.worker.data.decoder.STAGES`.
     """
 
     number: int
     broken: list[Broken]
     failure: dict[str, Any] | None
+    nanoseconds: dict[str, int]
 
 
 def send(end: socket.socket, message: DecodingTask | DecodedTask, flags: int = 0) -> None:
@@ -104,18 +106,26 @@ class _Worker:
         self._memory: mmap.mmap | None = None
 
     def do(self, task: DecodingTask) -> DecodedTask:
+        broken: list[Broken] = []
+        record = None
         try:
-            return DecodedTask(number=task.number, broken=self._write(task), failure=None)
+            broken = self._write(task)
         except HpctrainError as error:
-            failure = error
+            record = error.but(exit_code=1).record()
         except Exception as error:
             traceback.print_exc()
             words = ": ".join([*getattr(error, "__notes__", []), type(error).__name__, str(error)])
             hint = "its traceback is in the log of this rank"
-            failure = HpctrainError(
-                "HT-loader-worker-failed", "a worker of the loader failed at {where}", hint, where=words
-            )
-        return DecodedTask(number=task.number, broken=[], failure=_bounded(failure.but(exit_code=1).record()))
+            record = HpctrainError(
+                "HT-loader-worker-failed", "a worker of the loader failed at {where}", hint, exit_code=1, where=words
+            ).record()
+        nanoseconds: dict[str, int] = {}
+        for decoder in self._decoders.values():
+            nanoseconds |= decoder.nanoseconds
+            decoder.nanoseconds.clear()
+        return DecodedTask(
+            number=task.number, broken=broken, failure=_bounded(record) if record else None, nanoseconds=nanoseconds
+        )
 
     def _write(self, task: DecodingTask) -> list[Broken]:
         shape = (len(task.indices), *self._job.shape(task.split, task.epoch))

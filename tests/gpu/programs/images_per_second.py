@@ -28,6 +28,8 @@ from hpctrain.worker.models.torch_resnet import resnet18, resnet50
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 _SHARD_IMAGES = 64
+# Workers prepare a few batches in advance, but none beyond the end of an epoch.
+_BATCHES = 64
 
 
 def shards(folder: Path, images: int) -> Path:
@@ -55,9 +57,9 @@ class FromLoader:
 
     def _stream(self) -> Iterator[Batch]:
         for epoch in itertools.count():
-            # As many as one epoch gives whole batches, and at least one, with images again where there are too few.
-            order = np.resize(np.arange(len(self._source)), max(1, len(self._source) // self._batch) * self._batch)
-            for samples in self._source.stream(np.split(order, len(order) // self._batch), epoch):
+            # Of the same images again and again.
+            order = np.resize(np.arange(len(self._source)), _BATCHES * self._batch)
+            for samples in self._source.stream(np.split(order, _BATCHES), epoch):
                 images = torch.from_numpy(samples.images).to(self._device).permute(0, 3, 1, 2)
                 yield images, torch.from_numpy(samples.labels).to(self._device)
 

@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from hpctrain.common.recipes.sections import Images, Jitter
-from hpctrain.common.shards.decoding import BrokenImageError, fault
+from hpctrain.common.shards.decoding import BrokenImageError, decode, decode_rows, fault, look
 from hpctrain.worker.data import images as module
 from hpctrain.worker.data.images import random_crop, size_at, training_image, validation_image
 
@@ -100,6 +100,43 @@ def test_what_is_no_image_or_ends_too_early_is_broken(keep):
         with pytest.raises(BrokenImageError) as caught:
             make()
         assert str(caught.value)
+
+
+STORED = {
+    "4:2:0": encoded(FLOWER, quality=95, subsampling="4:2:0"),
+    "4:2:2": encoded(FLOWER, quality=95, subsampling="4:2:2"),
+    "4:4:4": encoded(FLOWER, quality=95, subsampling="4:4:4"),
+    "grey": encoded(FLOWER.convert("L"), quality=95),
+    "a thumbnail": encoded(FLOWER, comment=encoded(FLOWER.resize((40, 40)))),
+    "a marker in each row": encoded(FLOWER, restart_marker_rows=1),
+}
+
+
+@pytest.mark.parametrize("eighths", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", STORED)
+def test_rows_below_a_crop_are_left_out_and_the_others_are_those_of_the_whole(kind, eighths):
+    content = STORED[kind]
+    header = look(content)
+    whole = decode(content, -(-header.width * eighths // 8), -(-header.height * eighths // 8))
+    for bottom in (1, 40, 95, 96, 97, 250, 425, 427):
+        found = decode_rows(content, header, bottom, eighths)
+        rows = -(-bottom * eighths // 8)
+        np.testing.assert_array_equal(found[:rows], whole[:rows])
+        assert len(found) <= (bottom + 24) * eighths / 8
+        assert len(found) < len(whole) or bottom > 400
+
+
+@pytest.mark.parametrize("lost", [2, 1000])
+def test_a_file_that_is_cut_short_is_broken_wherever_the_crop_is(lost):
+    header = look(STORED["4:2:0"])
+    assert len(decode_rows(STORED["4:2:0"], header, 100, 8)) == 112
+    with pytest.raises(BrokenImageError):
+        decode_rows(STORED["4:2:0"][:-lost], header, 100, 8)
+
+
+def test_progressive_files_and_those_with_bytes_behind_their_end_are_decoded_whole():
+    for content in (encoded(FLOWER, progressive=True), encoded(FLOWER) + b"more"):
+        assert len(decode_rows(content, look(content), 10, 8)) == FLOWER.height
 
 
 @pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (3000, 20)])

@@ -237,7 +237,7 @@ def test_closing_ends_a_stream_that_is_open(folder, workers, capfd):
 def test_an_unexpected_fault_in_a_worker_is_told_with_the_sample(folder, monkeypatch, capsys):
     settings = recipe(1)
     job = DecodingJob(folder=folder, seed=0, images=settings.images)
-    monkeypatch.setattr(decoder, "training_image", lambda *_: 1 // 0)
+    monkeypatch.setattr(decoder, "training_part", lambda *_: 1 // 0)
     with contextlib.closing(open_shards(folder, "train")) as shards:
         memory = os.memfd_create("images")
         os.truncate(memory, 1 << 20)
@@ -287,6 +287,29 @@ def test_a_closed_stream_leaves_the_workers_to_the_next(kept, reference):
     images, _ = seen(kept, cut(np.arange(29), 3), epoch=3)
     assert kept._pool.pids == pids
     np.testing.assert_array_equal(images, reference[0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_time_of_each_stage_is_counted(folder, workers):
+    with opened(folder, "train", recipe(workers)) as source:
+        seen(source, cut(np.arange(29), 5))
+        once = dict(source.nanoseconds)
+        assert all(once[stage] > 0 for stage in decoder.STAGES)
+        assert once["decode"] == max(once[stage] for stage in decoder.STAGES)
+        seen(source, cut(np.arange(29), 5))
+        assert all(source.nanoseconds[stage] > once[stage] for stage in decoder.STAGES)
+    assert (source.nanoseconds.keys() > set(decoder.STAGES)) == (workers > 0)
+
+
+def test_a_worker_keeps_the_memory_that_it_freed(folder):
+    with opened(folder, "train", recipe(1, size=224)) as source:
+        counts = []
+        for epoch in range(4):
+            seen(source, cut(np.arange(29), 5), epoch)
+            stat = Path(f"/proc/{source._pool.pids[0]}/stat").read_text().rpartition(")")[2].split()
+            counts.append(int(stat[7]))
+    # An image of 224 pixels has 37 pages, and its photograph 137.
+    assert counts[3] - counts[2] < 29 * 5
 
 
 def test_the_memory_of_a_worker_is_limited(kept):
