@@ -68,7 +68,8 @@ def _rank_logs(found: FoundRun, rank: str | None) -> RankLogs:
     from hpctrain.common.run.plan import Plan
     from hpctrain.report.logs import RankLogs
 
-    return RankLogs(found.directory, _ranks(rank), read_model(found.directory.plan, Plan).ranks)
+    plan = read_model(found.directory.plan, Plan)
+    return RankLogs(found.directory, _ranks(rank), plan.ranks, epochs=plan.recipe is not None)
 
 
 def _ranks(text: str | None) -> frozenset[int] | None:

@@ -186,6 +186,14 @@ POD_CPUS = Setting[int | None](
     purpose="The processors that a pod's manifest asks for: a limit on their time, which affinity does not show.",
     set_by="internal",
 )
+COLUMNS = Setting[int | None](
+    name="HPCTRAIN_COLUMNS",
+    valid="a number of columns above 0",
+    parse=_whole(1),
+    default=None,
+    purpose="The width of the terminal that shows rank 0's output as it comes.",
+    set_by="internal",
+)
 # The adapted CMake files of Horovod read the last three: see hpctrain/control/horovod/adapt.py.
 FINGERPRINT = Setting[str | None](
     name="HPCTRAIN_FINGERPRINT",

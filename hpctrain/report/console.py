@@ -26,6 +26,7 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
+from hpctrain.report.bars import Lines
 from hpctrain.report.faults import event_line, spike_line
 from hpctrain.report.record import StepTotals, iterations
 from hpctrain.report.say import Patient, say
@@ -35,7 +36,10 @@ _WINDOW = 50
 
 
 class Console:
-    """Shows events as they come. Progress goes to ``stderr``, what the ranks print to ``stdout``.
+    """Shows events as they come: what the ranks print and the figures of epochs on ``stdout``, the rest on ``stderr``.
+
+    On a terminal the output of a rank is passed on as it comes, with its own progress bars; elsewhere by lines, of a
+    progress bar one a second.
 
     Args:
         stdout, stderr: the streams; by default the process's own.
@@ -45,6 +49,9 @@ class Console:
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
         self._bar: _Bar | None = None
+        self._lines = Lines()
+        # Whether the terminal's last line is one of the rank's that has no end yet.
+        self._open = False
         self._task = TaskID(0)
         self._run_event: RunEvent | None = None
         self._done = 0
@@ -62,7 +69,10 @@ class Console:
         self.close()
 
     def close(self) -> None:
-        """Remove the progress bar from the terminal. Idempotent."""
+        """Remove the progress bar from the terminal, and end the rank's last line. Idempotent."""
+        self._end_line()
+        for line in self._lines.rest():
+            self._print(line)
         if self._bar:
             self._bar.stop()
             self._bar = None
@@ -91,14 +101,26 @@ class Console:
             case _ if text := event_line(event):
                 self._progress_line(text)
 
-    def line(self, text: str) -> None:
-        """Print a line that a rank printed."""
+    def output(self, text: str) -> None:
+        """Print what a rank printed. Control characters pass: the program is the user's own, and may use colours."""
+        if self._bar is None and self._stdout.isatty():
+            print(text, end="", file=Patient(self._stdout), flush=True)
+            self._open = not text.endswith("\n") if text else self._open
+            return
+        for line in self._lines.add(text):
+            self._print(line)
+
+    def _print(self, line: str) -> None:
         if self._bar and self._stdout.isatty():
             # Both streams are the one terminal: the bar's console prints above the bar instead of into it.
-            self._bar.console.out(text, highlight=False)
+            self._bar.console.out(line, highlight=False)
         else:
-            # Control characters pass: the program is the user's own, and may use colours.
-            print(text, file=Patient(self._stdout), flush=True)
+            print(line, file=Patient(self._stdout), flush=True)
+
+    def _end_line(self) -> None:
+        if self._open:
+            self._open = False
+            print(file=Patient(self._stdout), flush=True)
 
     def notice(self, text: str) -> None:
         """Print a message that the user has to see now."""
@@ -108,6 +130,8 @@ class Console:
         if self._bar:
             self._bar.console.out(printable(text), highlight=False)
         else:
+            if self._stderr.isatty():
+                self._end_line()
             say(text, self._stderr)
 
     def _start(self, event: StartEvent) -> None:
@@ -160,7 +184,8 @@ class Console:
 
     def _epoch(self, event: EpochEvent) -> None:
         epochs = self._run_event.epochs if self._run_event else 0
-        self._progress_line(
+        self._end_line()
+        self._print(
             f"epoch {event.epoch}/{epochs}  train loss {_number(event.train_loss)}  "
             f"test accuracy {_number(event.test_accuracy)}  {self._speed(self._epoch_steps)}".rstrip()
         )

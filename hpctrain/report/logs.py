@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import io
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,8 +15,12 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import printable
 from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import parse_event
+from hpctrain.common.run.events.lines import LONGEST_LINE
 from hpctrain.control.schedulers.find_run import FoundRun
 from hpctrain.control.supervision.follow import Tail
+from hpctrain.report.bars import Lines
+from hpctrain.report.console import Console
 
 # Bytes read at a time from all logs, and at least from each, so that lines that several ranks printed are merged.
 _MOST_BYTES, _LEAST_BYTES = 2**26, 2**16
@@ -29,12 +36,15 @@ class RankLogs:
 
     Args:
         ranks: the ranks whose logs are read; None for all of the ``world_size``.
+        epochs: whether rank 0's lines include those that ``hpctrain run`` shows of a recipe's epochs.
 
     Raises:
         HpctrainError: the run has no such rank.
     """
 
-    def __init__(self, directory: RunDirectory, ranks: frozenset[int] | None, world_size: int) -> None:
+    def __init__(
+        self, directory: RunDirectory, ranks: frozenset[int] | None, world_size: int, *, epochs: bool = False
+    ) -> None:
         beyond = sorted(rank for rank in ranks or () if rank >= world_size)
         if beyond:
             raise HpctrainError(
@@ -46,6 +56,7 @@ class RankLogs:
         self._directory = directory
         self._ranks = ranks
         self._logs: dict[int, _Log] = {}
+        self._events = _EventLines(directory) if epochs and (ranks is None or 0 in ranks) else None
         self._prefix: Callable[[tuple[int, ...]], str] = prefixes(ranks or range(world_size))
 
     def lines(self, *, last: bool) -> Iterator[str]:
@@ -62,14 +73,37 @@ class RankLogs:
         new = {rank: log.new(last=last, at_most=share) for rank, log in self._logs.items()}
         for ranks, line in merge(new):
             yield f"{self._prefix(ranks)}{line}"
+        if self._events:
+            yield from self._events.lines()
+
+
+class _EventLines:
+    """What ``hpctrain run`` shows of a run's events."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._tail = Tail(directory.events, whole=True, longest=LONGEST_LINE)
+        self._shown = io.StringIO()
+        self._console = Console(self._shown, self._shown)
+
+    def lines(self) -> list[str]:
+        """New lines. An event that cannot be read is left out."""
+        for line in self._tail.lines(at_most=_MOST_BYTES):
+            with contextlib.suppress(HpctrainError):
+                self._console.show(parse_event(line, str(self._tail.path)))
+        text = self._shown.getvalue()
+        self._shown.seek(0)
+        self._shown.truncate()
+        return text.splitlines()
 
 
 class _Log(Tail):
     """A log from its beginning, for a terminal."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, whole=True, longest=_LEAST_BYTES)
+        super().__init__(path, whole=True)
         self._end = 0
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._lines = Lines(longest=_LEAST_BYTES)
 
     def new(self, *, last: bool, at_most: int) -> list[str]:
         """New lines. After the run's end, lines that are added while reading are not waited for."""
@@ -78,7 +112,15 @@ class _Log(Tail):
                 self._end = self._end or self.path.stat().st_size or 1
                 if self.offset >= self._end:
                     return []
-            return [*map(plain, self.lines(last=last, at_most=at_most))]
+            lines: list[str] = []
+            while not lines:
+                text = self.text(at_most=at_most)
+                lines = self._lines.add(self._decode(text))
+                if not text or not last:
+                    break
+            if last and self.offset >= self._end:
+                lines += self._lines.rest()
+            return [*map(plain, lines)]
         except OSError as error:
             raise read_error(error, self.path, "--rank leaves it out") from error
 
@@ -158,6 +200,6 @@ def prefixes(ranks: Collection[int]) -> Callable[[tuple[int, ...]], str]:
     return (lambda _: "") if len(ranks) == 1 else cache(lambda printed_by: f"[{RangeSet(printed_by)}] ")
 
 
-def plain(line: bytes) -> str:
+def plain(line: str) -> str:
     """A line for a terminal, without colours and with other control characters written out."""
-    return printable(_COLOURS.sub("", line.decode(errors="replace")))
+    return printable(_COLOURS.sub("", line))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
-from hpctrain.common.settings import BACKEND, BACKEND_REASON, HOST_TIMEOUT, REPLICAS, SHARE_GPUS
+from hpctrain.common.settings import BACKEND, BACKEND_REASON, COLUMNS, HOST_TIMEOUT, REPLICAS, SHARE_GPUS
 from hpctrain.control.hosts.networks import keepalive_options
 from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder
 from hpctrain.control.planning.mesh import mesh_environment
@@ -120,7 +122,11 @@ class Command:
         try:
             return subprocess.Popen(
                 self.arguments,
-                env={**self.environment_from(os.environ), **(folder.environment if folder else {})},
+                env={
+                    **self.environment_from(os.environ),
+                    **(folder.environment if folder else {}),
+                    **({COLUMNS.name: str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {}),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

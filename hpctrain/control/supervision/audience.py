@@ -47,14 +47,14 @@ class Audience:
 
     Attributes:
         show: gets each event as it happens.
-        line: gets each line that rank 0 prints.
+        output: gets what rank 0 prints as it comes, which may end in the middle of a line.
         notice: gets what the user has to know now.
         failed: gets why the run is not done, and where the run is by now, before any of it is written, which a full
             disk would refuse.
     """
 
     show: Callable[[Event], None] = _ignore
-    line: Callable[[str], None] = _ignore
+    output: Callable[[str], None] = _ignore
     notice: Callable[[str], None] = _ignore
     failed: Callable[[Failure, RunDirectory], None] = _ignore
 

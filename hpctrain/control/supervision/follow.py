@@ -6,9 +6,12 @@ is skipped, and either gives one warning.
 
 from __future__ import annotations
 
+import codecs
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
@@ -27,6 +30,8 @@ _LAST_TRIES = 10
 _PAUSE_SECONDS = 0.2
 # Keeps the part that `hpctrain status` has to read small; an update takes some hundredths of a second.
 _INDEX_LINES = 20_000
+
+_New = TypeVar("_New", bytes, list[bytes])
 
 
 class Tail:
@@ -57,10 +62,29 @@ class Tail:
         Raises:
             OSError: the file cannot be read; the next call returns what this one would have.
         """
+        text, ended = self._read(None if at_most is None else max(at_most, self._longest + 1))
+        end = text.rfind(b"\n") + 1
+        if (last and ended) or len(text) - end > self._longest:
+            end = len(text)
+        self.offset += end
+        return text[:end].splitlines()
+
+    def text(self, *, at_most: int) -> bytes:
+        """What was written since the last call, whether or not its last line is complete.
+
+        Raises:
+            OSError: as :meth:`lines`.
+        """
+        text, _ = self._read(at_most)
+        self.offset += len(text)
+        return text
+
+    def _read(self, at_most: int | None) -> tuple[bytes, bool]:
+        """What follows the offset, and whether that is all."""
         try:
             file = open_regular(self.path, links=False)
         except FileNotFoundError:
-            return []
+            return b"", True
         with file:
             found = os.fstat(file.fileno())
             before, self._file = self._file, (found.st_dev, found.st_ino)
@@ -68,17 +92,11 @@ class Tail:
             if found.st_size < self.offset:
                 self.offset = 0
             file.seek(self.offset)
-            text = file.read() if at_most is None else file.read(max(at_most, self._longest + 1))
-            ended = not file.read(1)
-        end = text.rfind(b"\n") + 1
-        if (last and ended) or len(text) - end > self._longest:
-            end = len(text)
-        self.offset += end
-        return text[:end].splitlines()
+            return file.read(-1 if at_most is None else at_most), not file.read(1)
 
 
 class Follower:
-    """Passes on a run's events and rank 0's lines as they appear, without those of earlier attempts.
+    """Passes on a run's events and rank 0's output as they appear, without those of earlier attempts.
 
     What could not be read is a notice, once for each file.
     """
@@ -86,6 +104,7 @@ class Follower:
     def __init__(self, directory: RunDirectory, audience: Audience) -> None:
         self._events = Tail(directory.events, longest=LONGEST_LINE)
         self._log = Tail(directory.log(0))
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self._path = directory.events
         # The line number of the last event that was read or skipped, from 1, for error messages.
         self._number = self._indexed = count_lines(self._path)
@@ -99,13 +118,12 @@ class Follower:
 
     def advance(self, *, last: bool = False) -> None:
         """Pass on what is new; ``last`` says that no more will be written."""
-        while lines := self._read("rank 0's output", self._log, last=last):
-            for line in lines:
-                self._audience.line(line.decode(errors="replace"))
+        while text := self._read("rank 0's output", lambda: self._log.text(at_most=_LOOK_BYTES), patient=last):
+            self._audience.output(self._decode(text))
             if not last:
                 break
         # The last line is read only when complete: a crash can cut an event short.
-        while lines := self._read("the events", self._events, last=False, patient=last):
+        while lines := self._read("the events", lambda: self._events.lines(at_most=_LOOK_BYTES), patient=last):
             for line in lines:
                 self._pass_on(line)
             if not last:
@@ -127,16 +145,16 @@ class Follower:
         else:
             self._audience.show(event)
 
-    def _read(self, what: str, tail: Tail, *, last: bool, patient: bool = False) -> list[bytes]:
-        tries = _LAST_TRIES if last or patient else 1
+    def _read(self, what: str, read: Callable[[], _New], *, patient: bool) -> _New | None:
+        tries = _LAST_TRIES if patient else 1
         for number in range(tries):
             if number:
                 time.sleep(_PAUSE_SECONDS)
             try:
-                return tail.lines(last=last, at_most=_LOOK_BYTES)
+                return read()
             except OSError as error:
                 self._say_once(what, f"cannot read {error.filename or self._path}: {error.strerror}; the run goes on")
-        return []
+        return None
 
     def _say_once(self, what: str, problem: str) -> None:
         if what not in self._said:

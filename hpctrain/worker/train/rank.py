@@ -33,6 +33,7 @@ from hpctrain.common.run.events.kinds import StallEvent
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.records import RankError, RankRecord, is_own_record, write_record
+from hpctrain.common.settings import COLUMNS
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.adapters.frameworks import serve_frameworks
 from hpctrain.worker.comm import forks
@@ -89,6 +90,10 @@ def run_rank(path: Path) -> int:
     forks.watch()
     terminal, log_begin = _redirect_output(directory.log(rank))
     faulthandler.enable()
+    if rank == 0 and (columns := COLUMNS.read()):
+        # The launcher passes this log on to a terminal as it grows, so that progress bars can draw over themselves.
+        for name, value in {"COLUMNS": str(columns), "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}.items():
+            os.environ.setdefault(name, value)
     record = RankRecord(
         rank=rank,
         host=socket.gethostname(),

@@ -16,23 +16,34 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with Console() as console:
+    both = io.StringIO()
+    with Console(both, both) as console:
         for event in typed_run():
             console.show(event)
-        console.line(line := "printed by [bold]rank 0[/bold]")
-    captured = capsys.readouterr()
-    assert captured.out == f"{line}\n"
-    check_text("console", captured.err)
+    check_text("console", both.getvalue())
 
 
-def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console()
+def test_results_go_to_stdout_and_progress_to_stderr() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    line = "printed by [bold]rank 0[/bold]"
+    with Console(out, err) as console:
+        for event in typed_run():
+            console.show(event)
+        console.output(f"{line}\n")
+    assert [each.split()[0] for each in out.getvalue().splitlines()] == ["epoch"] * 3 + ["printed"]
+    assert out.getvalue().endswith(f"{line}\n")
+    assert len(err.getvalue().splitlines()) == 2
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    both = io.StringIO()
+    console = Console(both, both)
     for event in [*run_events()[:7], {"time": 1.0, "event": "of a later version"}]:
         console.show(typed({**event, "communication_seconds": None}))
     console.show(FaultEvent(rank=1, host="node2", message="OOM"))
-    check_text("console-unknown", capsys.readouterr().err)
+    check_text("console-unknown", both.getvalue())
 
 
 def test_the_end_of_a_run_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +57,7 @@ def test_a_reader_that_left_does_not_stop_the_run(capfd: pytest.CaptureFixture[s
     os.close(reader)
     with os.fdopen(writer, "w") as stdout, Console(stdout) as console:
         for _ in range(3):
-            console.line("printed by rank 0")
+            console.output("printed by rank 0\n")
         console.show(typed_run()[-1])
     assert " 10.5 s" in capfd.readouterr().err
 
@@ -63,7 +74,7 @@ def test_a_lost_terminal_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch, 
         console.notice("SIGHUP: waiting")
         for event in typed_run()[3:]:
             console.show(event)
-        console.line("printed by rank 0")
+        console.output("printed by rank 0\n")
 
 
 def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +87,7 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
                 console._bar.refresh()  # what its thread does ten times a second
             console.show(event)
             if event.event == "overlap":
-                console.line("from [rank] 0")
+                console.output("from [rank] 0\n")
     shown = err.getvalue()
     assert "epoch 3/3" in shown
     assert "12/12" in shown
@@ -92,7 +103,7 @@ def test_lines_of_the_ranks_stay_in_a_redirected_stdout(monkeypatch: pytest.Monk
     out, err = io.StringIO(), _Terminal()
     with Console(out, err) as console:
         console.show(typed_run()[0])
-        console.line("accuracy 0.98")
+        console.output("accuracy 0.98\n")
     assert out.getvalue() == "accuracy 0.98\n"
     assert "accuracy" not in err.getvalue()
 
@@ -100,7 +111,7 @@ def test_lines_of_the_ranks_stay_in_a_redirected_stdout(monkeypatch: pytest.Monk
 def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     err = _Terminal()
-    with Console(io.StringIO(), err) as console:
+    with Console(err, err) as console:
         for event in typed_run():
             console.show(event)
     assert "\x1b" not in err.getvalue()
@@ -113,5 +124,27 @@ def test_text_is_counted_in_tokens(capsys: pytest.CaptureFixture[str], peak: flo
     with Console() as console:
         for event in [{**first, "tokens": 32, "flops": 500, "peak_flops": peak}, *rest]:
             console.show(typed(event))
-    line = capsys.readouterr().err.splitlines()[2]
+    line = capsys.readouterr().out.splitlines()[1]
     assert line.split("  ")[3:] == ["4,096 tokens/s", *shown, "comm 20%"]
+
+
+def test_a_ranks_output_is_passed_on_as_it_comes_on_a_terminal() -> None:
+    terminal = _Terminal()
+    with Console(terminal, terminal) as console:
+        for text in ("10%", "\r20%", "\r30%"):
+            console.output(text)
+            assert terminal.getvalue().endswith(text)
+        # It does not go into the open line.
+        console.notice("SIGTERM")
+        console.output("\r40%")
+    assert terminal.getvalue() == "10%\r20%\r30%\nhpctrain: SIGTERM\n\r40%\n"
+
+
+def test_elsewhere_a_bar_becomes_lines() -> None:
+    out = io.StringIO()
+    with Console(out, io.StringIO()) as console:
+        for step in range(100):
+            console.output(f"\r{step + 1}/100")
+        console.output("\nend without a line break")
+    assert out.getvalue().splitlines()[-2:] == ["100/100", "end without a line break"]
+    assert len(out.getvalue().splitlines()) <= 5

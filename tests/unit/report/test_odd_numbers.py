@@ -85,7 +85,7 @@ def test_console(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
 
     monkeypatch.setenv("TERM", "xterm")
     stream = Stream()
-    with Console(Stream(), stream) as console:
+    with Console(stream, stream) as console:
         for event in odd_run():
             console.show(typed({"time": 1.0, **event}))
     text = stream.getvalue()

@@ -35,7 +35,7 @@ def test_the_end_of_a_failed_rank_is_shown_once(
     """What rank 0 prints is shown as it comes; of another rank only the error tells, with its code once."""
 
     def fails(ready, directory, audience):
-        audience.line(f"{line} 0")
+        audience.output(f"{line} 0\n")
         return Failure(
             code=code,
             message=f"rank {rank} failed",

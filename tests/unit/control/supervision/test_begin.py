@@ -51,7 +51,7 @@ class Heard:
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
-        yield Audience(line=self.lines.append, notice=self.notice)
+        yield Audience(output=lambda text: self.lines.extend(text.splitlines()), notice=self.notice)
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:
         return summarise(directory, plan, status)

@@ -61,14 +61,14 @@ def test_what_cannot_be_read_now_is_read_later(tmp_path, monkeypatch, name, last
     directory = RunDirectory(tmp_path)
     directory.logs.mkdir()
     shown, lines, said = [], [], []
-    follower = Follower(directory, Audience(show=shown.append, line=lines.append, notice=said.append))
+    follower = Follower(directory, Audience(show=shown.append, output=lines.append, notice=said.append))
     directory.events.write_bytes(line_of(EndEvent(status="done")))
     directory.log(0).write_bytes(b"one\ntwo\n")
     tries = failing_once(monkeypatch, name)
     follower.advance(last=last)
     if not last:
         follower.advance()
-    assert tries and ([event.event for event in shown], lines, len(said)) == (["end"], ["one", "two"], 1)
+    assert tries and ([event.event for event in shown], lines, len(said)) == (["end"], ["one\ntwo\n"], 1)
 
 
 def test_a_file_that_was_emptied_is_read_from_its_beginning(tmp_path):

@@ -63,13 +63,18 @@ def start(
     notice: Callable[[str], None] = lambda text: None,
 ) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
-    lines: list[str] = []
+    printed: list[str] = []
     rules = RankRules(
         ranks=ranks, stop=Stop(seconds=stop_seconds), fault_tolerant=fault_tolerant, meet_seconds=meet_seconds
     )
-    audience = Audience(show=lambda event: shown.append(event.event), line=lines.append, notice=notice)
+    audience = Audience(
+        show=lambda event: shown.append(event.event),
+        output=printed.append,
+        notice=notice,
+    )
     command = Command(program=(sys.executable, "-c", RECORD + program))
-    return run(command, directory, rules, audience), shown, lines
+    failure = run(command, directory, rules, audience)
+    return failure, shown, "".join(printed).splitlines()
 
 
 def run(command: Command, directory: RunDirectory, rules: RankRules, audience: Audience = Audience()) -> Failure | None:
