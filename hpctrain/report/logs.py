@@ -111,16 +111,11 @@ class _Log(Tail):
             if last:
                 self._end = self._end or self.path.stat().st_size or 1
                 if self.offset >= self._end:
-                    return []
-            lines: list[str] = []
-            while not lines:
-                text = self.text(at_most=at_most)
-                lines = self._lines.add(self._decode(text))
-                if not text or not last:
-                    break
-            if last and self.offset >= self._end:
-                lines += self._lines.rest()
-            return [*map(plain, lines)]
+                    return [*map(plain, self._lines.rest())]
+            lines = self._lines.add(self._decode(self.text(at_most=at_most)))
+            while last and not lines and self.offset < self._end:
+                lines = self._lines.add(self._decode(self.text(at_most=at_most)))
+            return [*map(plain, lines or (self._lines.rest() if last else ()))]
         except OSError as error:
             raise read_error(error, self.path, "--rank leaves it out") from error
 
