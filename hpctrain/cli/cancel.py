@@ -14,7 +14,7 @@ _GRACE_SECONDS = 30.0
 
 
 def cancel(
-    target: Target = "last",
+    target: Target,
     save_seconds: Annotated[
         float | None,
         typer.Option(

@@ -119,13 +119,16 @@ class Calibration:
 
 def _modelled_seconds(sweep: Sweep, batch: float, values: Values) -> Floats:
     workload = load_workload(sweep.model, image_size=sweep.image_size)
-    ranks = sweep.ranks if sweep.device == CPU else 1
-    return compute(workload, batch, Device(name=sweep.device, ranks=ranks, precision=sweep.precision), values).total
+    if sweep.device == CPU:
+        device = Device(name=CPU, ranks=sweep.ranks, precision=sweep.precision)
+    else:
+        device = Device(name=sweep.device, precision=sweep.precision, software="eager")
+    return compute(workload, batch, device, values).total
 
 
 def _fitted_names(device: str, constants: Mapping[str, Constant]) -> list[str]:
-    gap = "cpu.kernel_s" if device == CPU else "kernel_s"
-    names = [f"{device}.{field}" for field in _DEVICE_FIELDS] + [*_EFFICIENCIES, gap]
+    gaps = ["cpu.kernel_s"] if device == CPU else ["kernel_s", "torch.operator_s", "torch.eager"]
+    names = [f"{device}.{field}" for field in _DEVICE_FIELDS] + [*_EFFICIENCIES, *gaps]
     return [name for name in names if constants[name].spread]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
 
 Precision = Literal["float32", "bf16", "fp16"]
+Software = Literal["eager", "compiled"]
 
 CPU = "cpu"
 """The device that is all cores of a host, which its ranks share."""
@@ -31,6 +32,7 @@ class Device:
         crowded: how often the ranks that share it are twice as many as those that a sweep was measured with.
         polled: whether each rank has a thread of its engine that polls, which takes time from the cores.
         fused: whether chains of elementwise operators are one kernel with what makes their input, as a compiler does.
+        software: how PyTorch runs the network on a GPU; None for the fused kernels of MXNet that ``pace`` is fitted to.
     """
 
     name: str
@@ -39,6 +41,12 @@ class Device:
     crowded: float = 0.0
     polled: bool = False
     fused: bool = False
+    software: Software | None = None
+
+    @property
+    def fuses(self) -> bool:
+        """Whether it has fewer kernels than operators."""
+        return self.fused or self.software == "compiled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +83,8 @@ def compute(workload: Workload, batch: float, device: Device, values: Values, *,
     forward = _passes(workload, batch, device, values, back=False)
     backward = _passes(workload, batch, device, values, back=True)[::-1]
     pace = values[f"{device.name}.pace"] * device.ranks
+    if device.software:
+        pace = pace * values[f"torch.{device.software}"]
     if device.crowded:
         pace = pace * values["cpu.crowding"] ** device.crowded
     if device.polled:
@@ -82,19 +92,28 @@ def compute(workload: Workload, batch: float, device: Device, values: Values, *,
     traffic = values[f"{device.name}.memory_bytes_per_s"] * values["memory_efficiency"]
     update = _UPDATE_BYTES[state] * workload.parameters / traffic * pace
     gap = values["cpu.kernel_s" if device.name == CPU else "kernel_s"]
-    launched = len(workload.layers) if device.fused else sum(workload.columns["operators"])
+    launched = len(workload.layers) if device.fuses else sum(workload.columns["operators"])
     backward_launched = np.array(workload.columns["backward_operators"])[::-1]
-    return Compute(
+    found = Compute(
         forward=forward.sum(axis=0) * pace + launched * gap,
         backward=backward * pace + backward_launched[:, None] * gap,
         update=update + gap,
         busy=(forward.sum(axis=0) + backward.sum(axis=0)) * pace + update,
     )
+    return _started(found, launched + sum(backward_launched), values) if device.software == "eager" else found
+
+
+def _started(found: Compute, operators: int, values: Values) -> Compute:
+    """The same where Python starts each operator, which for small batches takes longer than the GPU does."""
+    slower = np.maximum(1.0, operators * values["torch.operator_s"] / found.total)
+    return replace(
+        found, forward=found.forward * slower, backward=found.backward * slower, update=found.update * slower
+    )
 
 
 def _passes(workload: Workload, batch: float, device: Device, values: Values, *, back: bool) -> Floats:
     """Seconds of one pass of each layer by the roofline, (layers, columns)."""
-    back_, fused = "backward_" if back else "", "fused_" if device.fused else ""
+    back_, fused = "backward_" if back else "", "fused_" if device.fuses else ""
     flops, moved, fixed = (
         np.array(workload.columns[key])
         for key in (f"{back_}flops", f"{fused}{back_}elements", f"fixed_{back_}elements")

@@ -33,7 +33,7 @@ class Job:
         parts: in which it computes them one after the other.
         wire: what a gradient takes on the way, as a share of its 4 bytes.
         state: numbers that the optimizer keeps of each parameter.
-        samples_per_s: that the input pipeline of a rank makes; None for as many as are wanted.
+        samples_per_s: that the input pipeline of a rank makes, (columns,); None for as many as are wanted.
     """
 
     workload: Workload
@@ -48,7 +48,7 @@ class Job:
     state: int = 1
     rdma: bool = True
     nccl: tuple[int, int] = TUNER_VERSION
-    samples_per_s: float | None = None
+    samples_per_s: Floats | None = None
 
     @property
     def ranks(self) -> int:
@@ -74,10 +74,12 @@ class Times:
         compute: the time of one part of the batch.
         exposed: how much longer it is for its reductions, in which ranks also wait for the slowest one.
         busy: the time in which the device is full.
+        unfed: the time of the step if its samples were always there.
     """
 
     compute: Compute
     total: Floats
+    unfed: Floats
     exposed: Floats
     busy: Floats
 
@@ -89,10 +91,9 @@ def times(job: Job, values: Values, curves: Sequence[Curve] = ()) -> Times:
     last = _step(job, one, jitter, values, curves)
     # Gradients are reduced in the last part only.
     earlier = (job.parts - 1) * (one.total - one.update) * (1 + jitter)
-    total = earlier + last.total
-    if job.samples_per_s is not None:
-        total = np.maximum(total, job.batch / job.samples_per_s)
-    return Times(compute=one, total=total, exposed=last.exposed, busy=one.busy * job.parts)
+    unfed = earlier + last.total
+    total = unfed if job.samples_per_s is None else np.maximum(unfed, job.batch / job.samples_per_s)
+    return Times(compute=one, total=total, unfed=unfed, exposed=last.exposed, busy=one.busy * job.parts)
 
 
 def _step(job: Job, one: Compute, jitter: Floats, values: Values, curves: Sequence[Curve]) -> Step:

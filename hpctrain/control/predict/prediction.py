@@ -167,7 +167,7 @@ def predict(
 def _device(training: Training, node: Node, calibration: Calibration) -> Device:
     """The device on which each rank computes."""
     if node.gpu != CPU:
-        return Device(name=node.gpu, precision=training.precision)
+        return Device(name=node.gpu, precision=training.precision, software=training.software)
     measured = max((sweep.ranks for sweep in calibration.sweeps), default=node.local)
     return Device(
         name=CPU,
@@ -223,7 +223,6 @@ class _Predictor:
         return _Run(batch=batch, job=job, times=self._times(job), weak=self._times(alone))
 
     def _job(self, network: Network, *, batch: int, parts: int) -> Job:
-        workers = self.training.workers
         return Job(
             workload=self.training.workload,
             network=network,
@@ -236,8 +235,18 @@ class _Predictor:
             wire=self._wire(network.hosts),
             state=self.training.state,
             rdma=self.node.rdma,
-            samples_per_s=None if workers is None else self.calibration.loaded.get(workers),
+            samples_per_s=self._loaded(),
         )
+
+    def _loaded(self) -> Floats | None:
+        """The samples that the input of a rank makes a second, (columns,): as measured, or by the workers it has."""
+        workers = self.training.workers
+        if workers is None:
+            return None
+        if workers in self.calibration.loaded:
+            return np.full(self.values.columns, self.calibration.loaded[workers])
+        made: Floats = self.values["loader.images_per_s"] * max(workers, 1) ** self.values["loader.scaling"]
+        return made
 
     def _wire(self, hosts: int) -> float:
         """Bytes sent for each byte of gradients; with top_k each host receives the largest values of all others."""
@@ -351,8 +360,13 @@ def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration
     idle = [run.nodes for run in runs if run.job.ranks > run.batch]
     if idle:
         found.append(f"on {idle[0]} nodes there are more ranks than samples in a step, so some have none")
-    if training.workers is not None and job.samples_per_s is None:
-        found.append("assumed about the input: images are decoded as fast as they are needed (bench loader --json)")
+    if job.samples_per_s is not None and training.workers not in calibration.loaded:
+        made, needed = job.samples_per_s[0], job.batch / runs[-1].times.unfed[0]
+        bounds = " and bound the step" if made < needed else ""
+        found.append(
+            f"{training.workers} workers a rank decode about {made:.0f} images/s{bounds}, where {needed:.0f} would be "
+            "taken (--set data.workers=N; bench loader --json measures it)"
+        )
     if job.device.name == CPU and not calibration.sweeps:
         found.append("the speed of the cores is assumed: hpctrain bench step --sweep --json measures it")
     if job.device.name != CPU and job.engine in ("mpi", "gloo"):

@@ -12,7 +12,7 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Communication, Optimizer, OptimizerName
 from hpctrain.common.workloads.workload import Workload, load_workload
-from hpctrain.control.predict.compute import Precision
+from hpctrain.control.predict.compute import Precision, Software
 from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
 
@@ -76,6 +76,11 @@ class Training:
     def name(self) -> str:
         """The recipe's, or the network's."""
         return self.recipe.name if self.recipe else self.workload.name
+
+    @property
+    def software(self) -> Software:
+        """How PyTorch runs the network on a GPU."""
+        return "eager"
 
     @property
     def workers(self) -> int | None:
