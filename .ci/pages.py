@@ -27,7 +27,7 @@ _FIXED = (
     ("bytes that an update moves of a parameter, by the optimizer's numbers for it", "compute._UPDATE_BYTES"),
     ("of a GPU's memory, lost to the allocator's rounding and holes", "memory.FRAGMENTATION"),
     ("bytes of a process's CUDA context and workspaces", "memory.CONTEXT_BYTES"),
-    ("ports of switches for each adapter, for their energy", "prediction._SWITCH_PORTS"),
+    ("ports of switches for each adapter, for their energy", "prediction.SWITCH_PORTS"),
     ("images of training and validation", "training._IMAGES"),
     ("epochs to 75.9 % by batch, the fewest and the most", "training._REFERENCE"),
 )

@@ -112,11 +112,24 @@ def test_prediction(folder: Path) -> None:
     )
     assert fixed[-1][1] > fixed[-2][1]
     assert all(row[1] >= before[1] for row, before in zip(shared, fixed, strict=True))
-    assert shared[-1][1] > 1.2 * fixed[-1][1]
+    assert shared[-1][1] > 1.05 * fixed[-1][1]
     steps = re.findall(r"two ranks, (\w+): ([\d.]+) ms, from ([\d.]+) ms to ([\d.]+) ms", printed)
     assert [name for name, *_ in steps] == ["assumed", "measured"]
     assert all(float(low) <= float(value) <= float(high) for _, value, low, high in steps)
     assert (folder / "scaling.png").exists()
+
+
+def test_language_models(folder: Path) -> None:
+    printed = _printed(_run("06_language_models.ipynb", folder))
+    number = r"([\d.]+)"
+    found = re.findall(rf"^.*?{number} tokens/s a GPU \[{number}, {number}\] +{number} GB", printed, re.M)
+    published, *meshes = [tuple(map(float, each)) for each in found]
+    # torchtitan's docs/performance.md: 331 tokens a second and GPU.
+    assert published[1] <= 331 <= published[2]
+    assert [each[0] for each in meshes[:8]] == sorted((each[0] for each in meshes[:8]), reverse=True)
+    assert all(memory < 186 for *_, memory in meshes)
+    assert (folder / "meshes.png").exists()
+    assert "ht.ParallelPlan" in (folder / "lines.py").read_text()
 
 
 @pytest.mark.thorough

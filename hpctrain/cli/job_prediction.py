@@ -33,8 +33,9 @@ def print_prediction(job: PreparedJob, work: Recipe | Script, gpu: str | None) -
 
     print_table(prediction_table(found.prediction))
     lines = prediction_notes(found.prediction, explain=False)
-    about_time = deadline_lines if job.profile.kubernetes else time_lines
-    lines += about_time(job.request, 60 * found.minutes.low, 60 * found.minutes.high)
+    if minutes := found.minutes:
+        about_time = deadline_lines if job.profile.kubernetes else time_lines
+        lines += about_time(job.request, 60 * minutes.low, 60 * minutes.high)
     lines += [f"warning: {text}" for text in (found.memory_warning, *found.prediction.warnings) if text]
     answer("\n".join([*lines, *_network_keys(job)]))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from hpctrain.cli import completion
 from hpctrain.cli.host_options import NodeFile, Switches
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
+from hpctrain.cli.predicted_layout import require_written, written
 from hpctrain.cli.prediction_options import PredictionOptions, background_shares, link_rate, node_counts
 from hpctrain.cli.run_options import TrainingOptions
 from hpctrain.cli.tables import print_table
@@ -20,36 +21,46 @@ from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import require
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.mesh import parse_mesh
+from hpctrain.common.recipes.mesh import Mesh, parse_mesh
 from hpctrain.common.run.request import FRAMEWORKS
 from hpctrain.common.workloads.workload import read_workload
 from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.request import PredictionRequest, predict_request
-from hpctrain.control.predict.training import (
-    Training,
-    recipe_training,
-    require_data_parallel,
-    require_known,
-    script_training,
-)
+from hpctrain.control.predict.request import PredictionRequest, predict_request, training_of
+from hpctrain.control.predict.training import Training, require_data_parallel, require_known, script_training
+from hpctrain.control.predict.transformers.network import transformer
+from hpctrain.control.predict.transformers.prediction import LanguageTraining, recipe_language_training
+from hpctrain.control.predict.transformers.settings import parse_settings
 from hpctrain.control.programs.trace import trace_script
 from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.control.topology.node_file import node_map_of
-from hpctrain.report.prediction import memory_warnings, prediction_notes, prediction_record, prediction_table
+from hpctrain.report.prediction import (
+    candidate_table,
+    memory_warnings,
+    prediction_notes,
+    prediction_record,
+    prediction_table,
+)
 from hpctrain.report.say import answer, tell
+
+if TYPE_CHECKING:
+    from hpctrain.control.predict.prediction import Prediction
+
+# A transformer in a few words is longer than a title should be.
+_LONG_NAME = 40
 
 
 @with_groups
 def predict(
     work: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="RECIPE|SCRIPT|TRACE",
             help="A recipe's name or file; a script; or a network that hpctrain.trace wrote, a .json file.",
             autocompletion=completion.recipes,
+            show_default=False,
         ),
-    ],
+    ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of a script.")
     ] = None,
@@ -74,18 +85,11 @@ def predict(
             nearest(training.framework, FRAMEWORKS),
             framework=training.framework,
         )
-    if options.plot:
-        if options.plot.suffix not in (".png", ".html"):
-            raise HpctrainError(
-                "HT-prediction-unknown-picture-format",
-                "--plot {plot}: no picture is written in this format",
-                "name it .png or .html",
-                plot=options.plot,
-            )
-        require("report")
-        require_places([options.plot])
+    asked = _asked(work, training, options, arguments or ())
+    files = _files(options, asked)
+    require_places(files)
     found = predict_request(
-        _training(work, training, options, arguments or ()),
+        asked,
         PredictionRequest(
             hardware=_hardware(switches, node, options),
             nodes=node_counts(nodes),
@@ -97,19 +101,83 @@ def predict(
     )
     for warning in (*found.warnings, *memory_warnings(found)):
         tell(f"hpctrain: warning: {warning}")
-    if options.plot:
-        from hpctrain.report.prediction_plot import prediction_page, prediction_plot
-
-        draw = prediction_page if options.plot.suffix == ".html" else prediction_plot
-        save({options.plot: draw(found)})
+    save({file: content(found) for file, content in files.items()})
     if as_json:
         answer(json.dumps(prediction_record(found), indent=2))
         return
     print_table(prediction_table(found))
+    if found.candidates:
+        print_table(candidate_table(found))
     answer("\n".join(prediction_notes(found, explain=options.explain)))
 
 
-def _training(work: str, training: TrainingOptions, options: PredictionOptions, arguments: Sequence[str]) -> Training:
+def _files(
+    options: PredictionOptions, asked: Training | LanguageTraining
+) -> Mapping[Path, Callable[[Prediction], bytes]]:
+    """The files to write, and what makes the content of each.
+
+    Raises:
+        HpctrainError: a file is of a kind that is not written.
+    """
+    found: dict[Path, Callable[[Prediction], bytes]] = {}
+    if plot := options.plot:
+        if plot.suffix not in (".png", ".html"):
+            raise HpctrainError(
+                "HT-prediction-unknown-picture-format",
+                "--plot {plot}: no picture is written in this format",
+                "name it .png or .html",
+                plot=plot,
+            )
+        require("report")
+        from hpctrain.report.prediction_plot import prediction_page, prediction_plot
+
+        found[plot] = prediction_page if plot.suffix == ".html" else prediction_plot
+    if file := options.write:
+        require_written(file, asked)
+        found[file] = lambda made: written(asked, made.rows[-1], file)
+    return found
+
+
+def _asked(
+    work: str | None, training: TrainingOptions, options: PredictionOptions, arguments: Sequence[str]
+) -> Training | LanguageTraining:
+    """The training that is predicted."""
+    if (work is None) == (options.transformer is None):
+        raise HpctrainError(
+            "HT-prediction-of-what",
+            "what is to be predicted: a recipe, a script, a trace, or a --transformer",
+            "name one of them, such as hpctrain predict goyal2017 or --transformer llama3-8b",
+        )
+    return _transformer(options, training) if work is None else _training(work, training, options, arguments)
+
+
+def _transformer(options: PredictionOptions, training: TrainingOptions) -> LanguageTraining:
+    """The training of the network of ``--transformer``."""
+    text = options.transformer
+    assert text is not None
+    if options.batch is not None or options.optimizer is not None:
+        raise HpctrainError(
+            "HT-prediction-option-of-script",
+            "{options} for scripts, and {work} is a transformer",
+            "--set batch=N, --set micro_batch=N, --set state=NAME",
+            options="--batch and --optimizer are",
+            work=text,
+        )
+    overrides = list(training.overrides or ())
+    if options.precision is not None:
+        overrides.append(f"precision={options.precision}")
+    auto = training.mesh == "auto"
+    return LanguageTraining(
+        name=text if len(text) < _LONG_NAME else "transformer",
+        network=transformer(text),
+        settings=parse_settings(overrides),
+        mesh=None if auto else parse_mesh(training.mesh) if training.mesh else Mesh(dp_shard=-1),
+    )
+
+
+def _training(
+    work: str, training: TrainingOptions, options: PredictionOptions, arguments: Sequence[str]
+) -> Training | LanguageTraining:
     """The training that is predicted."""
     of_script = {"batch": options.batch, "optimizer": options.optimizer, "precision": options.precision}
     if not work.endswith((".py", ".json")):
@@ -123,7 +191,12 @@ def _training(work: str, training: TrainingOptions, options: PredictionOptions, 
                 options=what,
                 work=work,
             )
-        return recipe_training(print_notes(load_recipe(work, training.of_recipe)))
+        if training.mesh != "auto":
+            return training_of(print_notes(load_recipe(work, training.of_recipe)))
+        recipe = print_notes(load_recipe(work, training.overrides or ()))
+        if recipe.data.name != "text":
+            raise _no_search(work)
+        return recipe_language_training(recipe, auto=True)
     if training.overrides:
         raise HpctrainError(
             "HT-prediction-set-without-recipe",
@@ -131,6 +204,8 @@ def _training(work: str, training: TrainingOptions, options: PredictionOptions, 
             "--batch, --optimizer, --precision",
             work=work,
         )
+    if training.mesh == "auto":
+        raise _no_search(work)
     if training.mesh is not None:
         require_data_parallel(parse_mesh(training.mesh))
     if options.batch is None:
@@ -148,6 +223,15 @@ def _training(work: str, training: TrainingOptions, options: PredictionOptions, 
         tell(f"hpctrain: tracing one step of {work}")
         workload = trace_script(Path(work), arguments)
     return script_training(workload, per_rank=options.batch, **known)
+
+
+def _no_search(work: str) -> HpctrainError:
+    return HpctrainError(
+        "HT-prediction-mesh-auto",
+        "--mesh auto is for transformers, and {work} is none",
+        "leave it out: each rank then has the whole model",
+        work=work,
+    )
 
 
 def _hardware(switches: Switches, node: str | None, options: PredictionOptions) -> Hardware:

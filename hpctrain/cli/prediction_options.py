@@ -22,6 +22,13 @@ _DOUBLING = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 class PredictionOptions:
     """The hardware of a prediction, and what is known of it."""
 
+    transformer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|SIZES|FILE",
+            help="Predict a transformer instead: llama3-8b; layers=32,width=4096,heads=32,…; or a config.json.",
+        ),
+    ] = None
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +73,7 @@ class PredictionOptions:
     ] = None
     precision: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="For a script: float32, bf16 or fp16."),
+        typer.Option(metavar="NAME", help="For a script or transformer: float32, bf16, fp16, fp8, fp4."),
     ] = None
     tcp: Annotated[bool, typer.Option("--tcp", help="The adapters have no RDMA.")] = False
     pue: Annotated[
@@ -84,6 +91,13 @@ class PredictionOptions:
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE.png|FILE.html", help="Plot throughput and efficiency."),
+    ] = None
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.yaml|FILE.py",
+            help="Write the mesh of the last number of nodes: as a recipe, or as the lines of a script.",
+        ),
     ] = None
 
 

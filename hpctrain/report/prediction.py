@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from hpctrain.common.recipes.mesh import AXES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,6 +20,28 @@ _EXPLAINED, _LEAST_SHARE = 8, 0.001
 _NARROW = "\N{NARROW NO-BREAK SPACE}"
 # Where the search for the largest batch ends.
 _ANY_BATCH = 1 << 20
+# From here on a step is told in seconds.
+_LONG_STEP_S = 10.0
+# Of a search, the table shows this many meshes.
+_SHOWN = 10
+# The terms of a step in words.
+TERMS = {
+    "matmul": "matrix products",
+    "attention": "attention",
+    "memory": "memory traffic",
+    "recomputation": "computing again",
+    "tensor": "traffic along tp",
+    "context": "traffic along cp",
+    "launch": "starting kernels",
+    "sharding": "gathering parameters",
+    "head": "logits and loss",
+    "pipeline": "traffic along pp",
+    "bubble": "waiting of stages",
+    "replicas": "reducing gradients",
+    "update": "the optimizer",
+    "step": "what is once a step",
+    "stragglers": "slower ranks",
+}
 
 
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
@@ -29,6 +54,7 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
         "gpu": prediction.node.gpu,
         "engine": prediction.node.engine,
         "rows": rows,
+        **({"candidates": [row_record(row) for row in prediction.candidates]} if prediction.candidates else {}),
         "worthwhile_nodes": prediction.worthwhile,
         "constants": [
             {"name": name, "value": each.value, "unit": each.unit, "spread": each.spread}
@@ -42,8 +68,9 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
 
 def row_record(row: Row) -> dict[str, Any]:
     """The figures of one number of nodes; a figure that is not known is None."""
+    of_text = ("tokens_per_s", "layout", "step_terms", "memory_terms", "limited_by")
     found = asdict(row)
-    return {key: value for key, value in found.items() if key != "epochs_source"} | {"epochs_source": row.epochs_source}
+    return {key: value for key, value in found.items() if row.tokens_per_s or key not in of_text}
 
 
 def prediction_table(prediction: Prediction) -> Table:
@@ -57,22 +84,23 @@ def prediction_table(prediction: Prediction) -> Table:
     title += "" if several else f", {prediction.rows[0].batch_per_gpu:.4g} samples a rank"
     table = Table(
         title=title,
-        caption="efficiency against one node; waits for reductions; ranges cover 80 % of the cases",
+        caption=f"efficiency against {yardstick(prediction)}; waits for reductions; ranges cover 80 % of the cases",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 0),
     )
+    of_text = prediction.rows[0].tokens_per_s is not None
     timed = prediction.rows[0].minutes is not None
     energetic = prediction.rows[0].kwh is not None
-    columns = ["nodes", *["batch"] * several, "step", "samples/s", "effic.", "waits"]
+    columns = ["nodes", *["batch"] * several, "step", "tokens/s" if of_text else "samples/s", "effic.", "waits"]
     columns += ["time"] * timed + ["kWh"] * (energetic and timed) + ["memory"]
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for row in prediction.rows:
         cells = [str(row.nodes), *[f"{row.batch_per_gpu:.4g}"] * several]
         cells += [
-            _range(row.step_s, 1e3, "ms"),
-            _range(row.samples_per_s, 1, ""),
+            _range(row.step_s, 1, "s") if row.step_s.value >= _LONG_STEP_S else _range(row.step_s, 1e3, "ms"),
+            _range(row.tokens_per_s or row.samples_per_s, 1, ""),
             _range(row.efficiency, 100, "%"),
             _range(row.communication_share, 100, "%"),
         ]
@@ -82,6 +110,48 @@ def prediction_table(prediction: Prediction) -> Table:
         lines = [cell.replace(" ", "\n", 1) for cell in cells]
         table.add_row(*lines, f"{row.memory_bytes.value / 1e9:.3g}{_NARROW}GB")
     return table
+
+
+def yardstick(prediction: Prediction) -> str:
+    """What efficiency is against: a mesh may not fit into one node."""
+    first = prediction.rows[0]
+    whole = first.tokens_per_s is not None and first.nodes > 1 and first.efficiency.value == 1
+    return f"{first.nodes} nodes" if whole else "one node"
+
+
+def candidate_table(prediction: Prediction) -> Table:
+    """The fastest meshes of a search."""
+    from rich import box
+    from rich.table import Table
+
+    last = prediction.rows[-1]
+    table = Table(
+        title=f"the fastest of the meshes that fit {last.gpus} GPUs",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for column in ("mesh", "micro-batches", "again", "tokens/s", "memory", "limited by"):
+        table.add_column(column, justify="right" if column in ("tokens/s", "memory") else "left")
+    for row in prediction.candidates[:_SHOWN]:
+        assert row.layout is not None and row.tokens_per_s is not None
+        table.add_row(
+            mesh_text(row.layout),
+            f"{row.layout['micro_batches']} of {row.layout['micro_batch']}",
+            row.layout["recomputation"],
+            _range(row.tokens_per_s, 1, "").replace(" ", "\n", 1),
+            f"{row.memory_bytes.value / 1e9:.3g}{_NARROW}GB",
+            TERMS.get(row.limited_by or "", row.limited_by),
+        )
+    return table
+
+
+def mesh_text(layout: Mapping[str, Any]) -> str:
+    """A mesh with what its ranks divide and how its stages take turns, such as ``dp_shard 8 (zero 3) x tp 8``."""
+    kept = ", kept" if layout["zero"] == 3 and not layout["reshard"] and layout["pp"] == 1 else ""
+    more = {"dp_shard": f" (zero {layout['zero']}{kept})", "pp": f" ({layout.get('schedule')})"}
+    parts = [f"{axis} {layout[axis]}{more.get(axis, '')}" for axis in AXES if layout[axis] > 1]
+    return " x ".join(parts) or "one rank"
 
 
 def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
@@ -95,6 +165,8 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
     if explain:
         choices = (f"{nbytes / 1e9:.3g} GB with {name}" for name, nbytes in last.memory_choices.items())
         lines.append("; ".join([f"memory of a rank: {last.memory_bytes.value / 1e9:.3g} GB", *choices]))
+    if last.layout is not None:
+        lines += _layout_notes(last, explain=explain)
     if prediction.worthwhile is not None:
         lines.append(
             f"beyond {prediction.worthwhile} nodes another one adds less than half of the throughput of the first"
@@ -104,6 +176,27 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
         causes = [cause for cause in prediction.causes[:_EXPLAINED] if cause.share >= _LEAST_SHARE]
         lines += [_cause(prediction, cause) for cause in causes]
     return lines
+
+
+def _layout_notes(row: Row, *, explain: bool) -> list[str]:
+    """The layout of a transformer, and with ``explain`` what its step and its memory consist of."""
+    layout = row.layout
+    assert layout is not None
+    lines = [
+        f"mesh: {mesh_text(layout)}; {layout['micro_batches']} micro-batches of {layout['micro_batch']}, "
+        f"{layout['global_batch']} samples a step; recomputed: {layout['recomputation']}; {layout['precision']}"
+    ]
+    if explain:
+        lines.append(f"the step: {_shares(row.step_terms, TERMS)}")
+        lines.append(f"the memory of the rank that needs most: {_shares(row.memory_terms, {})}")
+    return lines
+
+
+def _shares(terms: Mapping[str, float], names: Mapping[str, str]) -> str:
+    """Terms by their share, the largest first; those below one per cent are left out."""
+    whole = sum(terms.values())
+    ordered = sorted(terms.items(), key=lambda item: -item[1])
+    return ", ".join(f"{value / whole:.0%} {names.get(name, name)}" for name, value in ordered if value > whole / 100)
 
 
 def memory_warnings(prediction: Prediction) -> list[str]:
@@ -117,8 +210,14 @@ def memory_warnings(prediction: Prediction) -> list[str]:
     samples = max(row.at_once for row in short)
     return [
         f"on {nodes} nodes a rank computes up to {samples} samples at once, for which the memory of {gpu} does not "
-        f"suffice ({what}): --set batch.micro_batch=N cuts them"
+        f"suffice ({what}): {_cut(short[0])}"
     ]
+
+
+def _cut(row: Row) -> str:
+    if row.layout is None:
+        return "--set batch.micro_batch=N cuts them"
+    return "a smaller micro-batch cuts them, and --mesh auto finds a mesh that fits"
 
 
 def _cause(prediction: Prediction, cause: Cause) -> str:

@@ -11,18 +11,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullFormatter, NullLocator, ScalarFormatter
 from rich.console import Console
 
-from hpctrain.report.prediction import prediction_notes, prediction_table
+from hpctrain.common.cluster.gpu_models import gpu
+from hpctrain.report.prediction import candidate_table, mesh_text, prediction_notes, prediction_table, yardstick
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from hpctrain.control.predict.prediction import Prediction
+    from hpctrain.control.predict.prediction import Prediction, Row
     from hpctrain.control.predict.values import Estimate
 
 # Okabe and Ito's colours, https://jfly.uni-koeln.de/color
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"
+
+# Meshes of a search in one picture.
+_MESHES = 15
 
 _PAGE = """\
 <!doctype html>
@@ -44,6 +48,8 @@ def prediction_page(prediction: Prediction) -> bytes:
     """An HTML file with the picture, the table, and what the intervals come from."""
     console = Console(record=True, file=io.StringIO(), width=200)
     console.print(prediction_table(prediction))
+    if prediction.candidates:
+        console.print(candidate_table(prediction))
     console.print("\n".join(prediction_notes(prediction, explain=True)), highlight=False, markup=False)
     svg = prediction_plot(prediction, "svg").decode()
     page = _PAGE.format(title=escape(prediction.name), picture=svg[svg.index("<svg") :])
@@ -54,20 +60,25 @@ def prediction_page(prediction: Prediction) -> bytes:
 
 def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
     """The picture as the content of a file of this kind, ``png`` or ``svg``."""
+    if prediction.candidates:
+        return _mesh_plot(prediction, kind)
     nodes = [row.nodes for row in prediction.rows]
     with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(9.6, 4.0), layout="constrained")
         rate, share = figure.subplots(1, 2)
-        first = prediction.rows[0].samples_per_s.value / nodes[0]
+        rates = [row.tokens_per_s or row.samples_per_s for row in prediction.rows]
+        first = rates[0].value / nodes[0]
         rate.plot(nodes, [first * count for count in nodes], color=_GREY, linestyle=":", label="in proportion")
-        _band(rate, nodes, [row.samples_per_s for row in prediction.rows], _BLUE, "predicted")
-        rate.set(yscale="log", ylabel="samples per second")
+        _band(rate, nodes, rates, _BLUE, "predicted")
+        what = "tokens" if prediction.rows[0].tokens_per_s else "samples"
+        rate.set(yscale="log", ylabel=f"{what} per second")
         rate.yaxis.set_major_formatter(EngFormatter())
         rate.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
         rate.yaxis.set_minor_formatter(EngFormatter() if _within_a_decade(prediction) else NullFormatter())
         _band(share, nodes, [row.efficiency for row in prediction.rows], _BLUE, "efficiency, recipe's batch")
-        _band(share, nodes, [row.weak_efficiency for row in prediction.rows], _ORANGE, "the same samples a rank")
-        share.set(ylabel="efficiency against one node", ylim=(0, 1.05))
+        if not prediction.rows[0].tokens_per_s:
+            _band(share, nodes, [row.weak_efficiency for row in prediction.rows], _ORANGE, "the same samples a rank")
+        share.set(ylabel=f"efficiency against {yardstick(prediction)}", ylim=(0, 1.05))
         for panel in (rate, share):
             _nodes(panel, nodes, prediction.worthwhile)
         if prediction.worthwhile is not None:
@@ -76,6 +87,44 @@ def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
         file = io.BytesIO()
         figure.savefig(file, format=kind, dpi=150)
     return file.getvalue()
+
+
+def _mesh_plot(prediction: Prediction, kind: str) -> bytes:
+    """Throughput and memory of the fastest meshes, side by side."""
+    shown = prediction.candidates[:_MESHES]
+    names = [_mesh_label(row) for row in shown]
+    places = range(len(shown))
+    with rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(10.5, 1.4 + 0.36 * len(shown)), layout="constrained")
+        rate, held = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+        found = [row.tokens_per_s for row in shown if row.tokens_per_s is not None]
+        values = [each.value for each in found]
+        spread = [
+            [each.value - each.low for each in found],
+            [each.high - each.value for each in found],
+        ]
+        rate.barh(places, values, color=_BLUE, height=0.6)
+        rate.errorbar(values, places, xerr=spread, fmt="none", ecolor=_GREY, capsize=2, linewidth=0.8)
+        rate.set(xlabel="tokens per second (lines: 80 % of the cases)", yticks=places, yticklabels=names)
+        rate.xaxis.set_major_formatter(EngFormatter())
+        rate.invert_yaxis()
+        held.barh(places, [row.memory_bytes.value / 1e9 for row in shown], color=_ORANGE, height=0.6)
+        held.axvline(gpu(prediction.node.gpu).memory_bytes / 1e9, color=_GREY, linewidth=0.8)
+        held.set(xlabel=f"GB of a rank (line: what {prediction.node.gpu} has)")
+        for panel in (rate, held):
+            panel.grid(axis="x", color="#dddddd", linewidth=0.6)
+            panel.set_axisbelow(True)
+        figure.suptitle(f"{prediction.name} on {shown[0].gpus} {prediction.node.gpu}: the fastest meshes that fit")
+        file = io.BytesIO()
+        figure.savefig(file, format=kind, dpi=150)
+    return file.getvalue()
+
+
+def _mesh_label(row: Row) -> str:
+    layout = row.layout
+    assert layout is not None
+    again = "" if layout["recomputation"] == "none" else f", again: {layout['recomputation']}"
+    return f"{mesh_text(layout)}\n{layout['micro_batches']} x {layout['micro_batch']}{again}"
 
 
 def _within_a_decade(prediction: Prediction) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hpctrain.control.predict.network import Network
 
 # Ports of switches for each adapter: of a fat tree with two levels, one at the leaf and two above it.
-_SWITCH_PORTS = 3.0
+SWITCH_PORTS = 3.0
 _WIRE = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 
 
@@ -65,6 +65,10 @@ class Row:
         memory_choices: bytes at the peak with half as many samples at once, in bf16, and with activation checkpointing.
         kwh, facility_kwh, joules_per_sample, node_w, kg_co2: see :class:`hpctrain.control.predict.energy.Energy`; None
             for hosts without GPUs.
+        tokens_per_s: of text; None for images, like all that follows.
+        layout: of a transformer: the ranks along each axis, micro-batches, schedule, and what is computed again.
+        step_terms, memory_terms: seconds of a step, and bytes of the rank that needs most, by cause.
+        limited_by: the largest of the step's terms.
     """
 
     nodes: int
@@ -87,6 +91,11 @@ class Row:
     facility_kwh: Estimate | None
     joules_per_sample: Estimate | None
     kg_co2: Estimate | None
+    tokens_per_s: Estimate | None = None
+    layout: Mapping[str, Any] | None = None
+    step_terms: Mapping[str, float] = field(default_factory=dict)
+    memory_terms: Mapping[str, float] = field(default_factory=dict)
+    limited_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +121,7 @@ class Prediction:
             in the range add more.
         constants: that the figures depend on, by name, with what a calibration made of them.
         causes: the constants that matter most for the step of the last row, by their share.
+        candidates: of a search for the best mesh, those of the last row, the fastest first.
     """
 
     name: str
@@ -121,6 +131,7 @@ class Prediction:
     constants: Mapping[str, Constant]
     causes: tuple[Cause, ...]
     warnings: tuple[str, ...]
+    candidates: tuple[Row, ...] = ()
 
 
 def predict(
@@ -157,7 +168,9 @@ def predict(
         name=training.name,
         node=node,
         rows=tuple(predictor.row(run, first) for run in runs),
-        worthwhile=_worthwhile([first, *runs] if runs[0].nodes > 1 else runs),
+        worthwhile=worthwhile(
+            [(run.nodes, float(run.samples_per_s[0])) for run in ([first] if runs[0].nodes > 1 else []) + runs]
+        ),
         constants={name: fitted.constants[name] for name in sorted(values.used)},
         causes=_causes(values, runs[-1].times.total),
         warnings=_warnings(runs, training, calibration),
@@ -306,7 +319,7 @@ class _Predictor:
         seconds: Floats = training + validated + course.checkpoints * waits
         return seconds
 
-    def _energy(self, run: _Run, seconds: Floats | None) -> dict[str, Estimate | None]:
+    def _energy(self, run: _Run, seconds: Floats | None) -> dict[str, Any]:
         """The figures of a row about energy."""
         network = run.job.network
         if self.node.gpu == CPU:
@@ -317,7 +330,7 @@ class _Predictor:
                 gpu=self.node.gpu,
                 gpus_per_node=self.node.local,
                 nodes=run.nodes,
-                switch_ports=_SWITCH_PORTS * network.rails * run.nodes if run.nodes > 1 else 0.0,
+                switch_ports=SWITCH_PORTS * network.rails * run.nodes if run.nodes > 1 else 0.0,
             ),
             busy=np.clip(run.times.busy / run.times.total, 0, 1),
             seconds=seconds,
@@ -327,13 +340,16 @@ class _Predictor:
         return {name: None if columns is None else estimate(columns) for name, columns in vars(found).items()}
 
 
-def _worthwhile(runs: Sequence[_Run]) -> int | None:
-    """The last number of nodes up to which each one more adds at least half of what the first one does."""
-    half = runs[0].samples_per_s[0] / 2
-    for before, after in pairwise(runs):
-        added = (after.samples_per_s[0] - before.samples_per_s[0]) / (after.nodes - before.nodes)
-        if added < half:
-            return before.nodes
+def worthwhile(rates: Sequence[tuple[int, float]]) -> int | None:
+    """The last number of nodes up to which each one more adds at least half of what the first one does.
+
+    Args:
+        rates: numbers of nodes, rising, and what they do in a second.
+    """
+    half = rates[0][1] / rates[0][0] / 2
+    for (nodes, rate), (more, faster) in pairwise(rates):
+        if (faster - rate) / (more - nodes) < half:
+            return nodes
     return None
 
 

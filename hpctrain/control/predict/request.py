@@ -18,10 +18,16 @@ from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.prediction import Node, Prediction, predict
-from hpctrain.control.predict.training import Training
+from hpctrain.control.predict.training import Training, recipe_training
+from hpctrain.control.predict.transformers.prediction import (
+    LanguageTraining,
+    predict_language,
+    recipe_language_training,
+)
 from hpctrain.control.predict.values import drawn
 
 if TYPE_CHECKING:
+    from hpctrain.common.recipes.schema import Recipe
     from hpctrain.control.predict.curves import Curve
 
 
@@ -42,7 +48,21 @@ class PredictionRequest:
     site: Site = Site()
 
 
-def predict_request(training: Training, request: PredictionRequest) -> Prediction:
+def recipe_request(recipe: Recipe, request: PredictionRequest) -> Prediction:
+    """The prediction of a recipe, whether of images or of text.
+
+    Raises:
+        HpctrainError: see :func:`predict_request`.
+    """
+    return predict_request(training_of(recipe), request)
+
+
+def training_of(recipe: Recipe) -> Training | LanguageTraining:
+    """What is predicted of a recipe."""
+    return recipe_language_training(recipe) if recipe.data.name == "text" else recipe_training(recipe)
+
+
+def predict_request(training: Training | LanguageTraining, request: PredictionRequest) -> Prediction:
     """The prediction.
 
     Raises:
@@ -53,6 +73,10 @@ def predict_request(training: Training, request: PredictionRequest) -> Predictio
         gpu(hardware.named_gpu)
     node = Node(gpu=hardware.named_gpu, local=hardware.local, engine=_engine(training, request), rdma=hardware.rdma)
     networks, warnings = hardware.networks(request.nodes)
+    if isinstance(training, LanguageTraining):
+        _require_nccl(node.engine, request.calibration)
+        found = predict_language(training, node, networks, site=request.site)
+        return replace(found, warnings=(*warnings, *found.warnings))
     calibration = read_calibration(request.calibration)
     ranks = Ranks(network=networks[-1], local=node.local, device=node.gpu, engine=node.engine, rdma=node.rdma)
     doubts = check_curves(calibration.curves, ranks, stated=hardware.states_links)
@@ -60,7 +84,28 @@ def predict_request(training: Training, request: PredictionRequest) -> Predictio
     return replace(found, warnings=(*warnings, *doubts, *found.warnings))
 
 
-def _engine(training: Training, request: PredictionRequest) -> str:
+def _require_nccl(engine: str, calibration: Sequence[Path]) -> None:
+    """Refuse what predictions of transformers do not know.
+
+    Raises:
+        HpctrainError: another engine than NCCL, or measurements.
+    """
+    if engine != "nccl":
+        raise HpctrainError(
+            "HT-prediction-transformer-engine",
+            "transformers are predicted over nccl, not {engine}",
+            "leave --backend and --framework out",
+            engine=engine,
+        )
+    if calibration:
+        raise HpctrainError(
+            "HT-prediction-transformer-calibration",
+            "measurements of steps and all-reduces are not used for transformers",
+            "leave --calibration out",
+        )
+
+
+def _engine(training: Training | LanguageTraining, request: PredictionRequest) -> str:
     """The engine that a run would choose there.
 
     Raises:
@@ -104,7 +149,7 @@ def _engine(training: Training, request: PredictionRequest) -> str:
     return backend
 
 
-def _asked(training: Training, request: PredictionRequest) -> str:
+def _asked(training: Training | LanguageTraining, request: PredictionRequest) -> str:
     """The backend asked for, or the only one that the recipe can have."""
     if request.backend not in BACKENDS:
         raise HpctrainError(

@@ -12,7 +12,7 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.memory import MemorySettings, largest_batch, memory
 from hpctrain.control.predict.prediction import Prediction, Row
-from hpctrain.control.predict.request import PredictionRequest, predict_request
+from hpctrain.control.predict.request import PredictionRequest, recipe_request
 from hpctrain.control.predict.training import recipe_training
 from hpctrain.control.predict.values import Estimate
 
@@ -38,10 +38,11 @@ class RunPrediction:
         return self.prediction.rows[0]
 
     @property
-    def minutes(self) -> Estimate:
-        """The time of all its epochs."""
+    def minutes(self) -> Estimate | None:
+        """The time of all its epochs; None where the size of the data is not known."""
         found, epochs = self.row.minutes, self.row.epochs
-        assert found is not None and epochs is not None
+        if found is None or epochs is None:
+            return None
         return scaled(found, self.epochs / epochs.value)
 
     @property
@@ -71,15 +72,14 @@ def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> R
     """
     if plan.start.share_gpus:
         raise HpctrainError("HT-prediction-of-shared-gpus", "the ranks share GPUs, and a prediction is for one each")
-    training = recipe_training(recipe)
     asked = PredictionRequest(
         hardware=hardware, nodes=[nodes], backend=_backend(plan), framework=plan.framework or "torch"
     )
-    found = predict_request(training, asked)
+    found = recipe_request(recipe, asked)
     return RunPrediction(
         prediction=found,
         epochs=recipe.epochs,
-        at_once=recipe.at(plan.ranks).batch.at_once(plan.ranks),
+        at_once=found.rows[0].at_once,
         micro_batch=_micro_batch(recipe, plan.ranks, found.rows[0].largest_batch or 0),
     )
 
@@ -93,7 +93,7 @@ def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | Non
         device_bytes: the memory of one GPU.
         gpus: the host's, which its ranks share.
     """
-    if plan.recipe is None:
+    if plan.recipe is None or plan.recipe.data.name == "text":
         return None
     try:
         training = recipe_training(plan.recipe)
@@ -126,7 +126,10 @@ def _micro_batch(recipe: Recipe, ranks: int, most: int) -> int | None:
     """One that the recipe can have: the largest that cuts a rank's share into parts of one size; where that would be
     less than half of what there is memory for, all of it goes before.
     """
-    share = recipe.at(ranks).global_batch // ranks
+    data_ranks = recipe.mesh.at(ranks).data_ranks
+    share = recipe.at(ranks).global_batch // data_ranks
+    if recipe.mesh.at(ranks).pp > 1:
+        return None
     equal = [size for size in range(min(most, share), 0, -1) if share % size == 0]
     large = [size for size in equal if 2 * size >= most]
     for size in [*large, *filter(None, [most]), *equal[len(large) :]]:

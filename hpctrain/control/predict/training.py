@@ -138,17 +138,9 @@ def recipe_training(recipe: Recipe) -> Training:
     For a ramp of image sizes, the size with the mean area of all epochs is used, as work grows with the area.
 
     Raises:
-        HpctrainError: its network is made by the recipe, so that no workload of it is shipped, or its mesh is more than
-            data parallel.
+        HpctrainError: its mesh is more than data parallel.
     """
     require_data_parallel(recipe.mesh)
-    if recipe.data.name == "text":
-        raise HpctrainError(
-            "HT-prediction-unknown-workload",
-            "predictions do not know the workload of {recipe}, whose network has the size that its recipe says",
-            "hpctrain.trace writes that of a network; hpctrain predict FILE.json predicts with it",
-            recipe=recipe.name,
-        )
     sizes = None if recipe.data.name == "digits" else _sizes(recipe)
     mean = None if sizes is None else round(float(np.sqrt(np.mean(sizes**2))))
     return Training(

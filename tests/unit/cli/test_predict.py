@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 from pathlib import Path
@@ -140,6 +141,115 @@ def test_a_workload_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.json").write_text(shipped.read_text()[:200])
     assert main(["predict", "mine.json", *H100, "--batch", "64"]) == 2
     assert "mine.json" in capsys.readouterr().err
+
+
+LLAMA = ["--transformer", "llama3-8b", *H100, "--set", "batch=64"]
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "intermediate_size": 1024,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
+
+
+def test_a_transformer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", *LLAMA, "--nodes", "1,2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    one, two = found["rows"]
+    assert (found["recipe"], two["gpus"], two["layout"]["dp_shard"]) == ("llama3-8b", 16, 16)
+    for key in ("step_s", "tokens_per_s", "samples_per_s", "efficiency", "memory_bytes"):
+        assert one[key]["low"] <= one[key]["value"] <= one[key]["high"]
+    assert sum(one["step_terms"].values()) == pytest.approx(one["step_s"]["value"])
+    assert one["minutes"] is None
+
+
+@pytest.mark.parametrize(
+    "text", ["layers=4,width=512,heads=8,mlp=1024,vocabulary=1000,context=512,kind=swiglu", "config.json"]
+)
+def test_a_transformer_in_words_and_in_a_file(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.json").write_text(json.dumps(CONFIG))
+    assert main(["predict", "--transformer", text, *H100, "--set", "batch=64", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["layout"]["global_batch"] == 64
+    assert main(["predict", "--transformer", "config.json", *H100, "--set", "batch=64", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == first["step_s"]
+
+
+def test_a_transformer_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", *LLAMA, "--mesh", "tp=2,dp_shard=-1", "--explain"]) == 0
+    said = capsys.readouterr().out
+    for part in ("tokens/s", "dp_shard 4 (zero 3) x tp 2", "matrix products", "activations", "comes from"):
+        assert part in said
+
+
+def test_the_best_mesh_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = ["gpt2-124m", *H100, "--mesh", "auto", "--json"]
+    assert main(["predict", *recipe, "--write", "mine.yaml"]) == 0
+    best = json.loads(capsys.readouterr().out)["candidates"][0]
+    assert main(["predict", "mine.yaml", *H100, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["layout"] == best["layout"]
+    assert again["step_s"] == best["step_s"]
+
+
+def test_the_best_mesh_as_the_lines_of_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", *LLAMA, "--mesh", "tp=2,pp=2,dp_shard=-1", "--write", "lines.py"]) == 0
+    assert main(["predict", *LLAMA, "--mesh", "dp_shard=-1", "--write", "other.py"]) == 0
+    for name, call in (("lines.py", "Pipeline"), ("other.py", "distribute")):
+        tree = ast.parse(Path(name).read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+        names = [node.func.attr for node in calls if isinstance(node.func, ast.Attribute)]
+        assert {call, "init", "ParallelPlan", "mesh", "shard"} <= {*names}
+        mesh = next(node for node in calls if isinstance(node.func, ast.Attribute) and node.func.attr == "mesh")
+        sizes = {word.arg: ast.literal_eval(word.value) for word in mesh.keywords}
+        assert sizes == ({"tp": 2, "pp": 2, "dp_shard": 2} if name == "lines.py" else {"dp_shard": 8})
+
+
+@pytest.mark.slow
+def test_a_picture_of_meshes(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["predict", *LLAMA, "--mesh", "auto", "--plot", "found.png"]) == 0
+    assert "limited by" in capsys.readouterr().out
+    assert Path("found.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["predict", *LLAMA, "--mesh", "auto", "--plot", "found.html"]) == 0
+    assert Path("found.html").read_text().count("<svg") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], "HT-prediction-of-what"),
+        (["goyal2017", "--transformer", "llama3-8b"], "HT-prediction-of-what"),
+        (["--transformer", "llama9"], "HT-transformer-unknown"),
+        (["--transformer", "moe.json"], "HT-transformer-mixture-of-experts"),
+        (["--transformer", "odd.json"], "HT-transformer-unknown-type"),
+        (["--transformer", "llama3-8b", "--mesh", "tp=3"], "HT-mesh-ranks-not-divisible"),
+        (["--transformer", "llama3-8b", "--mesh", "dp_shard=8", "--set", "batch=4"], "HT-layout-batch-not-divisible"),
+        (
+            ["--transformer", "llama3-8b", "--set", "micro_batch=3", "--set", "batch=64"],
+            "HT-layout-batch-not-divisible",
+        ),
+        (
+            ["--transformer", "llama3-8b", "--precision", "fp8", "--gpu", "a100-sxm-80"],
+            "HT-prediction-gpu-lacks-precision",
+        ),
+        (["--transformer", "llama3-8b", "--set", "software=mine"], "HT-prediction-unknown-software"),
+        (["--transformer", "llama3-8b", "--write", "mine.yaml"], "HT-prediction-layout-file"),
+        (["--transformer", "llama3-8b", "--backend", "mpi"], "HT-prediction-transformer-engine"),
+        (["--transformer", "llama3.1-405b", "--mesh", "auto"], "HT-search-nothing-fits"),
+        (["goyal2017", "--mesh", "auto"], "HT-prediction-mesh-auto"),
+        (["goyal2017", "--write", "mine.yaml"], "HT-prediction-layout-file"),
+        (["goyal2017", "--mesh", "tp=2"], "HT-mesh-axis-not-for-model"),
+    ],
+)
+def test_misuse_of_transformers(capsys: pytest.CaptureFixture[str], arguments: list[str], code: str) -> None:
+    Path("moe.json").write_text(json.dumps({**CONFIG, "num_local_experts": 8}))
+    Path("odd.json").write_text(json.dumps({**CONFIG, "model_type": "mamba"}))
+    assert main(["predict", *H100, *arguments, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == code
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ Recomputation = Literal["none", "selective", "matmuls", "full"]
 Attention = Literal["flash", "materialised"]
 Kernels = Literal["fused", "eager"]
 
-_CHOICES: Mapping[str, tuple[object, ...]] = {
+CHOICES: Mapping[str, tuple[object, ...]] = {
     "zero": get_args(Stage),
     "schedule": get_args(PipelineSchedule),
     "recomputation": get_args(Recomputation),
@@ -92,7 +92,7 @@ class Layout:
     divided_vocabulary: bool = True
 
     def __post_init__(self) -> None:
-        for name, valid in _CHOICES.items():
+        for name, valid in CHOICES.items():
             if (value := getattr(self, name)) not in valid:
                 raise HpctrainError(
                     "HT-layout-unknown-choice",

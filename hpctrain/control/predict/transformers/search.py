@@ -1,0 +1,235 @@
+"""Which layouts of a transformer fit a number of GPUs, and which of them is the fastest. Reads and writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.transformer import Transformer
+from hpctrain.control.predict.transformers.layout import Layout, divisors
+from hpctrain.control.predict.transformers.memory import RankMemory, memory
+from hpctrain.control.predict.transformers.rates import System
+from hpctrain.control.predict.transformers.step import StepTime, predict_step
+
+# Tokens of a sample on a rank along cp: shorter sequences need no division.
+_LEAST_CONTEXT = 8192
+_MOST_STAGES = 64
+# What libraries, other streams and changing shapes may need beside what is predicted.
+USABLE = 0.95
+# Schedules of a pipeline, each with the stages that a rank has.
+_SCHEDULES: tuple[tuple[str, int], ...] = (
+    ("1f1b", 1),
+    ("interleaved_1f1b", 2),
+    ("interleaved_1f1b", 4),
+    ("interleaved_zero_bubble", 2),
+    ("zbv", 2),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What a search may choose.
+
+    Attributes:
+        micro_batches: samples that a rank computes at once.
+        recomputations: in the order of what they cost; the first that fits the memory is taken.
+        context: whether cp may divide sequences.
+        most_turns: stages of a pipeline that a rank may have.
+        state_alone: whether the optimizer's state alone may be divided where tp or pp divide the model.
+    """
+
+    micro_batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+    recomputations: Sequence[str] = ("none", "matmuls", "full")
+    context: bool = True
+    most_turns: int = 4
+    state_alone: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A layout that fits the memory.
+
+    Attributes:
+        memory: of the rank that needs most.
+    """
+
+    layout: Layout
+    step: StepTime
+    memory: RankMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The outcome of a search.
+
+    Attributes:
+        fitting: the candidates, the fastest first.
+        considered: how many layouts were looked at.
+        least_bytes: what the layout that needs least memory needs; None where no layout divides batch and network.
+    """
+
+    fitting: tuple[Candidate, ...]
+    considered: int
+    least_bytes: float | None
+
+
+def search(
+    network: Transformer,
+    system: System,
+    *,
+    ranks: int,
+    global_batch: int,
+    memory_bytes: float,
+    base: Mapping[str, Any],
+    choices: Choices = Choices(),
+    software: str = "pytorch",
+    sequence: int | None = None,
+) -> Found:
+    """Predict every layout of a batch over a number of ranks that fits the memory of each.
+
+    Args:
+        base: fields of a layout that are the same in all; those that it names are not searched.
+    """
+    fitting, considered, least = [], 0, None
+    for layouts in _layouts(network, system.joined, ranks, global_batch, base, choices, sequence or network.context):
+        for layout in layouts:
+            considered += 1
+            held = memory(network, layout, sequence=sequence)
+            least = held.used if least is None else min(least, held.used)
+            if held.used <= USABLE * memory_bytes:
+                step = predict_step(network, layout, system, software=software, sequence=sequence)
+                fitting.append(Candidate(layout=layout, step=step, memory=held))
+                # Recomputing more than memory asks for only takes longer.
+                break
+    fitting.sort(key=lambda each: each.step.seconds)
+    return Found(fitting=tuple(fitting), considered=considered, least_bytes=least)
+
+
+def require_fitting(found: Found, *, gpu: str, ranks: int, global_batch: int, memory_bytes: float) -> None:
+    """Refuse a search that found nothing.
+
+    Raises:
+        HpctrainError: no layout fits, with what the smallest one needs.
+    """
+    if found.fitting:
+        return
+    if found.least_bytes is None:
+        raise HpctrainError(
+            "HT-search-nothing-divides",
+            "no mesh of {ranks} ranks divides a batch of {batch} samples and the network's heads and layers",
+            "another batch (--set batch=N), or another number of nodes",
+            ranks=ranks,
+            batch=global_batch,
+        )
+    raise HpctrainError(
+        "HT-search-nothing-fits",
+        "no mesh of {ranks} ranks fits: the smallest needs {needed:.3g} GB of the {memory:.3g} GB of {gpu}",
+        "more nodes, or GPUs with more memory",
+        ranks=ranks,
+        gpu=gpu,
+        needed=found.least_bytes / 1e9,
+        memory=USABLE * memory_bytes / 1e9,
+    )
+
+
+def _layouts(
+    network: Transformer,
+    joined: int,
+    ranks: int,
+    global_batch: int,
+    base: Mapping[str, Any],
+    choices: Choices,
+    sequence: int,
+) -> Iterator[Iterator[Layout]]:
+    """For each mesh, micro-batch and schedule, the layouts in the order of what their recomputation costs."""
+    again = [base["recomputation"]] if "recomputation" in base else choices.recomputations
+    for mesh, sharding in _meshes(network, joined, ranks, global_batch, choices, sequence):
+        share = global_batch // mesh.data_ranks
+        sizes = [base["micro_batch"]] if "micro_batch" in base else choices.micro_batches
+        for size in sizes:
+            if share % size:
+                continue
+            for schedule, turns in _schedules(network, mesh, share // size, choices.most_turns):
+                fields = {
+                    "mesh": mesh,
+                    "micro_batch": size,
+                    "micro_batches": share // size,
+                    "schedule": schedule,
+                    "virtual_stages": turns,
+                    "sequence_parallel": mesh.sizes["tp"] > 1,
+                    **sharding,
+                    **base,
+                }
+                if fields["schedule"] == schedule and fields["virtual_stages"] == turns:
+                    yield _checked(network, fields, again)
+
+
+def _checked(network: Transformer, fields: Mapping[str, Any], again: Sequence[Any]) -> Iterator[Layout]:
+    """The layouts of some fields; none where these do not fit each other."""
+    try:
+        first = Layout(**{**fields, "recomputation": again[0]})
+        first.check(network)
+    except HpctrainError:
+        return
+    yield first
+    for recomputation in again[1:]:
+        yield replace(first, recomputation=recomputation)
+
+
+def _meshes(
+    network: Transformer, joined: int, ranks: int, global_batch: int, choices: Choices, sequence: int
+) -> Iterator[tuple[Mesh, Mapping[str, Any]]]:
+    """Each mesh with what its ranks along dp_shard divide; those that divide no batch are left out."""
+    for tp in divisors(min(joined, ranks)):
+        if ranks % tp or network.heads % tp or network.mlp % tp:
+            continue
+        for cp in divisors(ranks // tp):
+            if cp > 1 and (not choices.context or cp & (cp - 1) or sequence // cp < _LEAST_CONTEXT):
+                continue
+            for pp in divisors(ranks // tp // cp):
+                data = ranks // tp // cp // pp
+                if pp > min(network.layers, _MOST_STAGES) or global_batch % data:
+                    continue
+                axes = {"pp": pp, "cp": cp, "tp": tp}
+                for replicas, sharding in _shardings(data, cp, pp, max(1, joined // tp // cp)):
+                    if sharding["zero"] == 1 and tp * pp > 1 and not choices.state_alone:
+                        continue
+                    yield Mesh(dp_replicate=replicas, dp_shard=data // replicas, **axes), sharding
+
+
+def _shardings(data: int, cp: int, pp: int, near: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Copies of the model, and what ranks of a copy divide, for a number of data-parallel ranks.
+
+    Args:
+        near: data-parallel ranks that are joined directly, within which parameters can be gathered fast.
+    """
+    if data * cp == 1:
+        yield 1, {"zero": 0, "reshard": False}
+        return
+    yield 1, {"zero": 1, "reshard": False}
+    # Stages keep what they gathered for all their micro-batches, as gathering anew for each takes too long.
+    yield 1, {"zero": 3, "reshard": pp == 1}
+    if pp == 1:
+        yield 1, {"zero": 3, "reshard": False}
+        if 1 < near < data and data % near == 0:
+            yield data // near, {"zero": 3, "reshard": True}
+
+
+def _schedules(network: Transformer, mesh: Mesh, micro_batches: int, most_turns: int) -> Iterator[tuple[str, int]]:
+    """The schedules that a mesh's pipeline can have."""
+    stages = mesh.sizes["pp"]
+    if stages == 1:
+        yield "1f1b", 1
+        return
+    if micro_batches < stages:
+        return
+    even = micro_batches % (micro_batches // stages) == 0
+    for schedule, turns in _SCHEDULES:
+        if schedule.startswith("interleaved") and not even:
+            continue
+        whole = stages * turns
+        if turns <= most_turns and (network.layers % whole == 0 or (network.layers + 2) % whole == 0):
+            yield schedule, turns

@@ -1,0 +1,245 @@
+"""The search for the best mesh of a transformer, and the predictions made of it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from hpctrain.common.cluster.gpu_models import gpu
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.network import stated_network
+from hpctrain.control.predict.prediction import Node
+from hpctrain.control.predict.request import PredictionRequest, predict_request, recipe_request
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.transformers.memory import memory
+from hpctrain.control.predict.transformers.network import named, parse
+from hpctrain.control.predict.transformers.prediction import (
+    LanguageTraining,
+    predict_language,
+    recipe_language_training,
+)
+from hpctrain.control.predict.transformers.rates import System
+from hpctrain.control.predict.transformers.search import USABLE, require_fitting, search
+from hpctrain.control.predict.transformers.settings import Settings, parse_settings
+from hpctrain.control.predict.transformers.step import predict_step
+from support.refusals import refused
+
+SMALL = parse("layers=8,width=512,heads=8,vocabulary=32000,context=1024")
+H100 = System.of("h100-sxm", gpus_per_node=8, network_bytes_per_s=25e9)
+NODE = Node(gpu="h100-sxm", local=8, engine="nccl")
+
+
+def found_for(network, ranks, batch, *, memory_bytes=80e9, system=H100, **base):
+    return search(network, system, ranks=ranks, global_batch=batch, memory_bytes=memory_bytes, base=base)
+
+
+def networks(*counts):
+    return [stated_network(count, adapters=8, bytes_per_s=50e9) for count in counts]
+
+
+def test_all_found_fit_ranks_batch_and_memory_and_the_fastest_is_first():
+    found = found_for(named("llama3-8b"), 16, 64)
+    assert found.considered >= len(found.fitting) > 50
+    for each in found.fitting:
+        assert each.layout.ranks == 16
+        assert each.layout.global_batch == 64
+        assert each.memory.used <= USABLE * 80e9
+        each.layout.check(named("llama3-8b"), ranks=16, global_batch=64)
+    seconds = [each.step.seconds for each in found.fitting]
+    assert seconds == sorted(seconds)
+
+
+def test_a_search_finds_what_trying_all_would():
+    network, best = SMALL, None
+    for tp, pp, size in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64)):
+        data = 8 // tp // pp
+        if tp * pp * data != 8 or 64 % (data * size) or (pp > 1 and 64 // data // size < pp):
+            continue
+        layout = Layout(
+            mesh=Mesh(tp=tp, pp=pp, dp_shard=data).at(8),
+            micro_batch=size,
+            micro_batches=64 // data // size,
+            zero=1 if data > 1 else 0,
+            sequence_parallel=tp > 1,
+        )
+        seconds = predict_step(network, layout, H100).seconds
+        if memory(network, layout).used <= USABLE * 80e9 and (best is None or seconds < best):
+            best = seconds
+    assert best is not None
+    assert found_for(network, 8, 64).fitting[0].step.seconds <= best
+
+
+def test_what_is_given_is_kept():
+    found = found_for(SMALL, 8, 64, micro_batch=2, recomputation="full", schedule="1f1b", zero=1)
+    assert found.fitting
+    assert {(each.layout.micro_batch, each.layout.recomputation) for each in found.fitting} == {(2, "full")}
+    assert {each.layout.schedule for each in found.fitting} == {"1f1b"}
+
+
+def test_less_memory_means_more_recomputation_or_more_division():
+    rich = found_for(named("llama3-8b"), 8, 64, memory_bytes=141e9).fitting[0]
+    poor = found_for(named("llama3-8b"), 8, 64, memory_bytes=40e9).fitting[0]
+    assert poor.memory.used < 40e9 < rich.memory.used
+    assert poor.step.seconds > rich.step.seconds
+
+
+def test_nothing_fits():
+    found = found_for(named("llama3.1-405b"), 8, 64)
+    with refused("HT-search-nothing-fits", ranks=8, gpu="h100-sxm"):
+        require_fitting(found, gpu="h100-sxm", ranks=8, global_batch=64, memory_bytes=80e9)
+    nothing = found_for(parse("layers=7,width=512,heads=4,vocabulary=1000,context=64"), 11, 64)
+    with refused("HT-search-nothing-divides", ranks=11, batch=64):
+        require_fitting(nothing, gpu="h100-sxm", ranks=11, global_batch=64, memory_bytes=80e9)
+
+
+def test_a_thousand_candidates_on_4096_gpus():
+    found = found_for(named("llama3.1-405b"), 4096, 4096)
+    assert found.considered > 1000
+    assert found.fitting
+
+
+def llama(mesh, **more):
+    settings = Settings(**{"layout": {}, "batch": 256, **more})
+    return LanguageTraining(name="llama3-8b", network=named("llama3-8b"), settings=settings, mesh=mesh)
+
+
+def test_the_rows_of_a_given_mesh():
+    found = predict_language(llama(Mesh(dp_shard=-1)), NODE, networks(1, 4))
+    one, four = found.rows
+    assert (one.gpus, four.gpus) == (8, 32)
+    assert one.efficiency.value == 1 > four.efficiency.value > 0.8
+    assert four.tokens_per_s.value == pytest.approx(8192 * 256 / four.step_s.value)
+    assert four.samples_per_s.value * four.step_s.value == pytest.approx(256)
+    assert sum(four.step_terms.values()) == pytest.approx(four.step_s.value)
+    assert four.layout["dp_shard"] == 32 and four.layout["global_batch"] == 256
+    assert one.step_terms[one.limited_by] == max(one.step_terms.values())
+    assert one.minutes is None and one.kwh is None and one.joules_per_sample is not None
+    assert not found.candidates
+    assert sum(cause.share for cause in found.causes) == pytest.approx(1)
+    assert {cause.name for cause in found.causes} <= {*found.constants}
+
+
+def test_the_largest_micro_batch_fits_and_one_more_does_not():
+    (row,) = predict_language(llama(Mesh(dp_shard=-1)), NODE, networks(4)).rows
+    layout = llama(Mesh(dp_shard=-1)).layout(32)
+    most = row.largest_batch
+    sizes = [memory(named("llama3-8b"), replace(layout, micro_batch=size)).used for size in (most, most + 1)]
+    assert sizes[0] <= USABLE * gpu("h100-sxm").memory_bytes < sizes[1]
+
+
+def test_a_mesh_larger_than_a_node_is_measured_against_the_fewest_nodes():
+    found = predict_language(llama(Mesh(tp=8, pp=4)), NODE, networks(4, 8))
+    assert found.rows[0].efficiency.value == 1
+
+
+def test_the_best_mesh_for_each_number_of_nodes():
+    found = predict_language(llama(None), NODE, networks(1, 2))
+    assert len(found.candidates) > 10
+    assert found.candidates[0] == found.rows[-1]
+    rates = [row.tokens_per_s.value for row in found.candidates]
+    assert rates == sorted(rates, reverse=True)
+    given = predict_language(llama(Mesh(dp_shard=-1)), NODE, networks(1)).rows[0]
+    assert found.rows[0].tokens_per_s.value >= given.tokens_per_s.value
+
+
+GPT2 = ("gpt2-124m", ["data.path=/text"])
+
+
+@pytest.mark.parametrize(("micro_batch", "measured"), [(12, 267_000), (48, 322_000)])
+def test_gpt2_on_one_h100_is_what_was_measured(micro_batch, measured):
+    # hpctrain run gpt2-124m on one H100, PyTorch 2.11, 27 November 2026.
+    recipe = load_recipe(GPT2[0], [*GPT2[1], f"batch.micro_batch={micro_batch}"])
+    hardware = Hardware(gpu="h100-sxm", gpus_per_node=1)
+    (row,) = recipe_request(recipe, PredictionRequest(hardware=hardware, nodes=[1])).rows
+    assert row.at_once == micro_batch
+    assert row.tokens_per_s.low < measured < row.tokens_per_s.high
+
+
+def test_a_recipe_lasts_as_long_as_its_steps():
+    recipe = load_recipe(*GPT2)
+    (row,) = recipe_request(
+        recipe, PredictionRequest(hardware=Hardware(gpu="a100-sxm-40", gpus_per_node=8), nodes=[1])
+    ).rows
+    assert row.minutes.value == pytest.approx(600_000 * row.step_s.value / 60)
+    assert row.epochs.value == 600
+    assert row.batch_per_gpu == 60
+    # The source says about 4 to 5 days on 8 A100 of 40 GB, for about 2017 lines of eager PyTorch compiled.
+    assert 1 < row.minutes.value / 60 / 24 < 6
+
+
+def test_the_mesh_of_a_recipe_is_taken():
+    recipe = load_recipe(GPT2[0], [*GPT2[1], "mesh.tp=2", "mesh.dp_shard=-1"])
+    (row,) = recipe_request(
+        recipe, PredictionRequest(hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), nodes=[1])
+    ).rows
+    assert (row.layout["tp"], row.layout["dp_shard"]) == (2, 4)
+
+
+def test_what_a_recipe_is_searched_for_can_be_run():
+    from hpctrain.cli.predicted_layout import recipe_overrides
+    from hpctrain.common.recipes.load import override_recipe
+    from hpctrain.common.recipes.requirements import require_recipe
+
+    recipe = load_recipe(GPT2[0], [*GPT2[1], "data.path=null"])
+    found = predict_language(recipe_language_training(recipe, auto=True), NODE, networks(1))
+    assert len(found.candidates) > 10
+    for row in found.candidates:
+        changed = override_recipe(recipe, recipe_overrides(row.layout))
+        again = Layout.of_recipe(changed, 8)
+        assert (again.micro_batch, again.micro_batches) == (row.layout["micro_batch"], row.layout["micro_batches"])
+        assert again.sizes == {axis: row.layout[axis] for axis in again.sizes}
+        assert again.recomputation == row.layout["recomputation"]
+        with refused("HT-recipe-needs-data-path"):
+            require_recipe(changed.at(8), 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("bach=4", "HT-transformer-unknown-setting"),
+        ("mesh=tp", "HT-transformer-unknown-setting"),
+        ("batch=0", "HT-transformer-setting-not-number"),
+        ("batch=²", "HT-transformer-setting-not-number"),
+        ("batch", "HT-transformer-setting-not-number"),
+        ("zero=4", "HT-transformer-setting-unknown-value"),
+        ("state=all", "HT-transformer-setting-unknown-value"),
+        ("reshard=yes", "HT-transformer-setting-unknown-value"),
+        ("precision=bf17", "HT-transformer-setting-unknown-value"),
+    ],
+)
+def test_settings_that_are_none(text, code):
+    with refused(code, text=text):
+        parse_settings([text])
+
+
+def test_settings():
+    found = parse_settings(["batch=64", "zero=1", "reshard=false", "state=bf16", "software=nemo", "prefetch=0"])
+    assert (found.batch, found.software) == (64, "nemo")
+    assert found.layout["zero"] == 1 and found.layout["reshard"] is False and found.layout["prefetch"] == 0
+    assert found.layout["state"].total == 8
+
+
+def test_what_cannot_be_predicted():
+    request = PredictionRequest(hardware=Hardware(gpu="v100-sxm", gpus_per_node=8), nodes=[1])
+    with refused("HT-prediction-gpu-lacks-precision", gpu="v100-sxm", precision="bf16"):
+        predict_request(llama(Mesh(dp_shard=-1)), request)
+    cpu = replace(request, hardware=Hardware(gpu="cpu", gpus_per_node=2), backend="mpi")
+    with refused("HT-prediction-transformer-engine", engine="mpi"):
+        predict_request(llama(Mesh(dp_shard=-1)), cpu)
+    with refused("HT-prediction-transformer-without-gpus"):
+        predict_language(llama(Mesh(dp_shard=-1)), replace(NODE, gpu="cpu"), networks(1))
+    with refused("HT-prediction-transformer-calibration"):
+        predict_request(
+            llama(Mesh(dp_shard=-1)),
+            replace(request, hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), calibration=["sweep.json"]),
+        )
+    with refused("HT-layout-not-divisible", axis="tp", size=3):
+        llama(Mesh(tp=3)).layout(6)
+    with refused("HT-mesh-ranks-not-divisible"):
+        llama(Mesh(tp=8)).layout(12)
+    with refused("HT-layout-batch-not-divisible", global_batch=256):
+        llama(Mesh(dp_shard=-1), layout={"micro_batch": 3}).layout(8)
