@@ -2,25 +2,35 @@
 
 Residual networks and the transformer of ``hpctrain bench step``, without communication, as a script trains them: eager,
 images channels last, forward passes under autocast where the type is narrow.
+
+``python benchmarks/one_gpu.py gpt [ROUNDS]``: a GPT of 1.3 billion parameters with and without recomputation: tokens a
+second, model FLOPs utilisation, and peak memory beside the predicted one.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from hpctrain.common.cluster.gpu_models import gpu_reported_as
+from hpctrain.common.cluster.gpu_models import gpu_reported_as, matmul_flops
+from hpctrain.common.recipes.gpt import GptSettings
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.prediction import Node, Row, predict
 from hpctrain.control.predict.training import script_training
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.transformers.memory import memory
 from hpctrain.control.predict.values import Estimate
+from hpctrain.worker.models.torch_gpt import GPT
 from hpctrain.worker.programs.workloads import OTHERS, RESIDUAL
 
 _WARM_UP, _TOGETHER = 4, 5
@@ -62,13 +72,18 @@ def seconds(run: Callable[[], None], rounds: int) -> float:
     """The median time of a step."""
     found = []
     for _ in range(rounds):
-        torch.cuda.synchronize()
+        _wait()
         began = time.perf_counter()
         for _ in range(_TOGETHER):
             run()
-        torch.cuda.synchronize()
+        _wait()
         found.append((time.perf_counter() - began) / _TOGETHER)
     return statistics.median(found)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def eager(name: str, precision: str, batch: int, rounds: int) -> tuple[float, int, int, int]:
@@ -136,6 +151,65 @@ def main(rounds: str = "7") -> None:
         print(f"| {name} | {precision} | {batch} | {times} | {memory} |", flush=True)
 
 
+def large_gpt(
+    settings: GptSettings, batch: int, *, recompute: bool, rounds: int, device: str = "cuda"
+) -> dict[str, Any]:
+    """A GPT's step in bfloat16 with AdamW, on one batch that stays on the device.
+
+    Returns:
+        ``tokens_per_s``; and on a GPU, ``flops_utilisation``, and ``peak_bytes`` of tensors with ``predicted_bytes``.
+    """
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = GPT(settings)
+        x = torch.randint(settings.vocabulary, (batch, settings.context))
+    if recompute:
+        for block in model.blocks.values():
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    on_gpu = device == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=on_gpu)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
+        loss.backward()
+        optimizer.step()
+
+    for _ in range(_WARM_UP):
+        run()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    rate = batch * settings.context / seconds(run, rounds)
+    layout = Layout(
+        micro_batch=batch,
+        zero=0,
+        recomputation="full" if recompute else "none",
+        kernels="eager",
+        divided_vocabulary=False,
+    )
+    found: dict[str, Any] = {
+        "recomputation": recompute,
+        "parameters": settings.parameters,
+        "tokens_per_s": rate,
+        "predicted_bytes": memory(settings.transformer, layout).allocated,
+    }
+    if on_gpu:
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+        if peak := matmul_flops(torch.cuda.get_device_name(), "bf16"):
+            found["flops_utilisation"] = rate * settings.flops_per_token / peak
+    return found
+
+
+def gpt(rounds: str = "5") -> None:
+    """Print the figures of :func:`large_gpt` for 24 layers of width 2,048."""
+    settings = GptSettings(layers=24, width=2048, heads=16)
+    for recompute in (False, True):
+        empty()
+        found = large_gpt(settings, 8, recompute=recompute, rounds=int(rounds))
+        print(", ".join(f"{name} {value:.4g}" for name, value in found.items()), flush=True)
+
+
 def empty() -> None:
     """Give everything back that the step before took."""
     gc.collect()
@@ -144,4 +218,4 @@ def empty() -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    gpt(*sys.argv[2:]) if sys.argv[1:2] == ["gpt"] else main(*sys.argv[1:])

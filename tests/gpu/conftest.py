@@ -79,8 +79,8 @@ class Report:
         self._began: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        path = Path(report.nodeid.partition("::")[0])
-        if "tests/gpu/" not in report.nodeid or (report.when != "call" and report.passed):
+        path = Path(report.location[0])
+        if path.parent.name != "gpu" or (report.when != "call" and report.passed):
             return
         section = section_of(path)
         if report.skipped and isinstance(report.longrepr, tuple):

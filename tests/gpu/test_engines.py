@@ -23,6 +23,7 @@ import pytest
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.horovod.cuda import find_toolkit
+from support.alike import DRAWN, alike
 from support.framework_scripts import REPORT as GROUP
 from support.framework_scripts import SCRIPTS, VARIABLES
 from support.framework_scripts import losses as framework_losses
@@ -165,31 +166,10 @@ def test_misuse_is_noticed_as_on_a_cpu(mpirun, tmp_path, note):
         f"{name} on rank {rank}": {"gpu": found[rank].get(name), "cpu": value}
         for rank in range(2)
         for name, value in wanted[rank].items()
-        if name not in _DRAWN and not _same(found[rank].get(name), value)
+        if name not in DRAWN and not alike(found[rank].get(name), value)
     }
     note(checks=len(wanted[0]), different=different)
     assert not different
-
-
-# Times, and what comes of random numbers, which a GPU draws otherwise.
-_DRAWN = ("overlap", "start_from_rank_0", "back")
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Equal, or almost, or the same words where a checksum, an address or a random number is among them."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in other if name not in _DRAWN)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-4)
-    if isinstance(one, str) and isinstance(other, str):
-        return _words(one) == _words(other)
-    return bool(one == other)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[A-Za-z_]{4,}", re.sub(r"\b[0-9a-f]{6,}\b|cuda", "", text))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 # A card is often free for ten minutes only.
-MINUTES = {"engines": 10.0}
+MINUTES = {"engines": 10.0, "nccl": 9.0, "pipelines": 9.0, "recipes": 10.0, "loader": 4.0}
 # The folder for the report, which `make gpu` sets; the ordinary suite has none, and no limit but that of each test.
 REPORT, ONLY = "GPU_REPORT", "GPU_ONLY"
 GPUS = torch.cuda.device_count()

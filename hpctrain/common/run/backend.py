@@ -16,7 +16,7 @@ from hpctrain.common.settings import PARAMETER_SERVERS
 # Strategies whose scope makes the variables once for all replicas or workers.
 _IN_SCOPE = ("mirrored", "parameter_server")
 # Backends that reduce by NCCL where gradients are on GPUs.
-_OVER_NCCL = ("nccl", "horovod")
+_OVER_NCCL = ("nccl", "horovod", "deepspeed")
 
 
 def require_backend(backend: str, plan: Plan) -> None:
@@ -88,7 +88,7 @@ def _require_sharing(plan: Plan, backend: str) -> None:
         raise HpctrainError(
             "HT-gpus-shared-without-nccl",
             "--share-gpus is for NCCL, and the backend {backend!r} does not reduce by it",
-            "choose --backend nccl or horovod, or leave --share-gpus out",
+            "choose --backend nccl, horovod or deepspeed, or leave --share-gpus out",
             backend=backend,
         )
     if plan.framework == "keras":

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from pydantic import ValidationError
 
+from hpctrain.common.cluster.gpus import gpu_of
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import missing_extra
+from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
 from hpctrain.worker.comm.torchrun import set_torchrun_variables
 
@@ -56,7 +58,8 @@ class DeepSpeedCommunicator(TorchDistributedCommunicator):
         from mpi4py import MPI
 
         node = world.Split_type(MPI.COMM_TYPE_SHARED)
-        gpus = world.allreduce(torch.cuda.device_count() >= node.size, MPI.LAND)
+        own = gpu_of(node.rank, node.size, torch.cuda.device_count(), shared=bool(SHARE_GPUS.read()))
+        gpus = world.allreduce(own is not None, MPI.LAND)
         node.Free()
         super().__init__("nccl" if gpus else "gloo", f"{reason}; over {'NCCL' if gpus else 'Gloo'}", world)
         self.backend = "deepspeed"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from hpctrain.common.cluster.launcher import AS_TORCHRUN, TORCHRUN, TORCHRUN_MARK, detect
+from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.worker.comm.base import Communicator
 
 
@@ -38,12 +39,16 @@ def set_torchrun_variables(comm: Communicator) -> None:
     Where the launcher set them from a plan, only the store's address is new.
     """
     hosts = list(dict.fromkeys(comm.allgather_object(comm.host)))
+    local_rank, local_size, node = comm.local_rank, comm.local_size, hosts.index(comm.host)
+    if SHARE_GPUS.read():
+        # Ranks that share GPUs see one each, and are to libraries like the only rank of a node.
+        local_rank, local_size, node = 0, 1, comm.rank
     found = torchrun_variables(
         rank=comm.rank,
         size=comm.size,
-        local_rank=comm.local_rank,
-        local_size=comm.local_size,
-        node=hosts.index(comm.host),
+        local_rank=local_rank,
+        local_size=local_size,
+        node=node,
         address=comm.store_address or ("127.0.0.1", 0),
     )
     launcher = detect()

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     program = sys.argv[0]
     sys.path.insert(0, str(Path(program).parent))
     if gpus := torch.cuda.device_count():
-        torch.cuda.set_device(int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) % gpus)
+        torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", 0)) % gpus)
         torch.set_default_device("cuda")
         # TensorFloat-32 is another precision than that of a reference.
         torch.backends.cudnn.allow_tf32 = False

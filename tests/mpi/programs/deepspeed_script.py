@@ -69,8 +69,8 @@ def trained(settings: object, steps: int = STEPS) -> nn.Module:
     for x, y in zip(X[:steps], Y[:steps], strict=True):
         own = slice(rank * MICRO, (rank + 1) * MICRO)
         for inputs, labels in zip(x[own].chunk(parts), y[own].chunk(parts), strict=True):
-            inputs = inputs.to(next(engine.module.parameters()).dtype)
-            engine.backward(nn.functional.cross_entropy(engine(inputs).float(), labels))
+            inputs = inputs.to(engine.device, next(engine.module.parameters()).dtype)
+            engine.backward(nn.functional.cross_entropy(engine(inputs).float(), labels.to(engine.device)))
             engine.step()
     return model
 

@@ -1,5 +1,7 @@
 """Trains a small GPT for 20 steps under many meshes; run alone it is the reference on the full batch.
 
+Over ``nccl`` the ranks train on GPUs; the reference is computed on the CPU.
+
 ``python parallel.py OUT BACKEND=CASE,… …`` writes OUT-BACKEND-RANK.npz with each case's whole parameters and losses.
 The tests import this file and call :func:`reference`, which is plain PyTorch: no hpctrain in it.
 """
@@ -7,6 +9,8 @@ The tests import this file and call :func:`reference`, which is plain PyTorch: n
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -23,6 +27,18 @@ from torch.utils.data import DataLoader, TensorDataset
 SAMPLES, BATCH, EPOCHS, SEED = 27, 7, 5, 3
 VOCABULARY, CONTEXT, WIDTH, HEAD_SIZE, LAYERS = 16, 6, 16, 4, 4
 STEPS = 20
+# Where the ranks train.
+DEVICE = torch.device("cpu")
+
+
+# With this variable each case is ended, with a traceback of every rank, after so many seconds, and ranks say where they
+# are: for what may hang.
+WITHIN = float(os.environ.get("CASE_SECONDS", "0"))
+
+
+def say(text: str) -> None:
+    if WITHIN:
+        print(text, file=sys.stderr, flush=True)
 
 
 class Attention(nn.Module):
@@ -209,7 +225,7 @@ def full_batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def build(case: Case, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = GPT(**case.network).to(case.dtype)
+    model = GPT(**case.network).to(DEVICE, case.dtype)
     rest = [p for name, p in model.named_parameters() if not name.startswith("norm")]
     norm = {"params": list(model.norm.parameters()), "lr": 0.01}
     return model, case.optimizer([{"params": rest}, norm])
@@ -223,14 +239,14 @@ def train(
     case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: Any, no_sync: Any, rank: int
 ) -> float:
     """A script like any other: nothing in it knows how many ranks there are."""
-    scaler = torch.amp.GradScaler("cpu", enabled=case.overflow_at is not None, init_scale=8.0, growth_interval=5)
+    scaler = torch.amp.GradScaler(DEVICE.type, enabled=case.overflow_at is not None, init_scale=8.0, growth_interval=5)
     step, norm = 0, 0.0
     for epoch in range(EPOCHS * case.accumulate):
         for x, y in epochs(epoch):
             step += 1
             last = step % case.accumulate == 0
             with contextlib.nullcontext() if last else no_sync():
-                loss = loss_of(model(x), y) / case.accumulate
+                loss = loss_of(model(x.to(DEVICE)), y.to(DEVICE)) / case.accumulate
                 if step == case.overflow_at and rank == 0:
                     loss = loss * torch.inf
                 scaler.scale(loss).backward()
@@ -249,12 +265,13 @@ def train(
 
 
 def train_pipeline(case: Case, pipeline: Any, optimizer: torch.optim.Optimizer, loader: Any, rank: int) -> float:
-    scaler = torch.amp.GradScaler("cpu", enabled=case.overflow_at is not None, init_scale=8.0, growth_interval=5)
+    scaler = torch.amp.GradScaler(DEVICE.type, enabled=case.overflow_at is not None, init_scale=8.0, growth_interval=5)
     step, norm = 0, 0.0
     for _ in range(EPOCHS * case.accumulate):
         for x, y in loader:
             step += 1
-            scale = 1 / case.accumulate
+            say(f"rank {rank} begins step {step}")
+            x, y, scale = x.to(DEVICE), y.to(DEVICE), 1 / case.accumulate
             loss = pipeline.step(x, y, scale=torch.inf if step == case.overflow_at else scale, scaler=scaler)
             if step == 1:
                 evaluated = pipeline.evaluate(x, y)
@@ -276,7 +293,7 @@ def whole(model: nn.Module) -> dict[str, np.ndarray]:
     found = {}
     for name, parameter in model.named_parameters():
         value = parameter.detach()
-        found[name] = (value.full_tensor() if hasattr(value, "full_tensor") else value).double().numpy()
+        found[name] = (value.full_tensor() if hasattr(value, "full_tensor") else value).double().cpu().numpy()
     return found
 
 
@@ -339,7 +356,7 @@ def check_replicas(comm: Any, model: nn.Module) -> int:
                 where for where, placement in zip(at, placements, strict=True) if not placement.is_replicate()
             )
             value = value.to_local()
-        own[name, place] = xxhash.xxh3_64_intdigest(value.contiguous().numpy().tobytes())
+        own[name, place] = xxhash.xxh3_64_intdigest(value.contiguous().cpu().numpy().tobytes())
     compared = 0
     seen: dict[Any, int] = {}
     for theirs in comm.allgather_object(own):
@@ -353,13 +370,16 @@ def check_overflow(mesh: Any, rank: int) -> None:
     """What overflows in one rank's part of the second gradient lets all ranks leave the step out."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+    ones = torch.ones(4, device=DEVICE)
     whole_one, divided = (
-        nn.Parameter(distribute_tensor(torch.ones(4), mesh, [placement])) for placement in (Replicate(), Shard(0))
+        nn.Parameter(distribute_tensor(ones, mesh, [placement])) for placement in (Replicate(), Shard(0))
     )
-    whole_one.grad = distribute_tensor(torch.ones(4), mesh, [Replicate()])
-    divided.grad = distribute_tensor(torch.tensor([1.0, 1.0, 1.0, torch.inf]), mesh, [Shard(0)])
-    optimizer, scaler = torch.optim.SGD([whole_one, divided], lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(torch.tensor(1.0))
+    whole_one.grad = distribute_tensor(ones, mesh, [Replicate()])
+    overflown = torch.tensor([1.0, 1.0, 1.0, torch.inf], device=DEVICE)
+    divided.grad = distribute_tensor(overflown, mesh, [Shard(0)])
+    optimizer = torch.optim.SGD([whole_one, divided], lr=0.1)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=8.0)
+    scaler.scale(torch.tensor(1.0, device=DEVICE))
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
@@ -381,6 +401,7 @@ def pipelined(name: str) -> dict[str, np.ndarray]:
         schedule=case.schedule,
         micro_batches=case.micro_batches,
     )
+    say(f"rank {comm.rank} has place {ht.mesh(**case.mesh)['pp'].get_local_rank()} of the pipeline of {name}")
     loader = ht.shard(DataLoader(samples(), batch_size=BATCH, shuffle=True), seed=SEED)
     norm = train_pipeline(case, pipeline, optimizer, loader, comm.rank)
     compared = sum(check_replicas(comm, stage) for stage in pipeline.stages)
@@ -417,10 +438,14 @@ if __name__ == "__main__":
     for backend, _, names in (part.partition("=") for part in parts):
         ht.shutdown()
         rank = ht.init(backend).rank
+        # ht.init() has chosen the GPU that `cuda` means.
+        DEVICE = torch.device("cuda" if backend == "nccl" else "cpu")
         results = {}
         for name in names.split(","):
+            if WITHIN:
+                faulthandler.dump_traceback_later(WITHIN, exit=True)
             run = pipelined if CASES[name].schedule else distributed
             results |= {f"{name}/{key}": value for key, value in run(name).items()}
             if rank == 0:
                 print(name, flush=True)
-        np.savez(f"{out}-{backend}-{rank}.npz", **results)
+            np.savez(f"{out}-{backend}-{rank}.npz", **results)

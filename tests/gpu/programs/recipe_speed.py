@@ -1,0 +1,146 @@
+"""A recipe's steps in turn with a plain loop over the same network, in one process: ``recipe_speed.py OUT.json '{…}'``.
+
+The recipe's step is that of its trainer, without the loop around it. A plain loop is compiled, has its batch on the
+device, and computes in bfloat16 too.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import hpctrain as ht
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.worker import models
+from hpctrain.worker.bench.in_turn import rotated
+from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.train.torch_trainer import TorchTrainer
+
+Call = Callable[[], object]
+_WARM_UP = 3
+
+
+def samples(recipe: Recipe, count: int) -> Samples:
+    """Random images, or random tokens."""
+    random = np.random.default_rng(0)
+    if recipe.data.name == "text":
+        tokens = random.integers(recipe.model.vocabulary, size=(count, recipe.model.context + 1))
+        return Samples(images=tokens[:, :-1].copy(), labels=tokens[:, 1:].copy())
+    size = recipe.images.size
+    return Samples(
+        images=random.integers(256, size=(count, size, size, 3), dtype=np.uint8),
+        labels=random.integers(1000, size=count),
+    )
+
+
+def steps_of(trainer: TorchTrainer, recipe: Recipe, parts: list[Samples]) -> Call:
+    """One step of the recipe on these parts of a batch."""
+    scale = 1 / recipe.global_batch
+    return lambda: trainer.step(parts, len(parts), scale, 1e-4, 0.0)
+
+
+class OnDevice:
+    """A batch's parts that stay on the device, in place of what the trainer copies there."""
+
+    def __init__(self, trainer: TorchTrainer, parts: list[Samples]) -> None:
+        self._trainer, self._original = trainer, trainer._tensors
+        self._kept = {id(part): trainer._tensors(part) for part in parts}
+
+    def __call__(self, call: Call) -> None:
+        self._trainer._tensors = lambda part: self._kept[id(part)]  # type: ignore[method-assign]
+        try:
+            call()
+        finally:
+            self._trainer._tensors = self._original  # type: ignore[method-assign]
+
+
+def plain(recipe: Recipe, parts: list[Samples], device: torch.device, *, compiled: bool) -> Call:
+    """A loop as anybody writes it."""
+    torch.manual_seed(0)
+    model = models.build(recipe.model, "torch", ht.init("single"), at_once=len(parts[0])).to(device)
+    text = recipe.data.name == "text"
+    if text:
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=device.type == "cuda"
+        )
+        kept = [tuple(torch.from_numpy(each).to(device) for each in (part.images, part.labels)) for part in parts]
+    else:
+        model = model.to(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, weight_decay=1e-4)
+        kept = [
+            (torch.from_numpy(part.images).to(device).permute(0, 3, 1, 2), torch.from_numpy(part.labels).to(device))
+            for part in parts
+        ]
+    forward = torch.compile(model) if compiled else model
+
+    def run() -> None:
+        optimizer.zero_grad()
+        for x, y in kept:
+            with torch.autocast(device.type, torch.bfloat16):
+                logits = forward(x if text else (x.float() - 118) / 58)
+                loss = nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten()) / len(kept)
+            loss.backward()
+        if text:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return run
+
+
+def timed(calls: dict[str, Call], rounds: int, together: int) -> dict[str, float]:
+    """The median seconds of a call of each alternative; rounds alternate."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(_WARM_UP):
+            call()
+    for number in range(rounds):
+        for name in rotated([*calls], number):
+            _wait()
+            began = time.perf_counter()
+            for _ in range(together):
+                calls[name]()
+            _wait()
+            found[name].append((time.perf_counter() - began) / together)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main(out: str, chosen: str) -> None:
+    """Measure ``recipe`` with the changes ``set``: ``rounds`` of ``together`` steps each."""
+    options: dict[str, Any] = json.loads(chosen)
+    recipe = load_recipe(options["recipe"], options["set"]).at(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    trainer = TorchTrainer(recipe, ht.init("single"))
+    at_once = recipe.batch.at_once(1)
+    parts = [samples(recipe, at_once) for _ in range(recipe.global_batch // at_once)]
+    step = steps_of(trainer, recipe, parts)
+    calls: dict[str, Call] = {"recipe": step}
+    # The trainer's own methods may be named otherwise by the time that this runs.
+    with suppress(AttributeError):
+        on_device = OnDevice(trainer, parts)
+        calls["recipe, batch on the device"] = lambda: on_device(step)
+    calls["plain"] = plain(recipe, parts, device, compiled=options["compile"])
+    seconds = timed(calls, options["rounds"], options["together"])
+    each = recipe.model.context if recipe.data.name == "text" else 1
+    rates = {name: recipe.global_batch * each / found for name, found in seconds.items()}
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+    Path(out).write_text(json.dumps({"rates": rates, "peak_bytes": peak, "device": str(device)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,246 @@
+"""Several ranks over NCCL, which share a GPU where there are fewer: numbers, misuse, checkpoints and faults.
+
+Over Gloo on a machine without a GPU, so that the checks do not rot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import kept, read_events
+from hpctrain.common.run.records import read_records
+from hpctrain.control.horovod.installed import find_installed
+from support.alike import DRAWN, alike
+from support.framework_scripts import VARIABLES, losses_alone, losses_of_all, write_all
+from support.framework_scripts import missing as frameworks_missing
+from support.gpu_sections import GPUS, launch, of_make_gpu
+from support.imported_programs import imported
+from support.interrupted_runs import interrupted
+from support.pages import ROOT
+from support.parallel_cases import BACKEND, FLOAT32, differences, start
+from support.refused_patterns import REFUSED
+
+pytestmark = of_make_gpu
+
+ON_GPU = Path(__file__).with_name("programs") / "on_gpu.py"
+STEPS = Path(__file__).with_name("programs") / "steps.py"
+OF_RANKS = ROOT / "tests" / "mpi" / "programs"
+_DEEPSPEED = ROOT / ".deepspeed"
+# What ranks that wait for one that is stopped may take, and when they name it.
+_TIMEOUT, _STALL = 40, 10
+
+
+def on_gpu(folder: Path, program: str, ranks: int, *arguments: str, seconds: float = 200, **variables: str) -> str:
+    """A program of tests/mpi with what it makes on a GPU where there is one; returns what it printed."""
+    command = ("run", str(ON_GPU), *start(ranks), "--run-dir", "run", "--", str(OF_RANKS / program), *arguments)
+    return launch(folder, *command, seconds=seconds, **variables).stdout
+
+
+def test_scripts_equal_one_process(tmp_path, note):
+    """Optimizers, clipping, accumulation, unused, tied and sparse parameters, loss scaling, narrow types."""
+    program = imported(OF_RANKS / "torch_equivalence.py")
+    cases = [name for name in program.CASES if name != "compiled"]
+    on_gpu(tmp_path, "torch_equivalence.py", 2, str(tmp_path / "out"), f"{BACKEND}={','.join(cases)}")
+    results = [np.load(tmp_path / f"out-{BACKEND}-{rank}.npz") for rank in range(2)]
+    rows = [
+        {
+            "case": name,
+            "largest difference": float(np.abs(results[0][name] - program.reference(name)).max()),
+            "allowed": program.TOLERANCE.get(name, 1e-10),
+            "ranks are equal": bool(np.array_equal(results[0][name], results[1][name])),
+        }
+        for name in cases
+    ]
+    note(backend=BACKEND, cases=rows)
+    assert not [row for row in rows if not row["largest difference"] <= row["allowed"] or not row["ranks are equal"]]
+
+
+_MESHES = {
+    2: [
+        *("fsdp", "fsdp_all", "fsdp_scaler", "fsdp_zero1", "fsdp_zero2", "fsdp_bfloat16", "fsdp_float32"),
+        *("replicas_recompute", "tp", "tp_all", "tp_scaler", "tp_sequence", "tp_bare"),
+    ],
+    4: ["fsdp_all", "hsdp", "hsdp_all", "hsdp_scaler", "hsdp_zero1", "tp_fsdp", "tp_fsdp_all", "tp_replicas_all"],
+}
+
+
+@pytest.mark.parametrize("ranks", _MESHES)
+def test_meshes_equal_one_process(tmp_path, note, ranks):
+    program = OF_RANKS / "parallel.py"
+    arguments = (str(tmp_path / "out"), f"{BACKEND}={','.join(_MESHES[ranks])}")
+    done = launch(
+        tmp_path, "run", str(program), *start(ranks), "--", *arguments, seconds=200, status=None, CASE_SECONDS="60"
+    )
+    rows = differences(tmp_path / "out", ranks, _MESHES[ranks])
+    note(backend=BACKEND, ranks=ranks, cases=rows)
+    assert done.returncode == 0, done.stdout
+    assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]
+
+
+def test_a_divided_checkpoint_resumes_on_other_meshes(tmp_path, note):
+    """dp_shard 2, then tp 2 x dp_shard 2 on four ranks, then tp 2: the losses of one process throughout."""
+    plain = imported(OF_RANKS / "gpt.py")
+    for part, (ranks, case) in enumerate([(2, "dp_shard=2:5"), (4, "tp=2,dp_shard=2:8"), (2, "tp=2:12")]):
+        arguments = ("--run-dir", f"run-{part}", "--", str(tmp_path / "out"), f"run:{case}")
+        launch(tmp_path, "run", str(OF_RANKS / "gpt_on_meshes.py"), *start(ranks), *arguments, seconds=100)
+    _, wanted, _ = plain.reference("uneven")
+    events = kept(read_events(tmp_path / "out-run.jsonl"))
+    losses = [event.loss for event in events if event.event == "step"]
+    apart = float(np.abs(np.array(losses) - wanted).max())
+    note(backend=BACKEND, steps=len(losses), largest_difference_of_a_loss=apart)
+    assert len(losses) == 12 and apart <= FLOAT32
+
+
+_DIGITS = ("digits", "--framework", "torch", "--set", "checkpoints.every_steps=4", "--set", "guard.every=1")
+
+
+def hurt(folder: Path, number: signal.Signals) -> dict[str, Any]:
+    """Send a signal to rank 1 in the middle of a run; what became of the run, and of its resumption."""
+    began = 0.0
+
+    def send(launcher: int) -> None:
+        nonlocal began
+        process = read_records(RunDirectory(folder / "run"))[1].process()
+        assert process
+        process.send_signal(number)
+        began = time.monotonic()
+
+    status, output = interrupted(folder, 8, [*_DIGITS, *start(2), "--restarts", "0"], send)
+    seconds = time.monotonic() - began
+    failure = json.loads((folder / "run" / "summary.json").read_text())["failure"]
+    records = read_records(RunDirectory(folder / "run")).values()
+    running = [record.pid for record in records if psutil.pid_exists(record.pid)]
+    again = launch(folder, "run", "--resume", "--run-dir", "run", seconds=120, status=None)
+    resumed = json.loads((folder / "run" / "summary.json").read_text())["status"]
+    return {
+        "status": status,
+        "seconds": round(seconds, 1),
+        "code": failure["code"],
+        "rank": failure.get("rank"),
+        "rank 1 is named": "rank 1" in output,
+        "left running": running,
+        "resumed": resumed if again.returncode == 0 else again.stdout[-2000:],
+        "said": output.splitlines()[-5:],
+    }
+
+
+def test_a_killed_rank_ends_the_run_and_it_resumes(tmp_path, note):
+    """Whether the failure is that of the killed rank, or of one that lost its connection first, is in the report."""
+    found = hurt(tmp_path, signal.SIGKILL)
+    note(backend=BACKEND, **found)
+    assert (found["left running"], found["resumed"]) == ([], "done")
+
+
+def test_a_stopped_rank_ends_the_run_in_time_and_it_resumes(tmp_path, note, monkeypatch):
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", str(_TIMEOUT))
+    monkeypatch.setenv("HPCTRAIN_STALL", str(_STALL))
+    found = hurt(tmp_path, signal.SIGSTOP)
+    stalls = [event.record() for event in read_events(tmp_path / "run" / "events.jsonl") if event.event == "stall"]
+    note(backend=BACKEND, **found, stalls=[json.dumps(each)[:300] for each in stalls[:2]])
+    assert (found["left running"], found["resumed"]) == ([], "done")
+    assert found["seconds"] < _TIMEOUT + 60
+
+
+def test_the_guard_notices_a_changed_parameter(tmp_path, note):
+    options = {"precision": "float32", "device": "cuda" if GPUS else "cpu", "corrupt": True}
+    done = launch(tmp_path, "run", str(STEPS), *start(2), "--", "out.json", json.dumps(options), status=None)
+    note(backend=BACKEND, said=[line for line in done.stdout.splitlines() if "differ" in line][:1])
+    assert done.returncode == 1 and "0.weight" in done.stdout
+
+
+@pytest.mark.skipif(frameworks_missing() is not None, reason=str(frameworks_missing()))
+def test_lightning_fabric_accelerate_and_the_trainer(tmp_path, note):
+    (tmp_path / "alone").mkdir()
+    wanted = losses_alone(tmp_path / "alone")
+    name = write_all(tmp_path)
+    if GPUS:
+        for script in tmp_path.glob("digits_*.py"):
+            script.write_text(script.read_text().replace('accelerator="cpu"', 'accelerator="gpu"'))
+    output = launch(tmp_path, "run", name, *start(2), "--run-dir", "run", **VARIABLES).stdout
+    found = losses_of_all(output)
+    rows = [
+        {"script": each, "largest difference": max(map(abs, np.subtract(found[each], losses)), default=np.inf)}
+        for each, losses in wanted.items()
+    ]
+    note(backend=BACKEND, scripts=rows, groups=[line for line in output.splitlines() if "group of" in line])
+    assert "group of 2 over" in output
+    assert not [row for row in rows if not row["largest difference"] < 1e-5]
+
+
+@pytest.mark.skipif(not (_DEEPSPEED.exists() or find_spec("deepspeed")), reason="DeepSpeed is not installed")
+def test_deepspeed(tmp_path, note):
+    program, cases = OF_RANKS / "deepspeed_script.py", ("zero1", "zero2", "zero3", "accumulated", "clipped", "bf16")
+    beside = os.pathsep.join(filter(None, (str(_DEEPSPEED), os.environ.get("PYTHONPATH"))))
+    shared = start(2, "deepspeed")
+    launch(tmp_path, "run", str(program), *shared, "--", "out", *cases, seconds=200, PYTHONPATH=beside)
+    module = imported(program)
+    rows = []
+    for case in cases:
+        wanted = module.plain(0.1 if case == "clipped" else None)
+        with np.load(tmp_path / f"out-{case}.npz") as found:
+            apart = max(float(np.abs(found[name] - each).max()) for name, each in wanted.items())
+        rows.append({"case": case, "largest difference": apart, "allowed": 0.05 if case == "bf16" else 1e-4})
+    note(cases=rows)
+    assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]
+
+
+@pytest.mark.skipif(not (found := find_installed()) or "torch" not in found.packages, reason="Horovod is not built")
+def test_horovod(tmp_path, note):
+    """Over NCCL where it is built with it and there is a GPU."""
+    options = {"precision": "float64", "device": "cuda" if GPUS else "cpu"}
+    launch(tmp_path, "run", str(STEPS), *start(2, "horovod"), "--", "out.json", json.dumps(options))
+    alone = {**options, "device": "cpu", "alone": True}
+    launch(tmp_path, "run", str(STEPS), "-np", "1", "--", "alone.json", json.dumps(alone))
+    found, wanted = (json.loads((tmp_path / name).read_text())["losses"] for name in ("out.json", "alone.json"))
+    apart = float(np.abs(np.subtract(found, wanted)).max())
+    note(largest_difference_of_a_loss=apart)
+    assert apart < 1e-9
+
+
+def test_misuse_is_noticed_as_over_gloo(tmp_path, note):
+    on_gpu(tmp_path, "torch_behaviour.py", 2, BACKEND, str(tmp_path / "here"))
+    found = [json.loads((tmp_path / f"here-{BACKEND}-{rank}.json").read_text()) for rank in range(2)]
+    note(backend=BACKEND, checks=len(found[0]))
+    assert len(found[0]) > 20
+    if not GPUS:
+        return
+    program = str(OF_RANKS / "torch_behaviour.py")
+    launch(tmp_path, "run", program, *start(2, "gloo"), "--", "gloo", str(tmp_path / "cpu"))
+    different = {}
+    for rank, over in enumerate(found):
+        wanted = json.loads((tmp_path / f"cpu-gloo-{rank}.json").read_text())
+        for name, value in wanted.items():
+            if name not in DRAWN and not alike(over.get(name), value):
+                different[f"{name} on rank {rank}"] = {"nccl": over.get(name), "gloo": value}
+    note(different=different)
+    assert not different
+
+
+def test_patterns_of_scripts_equal_one_process_or_are_refused(tmp_path, note):
+    """Worker processes cannot use the GPU of the process that started them."""
+    program = imported(OF_RANKS / "torch_patterns.py")
+    names = [name for name in program.PATTERNS if name != "worker_processes" and not name.startswith("compiled")]
+    on_gpu(tmp_path, "torch_patterns.py", 2, BACKEND, str(tmp_path / "out"), *names, seconds=280)
+    results = [json.loads((tmp_path / f"out-{BACKEND}-{rank}.json").read_text()) for rank in range(2)]
+    wrong = {
+        f"{name}, {division}": each
+        for result in results
+        for name, divisions in result.items()
+        for division, each in divisions.items()
+        if not each["error"] < 1e-10 or not (each["refused"] or each["updates"] == each["expected"] > 0)
+    }
+    refused = {name for name, each in results[0].items() if each["uneven"]["refused"]}
+    note(backend=BACKEND, patterns=len(names), wrong=wrong, refused=sorted(refused))
+    assert not wrong
+    assert refused == REFUSED & {*names}

@@ -1,0 +1,58 @@
+"""Pipelines over NCCL between ranks, which share a GPU where there are fewer: the numbers of one process, or where they
+hang. Over Gloo on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from support.gpu_sections import launch, of_make_gpu
+from support.parallel_cases import BACKEND, PROGRAM, differences, start
+
+pytestmark = of_make_gpu
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv")
+CASES = {
+    2: [*(f"pp_{name}" for name in SCHEDULES), *(f"pp_{name}_all" for name in SCHEDULES), "pp_scaler", "pp_recompute"],
+    4: ["pp4", "pp_fsdp_1f1b", "pp_fsdp_zbv_all", "pp_replicas_1f1b", "pp_tp_1f1b", "pp_tp_zbv"],
+}
+# A case that hangs is ended after so long; after the second one the others are given less.
+_SECONDS, _LATER_SECONDS = 60, 25
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_pipelines_equal_one_process(tmp_path, note, ranks):
+    """All cases in one run; behind one that does not end, the others in another run."""
+    rows: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+    left = list(CASES[ranks])
+    while left:
+        within = _SECONDS if len(failed) < 2 else _LATER_SECONDS
+        out = tmp_path / f"out{len(failed)}"
+        arguments = ("--run-dir", f"run{len(failed)}", "--", str(out), f"{BACKEND}={','.join(left)}")
+        done = launch(
+            tmp_path, "run", str(PROGRAM), *start(ranks), *arguments, seconds=280, status=None, CASE_SECONDS=str(within)
+        )
+        ended = differences(out, ranks, left)
+        rows += ended
+        left = left[len(ended) :]
+        if left:
+            failed.append({"case": left.pop(0), **where(done.stdout), "status": done.returncode})
+            note(did_not_end=failed, said=done.stdout.splitlines()[-60:])
+        note(backend=BACKEND, ranks=ranks, cases=rows)
+    assert not failed
+    assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]
+
+
+def where(output: str) -> dict[str, Any]:
+    """The step that each rank began last, with its place in the pipeline, of what parallel.py printed."""
+    places = dict(re.findall(r"rank (\d+) has place (\d+) of the pipeline", output))
+    steps = dict(re.findall(r"rank (\d+) begins step (\d+)", output))
+    timed_out = "Timeout (" in output
+    return {
+        "outcome": "hang" if timed_out else "error",
+        "at": "; ".join(f"rank {rank}, place {places.get(rank)}, step {steps.get(rank)}" for rank in sorted(places)),
+    }
