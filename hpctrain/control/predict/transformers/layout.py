@@ -35,6 +35,8 @@ STATES: Mapping[str, StateBytes] = {
     # distributed optimizer 6 + 12/d, 4 + 16/d and 8 + 8/d bytes.
     "megatron": StateBytes(parameters=2, gradients=4, optimizer=12),
     "megatron_fp16": StateBytes(parameters=2, gradients=2, optimizer=16),
+    # With grad_reduce_in_fp32=False, as NVIDIA's MLPerf submissions.
+    "megatron_bf16_gradients": StateBytes(parameters=2, gradients=2, optimizer=12),
     # Weights, gradients and AdamW's state in float32, which PyTorch's autocast and FSDP2's MixedPrecisionPolicy leave
     # as they are; hpctrain's own.
     "float32": StateBytes(parameters=4, gradients=4, optimizer=8),
@@ -67,6 +69,8 @@ class Layout:
         state: see :data:`STATES`.
         kernels: whether activations and norms are one kernel each, or PyTorch's operators one by one, which keep more.
         dropout: behind attention, its projection and the MLP, whose masks are kept.
+        gradient_buffer: gradients lie in a buffer of their own all the time, as Megatron-LM's and a data-parallel
+            engine's buckets; otherwise they appear in the backward pass of the first micro-batch.
         divided_vocabulary: tp divides embedding and head too, as Megatron-LM and torchtitan do, and hpctrain does not.
 
     Raises:
@@ -89,6 +93,7 @@ class Layout:
     state: StateBytes = STATES["float32"]
     kernels: Kernels = "fused"
     dropout: bool = False
+    gradient_buffer: bool = True
     divided_vocabulary: bool = True
 
     def __post_init__(self) -> None:
@@ -242,11 +247,15 @@ class Layout:
         self._check_batch(global_batch)
 
     def _check_batch(self, global_batch: int | None) -> None:
-        if self.schedule == "interleaved_1f1b" and self.micro_batches % self.sizes["pp"]:
+        rounds = max(1, self.micro_batches // self.sizes["pp"])
+        if self.schedule.startswith("interleaved") and self.micro_batches % rounds:
             raise HpctrainError(
                 "HT-layout-interleaved-micro-batches",
-                "{micro_batches} micro-batches are not a multiple of pp {pp}, as interleaved_1f1b needs",
+                "{micro_batches} micro-batches are not {rounds} equal rounds, which {schedule} over pp {pp} needs",
+                f"for example a multiple of {self.sizes['pp']}",
                 micro_batches=self.micro_batches,
+                rounds=rounds,
+                schedule=self.schedule,
                 pp=self.sizes["pp"],
             )
         if global_batch is not None and global_batch != self.global_batch:
@@ -311,6 +320,7 @@ class Layout:
             recomputation="full" if recipe.sharding.recompute else "none",
             precision=recipe.precision,
             kernels="eager",
+            gradient_buffer=mesh.sizes["dp_replicate"] > 1 and not zero,
             divided_vocabulary=False,
         )
 

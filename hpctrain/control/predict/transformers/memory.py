@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.memory import CONTEXT_BYTES, FRAGMENTATION
@@ -158,20 +159,23 @@ def rank_memories(network: Transformer, layout: Layout, *, sequence: int | None 
 def in_flight(layout: Layout, rank: int) -> int:
     """The passes through one of its stages whose activations a rank along pp holds at most.
 
-    Sources: 1F1B Narayanan et al. 2019, PipeDream, SOSP; interleaved Narayanan et al. 2021, arXiv 2104.04473, section
-    2.2, as Megatron-LM, core/pipeline_parallel/schedules.py, and torch.distributed.pipelining count warm-up passes; ZBV
-    Qi et al. 2024, arXiv 2405.15362, whose ranks all hold as much as 1F1B's first.
+    Sources: torch.distributed.pipelining, schedules.py, and Megatron-LM, core/pipeline_parallel/schedules.py, for the
+    warm-up passes of 1F1B (Narayanan et al. 2019, PipeDream) and interleaved 1F1B (Narayanan et al. 2021, arXiv
+    2104.04473, section 2.2). With zero bubble (Qi et al. 2023, arXiv 2401.10241) and ZBV (2024, arXiv 2405.15362) all
+    ranks hold as much as 1F1B's first, because activations stay until the gradients of weights are computed.
     """
     pp, turns, batches = layout.sizes["pp"], layout.virtual_stages, layout.micro_batches
     if pp == 1:
         return 1
+    # Micro-batches that go through one stage of a rank before the next.
+    together = batches // max(1, batches // pp)
     most = {
         "gpipe": batches,
         "1f1b": pp - rank,
         "looped_bfs": batches * turns,
-        "interleaved_1f1b": 2 * (pp - rank - 1) + (turns - 1) * pp + 1,
-        "interleaved_zero_bubble": (pp - rank - 1) + (turns - 1) * pp + 1,
-        "zbv": 2 * pp,
+        "interleaved_1f1b": 2 * (pp - rank - 1) + (turns - 1) * together + 1,
+        "interleaved_zero_bubble": (turns - 1) * together + pp,
+        "zbv": min(2 * pp, batches + rank + 1),
     }[layout.schedule]
     return min(most, batches * turns)
 
@@ -255,6 +259,9 @@ def _both(item: int, narrow: int) -> int:
     return item if item == narrow else item + narrow
 
 
+_NONE: dict[str, Any] = {"gathered": 0.0, "activations": 0.0, "logits": 0.0}
+
+
 @dataclass(frozen=True)
 class _Rank:
     """One rank along pp."""
@@ -266,12 +273,12 @@ class _Rank:
 
     def memory(self) -> RankMemory:
         """The moment with the most bytes: at the loss, in the backward pass of a layer, or in the update."""
-        state = self._state()
-        backward = RankMemory(
+        state, layer = self._state(), _kept_by_layer(self.network, self.layout, self.sequence)
+        begun = RankMemory(
             stage=self.rank,
             moment="backward",
             parameters=state.parameters,
-            gradients=state.gradients,
+            gradients=self._early_gradients(state),
             optimizer=state.optimizer,
             gathered=self._gathered(),
             activations=self._activations(),
@@ -279,13 +286,17 @@ class _Rank:
             working=self._working(),
             communication=NCCL_BYTES * sum(size > 1 for size in self.layout.sizes.values()),
         )
-        moments = [
-            backward,
-            replace(backward, moment="update", gathered=0, activations=0, logits=0, working=self._update()),
-        ]
+        ended = replace(begun, gradients=state.gradients, activations=min(layer, begun.activations))
+        moments = [begun, ended, replace(ended, moment="update", **_NONE, working=self._update())]
         if self._last:
-            moments.append(replace(backward, moment="loss", logits=self._logits(), working=0))
+            moments.append(replace(begun, moment="loss", logits=self._logits(), working=0))
         return max(moments, key=lambda each: each.allocated)
+
+    def _early_gradients(self, state: StateBytes) -> float:
+        """Those that are there when the backward pass of the first micro-batch begins, with the last layer's own."""
+        if self.layout.gradient_buffer or self.layout.micro_batches > 1:
+            return state.gradients
+        return state.gradients * min(1, self._layer_parameters / self._parameters())
 
     @property
     def _stages(self) -> list[int]:
@@ -365,9 +376,10 @@ class _Rank:
         return found
 
     def _logits(self) -> float:
-        """At the loss: logits, in float32 too, with probabilities and gradients that are tensors of their own."""
-        item = _item_bytes(self.layout)
-        each = item + 4 if self.layout.kernels == "fused" else item + 12
+        """At the loss: a fused one computes in place of the logits in float32; PyTorch's has the logarithms of the
+        probabilities and two gradients, after the logits themselves are gone.
+        """
+        each = _item_bytes(self.layout) + 4 if self.layout.kernels == "fused" else 12
         return self._logit_count * each + self._kept_logits(before=True)
 
     def _kept_logits(self, *, before: bool = False) -> float:
@@ -381,18 +393,25 @@ class _Rank:
         return _tokens(self.layout, self.sequence) * self.network.vocabulary / self._vocabulary_split
 
     def _working(self) -> float:
-        """Gradients of a layer's activations: of the MLP's inner width and of the layer's input and output."""
+        """Gradients of a layer's activations: of the MLP's inner width, less what is freed, and of its width."""
         network, layout = self.network, self.layout
         tokens, item, tp = _tokens(layout, self.sequence), _item_bytes(layout), layout.sizes["tp"]
-        gradients = tokens * item * (network.matrices * network.mlp / tp + 2 * network.width)
-        if layout.recomputation in ("full", "matmuls"):
-            again = layer_activations(network, layout, sequence=self.sequence)
-            return gradients + again - _kept_by_layer(network, layout, self.sequence)
+        again = layout.recomputation in ("full", "matmuls")
+        # What is recomputed is freed as it is used.
+        inner = (network.matrices - (2 if again else 1)) * network.mlp / tp
+        gradients = tokens * item * (inner + 3 * network.width)
+        if again:
+            layer = layer_activations(network, layout, sequence=self.sequence)
+            return gradients + layer - _kept_by_layer(network, layout, self.sequence)
         if layout.recomputation == "selective" and layout.attention == "materialised":
             return max(gradients, 2 * tokens * _score_bytes(network, layout, self.sequence) / tp)
         return gradients
 
     def _update(self) -> float:
-        """PyTorch's AdamW needs the root of the mean of squares, of all parameters at once."""
-        layout = self.layout
-        return 4 * self._parameters() / layout.shards if layout.kernels == "eager" else 0
+        """What an update holds besides: narrow gradients in float32 where weights have such copies, and for PyTorch's
+        AdamW the root of the mean of squares of all parameters at once.
+        """
+        layout, state = self.layout, self.layout.state
+        wider = 4 if state.gradients < 4 and state.optimizer == 12 else 0
+        root = min(4, state.optimizer / 2) if layout.kernels == "eager" else 0
+        return (wider + root) * self._parameters() / layout.shards

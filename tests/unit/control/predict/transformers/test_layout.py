@@ -50,9 +50,9 @@ def test_values_that_are_invalid_by_themselves_are_refused(settings, code, value
         ({"mesh": mesh(cp=3)}, "not-divisible", {"axis": "cp", "of": "context"}),
         ({"mesh": mesh(pp=64)}, "more-stages-than-layers", {"stages": 64, "layers": 32}),
         (
-            {"mesh": mesh(pp=4), "schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batches": 6},
+            {"mesh": mesh(pp=4), "schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batches": 9},
             "interleaved-micro-batches",
-            {"micro_batches": 6, "pp": 4},
+            {"micro_batches": 9, "rounds": 2, "pp": 4},
         ),
     ],
 )

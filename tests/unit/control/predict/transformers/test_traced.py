@@ -1,0 +1,178 @@
+"""Closed forms against real networks: parameters and FLOPs are equal, saved activations within a few per cent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count  # noqa: E402
+
+from hpctrain.common.recipes.gpt import GptSettings  # noqa: E402
+from hpctrain.common.recipes.transformer import Transformer  # noqa: E402
+from hpctrain.control.predict.transformers.layout import Layout  # noqa: E402
+from hpctrain.control.predict.transformers.memory import layer_activations  # noqa: E402
+from hpctrain.worker.models.torch_gpt import GPT  # noqa: E402
+from support.transformer_modules import Layer, Network, RmsNorm  # noqa: E402
+
+GPT2 = Transformer(layers=2, width=64, heads=4, kv_heads=4, mlp=256, vocabulary=101, context=48)
+LLAMA = Transformer(
+    layers=3,
+    width=96,
+    heads=6,
+    kv_heads=2,
+    mlp=200,
+    vocabulary=90,
+    context=64,
+    kind="swiglu",
+    norm="rmsnorm",
+    positions="rotary",
+    bias="none",
+    tied=False,
+)
+BERT = replace(GPT2, layers=2, causal=False, other_rows=2)
+
+
+def sized(network: Transformer, times: int) -> Transformer:
+    """The same network with wider layers, more of them, and longer samples."""
+    grown = {key: getattr(network, key) * times for key in ("layers", "width", "mlp", "context")}
+    return replace(network, **grown, vocabulary=network.vocabulary + times)
+
+
+KINDS = {
+    "gpt2": GPT2,
+    "gpt2 untied": replace(GPT2, tied=False, bias="none"),
+    "llama": LLAMA,
+    "qwen": replace(LLAMA, bias="qkv", tied=True),
+    "wide heads": replace(LLAMA, head_width=32),
+    "bert": BERT,
+}
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_and_flops_are_those_of_real_modules(kind, times):
+    sizes = sized(KINDS[kind], times)
+    with torch.device("meta"):
+        network = Network(sizes)
+        tokens = torch.zeros(2, sizes.context, dtype=torch.int64)
+    assert sum(each.numel() for each in network.parameters()) == sizes.parameters.total
+    assert sum(each.numel() for each in network.layers[0].parameters()) == sizes.parameters.layer
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
+        logits = network(tokens)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
+        logits.sum().backward()
+    assert forward.get_total_flops() == tokens.numel() * sizes.forward_flops().total
+    assert backward.get_total_flops() == tokens.numel() * sizes.backward_flops().total
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+@pytest.mark.parametrize("bias", [False, True])
+def test_parameters_and_flops_are_those_of_our_own_gpt(bias, times):
+    settings = GptSettings(
+        layers=2, heads=4 * times, width=64 * times, context=32 * times, vocabulary=97, bias=bias, tied=not bias
+    )
+    sizes = settings.transformer
+    with torch.device("meta"):
+        network = GPT(settings)
+        tokens = torch.zeros(3, settings.context, dtype=torch.int64)
+    assert sum(each.numel() for each in network.parameters()) == sizes.parameters.total == settings.parameters
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        network(tokens).sum().backward()
+    assert counted.get_total_flops() == tokens.numel() * (sizes.forward_flops().total + sizes.backward_flops().total)
+
+
+def test_parts_are_those_of_modules():
+    with torch.device("meta"):
+        network = Network(LLAMA)
+    parts = LLAMA.parameters
+    layer = network.layers[0]
+    for module, expected in (
+        (layer.attention, parts.attention),
+        (layer.mlp, parts.mlp),
+        (network.tokens, parts.embedding),
+        (network.norm, parts.final_norm),
+        (network.head, parts.head),
+    ):
+        assert sum(each.numel() for each in module.parameters()) == expected
+
+
+def test_flash_computes_scores_once_more():
+    both = replace(LLAMA, causal=False)
+    shapes = [(1, heads, both.context, 16) for heads in (both.heads, both.heads, both.heads)]
+    tokens = both.context
+    assert sdpa_flop_count(*shapes) == tokens * both.forward_flops(scores="flash").scores
+    assert sdpa_backward_flop_count(shapes[0], *shapes) == tokens * both.backward_flops(scores="flash").scores
+    # A causal network has half of the pairs, whichever way they are counted.
+    for scores in ("half", "flash"):
+        assert LLAMA.forward_flops(scores=scores).scores == both.forward_flops().scores / 2
+    assert LLAMA.backward_flops(scores="half").scores == both.backward_flops().scores / 2
+
+
+def saved_bytes(layer: torch.nn.Module, x: torch.Tensor) -> int:
+    """The bytes of what a layer keeps for its backward pass, without its parameters."""
+    own = {each.untyped_storage().data_ptr() for each in layer.parameters()}
+    found: dict[int, int] = {}
+    kept = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(x).sum()
+    return sum(found.values())
+
+
+LARGE = {
+    "gpt2": Transformer(layers=1, width=256, heads=4, kv_heads=4, mlp=1024, vocabulary=101, context=256),
+    "llama": replace(LLAMA, width=256, heads=8, kv_heads=2, mlp=704, context=256),
+    "bert": replace(BERT, width=256, heads=4, kv_heads=4, mlp=1024, context=256),
+}
+
+
+@pytest.mark.parametrize("attention", ["flash", "materialised"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("kind", LARGE)
+def test_kept_activations_are_those_that_autograd_saves(kind, precision, attention):
+    sizes = LARGE[kind]
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    layer = Layer(sizes, materialised=attention == "materialised").to(dtype)
+    x = torch.randn(3, sizes.context, sizes.width, dtype=dtype, requires_grad=True)
+    layout = Layout(micro_batch=3, kernels="eager", precision=precision, attention=attention)
+    expected = layer_activations(sizes, layout, sequence=sizes.context)
+    if attention == "flash" and sizes.kv_heads < sizes.heads:
+        # With fewer heads of keys, attention's output has another order in memory on CPUs, and is copied.
+        expected += 3 * sizes.context * sizes.queries * dtype.itemsize
+    assert saved_bytes(layer, x) / expected == pytest.approx(1, abs=0.015)
+
+
+def test_dropout_keeps_masks():
+    sizes = LARGE["gpt2"]
+    layer = Layer(sizes, dropout=0.1, materialised=True)
+    x = torch.randn(2, sizes.context, sizes.width, requires_grad=True)
+    layout = Layout(micro_batch=2, kernels="eager", precision="float32", attention="materialised", dropout=True)
+    # PyTorch's masks have 1 byte on GPUs, and 4 on CPUs.
+    masks = 2 * sizes.context * (2 * sizes.width + sizes.heads * sizes.context)
+    expected = layer_activations(sizes, layout, sequence=sizes.context) + 3 * masks
+    assert saved_bytes(layer, x) / expected == pytest.approx(1, abs=0.015)
+
+
+def test_the_norm_of_the_tests_is_that_of_torch():
+    x = torch.randn(3, 8, dtype=torch.double, requires_grad=True)
+    ours, theirs = RmsNorm(8).double(), torch.nn.RMSNorm(8, eps=1e-6).double()
+    found, expected = (torch.autograd.grad(each(x).square().sum(), [x, each.weight]) for each in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_formula_of_korthikanti():
+    sizes = LARGE["gpt2"]
+    layout = Layout(micro_batch=2, attention="materialised", dropout=True)
+    s, h, a = sizes.context, sizes.width, sizes.heads
+    assert layer_activations(sizes, layout, sequence=s) == 2 * s * h * (34 + 5 * a * s / h)
