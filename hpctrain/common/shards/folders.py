@@ -116,9 +116,11 @@ def _verified_images(folder: Path, objects: Objects | None = None) -> VerifiedFo
     from hpctrain.common.shards.make import command
 
     manifest, faults = verify(folder, objects)
+    shrinking = manifest.settings.shrinking
+    smaller = f", shrunk to a short side of {shrinking.short_side} pixels" if shrinking else ""
     return VerifiedFolder(
         shards=sum(len(split.shards) for split in manifest.splits.values()),
-        holds=", ".join(f"{split.samples} images in {name}" for name, split in manifest.splits.items()),
+        holds=", ".join(f"{split.samples} images in {name}" for name, split in manifest.splits.items()) + smaller,
         faults=faults,
         remedy=command(manifest.settings, folder) if (folder / SETTINGS).exists() else remake(folder),
     )

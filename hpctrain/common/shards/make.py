@@ -24,7 +24,16 @@ from hpctrain.common.run.directory import read_model
 from hpctrain.common.shards.archives import find_source
 from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.listing import ImageFile, list_part, require_distinct
-from hpctrain.common.shards.manifest import MANIFEST, SETTINGS, BrokenImage, Settings, ShardManifest, Split, SplitName
+from hpctrain.common.shards.manifest import (
+    MANIFEST,
+    SETTINGS,
+    BrokenImage,
+    Settings,
+    ShardManifest,
+    Shrinking,
+    Split,
+    SplitName,
+)
 from hpctrain.common.shards.one_shard import RECORDS, ShardTask, make_confined, read_record, tar_bytes
 from hpctrain.common.shards.parquet import Columns
 from hpctrain.common.shards.processes import Map
@@ -47,6 +56,7 @@ class Sharding(BaseModel):
     shard_samples: int | None = Field(None, ge=1)
     image_column: str = "image"
     label_column: str = "label"
+    shrinking: Shrinking | None = None
 
 
 def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> ShardManifest:
@@ -73,6 +83,7 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
         shard_samples=sharding.shard_samples,
         image_column=sharding.image_column,
         label_column=sharding.label_column,
+        shrinking=sharding.shrinking,
     )
     tasks = plan_shards(sharding, source.columns, parts)
     # The process that hands out the work holds the lock, since it may outlive the one that started it.
@@ -130,6 +141,7 @@ def plan_shards(
                 number=number,
                 members=group,
                 column=columns.image if columns else None,
+                shrinking=sharding.shrinking,
             )
             for number, group in enumerate(cut_shards(members, sharding.shard_bytes, sharding.shard_samples))
         ]
@@ -192,8 +204,11 @@ def command(settings: Settings, folder: Path) -> str:
         )
         if name != default
     )
+    smaller = settings.shrinking
+    shrinking = f" --short-side {smaller.short_side} --quality {smaller.quality}" if smaller else ""
     return (
-        f"hpctrain data shard {shell_word(settings.source)} {shell_word(folder)} {size} --seed {settings.seed}{columns}"
+        f"hpctrain data shard {shell_word(settings.source)} {shell_word(folder)} {size} --seed {settings.seed}"
+        f"{columns}{shrinking}"
     )
 
 

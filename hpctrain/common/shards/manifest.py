@@ -93,10 +93,19 @@ class BrokenImage(_Part):
     message: str
 
 
+class Shrinking(_Part):
+    """How photographs are made smaller before they go into shards; see
+    :func:`hpctrain.common.shards.decoding.shrunk`.
+    """
+
+    short_side: int = Field(ge=1)
+    quality: int = Field(ge=1, le=100)
+
+
 class Settings(_Part):
     """The settings that determine the bytes of shards.
 
-    ``listing`` is the SHA-256 of all keys, sizes and labels; the columns are those of Parquet files.
+    ``listing`` is the SHA-256 of all keys, sizes and labels of the source; the columns are those of Parquet files.
     """
 
     source: str
@@ -106,6 +115,7 @@ class Settings(_Part):
     shard_samples: int | None
     image_column: str = "image"
     label_column: str = "label"
+    shrinking: Shrinking | None = None
 
 
 class ShardManifest(_Part):

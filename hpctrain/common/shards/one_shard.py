@@ -22,9 +22,9 @@ from hpctrain.common.files.regular import open_descriptor, read_regular, sha256
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.shards.bounded import BeyondLimitsError, bounded
 from hpctrain.common.shards.confined import call_confined
-from hpctrain.common.shards.decoding import fault
+from hpctrain.common.shards.decoding import BrokenImageError, fault, shrunk
 from hpctrain.common.shards.listing import ImageFile
-from hpctrain.common.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitName
+from hpctrain.common.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, Shrinking, SplitName
 from hpctrain.common.shards.parquet import read_rows
 
 RECORDS = "records"
@@ -53,8 +53,10 @@ class ShardRecord(BaseModel):
 
     def is_of(self, task: ShardTask) -> bool:
         """Whether the record describes a task's shard and images, and not others with the same name."""
-        return self.shard.name == task.name and [row[1:] for row in self.rows] == [
-            (member.size, member.label, member.key) for member in task.members
+        # Of photographs that are made smaller, the sizes are known afterwards only.
+        first = 2 if task.shrinking else 1
+        return self.shard.name == task.name and [row[first:] for row in self.rows] == [
+            (member.size, member.label, member.key)[first - 1 :] for member in task.members
         ]
 
 
@@ -71,6 +73,7 @@ class ShardTask:
     number: int
     members: tuple[ImageFile, ...]
     column: str | None = None
+    shrinking: Shrinking | None = None
     fatal: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -116,15 +119,19 @@ def make_shard(task: ShardTask) -> bool:
     """
     if is_done(task):
         return False
-    content, rows = _tar(task.members, _contents(task.members, task.column))
+    contents = _contents(task.members, task.column)
+    messages = {}
+    for member in task.members:
+        contents[member], messages[member] = _checked(task, member, contents[member])
+    content, rows = _tar(task.members, contents)
     digest = hashlib.sha256(content).hexdigest()
     record = ShardRecord(
         shard=ShardFile(name=task.name, samples=len(rows), bytes=len(content), sha256=digest),
         rows=tuple(rows),
         broken=tuple(
-            BrokenImage(split=task.split, key=key, message=message)
-            for member, (offset, size, _, key) in zip(task.members, rows, strict=True)
-            if (message := _fault(task, member, content[offset : offset + size]))
+            BrokenImage(split=task.split, key=member.key, message=message)
+            for member in task.members
+            if (message := messages[member])
         ),
     )
     write_whole(task.path, content)
@@ -136,16 +143,20 @@ def _where(member: ImageFile) -> str:
     return f"{member.file}: {member.key}"
 
 
-def _fault(task: ShardTask, member: ImageFile, content: bytes) -> str | None:
-    """Why an image cannot be decoded; None if it can."""
+def _checked(task: ShardTask, member: ImageFile, content: bytes) -> tuple[bytes, str | None]:
+    """An image as the shard has it, and why it cannot be decoded; None if it can."""
     what = _where(member)
     if what in task.fatal:
-        return task.fatal[what]
+        return content, task.fatal[what]
     try:
         with bounded(what, _MOST_DECODING):
-            return fault(content)
+            if task.shrinking is None:
+                return content, fault(content)
+            return shrunk(content, task.shrinking.short_side, task.shrinking.quality), None
+    except BrokenImageError as error:
+        return content, str(error)
     except BeyondLimitsError as error:
-        return error.words
+        return content, error.words
 
 
 def read_record(task: ShardTask) -> ShardRecord | None:
@@ -213,7 +224,7 @@ def _tar(
             _add(tar, f"{member.key}.cls", str(member.label).encode())
             offset = tar.offset + tarfile.BLOCKSIZE
             _add(tar, f"{member.key}.jpg", contents[member])
-            rows.append((offset, member.size, member.label, member.key))
+            rows.append((offset, len(contents[member]), member.label, member.key))
     return buffer.getvalue(), rows
 
 

@@ -25,10 +25,11 @@ from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards import archives
 from hpctrain.common.shards import make as sharding
 from hpctrain.common.shards.confined import end_all
+from hpctrain.common.shards.decoding import look
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.listing import ImageFile
 from hpctrain.common.shards.make import Sharding, cut_shards, make_shards
-from hpctrain.common.shards.manifest import ShardManifest
+from hpctrain.common.shards.manifest import ShardManifest, Shrinking
 from hpctrain.common.shards.one_shard import tar_bytes
 from hpctrain.common.shards.processes import Map
 from hpctrain.common.shards.read import open_shards
@@ -272,6 +273,55 @@ def test_other_settings_and_other_folders_are_refused(source: Path, shards: Path
     assert _contents(shards) == before
     with refused("HT-folder-not-empty", folder=other):
         _make(source, other)
+
+
+def test_photographs_are_shrunk_and_the_settings_kept(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    folder, smaller = tmp_path / "shards", Shrinking(short_side=16, quality=80)
+    manifest, _ = _make(source, folder, shrinking=smaller)
+    assert manifest.settings.shrinking == smaller
+    broken = {image.key for image in manifest.broken}
+    assert len(broken) == 2
+    before = {key: content for samples in _of_source(source).values() for key, _, content in samples}
+    counts = {False: 0, True: 0}
+    for split in ("train", "val"):
+        shards = open_shards(folder, split)
+        for index in range(len(shards)):
+            content, key = shards.read(index), shards.key(index)
+            if key in broken:
+                assert content == before[key]
+                continue
+            (width, height, pixels, _), original = look(content), look(before[key])
+            assert pixels is None and min(width, height) == min(16, original.width, original.height)
+            kept = original.pixels is None and min(original.width, original.height) <= 16
+            assert kept or content != before[key]
+            counts[kept] += 1
+        shards.close()
+    assert all(counts.values())
+    made = _contents(folder)
+    (folder / "train-000001.tar").unlink()
+    assert _make(source, folder, shrinking=smaller)[1][-1].endswith("1 of them made now")
+    assert _contents(folder) == made
+    for other in (None, Shrinking(short_side=17, quality=80), Shrinking(short_side=16, quality=81)):
+        with refused("HT-shards-begun-otherwise", folder=folder, settings="shrinking") as caught:
+            _make(source, folder, shrinking=other)
+        assert "--short-side 16 --quality 80" in caught.value.hint
+    assert main(["data", "verify", str(folder)]) == 0
+    assert "short side of 16 pixels" in capfd.readouterr().out
+    (folder / "val-000000.tar").write_bytes(b"")
+    assert main(["data", "verify", "--json", str(folder)]) == 3
+    assert "--short-side 16 --quality 80" in json.loads(capfd.readouterr().out)["remedy"]
+
+
+def test_short_side_and_quality_are_options(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    folder = tmp_path / "shards"
+    assert main(["data", "shard", str(source), str(folder), "--short-side", "32", "--quality", "70"]) == 0
+    assert json.loads((folder / "manifest.json").read_text())["settings"]["shrinking"] == {
+        "short_side": 32,
+        "quality": 70,
+    }
+    capfd.readouterr()
+    assert main(["data", "shard", str(source), str(folder), "--quality", "70"]) == 2
+    assert codes(capfd.readouterr().err) == ["HT-data-quality-alone"]
 
 
 def test_no_room_is_said_before_anything_is_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
