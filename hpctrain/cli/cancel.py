@@ -14,7 +14,7 @@ _GRACE_SECONDS = 30.0
 
 
 def cancel(
-    target: Target,
+    target: Target = "last",
     save_seconds: Annotated[
         float | None,
         typer.Option(

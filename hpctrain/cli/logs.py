@@ -22,7 +22,7 @@ _STATE_SECONDS = 10.0
 
 
 def logs(
-    target: Target,
+    target: Target = "last",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the run to its end, across requeues.")] = False,
     rank: Annotated[str | None, typer.Option(metavar="LIST", help="Only these ranks: 0, or 0-3,7.")] = None,
     job: Annotated[bool, typer.Option("--job", help="The logs of the jobs instead of those of the ranks.")] = False,

@@ -12,8 +12,13 @@ from hpctrain.report.say import answer, tell
 
 def report(
     run_dir: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run or a series, finished or not.")
-    ],
+        Path,
+        typer.Argument(
+            metavar="[RUN_DIR|last]",
+            help="The directory of a run or a series, finished or not; by default the last run in runs/.",
+            show_default=False,
+        ),
+    ] = Path("last"),
     prediction: Annotated[
         Path | None,
         typer.Option(
@@ -39,10 +44,13 @@ def report(
     from hpctrain.cli.comparison import print_comparison
     from hpctrain.common.errors import HpctrainError
     from hpctrain.common.run.directory import RunDirectory
+    from hpctrain.control.schedulers.find_run import LAST, last_run
     from hpctrain.control.supervision.repeats import read_series
     from hpctrain.report.page import keep_prediction, read_summary, write_report
     from hpctrain.report.repeats import read_repeats, write_repeats_report
 
+    if str(run_dir) == LAST:
+        run_dir = last_run()
     if tracking is not None:
         if as_json or prediction:
             other = "--json" if as_json else "--prediction"

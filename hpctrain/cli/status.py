@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.tables import print_table
+from hpctrain.cli.tables import table_width
 from hpctrain.common.files.utf8 import json_text
+from hpctrain.common.run.directory import RUNS
 from hpctrain.report.say import answer, tell
 
 if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus
 
-# Where `run` and `submit` make their directories by default.
-_RUNS = Path("runs")
-
-Target = Annotated[str, typer.Argument(metavar="RUN_DIR|JOBID", help="A run's directory, or a job: 12, or 12_3.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="[RUN_DIR|JOBID|last]",
+        help="A run's directory, or a job: 12, or 12_3; by default the last run in runs/.",
+        show_default=False,
+    ),
+]
 
 
 def status(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN_DIR|JOBID]", help="A run's directory, or a job: 12, or 12_3; by default all in runs/."
+            metavar="[RUN_DIR|JOBID|last]",
+            help="A run's directory, a job (12, or 12_3), or the last run in runs/; by default all of them are listed.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON with stable keys.")] = False,
@@ -49,17 +54,17 @@ def status(
 
 
 def _show_runs(*, as_json: bool) -> None:
-    from hpctrain.report.runs import list_runs, runs_table
+    from hpctrain.report.runs import list_runs, runs_text
 
-    rows, problem = list_runs(_RUNS)
+    rows, problem = list_runs(RUNS)
     if problem:
         tell(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}")
     if as_json:
         answer(json_text({"runs": [row.model_dump(mode="json") for row in rows]}, indent=2))
     elif rows:
-        print_table(runs_table(rows))
+        answer(runs_text(rows, RUNS, table_width()))
     else:
-        tell(f"hpctrain: there is no run in {_RUNS.absolute()}; hpctrain run digits makes one")
+        tell(f"hpctrain: there is no run in {RUNS.absolute()}; hpctrain run digits makes one")
 
 
 def _table(run: RunStatus) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,8 +20,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _UNBOUNDED = 1000
 
 
-def print_table(table: RenderableType) -> None:
-    """Print a table as wide as the terminal. In a pipe or a file nothing is cut, unless COLUMNS sets the width."""
-
+def table_width() -> int | None:
+    """The columns of the terminal. None in a pipe or a file, where nothing is cut, unless COLUMNS sets the width."""
     bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
-    terminal(width=None if bounded else _UNBOUNDED).print(table)
+    return shutil.get_terminal_size().columns if bounded else None
+
+
+def print_table(table: RenderableType) -> None:
+    """Print a table as wide as the terminal."""
+    terminal(width=None if table_width() else _UNBOUNDED).print(table)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.resuming import array_task
 from hpctrain.control.schedulers.find_run import FoundRun, own_jobs
 from hpctrain.control.schedulers.slurm.queue import JobState, jobs_of_user
 from hpctrain.report.record import Progress
 from hpctrain.report.status import run_status
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 # The list appears without Slurm's answer if that takes longer.
 _SLURM_SECONDS = 10.0
@@ -100,17 +97,29 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
     )
 
 
-def runs_table(rows: Sequence[RunRow]) -> Table:
-    """The table, with one row per run."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+def runs_text(rows: Sequence[RunRow], folder: Path, width: int | None) -> str:
+    """One line for each run, newest last, with a path that other commands take.
 
-    table = Table("run", "of", "state", "step", "when", "", box=box.SIMPLE, pad_edge=False)
-    for row in rows:
-        step = "" if row.step is None else f"{row.step:,}" if row.steps is None else f"{row.step:,} of {row.steps:,}"
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.time))
-        first = row.message.partition("\n")[0]
-        # Text, because Rich would read markup in a name.
-        table.add_row(*map(Text, (row.name, row.title or "", row.state, step, when, first)))
-    return table
+    Args:
+        folder: that of the runs.
+        width: columns; why a run is in its state is cut to them, and its path never is.
+    """
+    today = time.strftime("%Y-%m-%d")
+    table = [
+        (
+            shell_word(folder / row.name),
+            row.state,
+            "" if row.step is None else f"{row.step:,}" if row.steps is None else f"{row.step:,} of {row.steps:,}",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(row.time)).removeprefix(f"{today} "),
+            row.message.partition("\n")[0],
+        )
+        for row in reversed(rows)
+    ]
+    widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[:-1]]
+    return "\n".join(_cut("  ".join(map(str.ljust, row, [*widths, 0])).rstrip(), width, len(row[0])) for row in table)
+
+
+def _cut(line: str, width: int | None, least: int) -> str:
+    if width is None or len(line) <= width:
+        return line
+    return f"{line[: max(width - 1, least)].rstrip()}…"

@@ -52,6 +52,9 @@ _CODES = {
     "json_invalid": "HT-file-not-json",
 }
 
+# Where `run` and `submit` make run directories unless they are told where.
+RUNS = Path("runs")
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -208,7 +211,7 @@ def default_directory(title: str) -> Path:
     """The directory of a run for which none was named."""
     # Slurm gives the others a meaning in paths of logs, and a name with a slash would be a path.
     name = Path(title.translate(dict.fromkeys(map(ord, "%\\\0"), "-"))).stem
-    return Path("runs") / f"{name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return RUNS / f"{name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def new_directory(path: Path) -> RunDirectory:

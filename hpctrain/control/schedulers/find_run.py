@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.directory import RUNS, RunDirectory, read_model
 from hpctrain.common.run.resuming import array_task, task_number
 from hpctrain.control.schedulers.places import refuse_kubernetes_job
 from hpctrain.control.schedulers.slurm.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.control.schedulers.slurm.submission import Submission
 
 _RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
+
+# Names the newest run.
+LAST = "last"
 
 # The most seeds of a series that an error lists.
 _LISTED_SEEDS = 5
@@ -45,13 +49,39 @@ class FoundRun:
         return read_model(file, Submission).jobs if file.exists() else ()
 
 
+def last_run() -> Path:
+    """The directory of the run in ``runs/`` that was begun or recorded something last; of an array, the array's.
+
+    Raises:
+        HpctrainError: there is none.
+    """
+    newest: tuple[float, Path] | None = None
+    for plan in (plan for pattern in ("*/plan.json", "*/*/plan.json") for plan in RUNS.glob(pattern)):
+        directory = RunDirectory(plan.parent)
+        # A run that is being removed is none.
+        with contextlib.suppress(OSError):
+            times = [path.stat().st_mtime for path in (plan, directory.events) if path.exists()]
+            newest = max(newest or (0.0, plan.parent), (max(times), plan.parent))
+    if newest is None:
+        raise HpctrainError(
+            "HT-run-none-yet", "there is no run in {path}", "hpctrain run digits makes one", path=RUNS.absolute()
+        )
+    path = newest[1]
+    return path.parent if array_task(RunDirectory(path)) is not None else path
+
+
 def find_run(target: str) -> FoundRun:
-    """The run of a directory, or of a job (``12``, ``12_3``). A directory called like a job's number is ``./12``.
+    """The run of a directory, of a job (``12``, ``12_3``), or the :func:`last_run` (``last``).
+
+    A directory called like a job's number is ``./12``, one called last ``./last``.
 
     Raises:
         HpctrainError: there is no such directory or job, or no run of hpctrain in it.
     """
-    path = _job_directory(target) if is_job_id(target) else _directory(target)
+    if target == LAST:
+        path = last_run().resolve()
+    else:
+        path = _job_directory(target) if is_job_id(target) else _directory(target)
     found = RunDirectory(path)
     task = array_task(found)
     numbered = {task_number(folder): RunDirectory(folder) for folder in _folders(path)}

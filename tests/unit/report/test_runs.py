@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory, write_json
-from hpctrain.report.runs import list_runs
+from hpctrain.control.schedulers.find_run import last_run
+from hpctrain.report.runs import RunRow, list_runs, runs_text
+from support.refusals import refused
 from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
 from support.schedulers.slurm_programs import install, prints, row, write_submission
 
@@ -31,18 +36,56 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_newest_first(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_each_with_the_newest_last(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 0
-    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines() if line.strip()]
-    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines if "──" not in line[0]]
-    assert cells[0] == ["run", "of", "state", "step", "when"]
-    assert [line[:3] for line in cells[1:]] == [
-        ["done", "digits", "done"],
-        ["half", "digits", "stopped"],
-        ["script[red]", "train.py", "not started"],
+    lines = capsys.readouterr().out.splitlines()
+    assert [shlex.split(line)[0] for line in lines] == ["runs/script[red]", "runs/half", "runs/done"]
+    cells = [re.split(" {2,}", line)[1:4] for line in lines]
+    assert [each[0] for each in cells] == ["not started", "stopped", "done"]
+    assert [re.findall("[0-9]+", each[1]) for each in cells[1:]] == [["8", "12"], ["12", "12"]]
+    assert cells[0][1].startswith("2020-09-13")
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("ab c'", min_size=1, max_size=90), st.text(max_size=90), st.none() | st.integers(0, 10**9))
+    ),
+    st.none() | st.integers(1, 200),
+)
+def test_a_run_takes_one_line_and_its_path_is_whole(
+    found: list[tuple[str, str, int | None]], width: int | None
+) -> None:
+    rows = [
+        RunRow(name=name, run_dir="", state="done", message=said, step=step, time=1.0) for name, said, step in found
     ]
-    assert [re.findall("[0-9]+", line[3]) for line in cells[1:3]] == [["12", "12"], ["8", "12"]]
-    assert cells[3][3].startswith("2020-09-13")
+    lines = runs_text(rows, Path("runs"), width).split("\n") if rows else []
+    assert len(lines) == len(rows)
+    for line, each in zip(reversed(lines), rows, strict=True):
+        path = shlex.quote(f"runs/{each.name}")
+        assert line.startswith(path)
+        assert width is None or len(line) <= max(width, len(path) + 1)
+
+
+def test_the_last_run_needs_no_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = runs / "half"
+    os.utime(newest / "events.jsonl", (2_000_000_000, 2_000_000_000))
+    for arguments in (["status", "last"], ["logs"], ["logs", "last"], ["report"], ["report", "last"], ["cancel"]):
+        assert main(arguments) == 0, arguments
+        capsys.readouterr()
+    assert (newest / "report.html").exists() and not (runs / "done" / "report.html").exists()
+    assert last_run() == Path("runs/half")
+    (runs / "array").mkdir()
+    newest.rename(runs / "array" / "task-1")
+    write_submission(RunDirectory(runs / "array"), "12")
+    assert last_run() == Path("runs/array")
+
+
+@pytest.mark.parametrize("command", ["logs", "cancel", "report"])
+def test_where_there_is_no_run_there_is_no_last(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with refused("HT-run-none-yet", path=tmp_path / "runs"):
+        last_run()
+    assert main([command]) == 2
 
 
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
