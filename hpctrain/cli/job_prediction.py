@@ -10,7 +10,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Script
 from hpctrain.control.schedulers.job_prediction import named_gpu, predict_job, predict_jobs
 from hpctrain.control.schedulers.slurm.submission import PreparedJob
-from hpctrain.report.say import answer
+from hpctrain.report.say import tell
 
 
 def print_prediction(job: PreparedJob, work: Recipe | Script, gpu: str | None) -> None:
@@ -18,26 +18,26 @@ def print_prediction(job: PreparedJob, work: Recipe | Script, gpu: str | None) -
     named = named_gpu(job, gpu)
     if isinstance(work, Script) and gpu is None:
         return
-    answer("\n# Prediction")
+    tell("\n# Prediction")
     if named is None:
-        answer(f"none: the profile {job.profile.name} names no GPU; node.gpu in a profile does, or --gpu NAME")
+        tell(f"none: the profile {job.profile.name} names no GPU; node.gpu in a profile does, or --gpu NAME")
         return
     try:
         found = predict_job(job, work, named)
     except HpctrainError as error:
-        answer("\n".join([f"none: {error.message}", *_network_keys(job), *_shared_memory(job, named)]))
+        tell("\n".join([f"none: {error.message}", *_network_keys(job), *_shared_memory(job, named)]))
         return
     from hpctrain.cli.tables import print_table
     from hpctrain.control.schedulers.slurm.time_limit import deadline_lines, time_lines
     from hpctrain.report.prediction import prediction_notes, prediction_table
 
-    print_table(prediction_table(found.prediction))
+    print_table(prediction_table(found.prediction), stderr=True)
     lines = prediction_notes(found.prediction, explain=False)
     if minutes := found.minutes:
         about_time = deadline_lines if job.profile.kubernetes else time_lines
         lines += about_time(job.request, 60 * minutes.low, 60 * minutes.high)
     lines += [f"warning: {text}" for text in (found.memory_warning, *found.prediction.warnings) if text]
-    answer("\n".join([*lines, *_network_keys(job)]))
+    tell("\n".join([*lines, *_network_keys(job)]))
 
 
 def _shared_memory(job: PreparedJob, named: str) -> list[str]:

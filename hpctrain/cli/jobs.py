@@ -18,7 +18,7 @@ _INTERRUPTED = 130
 
 
 def show_job(job: PreparedJob, path: Path) -> None:
-    """Print what would be submitted for the run directory ``path``.
+    """Print what would be submitted for the run directory ``path``: on stdout the script alone, which sbatch takes.
 
     Raises:
         HpctrainError: the script cannot be made, or Slurm refuses it.
@@ -27,7 +27,8 @@ def show_job(job: PreparedJob, path: Path) -> None:
     from hpctrain.control.schedulers.preview import preview
 
     script = job.script(path)
-    answer(preview(job, script), end="")
+    answer(script, end="")
+    tell(preview(job))
     if message := check(script):
         tell(message)
 
@@ -40,6 +41,7 @@ def send_job(job: PreparedJob, path: Path, *, numbered: bool, wait: bool) -> Non
     directory, jobs = submit_job(job, path, numbered=numbered)
     answer(directory.path)
     answer(" ".join(jobs))
+    tell(f"{'job' if len(jobs) == 1 else 'jobs'} {', '.join(jobs)}; hpctrain status {shell_word(directory.path)}")
     if wait:
         raise typer.Exit(_wait(directory, job.request.tasks))
 

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hpctrain.cli import completion
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import missing_extra
 from hpctrain.report.say import answer, tell
 
@@ -38,6 +38,17 @@ _COMMANDS = {
     "horovod": ("hpctrain.cli.horovod", "app", "Build Horovod for this environment, and check it."),
 }
 
+
+# The base of Typer's errors, which has a copy of Click; one about an unknown option has ``possibilities``.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+
+# Options of mpirun, srun, torchrun and accelerate, and what they are called here.
+_RANKS = "-np N is the number of ranks"
+_HOSTS = "-H HOST:SLOTS,… or --hostfile FILE names hosts; hpctrain submit --nodes N asks Slurm for nodes"
+_OF_OTHERS = {
+    **dict.fromkeys(("n", "np", "ntasks", "num-processes", "nproc-per-node", "nproc"), _RANKS),
+    **dict.fromkeys(("N", "nnodes", "num-machines", "nodelist", "w", "host"), _HOSTS),
+}
 
 # Their first word is a recipe, whose name is completed without importing the command.
 _OF_RECIPES = frozenset(("run", "submit", "plan", "predict"))
@@ -69,7 +80,41 @@ def _load(name: str, *, helps: bool) -> Any:
         command.command(help=help_text if not function.__doc__ else None)(function)
     if not helps:
         command.rich_markup_mode = None
-    return typer.main.get_command(command)
+    made = typer.main.get_command(command)
+    if name in _OF_RECIPES:
+        _name_unknown_options(made)
+    return made
+
+
+def _name_unknown_options(command: Any) -> None:
+    """Make a command say of an option that it does not have which one is meant: other launchers', or the script's."""
+    parse = command.parse_args
+
+    def parse_args(ctx: Any, args: list[str]) -> Any:
+        given = list(args)
+        try:
+            return parse(ctx, args)
+        except _USAGE_ERROR as error:
+            if not hasattr(error, "possibilities"):
+                raise
+            option: str = error.option_name
+            known = [each for parameter in command.params for each in parameter.opts]
+            script = next((word for word in given if word.endswith(".py")), None)
+            if own := _OF_OTHERS.get(option.lstrip("-").replace("_", "-")):
+                hint = own
+            elif script:
+                hint = f"options of the script stand behind --: hpctrain {ctx.info_name} … {script} -- {option} …"
+            else:
+                hint = nearest(option, known)
+            raise HpctrainError(
+                "HT-option-unknown",
+                "hpctrain {command} has no option {option}",
+                hint,
+                command=ctx.info_name,
+                option=option,
+            ) from error
+
+    command.parse_args = parse_args
 
 
 class _OfRecipe(TyperCommand):

@@ -15,7 +15,7 @@ def report(
         Path,
         typer.Argument(
             metavar="[RUN_DIR|last]",
-            help="The directory of a run or a series, finished or not; by default the last run in runs/.",
+            help="The directory of a run, a series or an array, finished or not; by default the last run in runs/.",
             show_default=False,
         ),
     ] = Path("last"),
@@ -45,7 +45,7 @@ def report(
     from hpctrain.common.errors import HpctrainError
     from hpctrain.common.run.directory import RunDirectory
     from hpctrain.control.schedulers.find_run import LAST, last_run
-    from hpctrain.control.supervision.repeats import read_series
+    from hpctrain.control.supervision.repeats import array_series, read_series
     from hpctrain.report.page import keep_prediction, read_summary, write_report
     from hpctrain.report.repeats import read_repeats, write_repeats_report
 
@@ -64,7 +64,7 @@ def report(
 
         raise typer.Exit(send_later(run_dir, tracking, lambda text: tell(f"hpctrain: {text}")))
     directory = RunDirectory(run_dir)
-    if series := read_series(run_dir):
+    if series := read_series(run_dir) or array_series(run_dir):
         if prediction:
             raise HpctrainError(
                 "HT-prediction-of-series",

@@ -69,7 +69,7 @@ class JobOptions:
     time: Annotated[
         str | None, typer.Option(metavar="[D-]H:M:S", help="Time limit of a job.", rich_help_panel=_SLURM)
     ] = None
-    partition: Annotated[str | None, typer.Option(rich_help_panel=_SLURM)] = None
+    partition: Annotated[str | None, typer.Option("--partition", "-p", rich_help_panel=_SLURM)] = None
     account: Annotated[str | None, typer.Option(rich_help_panel=_SLURM)] = None
     qos: Annotated[str | None, typer.Option(rich_help_panel=_SLURM)] = None
     constraint: Annotated[

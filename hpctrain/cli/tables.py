@@ -26,6 +26,6 @@ def table_width() -> int | None:
     return shutil.get_terminal_size().columns if bounded else None
 
 
-def print_table(table: RenderableType) -> None:
-    """Print a table as wide as the terminal."""
-    terminal(width=None if table_width() else _UNBOUNDED).print(table)
+def print_table(table: RenderableType, *, stderr: bool = False) -> None:
+    """Print a table as wide as the terminal, as the answer or beside it on stderr."""
+    terminal(width=None if table_width() else _UNBOUNDED, stderr=stderr).print(table)

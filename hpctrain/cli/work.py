@@ -138,8 +138,15 @@ def read_tasks(
     """The work of each task of an array, with ``%a`` replaced by its number; the work of any other run under None.
 
     Raises:
-        HpctrainError: the work cannot be read, or every task would do the same training.
+        HpctrainError: the work cannot be read, ``%a`` stands where there are no tasks, or every task would do
+            the same training.
     """
+    if not tasks and any(each.partition("=")[2] == "%a" for each in overrides):
+        raise HpctrainError(
+            "HT-task-number-without-array",
+            "%a in --set is the number of a task, and there is no --array",
+            "--array 0-4 runs five tasks",
+        )
     if not tasks:
         return {None: read_work(work, overrides, arguments, mesh=mesh, small=small)}
     if work.endswith(".py"):

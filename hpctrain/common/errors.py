@@ -11,6 +11,10 @@ from typing import Any, Self
 
 # How many of the counted things a warning names.
 _NAMED = 3
+# More choices than these that begin alike are no guess.
+_MEANT = 3
+# A likeness of two names by difflib that only a typing error explains.
+_TYPING_ERROR = 0.9
 
 
 class HpctrainError(Exception):
@@ -128,10 +132,12 @@ def joined(faults: Sequence[HpctrainError], hint: str, *, more: int = 0) -> Hpct
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """A sentence with the valid choices, beginning with the one that the user probably meant."""
+    """A sentence with the valid choices, beginning with those that the user probably meant."""
     known = sorted(choices)
-    close = difflib.get_close_matches(name, known, n=1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
+    begun = [choice for choice in known if name and choice.startswith(name)]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=_TYPING_ERROR)
+    close = close or (begun if len(begun) <= _MEANT else []) or difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return f"{meant}valid: {', '.join(known)}"
 
 

@@ -1,4 +1,4 @@
-"""The output of ``submit --dry-run``: the script, and the placement and environment of the ranks as far as known."""
+"""What ``submit --dry-run`` says beside the script: placement and environment of the ranks as far as they are known."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from hpctrain.control.schedulers.request import JobRequest
 from hpctrain.control.schedulers.slurm.submission import PreparedJob
 
 
-def preview(job: PreparedJob, script: str) -> str:
-    """The text. It begins with the script as it would be submitted."""
+def preview(job: PreparedJob) -> str:
+    """The text."""
     placed, placement = _place(job.plan, job.request)
     known, later = _environment(placed)
     lines = [
-        "",
         f"# Placement: {job.request.nodes} nodes of {job.request.tasks_per_node} ranks",
         *placement,
         "",
@@ -24,7 +23,7 @@ def preview(job: PreparedJob, script: str) -> str:
         *(f"{name}={value}" for name, value in {**job.profile.environment, **known}.items()),
         f"decided in the job: {', '.join(later)}",
     ]
-    return script + "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _environment(plan: Plan) -> tuple[dict[str, str], list[str]]:

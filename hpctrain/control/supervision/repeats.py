@@ -9,18 +9,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, Field
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.private import make_folder
+from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.resuming import resume_command
+from hpctrain.common.run.resuming import resume_command, task_number
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 
@@ -34,10 +36,15 @@ class _Seeds(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The runs in one directory, by seed."""
+    """The runs in one directory, by seed.
+
+    Attributes:
+        places: their directories, where these are not called after the seeds.
+    """
 
     path: Path
     seeds: tuple[int, ...]
+    places: Mapping[int, RunDirectory] = field(default_factory=dict)
 
     @property
     def file(self) -> Path:
@@ -45,7 +52,7 @@ class Series:
 
     @property
     def runs(self) -> dict[int, RunDirectory]:
-        return {seed: RunDirectory(self.path / f"seed-{seed}") for seed in self.seeds}
+        return {seed: self.places.get(seed) or RunDirectory(self.path / f"seed-{seed}") for seed in self.seeds}
 
     def run(self, run_one: Callable[[int, RunDirectory], int], say: Callable[[str], None]) -> int:
         """Run the seeds that are not done, up to the first that fails.
@@ -169,6 +176,33 @@ def read_series(path: Path) -> Series | None:
             reason=error.strerror,
         ) from error
     return Series(path=path, seeds=read_model(file, _Seeds).seeds) if there else None
+
+
+def array_series(path: Path) -> Series | None:
+    """The tasks of an array of jobs as repeated runs; None where the directory is no array's.
+
+    Raises:
+        HpctrainError: the tasks differ in more than the seed, or a plan cannot be read.
+    """
+    tasks = {number: folder for folder in path.glob("task-*") if (number := task_number(folder)) is not None}
+    if not tasks or not RunDirectory(path).submission.exists():
+        return None
+    places: dict[int, RunDirectory] = {}
+    recipes: list[Recipe] = []
+    for _, folder in sorted(tasks.items()):
+        directory = RunDirectory(folder)
+        if recipe := read_model(directory.plan, Plan).recipe:
+            places[recipe.seed] = directory
+            recipes.append(recipe.model_copy(update={"seed": 0}))
+    if len(places) < len(tasks) or any(recipe != recipes[0] for recipe in recipes):
+        raise HpctrainError(
+            "HT-array-not-of-seeds",
+            "{path} is an array of {tasks} tasks that are not one recipe with a seed each, which have no mean",
+            f"hpctrain report {shell_word(path / f'task-{min(tasks)}')} is about one task",
+            path=path,
+            tasks=len(tasks),
+        )
+    return Series(path=path, seeds=tuple(places), places=places)
 
 
 def require_no_series(path: Path) -> None:

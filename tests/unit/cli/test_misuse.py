@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.common.cluster import machine
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.run.directory import new_directory
 from hpctrain.control.horovod import check
 from hpctrain.control.horovod.fingerprint import Fingerprint
@@ -56,7 +56,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             "error[HT-recipe-unknown]: unknown recipe 'digit'\n  did you mean 'digits'?",
         ),
         (["submit", "train.py"], "cannot read the script train.py: No such file"),
-        (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "\n  valid: cp, dp_rep"),
+        (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "'dp_replicate' or 'dp_shard'"),
         (
             ["predict", "digits", "--mesh", "dp_shard=2", "--gpu", "v100-sxm"],
             "a prediction is for ranks that each have the who",
@@ -263,3 +263,25 @@ def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr("hpctrain.control.supervision.begin.this_machine", found_a_fault)
     assert main(["run", "digits"]) == 3
     assert capsys.readouterr().err.split() == ["hpctrain:", "error[HT-of-test]:", "message", "hint"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "train.py", "--epochs", "3"], "train.py -- --epochs"),
+        (["run", "train.py", "-n", "2"], "-np N"),
+        (["run", "digits", "--nproc_per_node=2"], "-np N"),
+        (["submit", "digits", "--nnodes", "2"], "--nodes N"),
+        (["plan", "digits", "--bakcend", "mpi"], "'--backend'"),
+    ],
+)
+def test_an_option_that_is_none_of_these(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-option-unknown"] and words in said
+
+
+def test_what_begins_like_a_choice_is_meant_first() -> None:
+    assert nearest("h100", ["h100-pcie", "h100-sxm", "p100"]).startswith("did you mean 'h100-pcie' or 'h100-sxm'?")
+    assert nearest("h10", ["h20", "p100"]).startswith("did you mean 'h20'?")
+    assert nearest("", ["a", "b"]) == "valid: a, b"

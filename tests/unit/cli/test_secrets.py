@@ -121,6 +121,7 @@ def test_a_job_tells_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 def test_a_secret_that_is_gone_is_asked_for(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text("raise SystemExit(1)\n")
     assert main(["run", "train.py", "--backend", "single", "-np", "1", "--run-dir", "run", *_ENV]) == 1
+    capfd.readouterr()
     monkeypatch.delenv("HF_TOKEN")
     assert main(["run", "--resume", "--run-dir", "run"]) == 2
     said = capfd.readouterr().err

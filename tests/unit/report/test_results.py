@@ -13,13 +13,15 @@ from rich.console import Console
 from hpctrain.cli.main import main
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.control.supervision.repeats import Series, create_series, repeated
+from hpctrain.control.supervision.repeats import Series, array_series, create_series, repeated
 from hpctrain.report.page import render
 from hpctrain.report.repeats import read_repeats, table
 from hpctrain.report.results import MEDIAN, median_accuracy, reported_text, result_name, result_title
 from hpctrain.report.summary import summarise
 from support.golden import check_text
+from support.refusals import refused
 from support.report.written_runs import Line, digits, recipe_plan, run_events, typed, write_run
+from support.schedulers.slurm_programs import write_submission
 
 GOYAL = ({"value": 0.7640, "deviation": 0.0012, "batch": 256}, {"value": 0.7626, "deviation": 0.0009, "batch": 8192})
 # The fourth of five is the median.
@@ -153,3 +155,36 @@ def test_report_of_a_series(series: Series, capsys: pytest.CaptureFixture[str]) 
     found = json.loads(capsys.readouterr().out)
     assert found["mean"] == pytest.approx(statistics.mean(RESULTS.values()), abs=1e-12)
     assert found["seeds"] == [7, 8, 9]
+
+
+@pytest.fixture
+def array(series: Series) -> RunDirectory:
+    """The same runs as the tasks of an array."""
+    found = RunDirectory(series.path.parent / "array")
+    found.path.mkdir()
+    for task, directory in enumerate(series.runs.values(), start=4):
+        directory.path.rename(found.path / f"task-{task}")
+    write_submission(found, "12")
+    return found
+
+
+def test_the_report_of_an_array_of_seeds_has_their_mean(
+    array: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = array_series(array.path)
+    assert found is not None
+    assert read_repeats(found).mean == pytest.approx(statistics.mean(RESULTS.values()), abs=1e-12)
+    assert main(["report", str(array.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seeds"] == [*RESULTS]
+    assert main(["report", str(array.path)]) == 0
+    assert (array.path / "report.html").exists()
+
+
+def test_tasks_that_differ_in_more_than_the_seed_have_no_mean(array: RunDirectory) -> None:
+    plan = array.path / "task-5" / "plan.json"
+    content = json.loads(plan.read_text())
+    content["recipe"]["epochs"] += 1
+    plan.write_text(json.dumps(content))
+    with refused("HT-array-not-of-seeds", tasks=3):
+        array_series(array.path)
+    assert main(["report", str(array.path / "task-5")]) == 0

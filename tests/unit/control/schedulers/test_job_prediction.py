@@ -45,7 +45,7 @@ def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     """What follows the heading in a dry run."""
     assert main(["submit", *arguments, "--dry-run"]) == 0
-    _, _, text = capsys.readouterr().out.partition("\n# Prediction\n")
+    _, _, text = capsys.readouterr().err.partition("\n# Prediction\n")
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -149,7 +149,7 @@ def test_no_prediction_leaves_no_file(capsys: pytest.CaptureFixture[str]) -> Non
         assert main(["submit", "digits", *options]) == 0
         said = capsys.readouterr()
         assert not (Path(said.out.splitlines()[0]) / "prediction.json").exists()
-        assert "prediction" not in said.err
+        assert "prediction of" not in said.err and "# Prediction" not in said.err
 
 
 def test_each_task_of_an_array_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:

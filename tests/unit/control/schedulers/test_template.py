@@ -54,7 +54,7 @@ def test_it_can_extend_that_of_hpctrain_under_the_same_name(tmp_path: Path) -> N
 def test_a_fault_in_it_is_told_with_its_line(text: str, line: int, words: list[str], tmp_path: Path) -> None:
     with pytest.raises(HpctrainError) as caught:
         rendered(text, tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path}/mine.j2:{line}: ")
+    assert caught.value.message.startswith(f"{tmp_path}/mine.j2:{line}: ")
     for word in words:
         assert word in str(caught.value)
 

@@ -156,8 +156,11 @@ def test_a_run_is_not_submitted_over_another(programs: Programs, capsys: pytest.
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("digits", "--cluster", "generic", "--nodes", "2", "--dry-run", "--env", "A=b") == 0
-    printed = capsys.readouterr().out
-    assert printed.splitlines()[:2] == ["#!/bin/bash", "#SBATCH --job-name=digits"]
+    script, printed = capsys.readouterr()
+    assert script.splitlines()[:2] == ["#!/bin/bash", "#SBATCH --job-name=digits"]
+    # Whoever redirects stdout has what sbatch takes.
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=True, capture_output=True).stderr == ""
+    assert "Placement" not in script and "Prediction" not in script
     assert "Placement: 2" in printed and "scontrol show" in printed
     known, _, later = printed.partition("# Environment of every rank\n")[2].partition("decided in the job: ")
     assert "A=b\n" in known and "OMP_NUM_THREADS" not in known and "HPCTRAIN_BACKEND" not in known
@@ -172,7 +175,7 @@ def test_a_dry_run_shows_the_variables_that_are_known(
     Path("mine.yaml").write_text("name: mine\nsource: me\nenvironment: {NCCL_DEBUG: INFO}\n")
     asked = ("digits", "--cluster", "mine.yaml", "--dry-run", "--backend", "horovod", "--sbatch", "nodelist=n1")
     assert submit(*asked, "--env", "OMP_NUM_THREADS=3") == 0
-    known = capsys.readouterr().out.partition("# Environment of every rank\n")[2].partition("decided in the job")[0]
+    known = capsys.readouterr().err.partition("# Environment of every rank\n")[2].partition("decided in the job")[0]
     assert {"NCCL_DEBUG=INFO", "OMP_NUM_THREADS=3", "HPCTRAIN_BACKEND=horovod"} <= set(known.splitlines())
     assert "MKL_NUM_THREADS" not in known
 
@@ -182,12 +185,12 @@ def test_a_dry_run_lays_the_mesh(programs: Programs, capsys: pytest.CaptureFixtu
     Path("topology.conf").write_text("SwitchName=s1 Nodes=n[1-2]\n")
     asked = ("train.py", "--cluster", "generic", "--nodes", "2", "--tasks-per-node", "2", "--fabric", "topology.conf")
     assert submit(*asked, "--mesh", "tp=2,dp_shard=-1", "--dry-run") == 0
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr().err
     mesh = "mesh dp_shard 2 x tp 2"
     assert f"\n{mesh}, " in printed
     assert "\nHPCTRAIN_MESH=dp_replicate=1,dp_shard=2,pp=1,cp=1,tp=2\n" in printed
     assert submit(*asked, "--mesh", "tp=4", "--dry-run") == 0
-    assert "tp 4" in capsys.readouterr().out.partition("warning: ")[2].splitlines()[0]
+    assert "tp 4" in capsys.readouterr().err.partition("warning: ")[2].splitlines()[0]
     assert submit(*asked, "--mesh", "tp=3") == 2
     assert codes(capsys.readouterr().err) == ["HT-mesh-ranks-not-divisible"]
     assert programs.calls("sbatch")[-1].arguments[0] == "--test-only"
