@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -29,6 +30,7 @@ from hpctrain.worker.adapters.torch.parallel.overflow import count_as_checked
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.schedules import (
     Schedules,
+    connect,
     own_stages,
     rank_of,
     run_forward,
@@ -36,6 +38,7 @@ from hpctrain.worker.adapters.torch.parallel.schedules import (
 )
 from hpctrain.worker.adapters.torch.parallel.sharding import divide
 from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
+from hpctrain.worker.adapters.torch.parallel.step_watch import StepWatch
 from hpctrain.worker.adapters.torch.parallel.tensor import refuse_tie, tied_names
 from hpctrain.worker.adapters.torch.random_streams import ready
 from hpctrain.worker.adapters.torch.recording import step_recorder
@@ -45,6 +48,7 @@ from hpctrain.worker.comm import Communicator, current
 
 # How many numbers of each gradient are compared to find out whether it was changed.
 _SAMPLED = 16
+_ADDS_LOSSES = "adds up the losses of all ranks"
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -137,6 +141,7 @@ class Pipeline:
         watch_first_steps(self._comm, optimizers)
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
+        self._first = own[0]
         self._count = self._pp * per_rank
         self._rank_of = functools.partial(rank_of, schedule, pp=self._pp)
         self._tied = TiedGradients(ties, self._by_number, self._rank_of, self._mesh["pp"].get_group())
@@ -146,7 +151,14 @@ class Pipeline:
         self._size = 0
         # False after an error in a step, wherever it occurred.
         self._ended = True
-        self._schedules = Schedules(schedule, self._by_number, self._micro_batches, self._loss, self._mesh)
+        neighbours = [(self._rank_of(stage), self._rank_of(stage + 1)) for stage in range(self._count - 1)]
+        shared = [(self._rank_of(one), self._rank_of(other)) for one, other in (tie.stages for tie in ties)]
+        connect(self._mesh, [*neighbours, *shared])
+        ranks = dist.get_process_group_ranks(self._mesh["pp"].get_group())
+        self._watch = StepWatch(self._comm, ranks, self._rank_of, on_gpu=self._mesh.device_type == "cuda")
+        self._schedules = Schedules(
+            schedule, self._by_number, self._micro_batches, self._loss, self._mesh, self._watch.note
+        )
         ready(self._comm, "model")
 
     def _check_ties(self, ties: Sequence[Tie]) -> None:
@@ -211,7 +223,8 @@ class Pipeline:
         self._check_ended()
         self._tied.restart()
         found = self._run(inputs, target, factor, count)
-        self._tied.add_up()
+        with self._watch.step(self._first, "adds up the gradients of parameters that stages share"):
+            self._tied.add_up()
         self._ended = True
         self.accept_gradients()
         if scaler is not None and scaler.is_enabled():
@@ -225,7 +238,10 @@ class Pipeline:
         parts = self._cut_up(inputs, target, size, 1.0, None)
         group = self._mesh["pp"].get_group()
         cut = parts.split(size), self._batch.target.split(size)
-        return self._everyone(run_forward(self._by_number, self._count, *cut, self._loss, self._rank_of, group))
+        with self._watch.step(self._first):
+            losses = run_forward(self._by_number, self._count, *cut, self._loss, self._rank_of, group, self._watch.note)
+            self._watch.together(self._first, _ADDS_LOSSES)
+            return self._everyone(losses)
 
     def _run(
         self, inputs: torch.Tensor, target: torch.Tensor, factor: float, count: torch.Tensor | float | None
@@ -234,23 +250,25 @@ class Pipeline:
         # A smaller batch is padded, so that it needs no schedule of its own.
         self._size = max(self._size, math.ceil(len(inputs) / self._micro_batches))
         whole = self._cut_up(inputs, target, self._size, factor, count)
-        schedule = self._schedules.of(self._size, inputs, target)
         losses: list[torch.Tensor] = []
         self._micro_losses = MicroLosses()
         given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if self.is_last else {}
         denominators = denominators_of(self._comm)
-        self._ended = False
-        try:
-            denominators.in_pipeline = True
-            denominators.reduces()
-            schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
-        except RuntimeError as error:
-            if own := _own_error(error):
-                raise own from None
-            raise
-        finally:
-            denominators.in_pipeline = False
-        return self._everyone(losses, judged=self._count_of is None)
+        with self._watch.step(self._first):
+            schedule = self._schedules.of(self._size, inputs, target)
+            self._ended = False
+            try:
+                denominators.in_pipeline = True
+                denominators.reduces()
+                schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
+            except RuntimeError as error:
+                if own := _own_error(error):
+                    raise own from None
+                raise
+            finally:
+                denominators.in_pipeline = False
+            self._watch.together(self._first, _ADDS_LOSSES)
+            return self._everyone(losses, judged=self._count_of is None)
 
     def _cut_up(
         self, inputs: torch.Tensor, target: torch.Tensor, size: int, factor: float, count: torch.Tensor | float | None

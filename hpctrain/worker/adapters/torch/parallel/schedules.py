@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 
 from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.worker.adapters.torch.parallel.step_watch import Action, receives, sends
 
 # The schedule, and how many stages each rank has.
 SCHEDULES: dict[str, tuple[type, int]] = {
@@ -87,11 +88,19 @@ class Schedules:
         stages: this rank's stages by their numbers.
         micro_batches: how many a batch is cut into.
         loss: computes the loss of an output and its target.
+        note: gets each action of this rank when it begins.
     """
 
     def __init__(
-        self, name: str, stages: Mapping[int, nn.Module], micro_batches: int, loss: Any, mesh: DeviceMesh
+        self,
+        name: str,
+        stages: Mapping[int, nn.Module],
+        micro_batches: int,
+        loss: Any,
+        mesh: DeviceMesh,
+        note: Callable[[Action], None],
     ) -> None:
+        self._note = note
         self._name, self._stages, self._micro_batches, self._loss = name, stages, micro_batches, loss
         self._device, self._group = torch.device(mesh.device_type), mesh["pp"].get_group()
         self._made: OrderedDict[Any, Any] = OrderedDict()
@@ -142,9 +151,11 @@ class Schedules:
             _Stage(stage, number, pp * per_rank, self._device, group=self._group)
             for number, stage in self._stages.items()
         ]
+        for part in parts:
+            part.note = self._note
         stages: Any = parts[0] if per_rank == 1 else parts
         try:
-            return kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
+            made = kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
         except ValueError as error:
             raise HpctrainError(
                 "HT-pipeline-micro-batches",
@@ -154,6 +165,30 @@ class Schedules:
                 micro_batches=self._micro_batches,
                 reason=str(error),
             ) from error
+        if per_rank > 1:
+            made.fwd_recv_ops = _Awaited(lambda key: self._note(_receives_activations(*key)))
+            made.bwd_recv_ops = _Awaited(lambda key: self._note(_receives_gradients(*key)))
+        return made
+
+
+class _Awaited(dict[tuple[int, int], Any]):
+    """The receives that a schedule has started, by stage and micro-batch. It takes one out when it waits for it."""
+
+    def __init__(self, note: Callable[[tuple[int, int]], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def pop(self, key: tuple[int, int], *default: Any) -> Any:
+        self._note(key)
+        return super().pop(key, *default)
+
+
+def _receives_activations(stage: int, micro_batch: int) -> Action:
+    return receives(stage, f"activations of micro-batch {micro_batch}", stage - 1)
+
+
+def _receives_gradients(stage: int, micro_batch: int) -> Action:
+    return receives(stage, f"gradients of micro-batch {micro_batch}", stage + 1)
 
 
 class _Stage(PipelineStage):
@@ -161,8 +196,52 @@ class _Stage(PipelineStage):
 
     PyTorch's own runs a forward and a backward pass for that, partly on uninitialised numbers: batch norms would count
     them, FSDP2 would lose accumulated gradients, and gather and reduce more often than on ranks whose batches stay the
-    same.
+    same. It notes what it does.
     """
+
+    note: Callable[[Action], None]
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        if operations := super().get_fwd_recv_ops(fwd_chunk_id):
+            self.note(_receives_activations(self.stage_index, fwd_chunk_id))
+        return operations
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        if operations := super().get_bwd_recv_ops(bwd_chunk_id):
+            self.note(_receives_gradients(self.stage_index, bwd_chunk_id))
+        return operations
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
+        if operations := super().get_fwd_send_ops(fwd_chunk_id):
+            self.note(sends(self.stage_index, f"activations of micro-batch {fwd_chunk_id}", self.stage_index + 1))
+        return operations
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
+        if operations := super().get_bwd_send_ops(bwd_chunk_id):
+            self.note(sends(self.stage_index, f"gradients of micro-batch {bwd_chunk_id}", self.stage_index - 1))
+        return operations
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._compute(f"forward of micro-batch {fwd_chunk_id}")
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        self._compute(f"backward of micro-batch {bwd_chunk_id}")
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        self._compute(f"gradients of the weights for micro-batch {bwd_chunk_id}")
+        super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        self._compute("adds up its gradients over the ranks with the same stage")
+        super().perform_reduce_grad(grad_scale_factor)
+        # Schedules of several stages per rank wait only at their end for messages that they sent.
+        peer = 1 if self.is_first else self.stage_index - 1
+        self.note(sends(self.stage_index, "its last messages", peer))
+
+    def _compute(self, what: str) -> None:
+        self.note(Action(stage=self.stage_index, what=what))
 
     def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
         before = {name: each.clone() for name, each in module.named_buffers()}
@@ -244,6 +323,7 @@ def run_forward(
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     rank_of: Callable[[int], int],
     group: Any,
+    note: Callable[[Action], None],
 ) -> list[torch.Tensor]:
     """The losses of all micro-batches, which have one shape; nothing on ranks without the last stage. Collective.
 
@@ -254,19 +334,60 @@ def run_forward(
         stages: this rank's stages by their numbers, of ``count`` in the whole pipeline.
         loss: of outputs and targets; it may use parameters of the last stage.
         rank_of: gives the rank within pp that has a stage.
+        note: gets each action of this rank when it begins.
     """
     here, outputs = dist.get_rank(group), list(inputs)
     for number, stage in sorted(stages.items()):
         source = rank_of(number - 1) if number else here
         if source != here:
+            note(receives(number, "activations of an evaluation", number - 1))
             outputs = _receive(len(inputs), source, group)
+        note(Action(stage=number, what="forward of an evaluation"))
         outputs = [stage(each) for each in outputs]
         if number == count - 1:
             outputs = [loss(*pair) for pair in zip(outputs, targets, strict=True)]
         _reshard(stage)
         if number + 1 < count and (to := rank_of(number + 1)) != here:
+            note(sends(number, "activations of an evaluation", number + 1))
             _send(outputs, to, group)
     return outputs if count - 1 in stages else []
+
+
+def connect(mesh: DeviceMesh, pairs: Iterable[tuple[int, int]]) -> None:
+    """Open all connections that schedules use, before the first step. Collective.
+
+    NCCL makes a group's communicator at its first collective, with all of its ranks; one of two ranks at the first
+    message between them that is not part of a batch; and the connections within one when they are first used. All block
+    the rank until the others take part, which in the middle of a schedule may wait for this one. PyTorch sends batches
+    of one kind as single messages, and mixed ones over the group's communicator, so each pair needs both, in an order
+    on which all ranks agree.
+
+    Args:
+        pairs: of ranks within pp that have neighbouring stages or share a parameter.
+    """
+    token, received = torch.zeros(1, device=mesh.device_type), torch.zeros(1, device=mesh.device_type)
+    for axis in mesh.mesh_dim_names or ():
+        if mesh[axis].size() > 1:
+            dist.all_reduce(token, group=mesh[axis].get_group())
+    group = mesh["pp"].get_group()
+    here = dist.get_rank(group)
+    for pair in sorted({(min(pair), max(pair)) for pair in pairs}):
+        if here not in pair or pair[0] == pair[1]:
+            continue
+        peer = sum(pair) - here
+        for source in pair:
+            if source == here:
+                dist.send(token, group=group, group_dst=peer)
+            else:
+                dist.recv(received, group=group, group_src=peer)
+        both = [
+            dist.P2POp(dist.isend, token, group=group, group_peer=peer),
+            dist.P2POp(dist.irecv, received, group=group, group_peer=peer),
+        ]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+    if mesh.device_type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _send(tensors: Sequence[torch.Tensor], rank: int, group: Any) -> None:
