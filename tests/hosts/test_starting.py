@@ -256,7 +256,7 @@ def test_a_host_that_cannot_take_part_is_named(fault, changed: LocalHosts, hosts
     assert time.monotonic() - begin < LIMIT_SECONDS
     assert result.returncode == code, result.stdout
     said = result.stdout.splitlines()
-    (number,) = [number for number, line in enumerate(said) if line.startswith(f"hpctrain: {text}")]
+    (number,) = [number for number, line in enumerate(said) if codes(line) and f"]: {text}" in line]
     assert remedy in said[number + 1]
     assert not list(tmp_path.glob("said-*")), "a rank was started"
     # The name is free for the next try, and no probe is left.

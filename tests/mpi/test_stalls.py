@@ -84,7 +84,7 @@ def test_a_rank_that_hangs_in_mpi_is_ended_with_the_status_of_a_run_that_can_be_
     result = mpirun(PROGRAM, 2, "block", check=False, timeout=200, HPCTRAIN_STALL="1", HPCTRAIN_TIMEOUT="4")
     assert result.returncode == 4
     assert "HT-wait-timed-out" in codes(result.stdout)
-    told = r"^hpctrain: rank 0 .*4 s .*rank 1 .*small bucket"
+    told = r"^hpctrain: error\[HT-wait-timed-out\]: rank 0 .*4 s .*rank 1 .*small bucket"
     assert re.search(told, result.stdout, re.M)
     assert "in sleep_in_python" in result.stdout
 

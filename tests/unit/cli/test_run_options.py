@@ -436,7 +436,7 @@ def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     for attempt in (2, 3):
         assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 4
         said = capfd.readouterr().err
-        assert codes(said) == ["HT-launcher-none-works"]
+        assert codes(said)[-1] == "HT-launcher-none-works"
         assert "run/.hpctrain-probe-" in said
         last = events()[-3:]
         assert [event.event for event in last] == ["start", "fault", "end"]

@@ -125,7 +125,7 @@ def test_a_secret_that_is_gone_is_asked_for(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.delenv("HF_TOKEN")
     assert main(["run", "--resume", "--run-dir", "run"]) == 2
     said = capfd.readouterr().err
-    assert codes(said) == ["HT-variable-not-set"] and "HF_TOKEN" in said
+    assert codes(said)[-1] == "HT-variable-not-set" and "HF_TOKEN" in said
 
 
 def test_a_secret_on_the_command_line_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

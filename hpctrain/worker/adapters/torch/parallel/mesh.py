@@ -21,6 +21,7 @@ from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.process_group import require_default_group
 
 _made: weakref.WeakKeyDictionary[Communicator, dict[tuple[int, ...], DeviceMesh]] = weakref.WeakKeyDictionary()
+_WATCHDOG_MARGIN = timedelta(seconds=10)
 _watches_pickling = _said_pickled = False
 
 
@@ -107,7 +108,8 @@ def _options(comm: Communicator) -> tuple[str, Backend.Options] | None:
 
 def _limit_waits(mesh: DeviceMesh) -> None:
     for group in mesh.get_all_groups():
-        _set_pg_timeout(_limit(), group)
+        # NCCL's watchdog ends the process without naming what hangs, so it comes after what does.
+        _set_pg_timeout(_limit() + _WATCHDOG_MARGIN, group)
 
 
 def _limit() -> timedelta:
