@@ -329,7 +329,9 @@ class _Reader:
             common = {
                 **self.common(tp),
                 "mesh": Mesh(dp_replicate=data // shard, dp_shard=shard, pp=pp, cp=cp, tp=tp),
-                "zero": zero if zero == 3 or shard > 1 else 0,
+                # Ranks along cp divide state too.
+                "zero": zero if zero == 3 or shard * cp > 1 else 0,
+                "gradient_buffer": zero < 3,
             }
             for (batch, count), (schedule, turns), how in itertools.product(
                 self.batches(data, pp), self.schedules(pp), self.recomputations()
@@ -362,6 +364,9 @@ class _Reader:
             return "bf16" if "pure" in self.text("dtype") else "float32"
         if self.software == "megatron-deepspeed":
             return "megatron_fp16" if self.precision == "fp16" else "megatron"
+        if "mlperf" in self.text("source_id") and self.software == "nemo":
+            # grad_reduce_in_fp32=False in pretrain.py of https://github.com/mlcommons/training_results_v5.0.
+            return "megatron_bf16_gradients"
         return _STATES.get(self.software, "float32")
 
     @property

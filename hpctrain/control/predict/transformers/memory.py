@@ -249,12 +249,12 @@ def _item_bytes(layout: Layout) -> int:
     return 4 if layout.precision == "float32" else 2
 
 
-def _linear_bytes(layout: Layout) -> int:
+def _linear_bytes(layout: Layout) -> float:
     """Bytes of an element that a linear layer keeps of its input."""
     return 1 if layout.precision in ("fp8", "fp4") else _item_bytes(layout)
 
 
-def _both(item: int, narrow: int) -> int:
+def _both(item: float, narrow: float) -> float:
     """Attention keeps its output, which is the projection's input too unless that is kept in another type."""
     return item if item == narrow else item + narrow
 
