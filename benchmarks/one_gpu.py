@@ -213,8 +213,9 @@ def gpt(rounds: str = "5") -> None:
 def empty() -> None:
     """Give everything back that the step before took."""
     gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 if __name__ == "__main__":
