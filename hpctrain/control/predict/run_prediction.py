@@ -14,6 +14,8 @@ from hpctrain.control.predict.memory import MemorySettings, largest_batch, memor
 from hpctrain.control.predict.prediction import Prediction, Row
 from hpctrain.control.predict.request import PredictionRequest, recipe_request
 from hpctrain.control.predict.training import recipe_training
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.transformers.memory import memory as transformer_memory
 from hpctrain.control.predict.values import Estimate
 
 
@@ -93,33 +95,41 @@ def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | Non
         device_bytes: the memory of one GPU.
         gpus: the host's, which its ranks share.
     """
-    if plan.recipe is None or plan.recipe.data.name == "text":
-        return None
-    try:
-        training = recipe_training(plan.recipe)
-    except HpctrainError:
+    if plan.recipe is None:
         return None
     each = -(-plan.ranks // gpus)
-    at_once = plan.recipe.batch.at_once(plan.ranks)
+    taken, remedy = _rank_bytes(plan.recipe, plan.ranks, device_bytes / each)
+    if each * taken <= device_bytes:
+        return None
+    return (
+        f"{each} ranks share a GPU of {device_bytes / 1e9:.3g} GB and take about {each * taken / 1e9:.3g} GB of it: "
+        f"{remedy}"
+    )
+
+
+def _rank_bytes(recipe: Recipe, ranks: int, room: float) -> tuple[float, str]:
+    """The memory of a rank, and what to do where there is room for less; 0 where it cannot be predicted."""
+    if recipe.model.name == "gpt":
+        layout = Layout.of_recipe(recipe, ranks)
+        needed = transformer_memory(recipe.model.transformer, layout)
+        return needed.used, "; ".join([*needed.reductions(layout)[:2], "start fewer ranks"])
+    try:
+        training = recipe_training(recipe)
+    except HpctrainError:
+        return 0, ""
     settings = MemorySettings(
         optimizer=training.optimizer,
         precision=training.precision,
         compressed=training.communication.compression != "none",
-        parts=training.parts(plan.ranks),
+        parts=training.parts(ranks),
     )
-    taken = memory(training.largest, batch=at_once, settings=settings).total
-    if each * taken <= device_bytes:
-        return None
     try:
-        most = largest_batch(training.largest, device_bytes / each, settings)
+        most = largest_batch(training.largest, room, settings)
     except HpctrainError:
         most = 0
-    size = _micro_batch(plan.recipe, plan.ranks, most)
-    remedy = f"--set batch.micro_batch={size} cuts a rank's samples" if size else "start fewer ranks"
-    return (
-        f"{each} ranks share a GPU of {device_bytes / 1e9:.3g} GB and take about {each * taken / 1e9:.3g} GB of it, "
-        f"with {at_once} samples at once each: {remedy}"
-    )
+    size = _micro_batch(recipe, ranks, most)
+    taken = memory(training.largest, batch=recipe.batch.at_once(ranks), settings=settings).total
+    return taken, f"--set batch.micro_batch={size} cuts a rank's samples" if size else "start fewer ranks"
 
 
 def _micro_batch(recipe: Recipe, ranks: int, most: int) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Plan, Slots, Start
 from hpctrain.control.predict.hardware import Hardware
@@ -16,6 +16,8 @@ from hpctrain.control.predict.memory import MemorySettings, memory
 from hpctrain.control.predict.request import PredictionRequest, predict_request
 from hpctrain.control.predict.run_prediction import plan_hardware, predict_run, shared_memory_warning
 from hpctrain.control.predict.training import recipe_training
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.transformers.memory import memory as transformer_memory
 from support.refusals import refused
 
 H100 = Hardware(gpu="h100-sxm", gpus_per_node=8)
@@ -88,9 +90,15 @@ def test_ranks_that_share_a_gpu_share_its_memory() -> None:
     said = shared_memory_warning(asked, 4 * one - 1, 1)
     assert said and "batch.micro_batch=16" in said
     assert shared_memory_warning(asked, 2 * one - 1, 2)
-    # Not even one sample each has room, and of a language model the memory is not predicted.
+    # Not even one sample each has room.
     assert shared_memory_warning(asked, one // 2, 1)
-    assert shared_memory_warning(plan(load_recipe("gpt2-124m", ["data.path=/data"]), 4), 1, 1) is None
+    # Divided by its mesh, a language model's ranks take less together than copies of it.
+    gpt = load_recipe("gpt2-124m", ["data.path=/data"])
+    copies = transformer_memory(gpt.model.transformer, Layout.of_recipe(gpt, 4)).used
+    divided = plan(override_recipe(gpt, ["mesh.dp_shard=4"]), 4)
+    assert shared_memory_warning(plan(gpt, 4), int(4 * copies) - 1, 1)
+    assert shared_memory_warning(plan(gpt, 4), int(4 * copies) + 1, 1) is None
+    assert shared_memory_warning(divided, int(4 * copies) - 1, 1) is None
 
 
 def test_the_nodes_of_a_plan() -> None:
