@@ -15,6 +15,7 @@ from hpctrain.cli.main import app
 from hpctrain.common import settings
 from hpctrain.common.cluster.gpu_models import gpus
 from hpctrain.control.predict.constants import Constant, buses, constants
+from hpctrain.control.predict.transformers.rates import step_file
 
 # Figures of the predictions' code that have no spread: where each is, and the comment there has its source.
 _FIXED = (
@@ -76,6 +77,8 @@ def prediction_constants() -> str:
         "GPUs: what the roofline is multiplied by": _paces(),
         "All-reduces within a node": _buses(),
         "Without a spread": _fixed(),
+        "A transformer's step": _step(),
+        "What trains transformers": _software(),
     }
     return "\n\n".join(f"### {title}\n\n{table}" for title, table in tables.items())
 
@@ -84,6 +87,21 @@ def _general() -> str:
     made = {f"{gpu}.{key}" for gpu in gpus() for key in (*_SHEET, "pace")} | {f"bus.{name}" for name in buses()}
     rows = [(f"`{name}`", *_described(each)) for name, each in constants().items() if name not in made]
     return _table(("constant", "value", "spread", "kind", "source"), rows, right=2)
+
+
+def _step() -> str:
+    rows = [
+        (f"`{name}`", f"{each.value:g} {each.unit}".strip(), f"{each.prior:g} ±{each.spread:.0%}", _linked(each.source))
+        for name, each in step_file().constants.items()
+    ]
+    return _table(("constant", "as fitted", "as expected", "where the expectation is from"), rows, right=3)
+
+
+def _software() -> str:
+    rows = [
+        (f"`{name}`", f"{each.factor:g}", f"{each.launch:g}", each.about) for name, each in step_file().software.items()
+    ]
+    return _table(("software", "speed", "time to launch", "what it is"), rows, right=3)
 
 
 # What a data sheet states, with the factor and the unit of the table's column.

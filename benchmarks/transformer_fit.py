@@ -8,7 +8,7 @@ factor of a software near 1; where only the family that is left out has a softwa
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -240,7 +240,8 @@ def sweeps(runs: Sequence[Run], said: Sequence[float], least: int = 4) -> list[S
     """The groups of runs that differ in their layout alone."""
     groups: dict[tuple[object, ...], list[tuple[Run, float]]] = defaultdict(list)
     for run, value in zip(runs, said, strict=True):
-        whole = run.layout.global_batch if run.row["source_id"].startswith("vtrain-multi") else 0
+        # vTrain's tables have several batches of each training; other sweeps vary the batch with the layout.
+        whole = run.layout.global_batch if run.row["source_id"].startswith("vtrain") else 0
         key = (run.row["source_id"], run.network, run.layout.ranks, run.system.name, run.layout.precision, whole)
         groups[key].append((run, value))
     found = []
@@ -289,13 +290,9 @@ def probable_cause(case: Case, families: Mapping[str, float]) -> str:
     return f"most besides matmul: {largest} {terms[largest] / sum(terms.values()):.0%}"
 
 
-def report(table: Table, *, shipped: bool) -> None:
-    """All figures."""
-    runs = timed(table)
-    cases = cases_shipped(runs) if shipped else cases_left_out(runs)
-    reasons: dict[tuple[str, str], int] = defaultdict(int)
-    for row, reason in table.left_out:
-        reasons[row["family"], reason] += 1
+def print_coverage(table: Table) -> None:
+    """How many rows are not predicted, and why; and what was completed in others."""
+    reasons = Counter((row["family"], reason) for row, reason in table.left_out)
     for run in table.runs:
         if run.measured is None:
             reasons[run.family, "time not published, memory alone"] += 1
@@ -303,38 +300,54 @@ def report(table: Table, *, shipped: bool) -> None:
             reasons[run.family, "GPU not stated, order of layouts alone"] += 1
     for (family, reason), count in sorted(reasons.items()):
         print(f"not predicted: {count} of {family}: {reason}")
-    guessed: dict[str, int] = defaultdict(int)
-    for run in runs:
-        for column in run.guessed:
-            guessed[column] += 1
-    print(f"completed columns: {', '.join(f'{column} in {count}' for column, count in sorted(guessed.items()))}\n")
-    errors = np.array([case.error for case in cases])
-    families = np.array([case.run.family for case in cases])
-    typical = {family: float(np.median(np.log1p(errors[families == family]))) for family in set(families)}
+    guessed = Counter(column for run in timed(table) for column in run.guessed)
+    print(f"completed columns: {', '.join(f'{column} in {count}' for column, count in sorted(guessed.items()))}")
+
+
+def print_families(cases: Sequence[Case], typical: Mapping[str, float]) -> None:
+    """The errors of each family."""
     print("| family | runs | median error | 90 % within | bias | in the range |\n|---|--:|--:|--:|--:|--:|")
     for family in sorted(typical):
-        own = np.abs(errors[families == family])
-        held = np.mean([case.inside for case in cases if case.run.family == family])
+        own = [case for case in cases if case.run.family == family]
+        off = np.abs([case.error for case in own])
         print(
-            f"| {family} | {len(own)} | {np.median(own):.1%} | {np.quantile(own, 0.9):.1%} | "
-            f"{math.expm1(typical[family]):+.1%} | {held:.0%} |"
+            f"| {family} | {len(own)} | {np.median(off):.1%} | {np.quantile(off, 0.9):.1%} | "
+            f"{math.expm1(typical[family]):+.1%} | {np.mean([case.inside for case in own]):.0%} |"
         )
-    print(
-        "\nthe twenty worst:\n\n| run | network | GPUs | layout | error | probable cause |\n|---|---|--:|---|--:|---|"
-    )
+
+
+def print_worst(cases: Sequence[Case], typical: Mapping[str, float]) -> None:
+    """The twenty runs that are furthest off."""
+    print("| run | network | GPUs | layout | error | probable cause |\n|---|---|--:|---|--:|---|")
     for case in sorted(cases, key=lambda case: -abs(math.log1p(case.error)))[:20]:
-        run = case.run
+        run, layout = case.run, case.run.layout
         print(
-            f"| {run.name} | {run.row['model']} | {run.layout.ranks} {run.system.name} | {run.layout.mesh}, "
-            f"{run.layout.micro_batch} x {run.layout.micro_batches}, {run.layout.precision} | {case.error:+.0%} | "
+            f"| {run.name} | {run.row['model']} | {layout.ranks} {run.system.name} | {layout.mesh}, "
+            f"{layout.micro_batch} x {layout.micro_batches}, {layout.precision} | {case.error:+.0%} | "
             f"{probable_cause(case, typical)} |"
         )
-    print()
+
+
+def report(table: Table, *, shipped: bool) -> None:
+    """All figures."""
+    runs = timed(table)
+    cases = cases_shipped(runs) if shipped else cases_left_out(runs)
+    logs: dict[str, list[float]] = defaultdict(list)
+    for case in cases:
+        logs[case.run.family].append(math.log1p(case.error))
+    typical = {family: float(np.median(off)) for family, off in logs.items()}
+    print_coverage(table)
+    for title, part in (("families", print_families), ("the twenty worst", print_worst)):
+        print(f"\n{title}:\n")
+        part(cases, typical)
+    print("\nthe order of layouts:\n")
     print_sweeps(table, cases)
     peaks, median_peak = memory_line(table)
     print(f"\n{peaks}\n")
     able = [case for case in cases if case.guess is not None]
-    print(summary("one share of the peak a GPU", [each.run for each in able], [each.guess or 0 for each in able])[0])
+    if able:
+        said = [each.guess or math.nan for each in able]
+        print(summary("one share of the peak a GPU", [each.run for each in able], said)[0])
     line, mean = summary("all", runs, [case.predicted for case in cases])
     held = np.mean([case.inside for case in cases])
     print(f"{line.partition(';')[0]}; families {mean:.1%}; ranges hold in {held:.0%}; memory {median_peak:.1%}")

@@ -40,11 +40,15 @@ _SOFTWARE = (
     ("llm-foundry", "composer"), ("composer", "composer"), ("torchtitan", "pytorch"), ("torchao", "pytorch"),
     ("nemo", "nemo"), ("bridge", "nemo"), ("megatron-core", "nemo"), ("megatron-deepspeed", "megatron-deepspeed"),
     ("deepspeed", "deepspeed"), ("megatron", "megatron-lm"), ("pax", "xla"), ("maxtext", "xla"), ("jax", "xla"),
-    ("xla", "xla"), ("intern", "internlm"), ("libai", "oneflow"), ("oneflow", "oneflow"), ("llm.c", "llm.c"),
+    ("xla", "xla"), ("internlm", "internlm"),
+    ("internevo", "internlm"), ("libai", "oneflow"), ("oneflow", "oneflow"), ("llm.c", "llm.c"),
     ("flash-attention", "flash-attention"), ("colossal", "colossal-ai"), ("lit-gpt", "pytorch"), ("fsdp", "pytorch"),
     ("nanotron", "pytorch"), ("pytorch", "pytorch"),
 )  # fmt: skip
 _FUSED = ("nemo", "megatron-lm", "xla", "llm.c", "flash-attention")
+_SEQUENCE_PARALLEL = ("nemo", "megatron-lm", "pytorch", "other")
+_INTERLEAVING = ("nemo", "megatron-lm", "other")
+_UNKNOWN = ("?", "n/a", "na", "none", "unknown", "not stated")
 _STATES = {"nemo": "megatron", "megatron-lm": "megatron", "internlm": "narrow", "deepspeed": "narrow"}
 _SCHEDULES = {
     "": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe", "interleaved": "interleaved_1f1b",
@@ -162,6 +166,8 @@ class _Reader:
         if not self.ranks:
             raise NotExpressedError("the number of GPUs is not stated")
         layouts = list(self.layouts())
+        if not layouts:
+            raise NotExpressedError("no layout divides the GPUs, the heads and the batch")
         layout = self.chosen(layouts)
         kind = self.text("peak_mem_kind")
         return Run(
@@ -371,9 +377,9 @@ class _Reader:
 
     @property
     def sequence_parallel(self) -> bool:
-        """Megatron's; tuned runs have it whether or not they say so."""
+        """Megatron's; software that is newer than it has it whether or not a row says so."""
         stated = self.text("seq_par")
-        return stated in ("yes", "true", "1") or (not stated and self.software in ("nemo", "megatron-lm"))
+        return stated in ("yes", "true", "1") or (not stated and self.software in _SEQUENCE_PARALLEL)
 
     @property
     def flash(self) -> bool:
@@ -404,9 +410,10 @@ class _Reader:
     def schedules(self, pp: int) -> Iterator[tuple[str, int]]:
         """Schedule and virtual stages."""
         text, turns = self.text("pp_schedule"), self.count("vp") or 1
-        if text not in _SCHEDULES:
+        text = "" if text in _UNKNOWN else text
+        if pp > 1 and text not in _SCHEDULES:
             raise NotExpressedError(f"the schedule {text}")
-        schedule = _SCHEDULES[text]
+        schedule = _SCHEDULES.get(text, "1f1b")
         if pp == 1:
             yield "1f1b", 1
         elif schedule == "zbv":
@@ -415,7 +422,7 @@ class _Reader:
             yield schedule if schedule not in ("1f1b", "gpipe") else "interleaved_1f1b", max(2, turns)
         else:
             yield schedule, 1
-            if not self.count("vp") and not text and self.software == "nemo":
+            if not self.count("vp") and not text and self.software in _INTERLEAVING:
                 self.guessed.append("vp")
                 for each in (2, 3, 4, 5, 6, 8, 10, 12):
                     if self.network.layers >= pp * each:
@@ -424,7 +431,7 @@ class _Reader:
     def recomputations(self) -> Iterator[str]:
         """What the backward pass computes again."""
         text = self.text("act_ckpt")
-        if not text:
+        if text in ("", *_UNKNOWN[:3], *_UNKNOWN[4:]):
             # What fits without is not recomputed.
             self.guessed.append("act_ckpt")
             yield from ("none", "selective", "matmuls", "full")
