@@ -16,6 +16,7 @@ from itertools import combinations
 import numpy as np
 from transformer_runs import Run, Table
 
+from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.memory import memory
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
 from hpctrain.control.topology.fabric import Floats
@@ -118,9 +119,12 @@ class Fit:
             logs = self.moved(logs, *self.slopes(logs), everything)
         return logs
 
-    def left_out(self) -> Floats:
-        """Each run's prediction by constants of the other families alone."""
-        logs = self.all()
+    def left_out(self, logs: Floats) -> Floats:
+        """Each run's prediction by constants of the other families alone; ``logs`` are those by all runs.
+
+        Their slopes are taken at these: once more at the constants without a family, they move its median by at most
+        two percent.
+        """
         at, slopes = self.slopes(logs)
         found = np.empty(len(self.runs))
         for family in sorted(set(self.families)):
@@ -147,7 +151,7 @@ def width_of(errors: Floats, families: Floats) -> float:
 def cases_left_out(runs: Sequence[Run]) -> list[Case]:
     """Each family predicted by the others: its constants, and the width of its ranges."""
     fit = Fit(runs)
-    found = fit.left_out()
+    found = fit.left_out(fit.all())
     off = np.abs(found - fit.measured)
     widths = {
         family: width_of(off[fit.families != family], fit.families[fit.families != family])
@@ -216,7 +220,6 @@ class Sweep:
     """Layouts of one training on as many GPUs, measured and predicted."""
 
     name: str
-    family: str
     measured: Sequence[float]
     predicted: Sequence[float]
 
@@ -237,27 +240,23 @@ class Sweep:
 
 
 def sweeps(runs: Sequence[Run], said: Sequence[float], least: int = 4) -> list[Sweep]:
-    """The groups of runs that differ in their layout alone."""
-    groups: dict[tuple[object, ...], list[tuple[Run, float]]] = defaultdict(list)
+    """The groups of runs that differ in their layout alone; a layout that was measured twice has its median."""
+    groups: dict[tuple[object, ...], dict[Layout, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for run, value in zip(runs, said, strict=True):
         # vTrain's tables have several batches of each training; other sweeps vary the batch with the layout.
         whole = run.layout.global_batch if run.row["source_id"].startswith("vtrain") else 0
-        key = (run.row["source_id"], run.network, run.layout.ranks, run.system.name, run.layout.precision, whole)
-        groups[key].append((run, value))
-    found = []
-    for members in groups.values():
-        layouts = {repr(run.layout) for run, _ in members}
-        if len(layouts) >= least:
-            first = members[0][0]
-            found.append(
-                Sweep(
-                    f"{first.row['source_id']} {first.row['model']} on {first.layout.ranks}",
-                    first.family,
-                    [run.measured or 0 for run, _ in members],
-                    [value for _, value in members],
-                )
-            )
-    return found
+        software = run.row.get("framework", "").partition(" ")[0]
+        name = f"{run.row['source_id']} {run.row['model']}, {software}, {run.layout.ranks} {run.system.name}"
+        groups[name, run.network, run.layout.precision, whole][run.layout].append((run.measured or 0, value))
+    return [
+        Sweep(
+            name=f"{key[0]}{f', batch {key[3]}' if key[3] else ''}",
+            measured=[float(np.median([measured for measured, _ in each])) for each in members.values()],
+            predicted=[each[0][1] for each in members.values()],
+        )
+        for key, members in groups.items()
+        if len(members) >= least
+    ]
 
 
 def print_sweeps(table: Table, cases: Sequence[Case]) -> None:
@@ -356,8 +355,7 @@ def report(table: Table, *, shipped: bool) -> None:
 def print_constants(table: Table) -> None:
     """The fit to all runs, as ``step.yaml`` has it."""
     fit = Fit(timed(table))
-    found = fit.left_out()
-    values = fit.values(fit.all())
-    values["interval"] = width_of(np.abs(found - fit.measured), fit.families)
-    for name, value in values.items():
+    logs = fit.all()
+    width = width_of(np.abs(fit.left_out(logs) - fit.measured), fit.families)
+    for name, value in [*zip(fit.names, np.exp(logs), strict=True), ("interval", width)]:
         print(f"{name}: {value:.3g}")

@@ -227,8 +227,8 @@ class _Reader:
             return float(found[1]) * 1e9 / 8
         if found := re.search(r"(\d+) ?X [^;,]*?(\d+) ?GB", text):
             return float(found[1]) * float(found[2]) * 1e9 / 8 / per_node
-        if found := re.search(r"(\d+) ?GB/S A NODE", text):
-            return float(found[1]) * 1e9 / 8 / per_node
+        if found := re.search(r"(\d+(?:\.\d+)?) ?([GT])B/S A NODE", text):
+            return float(found[1]) * (1e9 if found[2] == "G" else 1e12) / 8 / per_node
         if found := re.search(r"(\d+) ?X (?:\w+ )*?(EDR|HDR|NDR|XDR|FDR|OMNI-PATH)", text):
             return int(found[1]) * _LINKS[found[2]] * 1e9 / 8 / per_node
         return _USUAL_NETWORK.get(self.gpu.partition("-")[0], 50e9)

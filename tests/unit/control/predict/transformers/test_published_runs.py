@@ -87,6 +87,23 @@ def test_software_is_known_by_its_name_and_the_gpu_s_age(
 
 
 @pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("8 x ConnectX-7 NDR 400 Gb/s a node", 50e9),
+        ("NVL72; 400 Gb/s a GPU between racks", 50e9),
+        ("1600 Gb/s a node (RoCE)", 25e9),
+        ("InfiniBand, about 660 Gb/s a node measured", 660e9 / 64),
+        ("3.2 Tb/s a node", 50e9),
+        ("4 x EDR InfiniBand", 6.25e9),
+        ("", 50e9),
+    ],
+)
+def test_a_network_is_read_as_a_gpu_s_share_of_it(tmp_path: Path, text: str, rate: float) -> None:
+    (run,) = table(tmp_path, [{**ROW, "network": text}]).runs
+    assert run.system.network_bytes_per_s == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
     ("cells", "word"),
     [
         ({"layers": ""}, "sizes"),
@@ -160,7 +177,7 @@ def test_the_fit_finds_the_constants_of_runs_that_the_model_made(tmp_path: Path)
 
 
 def test_sweeps_have_kendall_s_tau_and_the_distance_from_the_best() -> None:
-    sweep = transformer_fit.Sweep("a sweep", "a-family", [4.0, 3.0, 2.0, 1.0], [4.0, 2.0, 3.0, 1.0])
+    sweep = transformer_fit.Sweep("a sweep", [4.0, 3.0, 2.0, 1.0], [4.0, 2.0, 3.0, 1.0])
     assert sweep.tau == pytest.approx(4 / 6) and sweep.short == 0
-    other = transformer_fit.Sweep("another", "a-family", [4.0, 3.0, 2.0], [1.0, 3.0, 2.0])
+    other = transformer_fit.Sweep("another", [4.0, 3.0, 2.0], [1.0, 3.0, 2.0])
     assert other.short == pytest.approx(0.25)
