@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal, get_args
 
 from hpctrain.common.errors import HpctrainError
@@ -176,7 +177,7 @@ class Transformer:
         """The MLP's matrices."""
         return 3 if self.kind == "swiglu" else 2
 
-    @property
+    @cached_property
     def parameters(self) -> Parameters:
         """How many parameters there are."""
         biased, norm = self.bias == "all", self._norm

@@ -144,9 +144,9 @@ def train(work: BenchWorkload, model: nn.Module, optimizer: torch.optim.Optimize
 
 
 def own_parameters(work: BenchWorkload, mesh: Mesh) -> float:
-    """How many parameters a rank holds: tp divides the linear layers of a GPT's blocks, 12 width^2 in each."""
-    whole = sum(each.numel() for each in work.build().parameters())
-    divided = 12 * GPT_SIZE.width**2 * GPT_SIZE.layers if mesh.tp > 1 else 0
+    """How many parameters a rank holds: tp divides the linear layers of a GPT's blocks."""
+    whole, parts = sum(each.numel() for each in work.build().parameters()), GPT_SIZE.transformer.parameters
+    divided = parts.layers * (parts.attention + parts.mlp) if mesh.tp > 1 else 0
     return whole - divided + divided / mesh.tp
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hpctrain.common.errors import HpctrainError
@@ -150,7 +151,7 @@ class Layout:
                 stages=stages,
             )
 
-    @property
+    @cached_property
     def sizes(self) -> dict[Axis, int]:
         """Ranks along each axis of the mesh."""
         return self.mesh.sizes
@@ -197,6 +198,59 @@ class Layout:
             return [whole - (stage in (0, self.stages - 1)) for stage in range(self.stages)]
         first = (self.stages - more) // 2
         return [each + (first <= stage < first + more) for stage in range(self.stages)]
+
+    def rank_layers(self, network: Transformer, rank: int) -> int:
+        """How many layers all stages of a rank along pp have."""
+        layers = self.stage_layers(network)
+        return sum(layers[stage] for stage in self.own_stages(rank))
+
+    # What one rank has.
+
+    def tokens(self, sequence: int) -> float:
+        """Of a micro-batch."""
+        return self.micro_batch * sequence / self.sizes["cp"]
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element between layers."""
+        return 4 if self.precision == "float32" else 2
+
+    @property
+    def vocabulary_ranks(self) -> int:
+        """Ranks that divide embedding and head."""
+        return self.sizes["tp"] if self.divided_vocabulary else 1
+
+    def has_first(self, rank: int) -> bool:
+        """Whether a rank along pp has the first stage."""
+        return 0 in self.own_stages(rank)
+
+    def has_last(self, rank: int) -> bool:
+        """Whether a rank along pp has the last stage."""
+        return self.stages - 1 in self.own_stages(rank)
+
+    def layer_parameters(self, network: Transformer) -> float:
+        """Of one layer: tp divides matrices, and keys and values as far as they have heads."""
+        parts, tp = network.parameters, self.sizes["tp"]
+        keys = 2 * network.width * network.keys
+        return (parts.attention - keys + parts.mlp) / tp + keys / min(tp, network.kv_heads) + parts.norms
+
+    def head_parameters(self, network: Transformer, rank: int) -> float:
+        """Of the head, 0 where it is another rank's; a tied one is a copy unless the rank has the embedding too."""
+        if not self.has_last(rank):
+            return 0.0
+        parts = network.parameters
+        copied = network.tied and not self.has_first(rank)
+        return (parts.embedding if copied else parts.head) / self.vocabulary_ranks
+
+    def rank_parameters(self, network: Transformer, rank: int) -> float:
+        """Of all stages of a rank along pp, before zero divides them."""
+        parts = network.parameters
+        found = self.rank_layers(network, rank) * self.layer_parameters(network)
+        if self.has_first(rank):
+            found += parts.embedding / self.vocabulary_ranks + parts.positions
+        if self.has_last(rank):
+            found += parts.final_norm + parts.transform + self.head_parameters(network, rank)
+        return found
 
     def check(self, network: Transformer, *, ranks: int | None = None, global_batch: int | None = None) -> None:
         """Refuse a layout that cannot train a transformer.

@@ -187,8 +187,8 @@ def layer_activations(network: Transformer, layout: Layout, *, sequence: int) ->
     MLP of 4 h: norms 2 x 2, inputs of linear layers 2 x 2, queries, keys and values 6, attention's output 2, MLP 16,
     masks 2, and 5 a s / h.
     """
-    tp, tokens = layout.sizes["tp"], _tokens(layout, sequence)
-    item, narrow = _item_bytes(layout), _linear_bytes(layout)
+    tp, tokens = layout.sizes["tp"], layout.tokens(sequence)
+    item, narrow = layout.item_bytes, _linear_bytes(layout)
     split = tp if layout.sequence_parallel else 1
     kept = {
         "norms": 2 * item * network.width / split,
@@ -206,13 +206,13 @@ def _score_bytes(network: Transformer, layout: Layout, sequence: int) -> float:
     """Of a token's attention: softmax alone, with dropout its mask and its outcome too; the sums alone with flash."""
     if layout.attention == "flash":
         return 4 * network.heads
-    item = _item_bytes(layout)
+    item = layout.item_bytes
     return network.heads * sequence * (2 * item + 1 if layout.dropout else item)
 
 
 def _inner_bytes(network: Transformer, layout: Layout) -> float:
     """Of a token's MLP: what its activation function takes, and what the last matrix takes."""
-    item, narrow = _item_bytes(layout), _linear_bytes(layout)
+    item, narrow = layout.item_bytes, _linear_bytes(layout)
     if network.kind == "gelu":
         return (item + narrow) * network.mlp
     # SiLU's outcome is kept too where it is an operator of its own.
@@ -221,7 +221,7 @@ def _inner_bytes(network: Transformer, layout: Layout) -> float:
 
 def _kept_by_layer(network: Transformer, layout: Layout, sequence: int) -> float:
     """The bytes that one layer keeps of one micro-batch until its backward pass."""
-    tokens, item, tp = _tokens(layout, sequence), _item_bytes(layout), layout.sizes["tp"]
+    tokens, item, tp = layout.tokens(sequence), layout.item_bytes, layout.sizes["tp"]
     width = network.width / (tp if layout.sequence_parallel else 1)
     if layout.recomputation == "full":
         return tokens * item * width
@@ -234,24 +234,14 @@ def _kept_by_layer(network: Transformer, layout: Layout, sequence: int) -> float
     return layer_activations(network, layout, sequence=sequence)
 
 
-def _tokens(layout: Layout, sequence: int) -> float:
-    """Of a micro-batch on a rank."""
-    return layout.micro_batch * sequence / layout.sizes["cp"]
-
-
 def _keys(network: Transformer, tp: int) -> float:
     """Numbers a token in the keys of a rank; ranks that are more than the heads of keys repeat them."""
     return network.keys / min(tp, network.kv_heads)
 
 
-def _item_bytes(layout: Layout) -> int:
-    """Bytes of an element between layers."""
-    return 4 if layout.precision == "float32" else 2
-
-
 def _linear_bytes(layout: Layout) -> float:
     """Bytes of an element that a linear layer keeps of its input."""
-    return 1 if layout.precision in ("fp8", "fp4") else _item_bytes(layout)
+    return 1 if layout.precision in ("fp8", "fp4") else layout.item_bytes
 
 
 def _both(item: float, narrow: float) -> float:
@@ -299,49 +289,19 @@ class _Rank:
         return state.gradients * min(1, self._layer_parameters / self._parameters())
 
     @property
-    def _stages(self) -> list[int]:
-        return self.layout.own_stages(self.rank)
-
-    @property
     def _first(self) -> bool:
-        return 0 in self._stages
+        return self.layout.has_first(self.rank)
 
     @property
     def _last(self) -> bool:
-        return self.layout.stages - 1 in self._stages
-
-    @property
-    def _layers(self) -> int:
-        layers = self.layout.stage_layers(self.network)
-        return sum(layers[stage] for stage in self._stages)
+        return self.layout.has_last(self.rank)
 
     @property
     def _layer_parameters(self) -> float:
-        """Of one layer on a rank: tp divides matrices, and keys and values as far as they have heads."""
-        network, tp = self.network, self.layout.sizes["tp"]
-        parts = network.parameters
-        whole = 2 * network.width * network.keys
-        return (parts.attention - whole + parts.mlp) / tp + whole / min(tp, network.kv_heads) + parts.norms
-
-    @property
-    def _vocabulary_split(self) -> int:
-        return self.layout.sizes["tp"] if self.layout.divided_vocabulary else 1
+        return self.layout.layer_parameters(self.network)
 
     def _parameters(self) -> float:
-        """Of all stages of a rank."""
-        parts, split = self.network.parameters, self._vocabulary_split
-        found = self._layers * self._layer_parameters
-        if self._first:
-            found += parts.embedding / split + parts.positions
-        if self._last:
-            found += parts.final_norm + parts.transform + self._head_parameters()
-        return found
-
-    def _head_parameters(self) -> float:
-        """The last stage of a pipeline has an embedding of its own where the head is tied to it."""
-        parts = self.network.parameters
-        copied = self.network.tied and not self._first
-        return (parts.embedding if copied else parts.head) / self._vocabulary_split
+        return self.layout.rank_parameters(self.network, self.rank)
 
     def _state(self) -> StateBytes:
         layout = self.layout
@@ -349,23 +309,27 @@ class _Rank:
 
     def _gathered(self) -> float:
         """Parameters in the type of the computation, and gradients that are not yet divided."""
-        layout, item = self.layout, _item_bytes(self.layout)
+        layout, item = self.layout, self.layout.item_bytes
         layer, parts = self._layer_parameters, self.network.parameters
         if layout.shards == 1 or layout.zero < 3:
             # Autocast keeps narrow copies of wider weights.
             return item * self._parameters() if item < layout.state.parameters else 0
         if not layout.reshard:
             return item * self._parameters() + (item + layout.state.gradients) * layer
-        ends = max(
-            parts.embedding / self._vocabulary_split if self._first else 0, self._head_parameters() if self._last else 0
-        )
+        embedding = parts.embedding / layout.vocabulary_ranks if self._first else 0
+        ends = max(embedding, layout.head_parameters(self.network, self.rank))
         return item * ((1 + layout.prefetch) * layer + ends) + (item + layout.state.gradients) * layer
 
     def _activations(self) -> float:
         """Of all micro-batches in flight."""
         layer = _kept_by_layer(self.network, self.layout, self.sequence)
-        found = in_flight(self.layout, self.rank) * layer * self._layers / self.layout.virtual_stages
-        tokens, item = _tokens(self.layout, self.sequence), _item_bytes(self.layout)
+        found = (
+            in_flight(self.layout, self.rank)
+            * layer
+            * self.layout.rank_layers(self.network, self.rank)
+            / self.layout.virtual_stages
+        )
+        tokens, item = self.layout.tokens(self.sequence), self.layout.item_bytes
         split = self.layout.sizes["tp"] if self.layout.sequence_parallel else 1
         if self._last:
             # The inputs of the last norm and of the head.
@@ -379,7 +343,7 @@ class _Rank:
         """At the loss: a fused one computes in place of the logits in float32; PyTorch's has the logarithms of the
         probabilities and two gradients, after the logits themselves are gone.
         """
-        each = _item_bytes(self.layout) + 4 if self.layout.kernels == "fused" else 12
+        each = self.layout.item_bytes + 4 if self.layout.kernels == "fused" else 12
         return self._logit_count * each + self._kept_logits(before=True)
 
     def _kept_logits(self, *, before: bool = False) -> float:
@@ -390,12 +354,12 @@ class _Rank:
 
     @property
     def _logit_count(self) -> float:
-        return _tokens(self.layout, self.sequence) * self.network.vocabulary / self._vocabulary_split
+        return self.layout.tokens(self.sequence) * self.network.vocabulary / self.layout.vocabulary_ranks
 
     def _working(self) -> float:
         """Gradients of a layer's activations: of the MLP's inner width, less what is freed, and of its width."""
         network, layout = self.network, self.layout
-        tokens, item, tp = _tokens(layout, self.sequence), _item_bytes(layout), layout.sizes["tp"]
+        tokens, item, tp = layout.tokens(self.sequence), layout.item_bytes, layout.sizes["tp"]
         again = layout.recomputation in ("full", "matmuls")
         # What is recomputed is freed as it is used.
         inner = (network.matrices - (2 if again else 1)) * network.mlp / tp

@@ -142,23 +142,22 @@ class _Step:
     @cached_property
     def tokens(self) -> float:
         """Of a micro-batch on a rank."""
-        return self.layout.micro_batch * self.sequence / self.sizes["cp"]
+        return self.layout.tokens(self.sequence)
 
     @cached_property
     def item(self) -> int:
         """Bytes of an element between layers."""
-        return 4 if self.layout.precision == "float32" else 2
+        return self.layout.item_bytes
 
     @cached_property
     def layer_parameters(self) -> float:
         """Of a layer on a rank along tp."""
-        return self.network.parameters.layer / self.sizes["tp"]
+        return self.layout.layer_parameters(self.network)
 
     @cached_property
     def stage_layers(self) -> list[int]:
         """Layers of each rank along pp."""
-        layers = self.layout.stage_layers(self.network)
-        return [sum(layers[stage] for stage in self.layout.own_stages(rank)) for rank in range(self.sizes["pp"])]
+        return [self.layout.rank_layers(self.network, rank) for rank in range(self.sizes["pp"])]
 
     @cached_property
     def head_rank(self) -> int:
@@ -168,10 +167,7 @@ class _Step:
     @cached_property
     def rank_parameters(self) -> float:
         """Of the rank along pp that has most."""
-        split = self.sizes["tp"] if self.layout.divided_vocabulary else 1
-        table = self.network.parameters.embedding / split
-        tables = 2 if self.sizes["pp"] == 1 and not self.network.tied else 1
-        return max(self.stage_layers) * self.layer_parameters + tables * table
+        return max(self.layout.rank_parameters(self.network, rank) for rank in range(self.sizes["pp"]))
 
     # Rates.
 
