@@ -20,6 +20,9 @@ State = dict[str, Array]
 
 # These states are numbers; all others are arrays of the parameter's shape.
 SCALARS = frozenset({"previous_rate", "updates"})
+# How many numbers are updated together in PyTorch, by the kind of device. On a CPU they stay in its cache from one
+# operation to the next.
+TOGETHER = {"cpu": 1 << 19, "cuda": 1 << 24}
 _EPSILONS: dict[OptimizerName, float] = {"lars": 0.0, "lamb": 1e-6}
 # The kinds of parameters that each name in a recipe covers.
 _MEMBERS: dict[Kind, frozenset[ParameterKind]] = {
@@ -72,7 +75,7 @@ class Rule:
     @property
     def adapted(self) -> bool:
         """Whether lars and lamb use a trust ratio for the kind."""
-        return not _among(self.kind, self.settings.unadapted)
+        return adapted(self.settings, self.kind)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -99,6 +102,17 @@ def slots(settings: Optimizer) -> tuple[str, ...]:
 def decay(settings: Optimizer, kind: ParameterKind) -> float:
     """The weight decay of a kind of parameter; 0 for kinds that are not decayed."""
     return 0.0 if _among(kind, settings.undecayed) else settings.weight_decay
+
+
+def adapted(settings: Optimizer, kind: ParameterKind) -> bool:
+    """Whether lars and lamb use a trust ratio for a kind of parameter."""
+    return not _among(kind, settings.unadapted)
+
+
+def trust_decay(settings: Optimizer, kind: ParameterKind) -> float:
+    """Beta in the denominator of lars' trust ratio, 0 for kinds that are not decayed."""
+    own, other = decay(settings, kind), settings.trust_decay
+    return own if other is None or not own else other
 
 
 def _among(kind: ParameterKind, named: Iterable[Kind]) -> bool:
@@ -142,7 +156,7 @@ def lars(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tupl
         if rule.settings.trust_denominator == "norm_of_sum":
             d_norm = g_norm = rule.ops.norm(d)
         else:
-            d_norm = g_norm + _trust_decay(rule) * w_norm
+            d_norm = g_norm + trust_decay(rule.settings, rule.kind) * w_norm
         numerator = rule.settings.trust_coefficient * w_norm
         denominator, defined = d_norm + epsilon(rule.settings), (w_norm > 0) & (g_norm > 0)
         if rule.settings.trust_clip:
@@ -151,12 +165,6 @@ def lars(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tupl
             defined = defined & (numerator < denominator)
         d = _ratio(rule, numerator, denominator, defined) * d
     return _with_momentum(rule, step, d, state)
-
-
-def _trust_decay(rule: Rule) -> float:
-    """Beta in the trust ratio's denominator, 0 for kinds that are not decayed."""
-    other = rule.settings.trust_decay
-    return rule.decay if other is None or not rule.decay else other
 
 
 def lamb(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:

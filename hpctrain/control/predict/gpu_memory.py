@@ -38,6 +38,7 @@ def rank_memory(training: Training, job: Job) -> RankMemory:
         in_place=job.in_place,
         compressed=job.wire < 1,
         parts=job.parts,
+        fused=True,
     )
     on_gpu = job.device.name != CPU
     found = memory(training.largest, batch=job.at_once, settings=settings)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from hpctrain.common.bucket_groups import BUCKET_BYTES
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.optim.rules import SCALARS, slots
+from hpctrain.common.optim.rules import SCALARS, TOGETHER, slots
 from hpctrain.common.recipes.sections import Optimizer
 from hpctrain.common.workloads.workload import Layer, Workload, buckets
 
@@ -99,7 +99,8 @@ class MemorySettings:
             ``torch.utils.checkpoint`` around it with ``use_reentrant=False``.
         keeps_gradients: gradients of the step before are there until the forward pass has ended, as where a script
             calls ``zero_grad()`` just ahead of ``backward()``. Recipes do not.
-        foreach: PyTorch's own optimizers update all parameters together, as by default on a GPU.
+        fused: PyTorch's own optimizers have one kernel for all, as in recipes. By default they update all parameters
+            together, one operation after the other, as they do on a GPU if a script does not choose.
     """
 
     optimizer: Optimizer
@@ -110,7 +111,7 @@ class MemorySettings:
     parts: int = 1
     checkpointing: bool = False
     keeps_gradients: bool = False
-    foreach: bool = True
+    fused: bool = False
 
     @property
     def weight_bytes(self) -> int:
@@ -208,35 +209,36 @@ def state_elements(optimizer: Optimizer) -> int:
 
 def _update(workload: Workload, settings: MemorySettings, resident: Memory) -> Memory:
     optimizer, item = settings.optimizer, settings.weight_bytes
-    largest = max((elements for elements, _ in workload.registered), default=0)
     plain_sgd = optimizer.name == "sgd" and not (optimizer.decoupled_decay or optimizer.rate_in_momentum)
     if optimizer.name in ("adam", "adamw"):
         # Temporary: the root of the mean of squares.
-        temporary = workload.parameters if settings.foreach else largest
+        temporary = 0 if settings.fused else workload.parameters
     elif plain_sgd:
-        # Temporary: the sum of gradient and decay, one tensor for each parameter.
-        together = workload.parameters if settings.foreach else largest
-        temporary = together if optimizer.weight_decay or optimizer.nesterov else 0
+        # Temporary: the sums of gradients and decay.
+        needed = not settings.fused and (optimizer.weight_decay or optimizer.nesterov)
+        temporary = workload.parameters if needed else 0
     else:
-        temporary = _rule_arrays(optimizer) * largest
+        largest = max((elements for elements, _ in workload.registered), default=0)
+        temporary = _rule_arrays(optimizer) * max(largest, min(TOGETHER["cuda"], workload.parameters))
     gradients = sum(_unbucketed_gradients(workload, settings))
     return replace(resident, moment="update", gradients=gradients, temporary=temporary * item)
 
 
 def _rule_arrays(optimizer: Optimizer) -> int:
-    """How many arrays of a parameter's size an update by :mod:`hpctrain.common.optim.rules` holds at most, with the new
-    state.
-
-    As MemTracker counts them.
+    """How many arrays an update by one of :mod:`hpctrain.common.optim.rules` holds at most for the parameters that it
+    updates together, as MemTracker counts them.
     """
-    if optimizer.name == "lamb":
-        return 5
-    momentum = 2 if optimizer.momentum else 0
-    if optimizer.name == "rmsprop_to_sgd":
-        return 5 + momentum
-    if momentum:
-        return 6 if optimizer.nesterov else 4
-    return 2 if optimizer.name == "lars" else 3
+    match optimizer.name:
+        case "rmsprop_to_sgd":
+            return 3 if optimizer.weight_decay else 2
+        case "sgd":
+            return 1 if optimizer.momentum and optimizer.rate_in_momentum else int(_adds_decay(optimizer))
+        case _:
+            return 1
+
+
+def _adds_decay(optimizer: Optimizer) -> bool:
+    return bool(optimizer.weight_decay) and not optimizer.decoupled_decay
 
 
 def _unbucketed_gradients(workload: Workload, settings: MemorySettings) -> list[int]:

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from hpctrain.common.optim import rules
-from hpctrain.common.optim.rules import Operations, ParameterKind, Rule, UpdateStep
+from hpctrain.common.optim.rules import ParameterKind
 from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.worker.train.torch_updates import TorchRuleOptimizer, takes_fused
 
 # _NormBase is the base class of BatchNorm in any number of dimensions, SyncBatchNorm and InstanceNorm.
 _NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-_OPERATIONS = Operations(norm=torch.linalg.vector_norm, sqrt=torch.sqrt, expm1=torch.expm1, where=torch.where)
-
-
-def make_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = False) -> torch.optim.Optimizer:
     """The optimizer of a recipe for the parameters of a model, with one group for each kind of parameter.
 
     It is PyTorch's own where the update is the same. Set ``lr`` of all groups before each step, and for rmsprop_to_sgd
     ``sgd_share`` (:func:`hpctrain.common.optim.schedule.sgd_share`) too.
+
+    Args:
+        divided: the parameters will be divided over ranks; what divides them then chooses PyTorch's kernels.
     """
     groups = _groups(model)
     decayed = [{**group, "weight_decay": rules.decay(settings, group["kind"])} for group in groups]
     rate, epsilon = settings.learning_rate, rules.epsilon(settings)
+    fused = True if not divided and takes_fused(model.parameters()) else None
     match settings.name:
         case "adam":
-            return torch.optim.Adam(decayed, rate, betas=settings.betas, eps=epsilon)
+            return torch.optim.Adam(decayed, rate, betas=settings.betas, eps=epsilon, fused=fused)
         case "adamw":
-            return torch.optim.AdamW(decayed, rate, betas=settings.betas, eps=epsilon)
+            return torch.optim.AdamW(decayed, rate, betas=settings.betas, eps=epsilon, fused=fused)
         case "sgd" if not (settings.decoupled_decay or settings.rate_in_momentum):
-            return torch.optim.SGD(decayed, rate, momentum=settings.momentum, nesterov=settings.nesterov)
+            return torch.optim.SGD(decayed, rate, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
         case _:
             return TorchRuleOptimizer(groups, settings)
 
@@ -68,53 +70,6 @@ def scale_gradients(gradients: Iterable[torch.Tensor], bound: float, norm: torch
     scale = torch.clamp(bound / norm, max=1.0) + (norm - norm)
     for gradient in gradients:
         gradient.mul_(scale.to(gradient.device))
-
-
-class TorchRuleOptimizer(torch.optim.Optimizer):
-    """A PyTorch optimizer with an update rule of :mod:`hpctrain.common.optim.rules`.
-
-    Args:
-        groups: groups of parameters, each with its ``kind``.
-        settings: any optimizer but adam and adamw.
-    """
-
-    def __init__(self, groups: list[dict[str, Any]], settings: Optimizer) -> None:
-        defaults: dict[str, Any] = {"lr": settings.learning_rate}
-        if settings.transition:
-            defaults["sgd_share"] = 1.0
-        super().__init__(groups, defaults)
-        self._settings = settings
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            rule = Rule(settings=self._settings, kind=group["kind"], ops=_OPERATIONS)
-            step = UpdateStep(rate=group["lr"], sgd_share=group.get("sgd_share", 1.0))
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(rule, step, parameter)
-        return loss
-
-    def _update(self, rule: Rule, step: UpdateStep, parameter: torch.Tensor) -> None:
-        state = self.state[parameter]
-        for name in rule.slots:
-            if name not in state:
-                state[name] = parameter.new_zeros(() if name in rules.SCALARS else parameter.shape)
-        gradient = parameter.grad
-        assert gradient is not None
-        change, new = rule.update(step, parameter, gradient.to_dense() if gradient.is_sparse else gradient, state)
-        parameter.sub_(change)
-        for name, value in new.items():
-            state[name] = torch.as_tensor(value, dtype=parameter.dtype, device=parameter.device)
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ class TorchTrainer:
         self.own_finite = True
         self.alone = False
         self._averaging_seconds = 0.0
-        optimizer = make_optimizer(recipe.optimizer, model)
+        optimizer = make_optimizer(recipe.optimizer, model, divided=not recipe.mesh.replicates_only)
         comm.watch_numbers()
         # Registered before distribute's hooks, one of which may find after the update that a rank died.
         optimizer.register_step_post_hook(self._updated)

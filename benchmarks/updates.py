@@ -1,0 +1,107 @@
+"""Times the updates of ResNet-50 by each rule of recipes, as ratios to PyTorch's SGD with ``foreach``.
+
+``python benchmarks/updates.py [--threads 1] [--rounds 15]``, on a GPU where there is one. Each rule is also timed one
+parameter at a time, in the operations of :mod:`hpctrain.common.optim.rules`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hpctrain.common.optim import rules
+from hpctrain.common.optim.rules import Operations, Rule, UpdateStep
+from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.worker.models.torch_resnet import resnet50
+from hpctrain.worker.train.torch_rules import make_optimizer
+
+_ONE_BY_ONE = Operations(norm=torch.linalg.vector_norm, sqrt=torch.sqrt, expm1=torch.expm1, where=torch.where)
+_LEFT_OUT = ("norm", "bias")
+_SGD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
+_RULES: dict[str, dict[str, Any]] = {
+    "sgd": _SGD,
+    "sgd, the rate inside": {**_SGD, "rate_in_momentum": True},
+    "lars": {**_SGD, "rate_in_momentum": True, "undecayed": _LEFT_OUT, "unadapted": _LEFT_OUT},
+    "lamb": {"weight_decay": 0.01, "undecayed": _LEFT_OUT, "unadapted": _LEFT_OUT},
+    "rmsprop_to_sgd": {**_SGD, "transition": {"center": 10.0, "period": 5.0, "rmsprop_rate": 0.05}},
+    "adam": {},
+    "adamw": {"weight_decay": 0.01},
+}
+_OF_PYTORCH = ("sgd", "adam", "adamw")
+
+
+def network(device: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = resnet50().to(device)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter) * 0.01
+    return model
+
+
+def one_by_one(settings: Optimizer, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """The update of each parameter by itself."""
+    states: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+
+    @torch.no_grad()
+    def step() -> None:
+        for group in optimizer.param_groups:
+            rule = Rule(settings=settings, kind=group["kind"], ops=_ONE_BY_ONE)
+            for each in group["params"]:
+                empty = {slot: each.new_zeros(() if slot in rules.SCALARS else each.shape) for slot in rule.slots}
+                state = states.setdefault(each, empty)
+                change, new = rule.update(UpdateStep(rate=group["lr"], sgd_share=0.5), each, each.grad, state)
+                each.sub_(change)
+                state |= {slot: torch.as_tensor(value, dtype=each.dtype) for slot, value in new.items()}
+
+    return step
+
+
+def calls(device: str) -> dict[str, Callable[[], None]]:
+    found: dict[str, Callable[[], None]] = {}
+    found["SGD, foreach"] = torch.optim.SGD(network(device).parameters(), lr=0.1, **_SGD, foreach=True).step
+    for name, values in _RULES.items():
+        rule = name.partition(",")[0]
+        settings = Optimizer.model_validate({"name": rule, "learning_rate": 0.1, **values}, strict=False)
+        optimizer = make_optimizer(settings, network(device))
+        for group in optimizer.param_groups:
+            if "sgd_share" in group:
+                group["sgd_share"] = 0.5
+        found[name] = optimizer.step
+        if name not in _OF_PYTORCH:
+            found[f"{name}, one by one"] = one_by_one(settings, make_optimizer(settings, network(device)))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=15)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    timed = calls(device)
+    seconds: dict[str, list[float]] = {name: [] for name in timed}
+    for number in range(chosen.rounds + 2):
+        for name, call in timed.items():
+            begin = time.perf_counter()
+            call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if number > 1:
+                seconds[name].append(time.perf_counter() - begin)
+    basis = seconds["SGD, foreach"]
+    print(f"{device}, {chosen.threads} threads, load {os.getloadavg()[0]:.1f}, median of {chosen.rounds} rounds")
+    for name, each in seconds.items():
+        # Each round's own ratio, as the load of the machine changes from round to round.
+        ratio = statistics.median(own / other for own, other in zip(each, basis, strict=True))
+        print(f"{name:34}{1e3 * statistics.median(each):9.2f} ms{ratio:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
