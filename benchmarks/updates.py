@@ -1,8 +1,8 @@
 """Times the updates of ResNet-50 by each rule of recipes, as ratios to PyTorch's SGD with ``foreach``.
 
 ``python benchmarks/updates.py [--threads 1] [--rounds 15]``, on a GPU where there is one. Each rule is also timed one
-parameter at a time, in the operations of :mod:`hpctrain.common.optim.rules`. With one thread of a CPU the times are those
-of the processor, which a busy machine changes little.
+parameter at a time, in the operations of :mod:`hpctrain.common.optim.rules`. With one thread of a CPU the times are
+those of the processor, which a busy machine changes little.
 """
 
 from __future__ import annotations
