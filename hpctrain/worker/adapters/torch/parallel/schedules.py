@@ -371,9 +371,7 @@ def connect(mesh: DeviceMesh, pairs: Iterable[tuple[int, int]]) -> None:
             dist.all_reduce(token, group=mesh[axis].get_group())
     group = mesh["pp"].get_group()
     here = dist.get_rank(group)
-    for pair in sorted({(min(pair), max(pair)) for pair in pairs}):
-        if here not in pair or pair[0] == pair[1]:
-            continue
+    for pair in meetings(pairs, here):
         peer = sum(pair) - here
         for source in pair:
             if source == here:
@@ -388,6 +386,15 @@ def connect(mesh: DeviceMesh, pairs: Iterable[tuple[int, int]]) -> None:
             work.wait()
     if mesh.device_type == "cuda":
         torch.cuda.synchronize()
+
+
+def meetings(pairs: Iterable[tuple[int, int]], here: int) -> list[tuple[int, int]]:
+    """The pairs with this rank, each once, in the order in which it meets the others.
+
+    All ranks take the pairs in one order, so the first pair that has not met finds both of its ranks free.
+    """
+    different = {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
+    return sorted(pair for pair in different if here in pair)
 
 
 def _send(tensors: Sequence[torch.Tensor], rank: int, group: Any) -> None:

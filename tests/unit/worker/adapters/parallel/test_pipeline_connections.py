@@ -1,0 +1,38 @@
+"""Ranks of a pipeline meet each other before its first step, and none waits for one that waits for it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, meetings, rank_of, stages_per_rank
+
+RANKS = 8
+
+
+def met(pairs: list[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The pairs that meet, where each rank waits until the next one that it is to meet comes too."""
+    waiting = [meetings(pairs, rank) for rank in range(RANKS)]
+    found = set()
+    while ready := [each[0] for each in waiting if each and waiting[each[0][0]][:1] == waiting[each[0][1]][:1]]:
+        found.add(ready[0])
+        for rank in ready[0]:
+            waiting[rank].pop(0)
+    return found
+
+
+@given(st.lists(st.tuples(st.integers(0, RANKS - 1), st.integers(0, RANKS - 1))))
+def test_all_pairs_meet(pairs):
+    assert met(pairs) == {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("pp", range(2, RANKS + 1))
+def test_neighbouring_stages_of_each_schedule_meet(schedule, pp):
+    stages = range(pp * stages_per_rank(schedule, pp) - 1)
+    pairs = [(rank_of(schedule, stage, pp), rank_of(schedule, stage + 1, pp)) for stage in stages]
+    found = met(pairs)
+    assert all(one == other or (min(one, other), max(one, other)) in found for one, other in pairs)
