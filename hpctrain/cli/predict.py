@@ -14,7 +14,13 @@ from hpctrain.cli.host_options import NodeFile, Switches
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.predicted_layout import require_written, written
-from hpctrain.cli.prediction_options import PredictionOptions, background_shares, link_rate, node_counts
+from hpctrain.cli.prediction_options import (
+    PredictedTraining,
+    PredictionOptions,
+    background_shares,
+    link_rate,
+    node_counts,
+)
 from hpctrain.cli.run_options import TrainingOptions
 from hpctrain.cli.tables import print_table
 from hpctrain.cli.work import print_notes
@@ -68,7 +74,7 @@ def predict(
     nodes: Annotated[
         str, typer.Option(metavar="N", help="Numbers of nodes: 8, or 1,8,64, or 1..512, which doubles.")
     ] = "1",
-    training: TrainingOptions,
+    training: PredictedTraining,
     options: PredictionOptions,
     switches: Switches,
     node: NodeFile = None,

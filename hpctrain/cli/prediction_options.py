@@ -9,13 +9,37 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli.run_options import TrainingOptions
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.mesh import AXES
 from hpctrain.control.topology.link_speed import LANE_GBIT
 
 # Matches 200Gb, 200G, 25Gbit/s, and 25GB/s, in which B stands for bytes.
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*[gG](b|bit|B)?(?:ps|/s)?", re.ASCII)
 _MOST_NODES = 1_000_000
 _DOUBLING = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedTraining(TrainingOptions):
+    """Changes to what is predicted."""
+
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe, or of a transformer's training: batch, micro_batch, …; repeatable.",
+        ),
+    ] = None
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            "--mesh",
+            metavar="AXIS=RANKS,…|auto",
+            help=f"Divide the ranks along {', '.join(AXES)}; or auto, the fastest mesh of a transformer that fits.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,7 @@ class Layout:
         gradient_buffer: gradients lie in a buffer of their own all the time, as Megatron-LM's and a data-parallel
             engine's buckets; otherwise they appear in the backward pass of the first micro-batch.
         divided_vocabulary: tp divides embedding and head too, as Megatron-LM and torchtitan do, and hpctrain does not.
+        chunked_loss: logits and loss are computed for some tokens at a time, as hpctrain does.
 
     Raises:
         HpctrainError: a value is invalid by itself; see :meth:`check` for those that do not fit a transformer.
@@ -96,6 +97,7 @@ class Layout:
     dropout: bool = False
     gradient_buffer: bool = True
     divided_vocabulary: bool = True
+    chunked_loss: bool = False
 
     def __post_init__(self) -> None:
         for name, valid in CHOICES.items():
@@ -376,6 +378,7 @@ class Layout:
             kernels="eager",
             gradient_buffer=mesh.sizes["dp_replicate"] > 1 and not zero,
             divided_vocabulary=False,
+            chunked_loss=True,
         )
 
 

@@ -19,6 +19,9 @@ from hpctrain.control.predict.zero import StateBytes, zero_bytes
 # ring and tree, on 32 channels: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. Assumed.
 NCCL_BYTES = 2 * 32 * 6 * 2**20
 
+# Logits that exist at a time where the loss is computed in chunks (_LOGITS of hpctrain/worker/train/torch_chunks.py).
+_CHUNK = 2**25
+
 SOURCES: Mapping[str, str] = {
     "parameters": "Rajbhandari et al. 2020, arXiv 1910.02054, table 1; Megatron-LM, distrib_optimizer.md",
     "gradients": "Rajbhandari et al. 2020, arXiv 1910.02054, table 1; Megatron-LM, distrib_optimizer.md",
@@ -69,7 +72,7 @@ _REDUCTIONS: Mapping[str, tuple[tuple[str, Callable[[Layout], bool]], ...]] = {
     "logits": (
         ("a smaller micro-batch", lambda layout: layout.micro_batch > 1),
         ("divide the vocabulary (tp)", lambda layout: True),
-        ("compute the loss in pieces of the sequence", lambda layout: True),
+        ("compute the loss in pieces of the sequence (chunked_loss)", lambda layout: not layout.chunked_loss),
     ),
     "working": (
         ("a smaller micro-batch", lambda layout: layout.micro_batch > 1),
@@ -349,12 +352,13 @@ class _Rank:
     def _kept_logits(self, *, before: bool = False) -> float:
         """What earlier micro-batches keep of their loss where no backward pass begins ahead of the last."""
         all_first = self.layout.schedule in ("gpipe", "looped_bfs") and self.layout.sizes["pp"] > 1
-        count = self.layout.micro_batches - before if all_first and self._last else 0
+        count = self.layout.micro_batches - before if all_first and self._last and not self.layout.chunked_loss else 0
         return 4 * self._logit_count * count
 
     @property
     def _logit_count(self) -> float:
-        return self.layout.tokens(self.sequence) * self.network.vocabulary / self.layout.vocabulary_ranks
+        count = self.layout.tokens(self.sequence) * self.network.vocabulary / self.layout.vocabulary_ranks
+        return min(count, _CHUNK) if self.layout.chunked_loss else count
 
     def _working(self) -> float:
         """Gradients of a layer's activations: of the MLP's inner width, less what is freed, and of its width."""

@@ -114,6 +114,7 @@ class LanguageTraining:
             "precision": self.recipe.precision,
             "kernels": self._kernels,
             "divided_vocabulary": False,
+            "chunked_loss": True,
             "sequence_parallel": False,
         }
         sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

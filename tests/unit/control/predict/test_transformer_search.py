@@ -179,6 +179,13 @@ def test_the_mesh_of_a_recipe_is_taken():
     assert (row.layout["tp"], row.layout["dp_shard"]) == (2, 4)
 
 
+def test_logits_in_chunks_take_no_more_than_a_chunk():
+    layout = Layout.of_recipe(load_recipe(GPT2[0], [*GPT2[1], "batch.micro_batch=48"]), 1)
+    chunked = memory(named("gpt2"), layout)
+    whole = memory(named("gpt2"), replace(layout, chunked_loss=False))
+    assert chunked.logits < 2**25 * 16 < whole.logits
+
+
 def test_what_a_recipe_is_searched_for_can_be_run():
     from hpctrain.cli.predicted_layout import recipe_overrides
     from hpctrain.common.recipes.load import override_recipe

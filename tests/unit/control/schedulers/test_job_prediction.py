@@ -68,6 +68,16 @@ def test_the_lines_are_those_of_predict(capsys: pytest.CaptureFixture[str]) -> N
     assert found[len(plan)].startswith(suggested)
 
 
+def test_a_language_model_on_its_mesh(capsys: pytest.CaptureFixture[str]) -> None:
+    gpt = ("gpt2-124m", "--set", "data.path=/text", "--cluster", "dgx-h100", "--nodes", "2")
+    meshed = (*gpt, "--mesh", "dp_shard=-1,tp=2")
+    found = planned(capsys, *meshed)
+    assert (found["layout"]["tp"], found["layout"]["dp_shard"]) == (2, 8)
+    shown = lines(capsys, *meshed)
+    assert any(line.startswith("mesh: dp_shard 8 (zero 3) x tp 2;") for line in shown)
+    assert any(line.startswith("suggested: --time") for line in shown)
+
+
 def test_the_suggestion_is_for_all_epochs_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     # 42.5 of 44 epochs reach the target; the job trains all of them.
     minutes = planned(capsys, *RESNET, "--cluster", "perlmutter-gpu")["minutes"]
