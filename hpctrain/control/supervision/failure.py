@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +37,8 @@ _LOST_HOST = re.compile(
 _BAD_START = re.compile(r"PMIx\s+server's\s+listener\s+thread\s+failed\s+to\s+start")
 # The host was lost after it was asked, or its daemon cannot connect to mpirun.
 _NO_DAEMON = re.compile(r"daemon\s+failed\s+to\s+report\s+back.*?Remote\s+host:\s+(?P<host>\S+)", re.S)
+# What Gloo says of a connection that the other side closed.
+_LOST_CONNECTION = re.compile(r"Connection (?:reset|closed) by peer|Broken pipe")
 _INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SIGNAL:\s+(?P<signal>\d+)", re.S)
 
 
@@ -146,7 +148,9 @@ def find_failure(
             exit_code=RESUMABLE,
         )
     if failed:
-        return _raised(directory, min(failed, key=lambda record: record.ended))
+        first = min(failed, key=lambda record: record.ended)
+        silent = [record for record in records.values() if record.status == "running"]
+        return _missed(directory, first, silent) or _raised(directory, first)
     failure = _silent(directory, records, ranks, output=output, exit_status=exit_status)
     return replace(failure, message="; ".join([failure.message, *unread])) if unread else failure
 
@@ -187,6 +191,20 @@ def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
     code = first.error.code or ("HT-rank-exit" if left else "HT-rank-exception")
     failure = _rank_failure(directory, first, code, f"failed: {cause}", exit_code=first.exit_code if known else 1)
     return replace(failure, refused=first.error.refused)
+
+
+def _missed(directory: RunDirectory, first: RankRecord, silent: Sequence[RankRecord]) -> Failure | None:
+    """The failure where the first error is a connection to another rank that was lost; None for any other error.
+
+    A rank that was killed closes its connections, and those that notice may end the run before the launcher has seen
+    that rank's end. With several ranks without an error, the launcher may have ended any of them.
+    """
+    if not (silent and first.error and _LOST_CONNECTION.search(first.error.message)):
+        return None
+    if len(silent) > 1:
+        return replace(_raised(directory, first), exit_code=RESUMABLE)
+    what = f"ended before its work was done, without an error, and rank {first.rank} lost its connection to it"
+    return _rank_failure(directory, silent[0], "HT-rank-silent", what, exit_code=RESUMABLE)
 
 
 def _silent(

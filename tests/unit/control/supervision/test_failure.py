@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.supervision.failure import find_failure
 from support.golden import check_text
 from support.script_runs import script_run
@@ -96,6 +97,28 @@ def test_a_killed_rank_goes_before_the_ranks_that_missed_it(directory: RunDirect
     crash = find_failure(directory, 2, output=text.format(signal=11), exit_status=139)
     assert crash is not None
     assert (crash.code, crash.rank) == ("HT-rank-killed", 1) and crash.message.endswith(" 11 (SIGSEGV)")
+
+
+@pytest.mark.parametrize(
+    ("error", "silent", "cause"),
+    [
+        ("Read error [127.0.0.1]:31404: Connection reset by peer", 1, ("HT-rank-silent", 1, RESUMABLE)),
+        # The launcher may have ended any of them.
+        ("Connection closed by peer [127.0.0.1]:1", 2, ("HT-rank-exception", 0, RESUMABLE)),
+        ("NCCL error: Duplicate GPU detected", 1, ("HT-rank-exception", 0, 1)),
+        ("Connection reset by peer", 0, ("HT-rank-exception", 0, 1)),
+    ],
+)
+def test_a_connection_to_another_rank_that_was_lost(
+    directory: RunDirectory, error: str, silent: int, cause: tuple[str, int, int]
+) -> None:
+    """The rank that noticed ended the run before the launcher saw that the other one was killed."""
+    record(directory, 0, "failed", error, ended=5.0, exit_code=1)
+    for rank in range(1, 3):
+        record(directory, rank, "running" if rank <= silent else "done")
+    failure = find_failure(directory, 3, output="", exit_status=1)
+    assert failure is not None
+    assert (failure.code, failure.rank, failure.exit_code) == cause
 
 
 def test_the_launchers_own_sigterm_is_no_cause(directory: RunDirectory) -> None:
