@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hpctrain.common.recipes.gpt import GptSettings
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.transformers.memory import memory
 from support.launching import Launch
 
 
@@ -111,6 +116,30 @@ def test_memory_of_four_ranks_is_that_of_the_formulas(hpctrain: Launch):
     assert rows["replicas"]["state_bytes"] == pytest.approx(4 * parameters, rel=0.01)
     for name in ("tp 4", "tp 2, ZeRO 3"):
         assert rows[name]["ratio_to_formula"] == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.thorough
+def test_memory_of_two_ranks_is_that_of_the_closed_forms(hpctrain: Launch):
+    result = hpctrain("bench", "memory", "-np", "2", "--batch", "4", "--json", timeout=600)
+    assert result.returncode == 0, result.stdout
+    measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    network = GptSettings(layers=6, heads=8, width=384, context=64, vocabulary=2048).transformer
+    variants = {
+        "replicas": [],
+        "replicas, recompute": ["sharding.recompute=true"],
+        "ZeRO 1": ["mesh.dp_shard=2", "sharding.zero=1"],
+        "ZeRO 2": ["mesh.dp_shard=2", "sharding.zero=2"],
+        "ZeRO 3": ["mesh.dp_shard=2"],
+        "ZeRO 3, recompute": ["mesh.dp_shard=2", "sharding.recompute=true"],
+        "tp 2": ["mesh.tp=2"],
+    }
+    for row in measured["rows"]:
+        recipe = load_recipe("gpt2-124m", ["precision=float32", *variants.pop(row["variant"])])
+        layout = replace(Layout.of_recipe(recipe, 2), micro_batch=4, micro_batches=1)
+        # Resident memory, of which libraries take some, and an update on CPUs that takes one parameter after the other.
+        peak = row["state_bytes"] + row["rest_of_peak_bytes"]
+        assert memory(network, layout).allocated / peak == pytest.approx(1, abs=0.2), row
+    assert not variants
 
 
 @pytest.mark.thorough

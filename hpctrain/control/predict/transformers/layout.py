@@ -376,7 +376,8 @@ class Layout:
             recomputation="full" if recipe.sharding.recompute else "none",
             precision=recipe.precision,
             kernels="eager",
-            gradient_buffer=mesh.sizes["dp_replicate"] > 1 and not zero,
+            # The engine's buckets; FSDP2 reduces the gradients of models that are divided.
+            gradient_buffer=mesh.data_ranks > 1 and zero < 2 and mesh.tp == mesh.pp == 1,
             divided_vocabulary=False,
             chunked_loss=True,
         )
