@@ -81,7 +81,7 @@ IDLE_KEYS: _Owners = (
         "data.name",
         {
             "digits": "test_fraction split_seed",
-            "imagenet": "limit workers repeats broken_images path",
+            "imagenet": "limit workers decode repeats broken_images path",
             "text": "path epoch_samples",
         },
     ),

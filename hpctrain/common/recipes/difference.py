@@ -41,6 +41,7 @@ _INDIFFERENT = (
     "checkpoints",
     "communication.bucket_mb",
     "data.broken_images",
+    "data.decode",
     "data.path",
     "data.workers",
     "fault_tolerance",

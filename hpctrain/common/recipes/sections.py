@@ -76,6 +76,12 @@ class Data(Section):
     workers: Annotated[int, Field(ge=0)] = Field(
         2, description="for imagenet: decoding processes per rank; 0 decodes in the rank itself"
     )
+    decode: Literal["scaled", "full", "gpu", "auto"] = Field(
+        "scaled",
+        description="for imagenet: JPEG files are decoded by processes at a half, a quarter or an eighth of their size "
+        "where the crop has enough pixels then (scaled), or always at their size (full); by the rank's GPU at their "
+        "size, with nvJPEG through torchvision (gpu); or by the GPU where it can and else scaled (auto)",
+    )
     repeats: Count = Field(
         1,
         description="repeated augmentation (Hoffer et al. 2019, arXiv 1901.09335): an epoch has the usual number of "

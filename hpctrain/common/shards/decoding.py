@@ -34,7 +34,7 @@ _MOST_SEGMENTS = 1 << 14
 _MARKER = re.compile(rb"\xff+[^\x00\x01\xd0-\xd7\xff]")
 # The most rows of a block of a JPEG file whose components are halved at most.
 _BLOCK_ROWS = 16
-_END = b"\xff\xd9"
+END = b"\xff\xd9"
 # The first thing that libjpeg-turbo notices in a whole file whose header has fewer rows than it: what is left over.
 _LEFT_OVER = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd[0-9]")
 # How many pixels are converted at a time.
@@ -147,7 +147,7 @@ def decode_rows(content: bytes, header: Header, bottom: int, eighths: int) -> Pi
     rows = -(-(bottom + 8 // eighths) // _BLOCK_ROWS) * _BLOCK_ROWS
     width, place = -(-header.width * eighths // 8), header.height_place
     # A file that is cut short lacks its end, and is decoded whole, so that it is broken wherever it is cut.
-    if place is None or rows >= header.height or not content.endswith(_END):
+    if place is None or rows >= header.height or not content.endswith(END):
         return decode(content, width, -(-header.height * eighths // 8))
     pixels: Pixels = np.empty((rows * eighths // 8, width, 3), np.uint8)
     shortened = b"".join((content[:place], rows.to_bytes(2), content[place + 2 :]))

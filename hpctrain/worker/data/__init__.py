@@ -10,6 +10,7 @@ import numpy as np
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.shards.cache import ShardFiles, cache_folder, fetch_manifest
 from hpctrain.common.shards.manifest import read_manifest
 from hpctrain.worker.data.samples import InMemory, Samples, Source
@@ -37,6 +38,36 @@ def open_sources(recipe: Recipe, comm: Communicator | None = None) -> tuple[Sour
         train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=seed)
         return InMemory(samples=train), InMemory(samples=test)
     return _text(recipe, comm) if recipe.data.name == "text" else _imagenet(recipe, comm)
+
+
+def with_decoder(recipe: Recipe, framework: Framework, comm: Communicator) -> Recipe:
+    """The recipe with what ``data.decode: auto`` means here: ``gpu`` if the GPU of each rank can. Collective.
+
+    Raises:
+        HpctrainError: the recipe asks for ``gpu``, but trains with Keras.
+    """
+    wanted = recipe.data.decode
+    if recipe.data.name != "imagenet" or wanted not in ("gpu", "auto"):
+        return recipe
+    if framework != "torch" and wanted == "gpu":
+        raise HpctrainError(
+            "HT-decode-gpu-needs-torch",
+            "data.decode: gpu is for PyTorch, and this run trains with {framework}",
+            "--framework torch, or --set data.decode=scaled",
+            framework=framework,
+        )
+    if wanted == "gpu":
+        return recipe
+    able = framework == "torch"
+    if able:
+        from hpctrain.worker.data.card import require_card
+
+        try:
+            require_card(recipe, comm)
+        except HpctrainError:
+            able = False
+    chosen = "gpu" if all(comm.allgather_object(able)) else "scaled"
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"decode": chosen})})
 
 
 def load_digits(*, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
@@ -117,7 +148,7 @@ def _text(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
 
 
 def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
-    from hpctrain.worker.data.loader import ImageNet, WorkerPool
+    from hpctrain.worker.data.loader import ImageNet, Pool, WorkerPool
 
     if recipe.model.name == "digits_cnn":
         raise HpctrainError(
@@ -127,7 +158,13 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source
             recipe=recipe.name,
         )
     folder = _folder(recipe, comm)
-    pool = WorkerPool(folder, recipe)
+    pool: Pool
+    if recipe.data.decode == "gpu":
+        from hpctrain.worker.data.card import CardPool, require_card
+
+        pool = CardPool(folder, recipe, require_card(recipe, comm))
+    else:
+        pool = WorkerPool(folder, recipe)
     train, val = ImageNet(folder, "train", recipe, pool), ImageNet(folder, "val", recipe, pool)
     if recipe.data.limit is None:
         ShardFiles(folder).require_room(

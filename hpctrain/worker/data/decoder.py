@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from hpctrain.common.recipes.sections import Images
 from hpctrain.common.shards.decoding import BrokenImageError, Pixels
 from hpctrain.common.shards.read import Shards
-from hpctrain.worker.data.images import changed, mean_colour, middle, size_at, training_part, validation_part
+from hpctrain.worker.data.images import SCALES, changed, mean_colour, middle, size_at, training_part, validation_part
 from hpctrain.worker.data.sampling import repetition_of, sample_of
 
 # The position among the requested images, the key, and the decoder's message.
@@ -29,6 +29,11 @@ STAGES = ("read", "decode", "augment", "copy")
 TRAINING = "train"
 
 
+def broken_image(position: int, key: str, error: BrokenImageError) -> Broken:
+    """What is told of a broken image."""
+    return position, key, str(error)[:_MESSAGE_CHARACTERS]
+
+
 class DecodingJob(BaseModel):
     """The folder of shards and the settings from which images are made."""
 
@@ -37,6 +42,7 @@ class DecodingJob(BaseModel):
     folder: Path
     seed: int
     images: Images
+    scales: tuple[int, ...] = SCALES
 
     def shape(self, split: str, epoch: int) -> tuple[int, int, int]:
         """(height, width, channels) of an image."""
@@ -61,8 +67,8 @@ class Decoder:
 
     def __init__(self, job: DecodingJob, shards: Shards) -> None:
         self._job = job
-        self._shards = shards
-        self._random = _Random(job.seed)
+        self.shards = shards
+        self.random = _Random(job.seed)
         mean, deviation = (np.array(values, np.float32) for values in (job.images.mean, job.images.deviation))
         self._scale, self._shift = 1 / (255 * deviation), mean / deviation
         self._blank = mean_colour(job.images)
@@ -86,10 +92,10 @@ class Decoder:
             try:
                 pixels = self._image(index, repetition, epoch, passed)
             except BrokenImageError as error:
-                broken.append((position, self._shards.key(index), str(error)[:_MESSAGE_CHARACTERS]))
+                broken.append(broken_image(position, self.shards.key(index), error))
                 pixels = np.broadcast_to(self._blank, images.shape[1:])
             except Exception as error:
-                error.add_note(f"{self._shards.where(index)}: {self._shards.key(index)}")
+                error.add_note(f"{self.shards.where(index)}: {self.shards.key(index)}")
                 raise
             if images.dtype == np.uint8:
                 images[position] = pixels
@@ -105,15 +111,15 @@ class Decoder:
     def _image(self, index: int, repetition: int, epoch: int, passed: list[int]) -> Pixels:
         """An image; the time after each stage is appended to ``passed``."""
         images = self._job.images
-        content = self._shards.read(index)
+        content = self.shards.read(index)
         passed.append(time.perf_counter_ns())
-        if self._shards.split != TRAINING:
-            part = validation_part(content, images)
+        if self.shards.split != TRAINING:
+            part = validation_part(content, images, self._job.scales)
             passed.append(time.perf_counter_ns())
             image = middle(*part, images.test_size)
         else:
-            random, size = self._random.of(epoch, index, repetition), size_at(images, epoch)
-            pixels, flip = training_part(content, size, images, random)
+            random, size = self.random.of(epoch, index, repetition), size_at(images, epoch)
+            pixels, flip = training_part(content, size, images, random, self._job.scales)
             passed.append(time.perf_counter_ns())
             image = changed(pixels, size, images, random, flip=flip)
         passed.append(time.perf_counter_ns())

@@ -6,6 +6,7 @@ Everything random comes from the generator that is passed, so equal generators g
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -17,7 +18,7 @@ from hpctrain.worker.data.augment import augment, erase
 
 _TRIES = 10
 # The scales in eighths for which libjpeg-turbo has fast code; others take longer than decoding the whole photograph.
-_SCALES = (1, 2, 4)
+SCALES = (1, 2, 4)
 # If an image shrinks more, the taps of bilinear interpolation after a small blur lie too far apart.
 _MOST_INTERPOLATED = 2.7
 # If an image shrinks less, a blur is not worth its time.
@@ -64,16 +65,26 @@ def training_image(content: bytes, size: int, images: Images, random: np.random.
     return changed(part, size, images, random, flip=flip)
 
 
-def training_part(content: bytes, size: int, images: Images, random: np.random.Generator) -> tuple[Pixels, bool]:
+def training_part(
+    content: bytes, size: int, images: Images, random: np.random.Generator, scales: Sequence[int] = SCALES
+) -> tuple[Pixels, bool]:
     """A random part of a photograph, not yet resized, and whether it is to be mirrored.
+
+    Args:
+        scales: at which it may be decoded besides its own, in eighths, from the smallest.
 
     Raises:
         BrokenImageError: it cannot be decoded.
     """
     header = look(content)
+    crop, flip = training_crop(header, images, random)
+    return _decoded(content, header, crop, size, size, scales), flip
+
+
+def training_crop(header: Header, images: Images, random: np.random.Generator) -> tuple[Crop, bool]:
+    """A random part of a photograph, and whether it is to be mirrored."""
     crop = random_crop(header.width, header.height, images, random)
-    flip = images.flip and random.random() < 0.5
-    return _decoded(content, header, crop, size, size), flip
+    return crop, images.flip and random.random() < 0.5
 
 
 def changed(part: Pixels, size: int, images: Images, random: np.random.Generator, *, flip: bool) -> Pixels:
@@ -103,17 +114,25 @@ def validation_image(content: bytes, images: Images) -> Pixels:
     return middle(*validation_part(content, images), images.test_size)
 
 
-def validation_part(content: bytes, images: Images) -> tuple[Pixels, int, int]:
+def validation_part(content: bytes, images: Images, scales: Sequence[int] = SCALES) -> tuple[Pixels, int, int]:
     """A photograph, of an elongated one the middle, not yet resized; and the width and height to resize it to.
+
+    Args:
+        scales: see :func:`training_part`.
 
     Raises:
         BrokenImageError: it cannot be decoded.
     """
     header = look(content)
+    crop, wide, high = validation_crop(header, images)
+    return _decoded(content, header, crop, wide, high, scales), wide, high
+
+
+def validation_crop(header: Header, images: Images) -> tuple[Crop, int, int]:
+    """A photograph, of an elongated one the middle; and the width and height to resize it to."""
     crop = _middle(header.width, header.height)
     factor = images.test_resize / min(header.width, header.height)
-    wide, high = round(crop.width * factor), round(crop.height * factor)
-    return _decoded(content, header, crop, wide, high), wide, high
+    return crop, round(crop.width * factor), round(crop.height * factor)
 
 
 def middle(part: Pixels, wide: int, high: int, size: int) -> Pixels:
@@ -181,11 +200,11 @@ def _deviation(variance: float) -> float:
     return math.sqrt(-0.5 / math.log(outer / (1 - 2 * outer)))
 
 
-def _decoded(content: bytes, header: Header, crop: Crop, width: int, height: int) -> Pixels:
-    """A part of a photograph, at the smallest scale at which it has at least ``width`` x ``height`` pixels."""
+def _decoded(content: bytes, header: Header, crop: Crop, width: int, height: int, scales: Sequence[int]) -> Pixels:
+    """A part of a photograph, at the smallest of the scales at which it has at least ``width`` x ``height`` pixels."""
     pixels = header.pixels
     if pixels is None:
-        for eighths in _SCALES:
+        for eighths in scales:
             if crop.width * eighths >= 8 * width and crop.height * eighths >= 8 * height:
                 break
         else:

@@ -6,9 +6,10 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.read import open_shards
 from hpctrain.worker.data.decoder import STAGES, Broken, Decoder, DecodingJob
+from hpctrain.worker.data.images import SCALES
 from hpctrain.worker.data.samples import BROKEN, Samples
 from hpctrain.worker.data.sampling import Indices, sample_of
 from hpctrain.worker.data.worker import DecodingTask
@@ -31,20 +33,33 @@ _TASKS_AHEAD = 3
 
 
 @dataclass(kw_only=True)
-class _Piece:
+class Piece:
     """A piece that is being prepared.
 
     Attributes:
         indices: sample indices with their repetitions.
-        images: shape (N, height, width, 3); complete when ``tasks`` is 0.
+        images: an array, or a tensor on a GPU, of shape (N, height, width, 3); complete when ``tasks`` is 0.
         tasks: how many are not done.
         broken: the broken images found so far.
     """
 
     indices: Indices
-    images: NDArray[Any]
+    images: Any
     tasks: int
     broken: list[Broken]
+
+
+class Pool(Protocol):
+    """Makes images for the sources of one folder, one stream at a time."""
+
+    job: DecodingJob
+    nanoseconds: Counter[str]
+
+    def pieces(
+        self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int
+    ) -> AbstractContextManager[Iterator[Piece]]: ...
+
+    def close(self) -> None: ...
 
 
 class WorkerPool:
@@ -62,10 +77,11 @@ class WorkerPool:
     """
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
-        self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images)
+        scales = () if recipe.data.decode == "full" else SCALES
+        self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images, scales=scales)
         self._count = recipe.data.workers
         self._workers: Workers | None = None
-        self._open: Generator[_Piece] | None = None
+        self._open: Generator[Piece] | None = None
         self.nanoseconds: Counter[str] = Counter()
 
     @property
@@ -74,7 +90,7 @@ class WorkerPool:
         return self._workers.pids if self._workers else []
 
     @contextlib.contextmanager
-    def pieces(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Iterator[Iterator[_Piece]]:
+    def pieces(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Iterator[Iterator[Piece]]:
         """The pieces of a stream, made by workers, or by the decoder if there are none.
 
         Raises:
@@ -101,15 +117,15 @@ class WorkerPool:
             self._workers.end()
             self._workers = None
 
-    def _here(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[_Piece]:
+    def _here(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[Piece]:
         for indices in pieces:
             images: NDArray[Any] = np.empty((len(indices), *self.job.shape(split, epoch)), self.job.dtype)
             broken = decoder.write(indices.tolist(), epoch, images)
             self.nanoseconds += decoder.nanoseconds
             decoder.nanoseconds.clear()
-            yield _Piece(indices=indices, images=images, tasks=0, broken=broken)
+            yield Piece(indices=indices, images=images, tasks=0, broken=broken)
 
-    def _ahead(self, split: str, pieces: Sequence[Indices], epoch: int) -> Generator[_Piece]:
+    def _ahead(self, split: str, pieces: Sequence[Indices], epoch: int) -> Generator[Piece]:
         if not pieces:
             return
         if self._workers is None:
@@ -138,10 +154,10 @@ class ImageNet:
         HpctrainError: the folder or the split is missing or incomplete.
     """
 
-    def __init__(self, folder: Path, split: str, recipe: Recipe, pool: WorkerPool | None = None) -> None:
+    def __init__(self, folder: Path, split: str, recipe: Recipe, pool: Pool | None = None) -> None:
         self.broken: set[str] = set()
         self._shards = open_shards(folder, split)
-        self._pool = pool or WorkerPool(folder, recipe)
+        self._pool: Pool = pool or WorkerPool(folder, recipe)
         self._decoder = Decoder(self._pool.job, self._shards)
         self._split = split
         self._stops = recipe.data.broken_images == "stop"
@@ -181,7 +197,7 @@ class ImageNet:
         self._pool.close()
         self._shards.close()
 
-    def _samples(self, piece: _Piece) -> Samples:
+    def _samples(self, piece: Piece) -> Samples:
         indices = sample_of(piece.indices)
         labels = self._shards.labels[indices]
         for position, key, message in piece.broken:
@@ -225,12 +241,12 @@ class _Ring:
         self._image_bytes = int(np.prod(job.shape(split, epoch))) * job.dtype.itemsize
         self._place_bytes = longest * self._image_bytes
         self._memory = workers.reserve(self._places * self._place_bytes)
-        self._made: dict[int, _Piece] = {}
+        self._made: dict[int, Piece] = {}
         self._begun = 0
         # By the task's number: its piece, and the position in that at which it begins.
-        self._tasks: dict[int, tuple[_Piece, int]] = {}
+        self._tasks: dict[int, tuple[Piece, int]] = {}
 
-    def run(self) -> Generator[_Piece]:
+    def run(self) -> Generator[Piece]:
         """The pieces in order; a piece's place is reused when the next is asked for."""
         begin, before = time.perf_counter_ns(), self._busy()
         try:
@@ -242,7 +258,7 @@ class _Ring:
     def _busy(self) -> int:
         return sum(self._nanoseconds[stage] for stage in STAGES)
 
-    def _run(self) -> Generator[_Piece]:
+    def _run(self) -> Generator[Piece]:
         for number in range(len(self._pieces)):
             for other in range(number + len(self._made), min(number + self._places, len(self._pieces))):
                 self._made[other] = self._begin(other)
@@ -252,13 +268,13 @@ class _Ring:
             yield piece
             del self._made[number]
 
-    def _begin(self, number: int) -> _Piece:
+    def _begin(self, number: int) -> Piece:
         indices = self._pieces[number]
         offset = number % self._places * self._place_bytes
         shape = len(indices), *self._job.shape(self._split, self._epoch)
         images: NDArray[Any] = np.ndarray(shape, self._job.dtype, self._memory, offset)
         starts = range(0, len(indices), self._share)
-        piece = _Piece(indices=indices, images=images, tasks=len(starts), broken=[])
+        piece = Piece(indices=indices, images=images, tasks=len(starts), broken=[])
         for start in starts:
             task = DecodingTask(
                 number=self._begun,

@@ -21,7 +21,7 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import Communicator, init
 from hpctrain.worker.comm.stall_reports import reports
-from hpctrain.worker.data import open_sources
+from hpctrain.worker.data import open_sources, with_decoder
 from hpctrain.worker.data.samples import First, Source
 from hpctrain.worker.train.asynchronous import AsynchronousLoop
 from hpctrain.worker.train.checkpoint import Checkpoints
@@ -55,6 +55,7 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
     joined()
     set_mesh(comm, recipe.mesh)
     require_fault_tolerance(comm, recipe.fault_tolerance)
+    recipe = with_decoder(recipe, plan.framework or "torch", comm)
     with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
         train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe, comm))
     with (

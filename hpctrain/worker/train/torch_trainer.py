@@ -378,7 +378,8 @@ class TorchTrainer:
 
     def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
         """Images as (N, channels, height, width), the channels innermost in memory, and labels; tokens as they are."""
-        images, labels = (torch.from_numpy(each).to(self._device) for each in (samples.images, samples.labels))
+        # Images that a GPU decoded are there already.
+        images, labels = (torch.as_tensor(each, device=self._device) for each in (samples.images, samples.labels))
         if images.dtype == torch.int64:
             return images, labels
         images = images.movedim(-1, 1)

@@ -137,6 +137,9 @@ class RunEvent(BaseEvent):
         "nothing is reduced (one rank, local SGD); of a script, that of its first model; null without buckets (Keras, "
         "a mesh that divides the model)",
     )
+    decode: str | None = Field(
+        default=None, description="how photographs are decoded: data.decode, with what auto chose; null without any"
+    )
     tokens: Count | None = Field(default=None, description="of a sample of text")
     flops: Count | None = Field(
         default=None,

@@ -1,0 +1,311 @@
+"""Decodes photographs on a rank's GPU with nvJPEG, through torchvision, and cuts and resizes them there in batches.
+
+Which part of a photograph is cut is drawn as in the workers of :mod:`hpctrain.worker.data.loader`, from the same random
+numbers; the pixels differ a little, by decoder and filter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hpctrain.common.cluster.gpus import gpu_of
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.settings import SHARE_GPUS
+from hpctrain.common.shards.decoding import END, BrokenImageError, Header, decode, look
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data.decoder import TRAINING, Broken, Decoder, DecodingJob, broken_image
+from hpctrain.worker.data.images import Crop, mean_colour, size_at, training_crop, validation_crop
+from hpctrain.worker.data.loader import Piece
+from hpctrain.worker.data.sampling import Indices, repetition_of, sample_of
+
+# Decodes JPEG files to a device, each to uint8 of shape (3, height, width); RuntimeError if it cannot decode one.
+DecodeAll = Callable[[Sequence[bytes], torch.device], Sequence[torch.Tensor]]
+
+# Changes of an image that only processes make.
+_BY_PROCESSES = ("augmentation", "jitter", "erasing")
+# The most pixels, of photographs filled up to the largest of them, that are decoded and resized together.
+_MOST_TOGETHER = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """What becomes of a photograph: ``crop`` is resized to ``width`` x ``height``, of which the middle is shown."""
+
+    position: int
+    content: bytes
+    header: Header
+    crop: Crop
+    width: int
+    height: int
+    flip: bool
+
+
+def by_nvjpeg(contents: Sequence[bytes], device: torch.device) -> Sequence[torch.Tensor]:
+    """Decode JPEG files on a GPU, in colour."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    files = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+    decoded: list[torch.Tensor] = decode_jpeg(files, ImageReadMode.RGB, device)
+    return decoded
+
+
+def card_of(comm: Communicator | None) -> torch.device | None:
+    """The GPU of this rank, as its trainer chooses it; None if it has none."""
+    if comm is None:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    gpus = 0 if comm.in_host_memory else torch.cuda.device_count()
+    own = gpu_of(comm.local_rank, comm.local_size, gpus, shared=bool(SHARE_GPUS.read()))
+    return None if own is None else torch.device("cuda", own)
+
+
+def require_card(recipe: Recipe, comm: Communicator | None) -> torch.device:
+    """The GPU that decodes for this rank.
+
+    Raises:
+        HpctrainError: there is none, torchvision is missing, or the recipe changes images as only processes can.
+    """
+    changes = [name for name in _BY_PROCESSES if getattr(recipe.images, name)]
+    if changes:
+        raise HpctrainError(
+            "HT-decode-gpu-changes",
+            "data.decode: gpu cuts, resizes and mirrors photographs, but recipe {recipe} has images.{key}",
+            "--set data.decode=scaled",
+            recipe=recipe.name,
+            key=changes[0],
+        )
+    card = card_of(comm)
+    if card is None:
+        raise HpctrainError(
+            "HT-decode-no-gpu",
+            "data.decode: gpu, but this rank trains on no GPU (backend {backend})",
+            "--backend nccl, where PyTorch sees a GPU for each rank; or --set data.decode=scaled",
+            backend=comm.backend if comm else "single",
+        )
+    if importlib.util.find_spec("torchvision") is None:
+        raise HpctrainError(
+            "HT-decode-no-torchvision",
+            "data.decode: gpu needs torchvision, which is not installed",
+            "install the torchvision that belongs to this PyTorch; or --set data.decode=scaled",
+        )
+    return card
+
+
+class CardPool:
+    """Makes images on a GPU, in place of :class:`hpctrain.worker.data.loader.WorkerPool`; one stream at a time.
+
+    A thread makes one piece ahead, on a stream of the GPU's own. Photographs that are no ordinary JPEG files, that are
+    cut short or that nvJPEG cannot decode are decoded by the processor: the same ones are broken.
+
+    Args:
+        folder: what ``hpctrain data shard`` wrote.
+        device: a GPU, or the processor in tests.
+
+    Attributes:
+        nanoseconds: spent so far on reading files and drawing their crops (``read``), on decoding, on resizing
+            (``augment``), and by the rank on waiting for images (``rank waits``).
+    """
+
+    pids: tuple[int, ...] = ()
+
+    def __init__(self, folder: Path, recipe: Recipe, device: torch.device, decode_all: DecodeAll = by_nvjpeg) -> None:
+        self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images)
+        self.nanoseconds: Counter[str] = Counter()
+        self._device, self._decode_all = device, decode_all
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._open: Generator[Piece] | None = None
+
+    @contextlib.contextmanager
+    def pieces(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Iterator[Iterator[Piece]]:
+        """The pieces of a stream, whose images are tensors on the device.
+
+        Raises:
+            RuntimeError: another stream is open.
+        """
+        if self._open:
+            raise RuntimeError("another stream of these samples is open: close it first")
+        self._open = self._ahead(decoder, split, pieces, epoch)
+        try:
+            with contextlib.closing(self._open):
+                yield self._open
+        finally:
+            self._open = None
+
+    def close(self) -> None:
+        """End the open stream. Idempotent."""
+        if self._open:
+            self._open.close()
+
+    def _ahead(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[Piece]:
+        with ThreadPoolExecutor(1, "decoding") as thread:
+            before = None
+            for indices in pieces:
+                coming = thread.submit(self._piece, decoder, split, indices, epoch)
+                if before:
+                    yield self._taken(before)
+                before = coming
+            if before:
+                yield self._taken(before)
+
+    def _taken(self, coming: Future[Piece]) -> Piece:
+        begin = time.perf_counter_ns()
+        piece = coming.result()
+        self.nanoseconds["rank waits"] += time.perf_counter_ns() - begin
+        if self._stream:
+            # The memory is the other stream's, which may use it again as soon as this one is done with it.
+            piece.images.record_stream(torch.cuda.current_stream(self._device))
+        return piece
+
+    def _piece(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> Piece:
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            piece = self._made(decoder, split, indices, epoch)
+            if self._stream:
+                self._stream.synchronize()
+        return piece
+
+    def _made(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> Piece:
+        begin = time.perf_counter_ns()
+        shape = (len(indices), *self.job.shape(split, epoch))
+        blank = torch.from_numpy(mean_colour(self.job.images)).to(self._device)
+        images = blank.expand(shape).clone()
+        broken: list[Broken] = []
+        cuts = list(self._cuts(decoder, split, indices, epoch, broken))
+        self._count("read", begin)
+        for together in _together(cuts):
+            begin = time.perf_counter_ns()
+            shown, photographs = [], []
+            for cut, photograph in zip(together, self._photographs(together), strict=True):
+                if isinstance(photograph, BrokenImageError):
+                    broken.append(broken_image(cut.position, decoder.shards.key(_index(indices, cut)), photograph))
+                else:
+                    shown.append(cut)
+                    photographs.append(photograph)
+            begin = self._count("decode", begin)
+            if shown:
+                images[[cut.position for cut in shown]] = resized(photographs, shown, shape[1])
+            self._count("augment", begin)
+        if self.job.dtype != np.uint8:
+            mean, deviation = (
+                torch.tensor(each, device=self._device) for each in (self.job.images.mean, self.job.images.deviation)
+            )
+            images = (images / 255 - mean) / deviation
+        return Piece(indices=indices, images=images, tasks=0, broken=broken)
+
+    def _count(self, stage: str, begin: int) -> int:
+        now = time.perf_counter_ns()
+        self.nanoseconds[stage] += now - begin
+        return now
+
+    def _cuts(self, decoder: Decoder, split: str, indices: Indices, epoch: int, broken: list[Broken]) -> Iterator[Cut]:
+        images = self.job.images
+        drawn = zip(sample_of(indices).tolist(), repetition_of(indices).tolist(), strict=True)
+        for position, (index, repetition) in enumerate(drawn):
+            content = decoder.shards.read(index)
+            try:
+                header = look(content)
+            except BrokenImageError as error:
+                broken.append(broken_image(position, decoder.shards.key(index), error))
+                continue
+            flip = False
+            if split == TRAINING:
+                width = height = size_at(images, epoch)
+                crop, flip = training_crop(header, images, decoder.random.of(epoch, index, repetition))
+            else:
+                crop, width, height = validation_crop(header, images)
+            yield Cut(
+                position=position, content=content, header=header, crop=crop, width=width, height=height, flip=flip
+            )
+
+    def _photographs(self, cuts: Sequence[Cut]) -> list[torch.Tensor | BrokenImageError]:
+        """Each photograph as uint8 of shape (3, height, width), or why it cannot be decoded."""
+        # nvJPEG may fill up what is cut short.
+        ordinary = [cut for cut in cuts if cut.header.pixels is None and cut.content.endswith(END)]
+        decoded: dict[int, torch.Tensor] = {}
+        try:
+            found = self._decode_all([cut.content for cut in ordinary], self._device) if ordinary else []
+            decoded = {cut.position: each for cut, each in zip(ordinary, found, strict=True)}
+        except RuntimeError:
+            for cut in ordinary:
+                with contextlib.suppress(RuntimeError):
+                    decoded[cut.position] = self._decode_all([cut.content], self._device)[0]
+        return [
+            decoded[cut.position]
+            if cut.position in decoded and decoded[cut.position].shape[1:] == (cut.header.height, cut.header.width)
+            else self._by_processor(cut)
+            for cut in cuts
+        ]
+
+    def _by_processor(self, cut: Cut) -> torch.Tensor | BrokenImageError:
+        header = cut.header
+        try:
+            pixels = decode(cut.content, header.width, header.height) if header.pixels is None else header.pixels
+        except BrokenImageError as error:
+            return error
+        return torch.from_numpy(np.array(pixels)).to(self._device).permute(2, 0, 1)
+
+
+def _index(indices: Indices, cut: Cut) -> int:
+    return int(sample_of(indices)[cut.position])
+
+
+def _together(cuts: Sequence[Cut]) -> Iterator[list[Cut]]:
+    """The photographs in groups that fit into memory, decoded, and cut and filled up to one size."""
+    group: list[Cut] = []
+    tall = wide = 0
+    for cut in cuts:
+        tall, wide = max(tall, cut.header.height), max(wide, cut.header.width)
+        if group and (len(group) + 1) * tall * wide > _MOST_TOGETHER:
+            yield group
+            group, tall, wide = [], cut.header.height, cut.header.width
+        group.append(cut)
+    if group:
+        yield group
+
+
+def resized(photographs: Sequence[torch.Tensor], cuts: Sequence[Cut], size: int) -> torch.Tensor:
+    """The middle of each resized crop, of shape (N, size, size, 3).
+
+    Pillow's bilinear filter, antialiased where the crop shrinks: a product with a matrix for each of rows and columns,
+    as all crops, which differ in size, then are one product of matrices.
+    """
+    crops = [cut.crop for cut in cuts]
+    device = photographs[0].device
+    # Bytes and weights in 16 bits are precise to a fifth of a level; processors compute faster in 32.
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    tall, wide = max(crop.height for crop in crops), max(crop.width for crop in crops)
+    padded = torch.zeros((len(cuts), 3, tall, wide), dtype=dtype, device=device)
+    for place, photograph, crop in zip(padded, photographs, crops, strict=True):
+        part = photograph[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+        place[:, : crop.height, : crop.width] = part
+    rows = weights([crop.height for crop in crops], [cut.height for cut in cuts], size, device)
+    columns = weights([crop.width for crop in crops], [cut.width for cut in cuts], size, device)
+    flips = torch.tensor([cut.flip for cut in cuts], device=device)
+    columns = torch.where(flips[:, None, None], columns.flip(1), columns)
+    found = rows.to(dtype)[:, None] @ padded @ columns.to(dtype).transpose(1, 2)[:, None]
+    return found.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def weights(lengths: list[int], sizes: list[int], shown: int, device: torch.device) -> torch.Tensor:
+    """The share of each pixel of a side in each of the ``shown`` middle pixels, of shape (N, shown, longest).
+
+    Args:
+        lengths: the pixels of each side.
+        sizes: those that it is resized to.
+    """
+    length, size = (torch.tensor(each, dtype=torch.float32, device=device)[:, None, None] for each in (lengths, sizes))
+    scale = length / size
+    place = torch.arange(max(lengths), device=device)[None, None, :]
+    result = torch.arange(shown, device=device)[None, :, None] + (size - shown).div(2, rounding_mode="floor")
+    distance = (place + 0.5 - (result + 0.5) * scale).abs() / scale.clamp(min=1)
+    weights = (1 - distance).clamp_(min=0).where(place < length, 0)
+    return weights / weights.sum(2, keepdim=True)

@@ -1,0 +1,196 @@
+"""Decoding on a GPU, as far as a processor can show it: simplejpeg stands for nvJPEG, and the rest is as on a card."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.shards.decoding import Header
+from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
+from hpctrain.worker.data import card, with_decoder
+from hpctrain.worker.data.card import CardPool, Cut, resized
+from hpctrain.worker.data.images import Crop
+from hpctrain.worker.data.loader import ImageNet, Pool
+from hpctrain.worker.data.samples import BROKEN
+from hpctrain.worker.data.sampling import cut
+from support.refusals import refused
+
+CPU = torch.device("cpu")
+FLOWER = load_sample_images().images[1]
+calls: list[int] = []
+
+
+def by_simplejpeg(contents: Sequence[bytes], device: torch.device) -> list[torch.Tensor]:
+    """What nvJPEG does: a tensor for each file, and an error for all of them if one cannot be decoded."""
+    calls.append(len(contents))
+    try:
+        return [torch.from_numpy(simplejpeg.decode_jpeg(each)).permute(2, 0, 1) for each in contents]
+    except ValueError as error:
+        raise RuntimeError(str(error)) from error
+
+
+def encoded(kind: str, image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, quality=90)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs of several shapes and kinds; one is cut short, and one damaged so that no whole can be made of it."""
+    samples: list[Photograph] = list(photographs(6))
+    large = Image.fromarray(FLOWER).resize((1300, 867))
+    samples.append(("large", encoded("JPEG", large), 0))
+    samples.append(("tall", encoded("JPEG", Image.fromarray(FLOWER).rotate(90, expand=True)), 0))
+    samples.append(("png", encoded("PNG", Image.fromarray(FLOWER)), 0))
+    samples.append(("cmyk", encoded("JPEG", Image.fromarray(FLOWER).convert("CMYK")), 0))
+    samples.append(("grey", encoded("JPEG", Image.fromarray(FLOWER).convert("L")), 0))
+    samples.append(("short", samples[0][1][:40_000], 1))
+    samples.append(("noise", b"noise", 1))
+    # the length of its first segment leads behind the file's end
+    samples.append(("damaged", samples[1][1][:4] + b"\xff\xff" + samples[1][1][6:200] + b"\xff\xd9", 1))
+    root = tmp_path_factory.mktemp("card")
+    write_folders(root / "files", samples)
+    write_shards(root / "shards", root / "files", 8)
+    return root / "shards"
+
+
+def recipe(**images: object) -> Recipe:
+    digits = load_recipe("digits")
+    data = digits.data.model_copy(update={"name": "imagenet", "workers": 0, "broken_images": "skip"})
+    changed = digits.images.model_copy(update={"size": 160, "test_size": 112, "test_resize": 128, **images})
+    return digits.model_copy(update={"data": data, "images": changed})
+
+
+def seen(folder: Path, split: str, settings: Recipe, pool: Pool | None) -> tuple[np.ndarray, np.ndarray, set[str]]:
+    with contextlib.closing(ImageNet(folder, split, settings, pool)) as source:
+        pieces = list(source.stream(cut(np.arange(len(source)), 5), 2))
+        images = np.concatenate([np.asarray(piece.images) for piece in pieces])
+        return images, np.concatenate([piece.labels for piece in pieces]), source.broken
+
+
+def psnr(one: np.ndarray, other: np.ndarray) -> float:
+    return float(10 * np.log10(255**2 / max(1e-9, np.mean((one.astype(float) - other) ** 2))))
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_card_makes_the_images_of_the_processor(folder, split):
+    settings = recipe()
+    expected, labels, broken = seen(folder, split, settings, None)
+    found, labels_found, broken_found = seen(folder, split, settings, CardPool(folder, settings, CPU, by_simplejpeg))
+    np.testing.assert_array_equal(labels_found, labels)
+    assert broken_found == broken
+    assert (labels == BROKEN).sum() == len(broken) == (3 if split == "train" else 0)
+    assert found.dtype == np.uint8 and found.shape == expected.shape
+    alike = [psnr(*pair) for pair in zip(found, expected, strict=True)]
+    # Of another crop or a mirrored one it is 10 to 18.
+    assert min(alike) > 26 and np.median(alike) > 33
+
+
+def test_without_a_smaller_scale_only_the_filter_differs(folder):
+    settings = recipe()
+    whole = settings.model_copy(update={"data": settings.data.model_copy(update={"decode": "full"})})
+    expected, _, _ = seen(folder, "train", whole, None)
+    found, _, _ = seen(folder, "train", settings, CardPool(folder, settings, CPU, by_simplejpeg))
+    assert min(psnr(*pair) for pair in zip(found, expected, strict=True)) > 30
+    scaled, _, _ = seen(folder, "train", settings, None)
+    assert (scaled != expected).any()
+
+
+def test_normalised_images_are_float32(folder):
+    settings = recipe(as_bytes=False)
+    expected, _, _ = seen(folder, "train", settings, None)
+    found, _, _ = seen(folder, "train", settings, CardPool(folder, settings, CPU, by_simplejpeg))
+    assert found.dtype == expected.dtype == np.float32
+    assert np.abs(found - expected).mean() < 0.1
+
+
+@pytest.mark.parametrize("size", [(40, 30), (96, 96), (300, 210), (900, 700)])
+@pytest.mark.parametrize("flip", [False, True])
+def test_resizing_is_pillows(size, flip):
+    image = Image.fromarray(FLOWER).resize((1000, 800))
+    crops = [Crop(left=0, top=0, width=size[0], height=size[1]), Crop(left=90, top=80, width=size[0], height=size[1])]
+    photograph = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    cuts = [
+        Cut(position=0, content=b"", header=Header(1000, 800), crop=crop, width=96, height=96, flip=flip)
+        for crop in crops
+    ]
+    found = resized([photograph, photograph], cuts, 96).numpy()
+    for one, crop in zip(found, crops, strict=True):
+        box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
+        expected = np.asarray(image.crop(box).resize((96, 96), Image.Resampling.BILINEAR)).astype(int)
+        # Pillow rounds between rows and columns.
+        assert np.abs(one - (expected[:, ::-1] if flip else expected)).max() <= 2
+
+
+def test_what_does_not_fit_together_is_decoded_in_several_calls(folder, monkeypatch):
+    settings = recipe()
+    expected, _, _ = seen(folder, "train", settings, CardPool(folder, settings, CPU, by_simplejpeg))
+    calls.clear()
+    monkeypatch.setattr(card, "_MOST_TOGETHER", 2 * 500 * 375)
+    found, _, _ = seen(folder, "train", settings, CardPool(folder, settings, CPU, by_simplejpeg))
+    np.testing.assert_array_equal(found, expected)
+    assert max(calls) <= 2
+
+
+def test_a_stream_that_is_closed_early_leaves_the_pool_to_the_next(folder):
+    settings = recipe()
+    pool = CardPool(folder, settings, CPU, by_simplejpeg)
+    with contextlib.closing(ImageNet(folder, "train", settings, pool)) as source:
+        stream = source.stream(cut(np.arange(len(source)), 2), 0)
+        first = next(stream)
+        with pytest.raises(RuntimeError, match="another stream"):
+            next(source.stream([np.arange(2)], 0))
+        stream.close()
+        again = next(source.stream([np.arange(2)], 0))
+        np.testing.assert_array_equal(first.images, again.images)
+        assert all(source.nanoseconds[stage] > 0 for stage in ("read", "decode", "augment"))
+
+
+class _Ranks:
+    """What of a communicator is asked for: this rank's place, and what the others answer."""
+
+    backend, in_host_memory, local_rank, local_size = "gloo", False, 0, 1
+
+    def allgather_object(self, value: object) -> list[object]:
+        return [value]
+
+
+def test_the_decoder_is_chosen_or_refused(monkeypatch):
+    def asking(decode: str, **images: object) -> Recipe:
+        wanted = recipe(**images)
+        return wanted.model_copy(update={"data": wanted.data.model_copy(update={"decode": decode})})
+
+    comm = _Ranks()
+    for framework, decode in itertools.product(("torch", "keras"), ("scaled", "full", "auto")):
+        chosen = with_decoder(asking(decode), framework, comm).data.decode
+        assert chosen == ("scaled" if decode == "auto" else decode)
+    with refused("HT-decode-gpu-needs-torch", framework="keras"):
+        with_decoder(asking("gpu"), "keras", comm)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with refused("HT-decode-no-gpu", backend="gloo"):
+        card.require_card(asking("gpu"), comm)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(card.importlib.util, "find_spec", lambda name: None)
+    with refused("HT-decode-no-torchvision"):
+        card.require_card(asking("gpu"), comm)
+    monkeypatch.setattr(card.importlib.util, "find_spec", lambda name: name)
+    assert with_decoder(asking("auto"), "torch", comm).data.decode == "gpu"
+    from hpctrain.common.recipes.sections import Jitter
+
+    jitter = Jitter(brightness=0.4)
+    assert with_decoder(asking("auto", jitter=jitter), "torch", comm).data.decode == "scaled"
+    with refused("HT-decode-gpu-changes", key="jitter"):
+        card.require_card(asking("gpu", jitter=jitter), comm)
