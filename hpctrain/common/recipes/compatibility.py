@@ -30,6 +30,8 @@ _WITHOUT: Mapping[Axis, str] = {
     "cp": "has no attention that divides sequences",
     "tp": "has no plan by which its layers are divided",
 }
+# Schedules that compute the gradients of weights later than those of inputs.
+_SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
 _RESIDUAL = ("resnet18", "resnet50", "resnet101")
 _Owners = tuple[tuple[str, str, Mapping[str, str]], ...]
 # A section, the key that decides which kind it is of, and the keys of each kind, which are refused for other kinds.
@@ -170,7 +172,7 @@ def _faults(recipe: RecipeKeys) -> Iterator[tuple[str, InvalidValueError]]:
                 )
     yield from (("optimizer", error) for error in _of_optimizer(recipe.optimizer))
     yield from (("schedule", error) for group in (_of_schedule, _of_warmup) for error in group(recipe.schedule))
-    for group in (_of_text, _of_length, _of_top_k, _of_sync, _of_end_rate, _of_axes, _of_mesh):
+    for group in (_of_text, _of_length, _of_top_k, _of_sync, _of_end_rate, _of_axes, _of_mesh, _of_compile):
         yield from (("", error) for error in group(recipe))
 
 
@@ -463,3 +465,28 @@ def _of_mesh(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
             compression=compression,
             mesh=mesh,
         )
+
+
+def _of_compile(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
+    if recipe.compile == "on" and (fault := uncompilable(recipe)):
+        yield fault
+
+
+def uncompilable(recipe: RecipeKeys) -> InvalidValueError | None:
+    """Why a recipe's network cannot be compiled; ``compile: auto`` leaves it as it is then."""
+    sizes, schedule = recipe.mesh.sizes, recipe.pipeline.schedule
+    if sizes["tp"] != 1:
+        return InvalidValueError(
+            "HT-compile-with-tp",
+            "compile: on with mesh {mesh}: hooks that PyTorch cannot compile divide and join what layers compute over "
+            "tp; --set compile=off",
+            mesh=recipe.mesh,
+        )
+    if sizes["pp"] != 1 and schedule in _SPLIT_BACKWARD:
+        return InvalidValueError(
+            "HT-compile-with-split-backward",
+            "compile: on with pipeline.schedule: {schedule}: it computes the gradients of inputs and of weights apart, "
+            "and a compiled block gives them together; --set pipeline.schedule=1f1b, or --set compile=off",
+            schedule=schedule,
+        )
+    return None

@@ -40,6 +40,7 @@ _INDIFFERENT = (
     "batch.emulated_ranks",
     "checkpoints",
     "communication.bucket_mb",
+    "compile",
     "data.broken_images",
     "data.decode",
     "data.path",

@@ -325,6 +325,10 @@ class RecipeKeys(Section):
     precision: Literal["float32", "bf16", "fp16"] = Field(
         "float32", description="of forward and backward pass; parameters stay float32"
     )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="by PyTorch's compiler: on GPUs, always, or never; changes the last digits of numbers (torch only)",
+    )
     epochs: Annotated[int, Field(ge=1, le=100_000)]
     median_of: Count = Field(1, description="epochs at the end whose median is the result (Goyal et al. 2017: 5)")
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -342,6 +346,12 @@ class RecipeKeys(Section):
     tracking: Trackers | None = Field(
         None, description="where curves go: tensorboard (the default), mlflow, wandb; changes no number of the run"
     )
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _compile(cls, value: object) -> object:
+        # In YAML, on and off are true and false.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @field_validator("sync", mode="before")
     @classmethod

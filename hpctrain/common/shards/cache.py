@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +22,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.cache import node_folder
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.locks import lock
 from hpctrain.common.files.objects import Objects, all_attempts_seconds
-from hpctrain.common.files.private import make_folder
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.files.whole import remove_leftovers, require_room, write_whole
 from hpctrain.common.settings import CACHE
@@ -145,20 +144,14 @@ def cache_folder(url: str, manifest: bytes) -> Path:
 def _root() -> Path:
     """The folder of all sets: that of ``HPCTRAIN_CACHE``, or one of the user's own in the node's temporary storage."""
     chosen = CACHE.read()
-    # Some sites set SLURM_TMPDIR in jobs, and not TMPDIR.
-    temporary = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
-    root = Path(chosen).expanduser() if chosen else Path(temporary) / f"hpctrain-cache-{os.getuid()}"
+    if not chosen:
+        # Cached files are not hashed again.
+        return node_folder("cache", _ELSEWHERE)
+    root = Path(chosen).expanduser()
     try:
-        if chosen:
-            root.mkdir(parents=True, exist_ok=True)
-        else:
-            make_folder(root)
-        # Cached files are not hashed again, and anybody can make a folder in /tmp.
-        foreign = not chosen and (root.is_symlink() or root.stat().st_uid != os.getuid())
+        root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_error(error, root, _ELSEWHERE) from error
-    if foreign:
-        raise HpctrainError("HT-cache-of-other-user", "{root} belongs to another user", _ELSEWHERE, root=root)
     return root.absolute()
 
 

@@ -27,10 +27,15 @@ class TorchBatchNorm(nn.BatchNorm2d):
         super().__init__(channels, eps=epsilon, momentum=1 - momentum)
         self._kept = momentum
         self._extent = extent
+        # As a number it would be part of the code that a compiler makes, which each part of a step would need anew.
+        self._moved = torch.tensor(1 - momentum, dtype=torch.float64)
 
     def begin_part(self, number: int, count: int) -> None:
         """Say which part of a step comes next, from 1; all parts together move the running statistics once."""
-        self.momentum = moved_by(self._kept, number, count)
+        assert self.running_mean is not None
+        moved, device = moved_by(self._kept, number, count), self.running_mean.device
+        if moved != self.momentum or self._moved.device != device:
+            self.momentum, self._moved = moved, torch.full((), moved, dtype=torch.float64, device=device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
@@ -46,11 +51,13 @@ class TorchBatchNorm(nn.BatchNorm2d):
     def _normalised(self, x: torch.Tensor) -> Normalised:
         # PyTorch's kernel refuses a single value per channel.
         if self._extent.group or x.numel() == self.num_features:
-            return self._over_group(x, self._extent.group)
+            normalised: Normalised = self._over_group(x, self._extent.group)
+            return normalised
         mean, variance = x.new_zeros(2, self.num_features, dtype=self.weight.dtype)
         # With momentum 1 the kernel writes the part's own statistics to mean and variance.
         return F.batch_norm(x, mean, variance, self.weight, self.bias, True, 1.0, self.eps), mean, variance
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _over_group(self, x: torch.Tensor, group: Group | None) -> Normalised:
         wide = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         variance, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
@@ -70,10 +77,10 @@ class TorchBatchNorm(nn.BatchNorm2d):
     def _keep(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
-        assert self.momentum is not None
         assert self.num_batches_tracked is not None
-        self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
-        self.running_var.lerp_(variance.to(self.running_var), self.momentum)
+        moved = self._moved.to(self.running_mean)
+        self.running_mean.lerp_(mean.to(self.running_mean), moved)
+        self.running_var.lerp_(variance.to(self.running_var), moved)
         self.num_batches_tracked += 1
 
 

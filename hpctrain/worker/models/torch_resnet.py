@@ -159,26 +159,27 @@ class StochasticDepth:
 
     Args:
         model: a residual network, which gets hooks that drop blocks.
-
-    Attributes:
-        draws: shape (N, blocks), in 0 to 1, for the N samples of the next forward pass in training.
     """
 
     def __init__(self, model: nn.Module, rate: float) -> None:
         blocks = [module for module in model.modules() if isinstance(module, Basic | Bottleneck)]
-        self.draws: torch.Tensor | None = None
-        for number, block in enumerate(blocks):
-            self._drop(block.last, number, rate * number / (len(blocks) - 1))
+        self._rates = [(block.last, rate * number / (len(blocks) - 1)) for number, block in enumerate(blocks)]
+        # Also the first block, which is never dropped: a compiler takes blocks to have hooks alike.
+        for last, _ in self._rates:
+            last.register_forward_hook(_scaled)
 
-    def _drop(self, last: nn.Module, number: int, rate: float) -> None:
-        def dropped(module: nn.Module, _: object, outputs: torch.Tensor) -> torch.Tensor:
-            if not (module.training and rate):
-                return outputs
-            assert self.draws is not None
-            kept = (self.draws[:, number] >= rate).to(outputs.dtype) / (1 - rate)
-            return outputs * kept[:, None, None, None]
+    def draw(self, draws: torch.Tensor) -> None:
+        """Decide the next forward pass in training: ``draws`` are in 0 to 1, of shape (N, blocks) for N samples."""
+        for number, (last, rate) in enumerate(self._rates):
+            last.kept = (draws[:, number] >= rate).float() / (1 - rate)
 
-        last.register_forward_hook(dropped)
+
+def _scaled(module: nn.Module, _: object, outputs: torch.Tensor) -> torch.Tensor:
+    # An attribute of the module, since blocks whose hooks have nothing of their own are compiled once for all.
+    if not module.training:
+        return outputs
+    kept: torch.Tensor = module.kept  # type: ignore[assignment]
+    return outputs * kept.to(outputs.dtype)[:, None, None, None]
 
 
 def resnet18(

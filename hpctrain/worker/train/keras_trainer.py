@@ -48,12 +48,14 @@ class KerasTrainer:
 
     framework = "keras"
     bucket_mb: float | None = None
+    compiled = True
     # Keras hands over all gradients at once: there is nothing to overlap.
     timeline: Timeline = ()
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         _check_precision(recipe)
         _check_depth(recipe)
+        _check_compile(recipe)
         if comm.strategy is None:
             take_gpu(comm.local_rank, comm.local_size)
         details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
@@ -386,6 +388,16 @@ def _check_depth(recipe: Recipe) -> None:
             "HT-recipe-depth-in-keras",
             "stochastic_depth is for PyTorch alone: the networks in Keras have none",
             "--framework torch, or --set stochastic_depth=0, which is not the source's training",
+        )
+
+
+def _check_compile(recipe: Recipe) -> None:
+    if recipe.compile == "on":
+        raise HpctrainError(
+            "HT-compile-in-keras",
+            "compile: on is for PyTorch: in Keras a step is a graph of TensorFlow in any case, and XLA (jit_compile) "
+            "is not used, since most reductions have no kernel for it",
+            "--framework torch, or --set compile=auto",
         )
 
 

@@ -17,9 +17,14 @@ _BLOCKS = {
 }
 
 
+def blocks_of(model: str) -> list[str]:
+    """The classes of a network's repeated modules, by its name in recipes and benchmarks."""
+    return _BLOCKS.get(model, [])
+
+
 def plan_of(model: str, *, zero: Literal[1, 2, 3] = 3, recompute: bool = False) -> ParallelPlan:
     """The plan for a network, by its name in recipes and benchmarks."""
-    blocks = _BLOCKS.get(model, [])
+    blocks = blocks_of(model)
     tensor = {}
     if model == "gpt":
         from hpctrain.worker.models.torch_gpt import tensor_plan

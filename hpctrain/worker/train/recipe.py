@@ -84,7 +84,7 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
         )
         reports.iteration = lambda: loop.iteration + 1
         begun = comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0)
-        with phase(comm, _first_phase(plan, begun), over=lambda: loop.iteration > begun):
+        with phase(comm, _first_phase(trainer, begun), over=lambda: loop.iteration > begun):
             done = loop.run(begun)
     if not done:
         stopping.agree()
@@ -148,12 +148,12 @@ def torch_trainer(recipe: Recipe, comm: Communicator) -> type[TorchTrainer]:
     return TorchTrainer
 
 
-def _first_phase(plan: Plan, begun: int) -> str:
-    """What happens until the first step is done, which in Keras takes much longer than later steps."""
+def _first_phase(trainer: Trainer, begun: int) -> str:
+    """What happens until the first step is done, which takes much longer than later steps where it compiles."""
     if begun:
         # Not "taking the first step": the epoch of the checkpoint may still have to be evaluated.
         return f"reading the checkpoint of step {begun} and continuing from it"
-    return "compiling and taking the first step" if plan.framework == "keras" else "taking the first step"
+    return "compiling and taking the first step" if trainer.compiled else "taking the first step"
 
 
 @contextlib.contextmanager

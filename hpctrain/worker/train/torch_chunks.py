@@ -9,19 +9,25 @@ once only, while some pipelines ask for those of inputs and of weights apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from hpctrain.worker.data.samples import BROKEN
 
+# Of logits, labels and smoothing.
+OfLogits = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
 # The logits of a chunk: 134 MB in float32.
 _LOGITS = 2**25
 
 
 def chunked_loss(
-    labels: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, smoothing: float = 0.0
+    labels: torch.Tensor,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    smoothing: float = 0.0,
+    of_logits: OfLogits | None = None,
 ) -> torch.Tensor:
     """The sum that :meth:`hpctrain.worker.train.torch_losses.TorchLoss.sum` gives, of an output layer without a bias.
 
@@ -29,8 +35,11 @@ def chunked_loss(
         labels: int64, shape (N,), as many as there are rows of ``hidden``.
         hidden: shape (…, width), what the output layer gets.
         weight: shape (classes, width).
+        of_logits: what computes loss and gradient of a chunk, :func:`chunk_gradient` or that compiled.
     """
-    return _ChunkedLoss.apply(*_rows(hidden, weight), labels, smoothing)  # type: ignore[no-untyped-call,no-any-return]
+    rows = _rows(hidden, weight)
+    of_logits = of_logits or chunk_gradient
+    return _ChunkedLoss.apply(*rows, labels, smoothing, of_logits)  # type: ignore[no-untyped-call,no-any-return]
 
 
 @torch.no_grad()
@@ -67,7 +76,12 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, smoothing: float
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        smoothing: float,
+        of_logits: OfLogits,
     ) -> torch.Tensor:
         of_hidden = torch.empty_like(hidden)
         # Sums over the chunks, which 16 bits would round each time.
@@ -75,7 +89,7 @@ class _ChunkedLoss(torch.autograd.Function):
         losses = []
         with torch.autocast(hidden.device.type, enabled=False):
             for rows, own, gradient, whole in _chunks(hidden, weight, labels, of_hidden):
-                each, logits = _gradient(rows @ whole.T, own, smoothing)
+                each, logits = of_logits(rows @ whole.T, own, smoothing)
                 losses.append(each)
                 torch.mm(logits, whole, out=gradient)
                 of_weight += logits.T @ rows
@@ -85,7 +99,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         needed = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        return *(each * gradients[0] if asked else None for each, asked in needed), None, None
+        return *(each * gradients[0] if asked else None for each, asked in needed), None, None, None
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:
@@ -100,7 +114,7 @@ def _losses(wide: torch.Tensor, labels: torch.Tensor, smoothing: float) -> tuple
     return torch.where(labels == BROKEN, 0.0, total - (1 - smoothing) * own - spread), total
 
 
-def _gradient(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
+def chunk_gradient(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of each row, and the gradient of their sum by the logits, in the logits' type and perhaps memory."""
     wide = _wide(logits)
     losses, total = _losses(wide, labels, smoothing)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from torch.nn import functional as F
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import BROKEN
 from hpctrain.worker.train.losses import RecipeLoss
-from hpctrain.worker.train.torch_chunks import chunked_loss
+from hpctrain.worker.train.torch_chunks import OfLogits, chunk_gradient, chunked_loss
 
 
 def mixed(images: torch.Tensor, mixture: Mixture) -> torch.Tensor:
@@ -32,8 +34,15 @@ def _between(places: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tor
     return (places >= low[:, None]) & (places < high[:, None])
 
 
+@dataclass(frozen=True, kw_only=True)
 class TorchLoss(RecipeLoss):
-    """A recipe's loss in PyTorch's operations."""
+    """A recipe's loss in PyTorch's operations.
+
+    Attributes:
+        of_logits: what computes a chunk of a loss, as :func:`.torch_chunks.chunk_gradient` does.
+    """
+
+    of_logits: OfLogits = chunk_gradient
 
     def sum(self, logits: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
         """The sum over all samples; labels :data:`~hpctrain.worker.data.samples.BROKEN` do not count.
@@ -57,7 +66,7 @@ class TorchLoss(RecipeLoss):
 
     def of_hidden(self, labels: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The sum of the cross entropy from what the output layer gets, see :func:`.torch_chunks.chunked_loss`."""
-        return chunked_loss(labels, hidden, weight, self.smoothing)
+        return chunked_loss(labels, hidden, weight, self.smoothing, self.of_logits)
 
 
 def _targets(labels: torch.Tensor, mixture: Mixture | None, classes: int) -> torch.Tensor:

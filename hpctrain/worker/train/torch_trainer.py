@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,8 @@ from hpctrain.worker.models.torch_resnet import StochasticDepth
 from hpctrain.worker.train.random_state import random_state, seed, set_random_state
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.worker.train.torch_average import TorchAverage
-from hpctrain.worker.train.torch_chunks import chunked_score
+from hpctrain.worker.train.torch_chunks import chunk_gradient, chunked_score
+from hpctrain.worker.train.torch_compile import compile_network, is_compiled, reporting
 from hpctrain.worker.train.torch_losses import TorchLoss, mixed
 from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained
 from hpctrain.worker.train.torch_rules import clip_gradients, make_optimizer
@@ -92,6 +94,11 @@ class TorchTrainer:
         optimizer.register_step_post_hook(self._updated)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model, self._optimizer = model, optimizer
+        self.compiled = is_compiled(recipe, comm, self._device)
+        if self.compiled:
+            compile_network(model, recipe, comm)
+            self._loss = replace(self._loss, of_logits=torch.compile(chunk_gradient))
+            self._backward = reporting(self._backward, recipe.model.name)  # type: ignore[method-assign]
         self._distribute(recipe)
         part_streams(comm)
         self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
@@ -352,7 +359,7 @@ class TorchTrainer:
         begin_part(self.model, number, count)
         with contextlib.nullcontext() if number == count and not self.alone else no_sync():
             if self._depth and samples.depths is not None:
-                self._depth.draws = torch.from_numpy(samples.depths).to(self._device)
+                self._depth.draw(torch.from_numpy(samples.depths).to(self._device))
             if samples.mixture:
                 images = mixed(images, samples.mixture)
             loss_sum = self._loss_sum(images, labels.flatten(), samples.mixture)

@@ -61,6 +61,7 @@ class Trainer(Stateful, Protocol):
         parameters: how many numbers are trained.
         bucket_mb: the size at which a gradient bucket is closed, in MB (10^6 bytes); None where there are no buckets.
         gpu: the driver's name of the GPU that the rank computes on; None if it computes on cores.
+        compiled: whether the first step compiles the network, and so takes much longer than later ones.
         communication_seconds: how long the last step waited for reductions after its last gradient; None where that
             is not measured.
         timeline: the last step's reductions (see hpctrain.common.run.events); empty where they are not measured.
@@ -77,6 +78,7 @@ class Trainer(Stateful, Protocol):
     parameters: int
     bucket_mb: float | None
     gpu: str | None
+    compiled: bool
     alone: bool
     updates: int
     loss: float

@@ -1,0 +1,134 @@
+"""Compiled networks against the same ones as they are; on a CPU, as a GPU's compiler makes the same graphs."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import numpy as np
+import pytest
+
+from hpctrain.common.files.cache import node_folder
+from hpctrain.common.recipes.load import load_recipe, override_recipe
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.smoke import smoke
+from hpctrain.common.recipes.weights import InitialWeights
+from hpctrain.worker.comm.single import SingleCommunicator
+from hpctrain.worker.data.samples import Samples
+from support.refusals import refused
+
+torch = pytest.importorskip("torch")
+
+from torch._dynamo.utils import counters  # noqa: E402
+
+from hpctrain.worker.models.batch_norm import Extent  # noqa: E402
+from hpctrain.worker.models.torch_batch_norm import TorchBatchNorm, begin_part  # noqa: E402
+from hpctrain.worker.models.torch_resnet import Basic, ResNet, StochasticDepth  # noqa: E402
+from hpctrain.worker.train.torch_compile import compile_network, is_compiled  # noqa: E402
+from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
+
+COMM, CPU = SingleCommunicator("test"), torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(monkeypatch, tmp_path_factory):
+    """One for all tests of this file, and nothing that an earlier test has compiled in this process."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    torch.compiler.reset()
+    counters.clear()
+
+
+def recipe(name: str, *changes: str) -> Recipe:
+    found = load_recipe(name)
+    return override_recipe(found if name == "digits" else smoke(found), changes)
+
+
+def text(count: int, context: int) -> Samples:
+    rows = np.random.default_rng(count).integers(0, 257, (count, context + 1))
+    return Samples(images=rows[:, :-1], labels=rows[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("precision", "bound"), [("float32", 1e-6), pytest.param("bf16", 1e-2, marks=pytest.mark.thorough)]
+)
+@pytest.mark.long
+def test_a_gpt_trains_as_without_compiling_with_one_compilation_for_all_blocks(precision, bound):
+    small = ["model.layers=3", "model.width=16", "model.heads=2", "model.context=8", f"precision={precision}"]
+    losses, states = [], []
+    for mode in ("off", "on"):
+        trainer = TorchTrainer(recipe("gpt2-124m", *small, f"compile={mode}"), COMM)
+        assert trainer.compiled == (mode == "on")
+        batch = text(8, 8)
+        parts = [batch[part] for part in (np.arange(4), np.arange(4, 8))]
+        losses.append([trainer.step(parts, 2, 1 / 8, 1e-3, 1.0) for _ in range(3)])
+        losses[-1].append(trainer.evaluate(batch)[0] / 8)
+        states.append(trainer.model.state_dict())
+    np.testing.assert_allclose(losses[1], losses[0], rtol=bound)
+    assert list(states[0]) == list(states[1])
+    # A block, and the loss of a chunk.
+    assert counters["frames"] == {"total": 2, "ok": 2}
+    assert not counters["graph_break"]
+
+
+@pytest.mark.long
+def test_blocks_of_a_residual_network_keep_their_statistics_and_their_random_depth():
+    """Ghost batch normalisation in two parts of a step; the averaged statistics are those without compiling."""
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        norm = partial(TorchBatchNorm, extent=Extent(part=2), momentum=0.8)
+        model = ResNet(Basic, (3,), classes=5, zero_gamma=False, weights=InitialWeights(), norm=norm)
+        depth = StochasticDepth(model, 0.5)
+        if compiled:
+            compile_network(model, recipe("goyal2017", "model.name=resnet18"), COMM)
+        images, draws = torch.randn(2, 4, 3, 32, 32), torch.rand(2, 4, 3)
+        for part in range(2):
+            begin_part(model, part + 1, 2)
+            depth.draw(draws[part])
+            model(images[part]).square().sum().backward()
+        model.eval()
+        found.append([*(each.grad for each in model.parameters()), *model.buffers(), model(images[0]).detach()])
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    # The three blocks differ in nothing; neither parts nor depths are part of the code.
+    assert counters["frames"] == {"total": 1, "ok": 1}
+    assert not counters["graph_break"]
+
+
+def test_on_a_cpu_auto_compiles_nothing_and_on_does():
+    for mode, compiled in (("auto", False), ("off", False), ("on", True)):
+        assert is_compiled(recipe("digits", f"compile={mode}"), COMM, CPU) == compiled
+
+
+def test_without_a_compiler_on_is_refused(monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/g++ -O2")
+    with refused("HT-compile-no-compiler", missing="a compiler (/nowhere/g++)"):
+        is_compiled(recipe("digits", "compile=on"), COMM, CPU)
+
+
+def test_what_cannot_be_compiled_is_told_with_the_model():
+    from torch._inductor import config
+
+    trainer = TorchTrainer(recipe("digits", "compile=on"), COMM)
+    batch = Samples(images=np.zeros((4, 8, 8, 1), np.float32), labels=np.zeros(4, np.int64))
+    broken = config.patch({"cpp.cxx": ("false",), "force_disable_caches": True})
+    with refused("HT-compile-failed", model="digits_cnn") as caught, broken:
+        trainer.step([batch], 1, 1 / 4, 0.1, 1.0)
+    assert caught.value.exit_code == 1
+
+
+def test_compiled_code_lies_where_nobody_else_can_write(monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    compile_network(torch.nn.Linear(1, 1), recipe("digits"), COMM)
+    folder = tmp_path / f"hpctrain-compiled-{os.getuid()}"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with refused("HT-cache-open-to-others", folder=folder):
+        node_folder("compiled", "", code=True)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with refused("HT-cache-of-other-user", root=folder):
+        node_folder("compiled", "", code=True)
