@@ -333,7 +333,7 @@ class _Reader:
             shard = min(self.count("dp_shard") or data, data) if zero else 1
             shard = shard if data % shard == 0 else data
             common = {
-                **self.common(tp),
+                **self.common(tp, pp),
                 "mesh": Mesh(dp_replicate=data // shard, dp_shard=shard, pp=pp, cp=cp, tp=tp),
                 # Ranks along cp divide state too.
                 "zero": zero if zero == 3 or shard * cp > 1 else 0,
@@ -351,10 +351,11 @@ class _Reader:
                     recomputation=how,
                 )
 
-    def common(self, tp: int) -> dict[str, Any]:
+    def common(self, tp: int, pp: int) -> dict[str, Any]:
         """What all layouts of a row have in common."""
         return {
-            "reshard": self.count("zero_stage") != 2,
+            # Stages of a pipeline keep gathered parameters between micro-batches (torchtitan, reshard_after_forward).
+            "reshard": self.count("zero_stage") != 2 and pp == 1,
             "sequence_parallel": self.sequence_parallel and tp > 1,
             "asynchronous_tp": self.software == "nemo" and self.sequence_parallel and tp > 1,
             "attention": "flash" if self.flash else "materialised",

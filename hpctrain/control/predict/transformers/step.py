@@ -374,10 +374,14 @@ class _Step:
         if self.layout.zero < 3 or size == 1:
             return forward + backward
         nbytes = self.layer_parameters * self.item
-        rate, latency = self.ring(size, self.sizes["tp"], nbytes)
+        rate, latency = self.ring(size, self.stride("dp_shard") // self.sizes["cp"], nbytes)
         gather = nbytes * (size - 1) / size / rate + latency
         scatter = gather * (2 if self.layout.state.gradients > self.item else 1)
-        if not self.layout.reshard:
+        if self.sizes["pp"] > 1:
+            # Stages scatter once a step, see :meth:`reduced`.
+            scatter = 0.0
+            gather *= self.layout.reshard
+        elif not self.layout.reshard:
             gather /= self.layout.micro_batches
             return self.overlapped(forward, gather) + self.overlapped(backward, scatter)
         return self.overlapped(forward, gather) + self.overlapped(backward, gather + scatter)
@@ -426,18 +430,17 @@ class _Step:
         Args:
             behind: seconds of computing that there are to overlap with.
         """
-        zero, sizes = self.layout.zero, self.sizes
-        found = 0.0
-        if zero < 3 and sizes["dp_shard"] * sizes["cp"] > 1:
-            size = sizes["dp_shard"] * sizes["cp"]
-            sent = self.rank_parameters * (
-                self.layout.state.gradients + (self.item if zero else self.layout.state.gradients)
-            )
+        layout, sizes = self.layout, self.sizes
+        gradients, found = layout.state.gradients, 0.0
+        if (size := sizes["dp_shard"] * sizes["cp"]) > 1 and (layout.zero < 3 or sizes["pp"] > 1):
+            # Gradients are scattered, and gathered too without zero; with it the new parameters are.
+            kept = layout.zero == 3 and layout.reshard
+            sent = self.rank_parameters * (gradients + (gradients if not layout.zero else 0 if kept else self.item))
             rate, latency = self.ring(size, self.stride("dp_shard") // sizes["cp"], sent / 2)
             found += sent * (size - 1) / size / rate + 2 * latency
         if sizes["dp_replicate"] > 1:
             size = sizes["dp_replicate"]
-            sent = 2 * self.rank_parameters * self.layout.state.gradients / self.layout.shards
+            sent = 2 * self.rank_parameters * gradients / layout.shards
             rate, latency = self.ring(size, self.stride("dp_replicate"), sent / 2)
             found += sent * (size - 1) / size / rate + 2 * latency
         if not self.software.overlaps:

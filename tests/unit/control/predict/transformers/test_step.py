@@ -80,6 +80,11 @@ def test_zero_3_gathers_twice_and_scatters_once_for_each_micro_batch() -> None:
     # Parameters that stay gathered are gathered once a step; scattered float32 gradients are twice as many bytes.
     once = predict_step(LLAMA, replace(layout, reshard=False), slow, constants=EXACT)
     assert once.seconds == pytest.approx(sent / 2, rel=1e-2)
+    # Stages of a pipeline gather and scatter once a step, here 2 of 3 P and the larger of both stages.
+    pipeline = Layout(mesh=mesh(dp_shard=8, pp=2), micro_batches=4, reshard=False, state=STATES["narrow"])
+    found = predict_step(LLAMA, pipeline, slow, constants=EXACT).terms
+    half = 7 / 8 * (16 * LLAMA.parameters.layer + LLAMA.parameters.head) * (2 + 2) / 1e6
+    assert found["sharding"] == 0 and found["replicas"] == pytest.approx(half, rel=1e-3)
     wide = predict_step(LLAMA, replace(layout, state=STATES["float32"]), slow, constants=EXACT)
     assert wide.seconds == pytest.approx(sent * 4 / 3, rel=1e-3)
 
