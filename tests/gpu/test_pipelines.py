@@ -40,8 +40,11 @@ def test_pipelines_equal_one_process(tmp_path, note, ranks):
         rows += ended
         left = left[len(ended) :]
         if left:
-            failed.append({"case": left.pop(0), **where(done.stdout), "status": done.returncode})
-            note(did_not_end=failed, said=done.stdout.splitlines()[-60:])
+            # A run prints rank 0 alone as it comes.
+            logs = sorted((tmp_path / f"run{len(failed)}" / "logs").glob("rank-*.log"))
+            said = "\n".join([*(log.read_text(errors="replace") for log in logs), done.stdout])
+            failed.append({"case": left.pop(0), **where(said), "status": done.returncode})
+            note(did_not_end=failed, said=said.splitlines()[-100:])
         note(backend=BACKEND, ranks=ranks, cases=rows)
     assert not failed
     assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]
@@ -51,9 +54,10 @@ def where(output: str) -> dict[str, Any]:
     """The step that each rank began last, with its place in the pipeline, of what parallel.py printed."""
     places = dict(re.findall(r"rank (\d+) has place (\d+) of the pipeline", output))
     steps = dict(re.findall(r"rank (\d+) begins step (\d+)", output))
-    timed_out = "Timeout (" in output
+    timed_out = "Timeout (" in output or "HT-pipeline-step-hangs" in output
     return {
         "outcome": "hang" if timed_out else "error",
+        "error": next((line for line in output.splitlines() if "[HT-" in line), ""),
         "named": [line for line in output.splitlines() if "HT-pipeline-step-hangs" in line][:4],
         "at": "; ".join(f"rank {rank}, place {places.get(rank)}, step {steps.get(rank)}" for rank in sorted(places)),
     }
