@@ -112,7 +112,7 @@ def test_prediction(folder: Path) -> None:
     )
     assert fixed[-1][1] > fixed[-2][1]
     assert all(row[1] >= before[1] for row, before in zip(shared, fixed, strict=True))
-    assert shared[-1][1] > 1.05 * fixed[-1][1]
+    assert shared[-1][1] > 1.2 * fixed[-1][1]
     steps = re.findall(r"two ranks, (\w+): ([\d.]+) ms, from ([\d.]+) ms to ([\d.]+) ms", printed)
     assert [name for name, *_ in steps] == ["assumed", "measured"]
     assert all(float(low) <= float(value) <= float(high) for _, value, low, high in steps)

@@ -377,12 +377,7 @@ def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration
     if idle:
         found.append(f"on {idle[0]} nodes there are more ranks than samples in a step, so some have none")
     if job.samples_per_s is not None and training.workers not in calibration.loaded:
-        made, needed = job.samples_per_s[0], job.batch / runs[-1].times.unfed[0]
-        bounds = " and bound the step" if made < needed else ""
-        found.append(
-            f"{training.workers} workers a rank decode about {made:.0f} images/s{bounds}, where {needed:.0f} would be "
-            "taken (--set data.workers=N; bench loader --json measures it)"
-        )
+        found.append(_decoding(runs, training))
     if job.device.name == CPU and not calibration.sweeps:
         found.append("the speed of the cores is assumed: hpctrain bench step --sweep --json measures it")
     if job.device.name != CPU and job.engine in ("mpi", "gloo"):
@@ -393,3 +388,15 @@ def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration
     if engines and ("nccl" if job.engine == "horovod" and job.device.name != CPU else job.engine) not in engines:
         found.append(f"no all-reduce of {job.engine} was measured, only of {', '.join(sorted(engines))}")
     return tuple(dict.fromkeys(found))
+
+
+def _decoding(runs: Sequence[_Run], training: Training) -> str:
+    """What is assumed about the input, and where it bounds the step."""
+    rates = [(run, run.job.samples_per_s) for run in runs if run.job.samples_per_s is not None]
+    needed = {run.nodes: run.job.batch / float(run.times.unfed[0]) for run, _ in rates}
+    bound = [str(run.nodes) for run, made in rates if made[0] < needed[run.nodes]]
+    said = f", which bounds the step on {', '.join(bound)} nodes" if bound else ""
+    return (
+        f"{training.workers} workers a rank decode about {rates[-1][1][0]:.0f} images/s, and up to "
+        f"{max(needed.values()):.0f} are taken{said} (--set data.workers=N; bench loader --json measures it)"
+    )

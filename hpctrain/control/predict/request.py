@@ -77,6 +77,7 @@ def predict_request(training: Training | LanguageTraining, request: PredictionRe
         _require_nccl(node.engine, request.calibration)
         found = predict_language(training, node, networks, site=request.site)
         return replace(found, warnings=(*warnings, *found.warnings))
+    training = replace(training, framework=request.framework)
     calibration = read_calibration(request.calibration)
     ranks = Ranks(network=networks[-1], local=node.local, device=node.gpu, engine=node.engine, rdma=node.rdma)
     doubts = check_curves(calibration.curves, ranks, stated=hardware.states_links)

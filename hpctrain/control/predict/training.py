@@ -8,6 +8,7 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.recipes.compatibility import uncompilable
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Communication, Optimizer, OptimizerName
@@ -71,6 +72,7 @@ class Training:
     precision: Precision
     recipe: Recipe | None = None
     per_rank: int | None = None
+    framework: str = "torch"
 
     @property
     def name(self) -> str:
@@ -79,8 +81,8 @@ class Training:
 
     @property
     def software(self) -> Software:
-        """How PyTorch runs the network on a GPU."""
-        return "eager"
+        """How PyTorch runs the network on a GPU; Keras is taken to be like an eager step."""
+        return "compiled" if self.recipe and self.framework == "torch" and compiled_on_gpus(self.recipe) else "eager"
 
     @property
     def workers(self) -> int | None:
@@ -130,6 +132,11 @@ class Training:
             validation_cost=_validation_cost(recipe),
             checkpoints=1 + (steps // every if every else 0),
         )
+
+
+def compiled_on_gpus(recipe: Recipe) -> bool:
+    """Whether a run on GPUs compiles the recipe's network."""
+    return recipe.compile != "off" and uncompilable(recipe) is None
 
 
 def recipe_training(recipe: Recipe) -> Training:

@@ -52,7 +52,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path("found.html").read_text()
     assert page.count("<svg") == page.count("</svg>") == page.count("</html>") == 1
     assert "goyal2017" in page
-    assert "torch.operator_s" in page
+    assert "loader.images_per_s" in page
     assert "{code}" not in page
 
 

@@ -19,7 +19,8 @@ from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.energy import Machines, Site, energy
 from hpctrain.control.predict.prediction import SWITCH_PORTS, Cause, Node, Prediction, Row, worthwhile
-from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.training import compiled_on_gpus
+from hpctrain.control.predict.transformers.layout import Kernels, Layout
 from hpctrain.control.predict.transformers.memory import RankMemory, memory
 from hpctrain.control.predict.transformers.rates import System, step_constants, step_file
 from hpctrain.control.predict.transformers.search import USABLE, Candidate, Choices, require_fitting, search
@@ -70,7 +71,7 @@ class LanguageTraining:
         if self.recipe is not None:
             found = Layout.of_recipe(self.recipe, ranks)
             found.check(self.network)
-            return replace(found, kernels=self._kernels)
+            return found
         assert self.mesh is not None
         mesh, given = self.mesh.at(ranks), dict(self.settings.layout)
         if mesh.sizes["dp_shard"] == 1:
@@ -82,19 +83,19 @@ class LanguageTraining:
         return Layout.of_batch(self.network, self.settings.batch or usual, mesh=mesh, **given)
 
     @property
-    def _kernels(self) -> Any:
-        return "eager"
-
-    @property
     def epochs(self) -> int:
         """Of the recipe."""
         assert self.recipe is not None
         return self.recipe.epochs
 
-    @property
-    def software(self) -> str:
-        """What trains it, as the constants of a step know it."""
-        return self.settings.software if self.recipe is None else "hpctrain"
+    def trained(self, layout: Layout) -> tuple[Layout, str]:
+        """A layout as it is trained, and what trains it, as the constants of a step know it: not all is compiled."""
+        if self.recipe is None:
+            return layout, self.settings.software
+        pipeline = self.recipe.pipeline.model_copy(update={"schedule": layout.schedule})
+        compiled = compiled_on_gpus(self.recipe.model_copy(update={"mesh": layout.mesh, "pipeline": pipeline}))
+        kernels: Kernels = "fused" if compiled else "eager"
+        return replace(layout, kernels=kernels), "hpctrain-compiled" if compiled else "hpctrain"
 
     def batch(self, ranks: int) -> int:
         """Samples of a step of a search."""
@@ -112,7 +113,6 @@ class LanguageTraining:
             return self.settings.layout, Choices()
         kept = {
             "precision": self.recipe.precision,
-            "kernels": self._kernels,
             "divided_vocabulary": False,
             "chunked_loss": True,
             "sequence_parallel": False,
@@ -221,8 +221,10 @@ class _Predictor:
         """The candidates, the fastest first; of a given mesh the only one, whether it fits the memory or not."""
         training = self.training
         if training.mesh is not None:
-            layout = training.layout(self.ranks)
-            return [Candidate(layout=layout, step=self.step(layout), memory=self.held(layout))]
+            layout, software = training.trained(training.layout(self.ranks))
+            return [
+                Candidate(layout=layout, software=software, step=self.step(layout, software), memory=self.held(layout))
+            ]
         base, choices = training.searched
         batch = training.batch(self.ranks)
         found = search(
@@ -233,20 +235,20 @@ class _Predictor:
             memory_bytes=self.memory_bytes,
             base=base,
             choices=choices,
-            software=training.software,
+            trained=training.trained,
             sequence=training.sequence,
         )
         require_fitting(found, gpu=self.node.gpu, ranks=self.ranks, global_batch=batch, memory_bytes=self.memory_bytes)
         return found.fitting
 
-    def step(self, layout: Layout, values: Mapping[str, float] | None = None) -> StepTime:
+    def step(self, layout: Layout, software: str, values: Mapping[str, float] | None = None) -> StepTime:
         """The time of a step."""
         training = self.training
         return predict_step(
             training.network,
             layout,
             self.system,
-            software=training.software,
+            software=software,
             sequence=training.sequence,
             constants=values,
         )
@@ -374,7 +376,7 @@ def _causes(predictor: _Predictor, best: Candidate) -> tuple[Cause, ...]:
     known, found = step_constants(), {}
     for name, each in step_file().constants.items():
         if each.spread:
-            moved = predictor.step(best.layout, {**known, name: known[name] * math.exp(each.spread)})
+            moved = predictor.step(best.layout, best.software, {**known, name: known[name] * math.exp(each.spread)})
             found[name] = math.log(moved.seconds / best.step.seconds)
     whole = max(sum(slope**2 for slope in found.values()), 1e-30)
     causes = [Cause(name=name, share=slope**2 / whole, step=abs(slope)) for name, slope in found.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +57,7 @@ class Candidate:
     """
 
     layout: Layout
+    software: str
     step: StepTime
     memory: RankMemory
 
@@ -85,23 +86,25 @@ def search(
     memory_bytes: float,
     base: Mapping[str, Any],
     choices: Choices = Choices(),
-    software: str = "pytorch",
+    trained: Callable[[Layout], tuple[Layout, str]] = lambda layout: (layout, "pytorch"),
     sequence: int | None = None,
 ) -> Found:
     """Predict every layout of a batch over a number of ranks that fits the memory of each.
 
     Args:
         base: fields of a layout that are the same in all; those that it names are not searched.
+        trained: the layout as it is trained, and what trains it.
     """
     fitting, considered, least = [], 0, None
     for layouts in _layouts(network, system.joined, ranks, global_batch, base, choices, sequence or network.context):
-        for layout in layouts:
+        for found in layouts:
             considered += 1
+            layout, software = trained(found)
             held = memory(network, layout, sequence=sequence)
             least = held.used if least is None else min(least, held.used)
             if held.used <= USABLE * memory_bytes:
                 step = predict_step(network, layout, system, software=software, sequence=sequence)
-                fitting.append(Candidate(layout=layout, step=step, memory=held))
+                fitting.append(Candidate(layout=layout, software=software, step=step, memory=held))
                 # Recomputing more than memory asks for only takes longer.
                 break
     fitting.sort(key=lambda each: each.step.seconds)
