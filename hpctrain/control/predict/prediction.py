@@ -258,6 +258,8 @@ class _Predictor:
             return None
         if workers in self.calibration.loaded:
             return np.full(self.values.columns, self.calibration.loaded[workers])
+        if self.training.decodes_on_gpu and self.node.gpu != CPU:
+            return self.values["loader.gpu_images_per_s"]
         made: Floats = self.values["loader.images_per_s"] * max(workers, 1) ** self.values["loader.scaling"]
         return made
 
@@ -396,7 +398,8 @@ def _decoding(runs: Sequence[_Run], training: Training) -> str:
     needed = {run.nodes: run.job.batch / float(run.times.unfed[0]) for run, _ in rates}
     bound = [str(run.nodes) for run, made in rates if made[0] < needed[run.nodes]]
     said = f", which bounds the step on {', '.join(bound)} nodes" if bound else ""
+    how = "the GPU decodes" if training.decodes_on_gpu else f"{training.workers} workers a rank decode"
     return (
-        f"{training.workers} workers a rank decode about {rates[-1][1][0]:.0f} images/s, and up to "
+        f"{how} about {rates[-1][1][0]:.0f} images/s, and up to "
         f"{max(needed.values()):.0f} are taken{said} (--set data.workers=N; bench loader --json measures it)"
     )

@@ -90,6 +90,11 @@ class Training:
         return self.recipe.data.workers if self.recipe and self.recipe.data.name == "imagenet" else None
 
     @property
+    def decodes_on_gpu(self) -> bool:
+        """Whether photographs are decoded by the rank's GPU; ``auto`` is taken to find torchvision there."""
+        return self.recipe is not None and self.recipe.data.decode in ("gpu", "auto")
+
+    @property
     def state(self) -> int:
         """Numbers that the optimizer keeps of each parameter."""
         if self.optimizer.name in ("adam", "adamw", "lamb", "rmsprop_to_sgd"):

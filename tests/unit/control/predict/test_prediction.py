@@ -257,6 +257,12 @@ def test_a_recipe_on_one_h100_is_what_was_measured_there():
     assert compiled.low < 5579 < compiled.high
 
 
+def test_a_gpu_that_decodes_does_not_wait_for_workers():
+    by_workers, by_gpu = (of("goyal2017", 1, overrides=[f"data.decode={decode}"]) for decode in ("scaled", "gpu"))
+    assert by_gpu.rows[0].samples_per_s.value > by_workers.rows[0].samples_per_s.value
+    assert "loader.gpu_images_per_s" in by_gpu.constants and "loader.images_per_s" not in by_gpu.constants
+
+
 @pytest.mark.parametrize(("batch", "seconds"), [(32, 0.0393), (64, 0.0429), (128, 0.0367), (256, 0.0655)])
 def test_python_is_the_limit_of_small_eager_batches(batch, seconds):
     found = script_training(load_workload("resnet50", image_size=224), per_rank=batch, precision="bf16")
