@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,18 @@ from hpctrain.worker.train.losses import RecipeLoss
 from hpctrain.worker.train.torch_chunks import OfLogits, chunk_gradient, chunked_loss
 
 
+def on_device(array: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """An array or a tensor on a device. A copy to a GPU is queued there from page-locked memory, and not waited for."""
+    tensor = torch.as_tensor(array)
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        # PyTorch keeps the locked pages until the copy is done, so that the array's own may be written at once.
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def mixed(images: torch.Tensor, mixture: Mixture) -> torch.Tensor:
     """The first images of (M, channels, height, width), mixed with others of them."""
-    partners = images[torch.from_numpy(mixture.partners).to(images.device)]
+    partners = images[on_device(mixture.partners, images.device)]
     own, other = (_along(each, images)[:, None, None, None] for each in (mixture.own, mixture.other))
     top, bottom, left, right = (_along(each, images) for each in mixture.boxes.T)
     rows, columns = (torch.arange(size, device=images.device) for size in images.shape[2:])
@@ -26,7 +36,7 @@ def mixed(images: torch.Tensor, mixture: Mixture) -> torch.Tensor:
 
 
 def _along(values: NDArray[np.float32] | NDArray[np.int64], images: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(images.device)
+    return on_device(np.ascontiguousarray(values), images.device)
 
 
 def _between(places: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
@@ -76,5 +86,5 @@ def _targets(labels: torch.Tensor, mixture: Mixture | None, classes: int) -> tor
     if mixture is None:
         return targets
     own = _along(mixture.label, targets)[:, None]
-    partners = targets[torch.from_numpy(mixture.partners).to(labels.device)]
+    partners = targets[on_device(mixture.partners, labels.device)]
     return own * targets[: len(partners)] + (1 - own) * partners

@@ -38,7 +38,7 @@ from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.worker.train.torch_average import TorchAverage
 from hpctrain.worker.train.torch_chunks import chunk_gradient, chunked_score
 from hpctrain.worker.train.torch_compile import compile_network, is_compiled, reporting
-from hpctrain.worker.train.torch_losses import TorchLoss, mixed
+from hpctrain.worker.train.torch_losses import TorchLoss, mixed, on_device
 from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained
 from hpctrain.worker.train.torch_rules import clip_gradients, make_optimizer
 from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
@@ -174,7 +174,8 @@ class TorchTrainer:
                 group["sgd_share"] = sgd_share
         self._optimizer.zero_grad()
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
-        self.loss = sum(loss.item() for loss in losses)
+        # Read together: on a GPU each reading waits until it has done what it was given.
+        self.loss = sum(torch.stack(losses).tolist())
         self.own_finite = math.isfinite(self.loss)
         finite = self._finite()
         self._scaler.unscale_(self._optimizer)
@@ -359,7 +360,7 @@ class TorchTrainer:
         begin_part(self.model, number, count)
         with contextlib.nullcontext() if number == count and not self.alone else no_sync():
             if self._depth and samples.depths is not None:
-                self._depth.draw(torch.from_numpy(samples.depths).to(self._device))
+                self._depth.draw(on_device(samples.depths, self._device))
             if samples.mixture:
                 images = mixed(images, samples.mixture)
             loss_sum = self._loss_sum(images, labels.flatten(), samples.mixture)
@@ -386,7 +387,7 @@ class TorchTrainer:
     def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
         """Images as (N, channels, height, width), the channels innermost in memory, and labels; tokens as they are."""
         # Images that a GPU decoded are there already.
-        images, labels = (torch.as_tensor(each, device=self._device) for each in (samples.images, samples.labels))
+        images, labels = (on_device(each, self._device) for each in (samples.images, samples.labels))
         if images.dtype == torch.int64:
             return images, labels
         images = images.movedim(-1, 1)

@@ -1,0 +1,81 @@
+"""How often a PyTorch trainer reads from its device in a step. On a GPU each reading waits for all that it was given."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.worker.comm.single import SingleCommunicator
+from hpctrain.worker.data.samples import Samples
+
+torch = pytest.importorskip("torch")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.9},
+    "adamw": {"weight_decay": 0.1},
+    "lars": {"momentum": 0.9, "rate_in_momentum": True, "trust_coefficient": 0.01},
+    "lamb": {"weight_decay": 0.1},
+    "rmsprop_to_sgd": {"transition": {"center": 10.0, "period": 5.0, "rmsprop_rate": 0.05}},
+}
+
+
+class Reads(TorchDispatchMode):
+    """Counts the tensors whose values become Python's."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.count = 0
+        for name in ("tolist", "numpy", "cpu"):
+            patch.setattr(torch.Tensor, name, self._counted(getattr(torch.Tensor, name)))
+
+    def _counted(self, method: Any) -> Any:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.count += 1
+            return method(*arguments, **named)
+
+        return counted
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += operation is torch.ops.aten._local_scalar_dense.default
+        return operation(*args, **kwargs or {})
+
+
+def reads(patch: pytest.MonkeyPatch, optimizer: str, parts: int) -> int:
+    values = {
+        "name": "test",
+        "source": "none",
+        "reported": [{"metric": "test_accuracy", "value": 1.0}],
+        "model": {"name": "digits_cnn"},
+        "data": {"name": "digits"},
+        "batch": {"size": 8},
+        "optimizer": {"name": optimizer, "learning_rate": 0.01, **OPTIMIZERS[optimizer]},
+        "epochs": 1,
+    }
+    trainer = TorchTrainer(Recipe.model_validate_json(json.dumps(values)), SingleCommunicator("test"))
+    random = np.random.default_rng(0)
+    samples = [
+        Samples(images=random.random((2, 8, 8, 1), np.float32), labels=random.integers(0, 10, 2)) for _ in range(parts)
+    ]
+    # The first step makes the optimizer's state.
+    trainer.step(samples, parts, 1 / parts, 0.01, 1.0)
+    counted = Reads(patch)
+    with counted:
+        trainer.step(samples, parts, 1 / parts, 0.01, 1.0)
+    return counted.count
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_reads_its_losses_and_whether_gradients_are_finite(monkeypatch: pytest.MonkeyPatch, optimizer: str):
+    """However many micro-batches and parameters there are, and whatever the rule."""
+    with monkeypatch.context() as patch:
+        once = reads(patch, optimizer, 1)
+    with monkeypatch.context() as patch:
+        # Losses, gradients, and the reducer's flag, which it reads on a CPU alone.
+        assert (once, reads(patch, optimizer, 4)) == (3, 3)
