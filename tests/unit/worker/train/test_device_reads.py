@@ -1,4 +1,4 @@
-"""How often a PyTorch trainer reads from its device in a step. On a GPU each reading waits for all that it was given."""
+"""How often a PyTorch trainer reads from its device in a step. On a GPU, each waits for all that it was given."""
 
 from __future__ import annotations
 
