@@ -15,6 +15,7 @@ from hpctrain.common.recipes.load import load_recipe, mesh_overrides
 from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.tracking import parse_trackers
 from support.pages import PAGES, PrintedCommand, commands, commands_of, options
+from support.refusals import refused
 
 # Options of mpirun, srun, sbatch and ibnetdiscover.
 OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}
@@ -50,11 +51,13 @@ def parse(command: PrintedCommand) -> None:
 def check_values(given: dict[str, Any]) -> None:
     """What the parser passes on as text: names of recipes, their keys and values, and backends."""
     recipe = given.get("work") or given.get("recipe")
+    # What a prediction searches for.
+    mesh = given.get("mesh") if given.get("mesh") != "auto" else None
     # A name, not a file of the reader's; and values, not what each task of an array puts in.
     if recipe and not recipe.endswith((".py", ".yaml", ".json")):
         changes = [change for change in given.get("overrides") or () if "%a" not in change]
-        load_recipe(recipe, [*changes, *mesh_overrides(given.get("mesh"))])
-    elif mesh := given.get("mesh"):
+        load_recipe(recipe, [*changes, *mesh_overrides(mesh)])
+    elif mesh:
         for each in [mesh] if isinstance(mesh, str) else mesh:
             parse_mesh(each)
     if (tracking := given.get("tracking")) is not None:
@@ -96,7 +99,7 @@ def test_a_misprinted_command_is_found(line):
 def test_within_a_sentence_arguments_may_be_left_out_but_options_have_to_be_right():
     right, wrong = commands_of("As `hpctrain checkpoint\nverify` does, or `hpctrain submit --wat`.", "page.md")
     parse(right)
-    with pytest.raises(_UsageError, match="--wat"):
+    with refused("HT-option-unknown", option="--wat"):
         parse(wrong)
 
 
@@ -107,7 +110,7 @@ def known_options() -> set[str]:
     for parser in parsers:
         # A group's own commands come behind it in the list, and are looked at as it is.
         parsers += getattr(parser, "commands", {}).values()
-    return {name for parser in parsers for each in parser.params for name in each.opts}
+    return {name for parser in parsers for each in parser.params for name in (*each.opts, *each.secondary_opts)}
 
 
 def test_options_within_sentences_exist():
