@@ -115,14 +115,14 @@ gpu-wheels: .venv/packages.stamp
 	$(BIN)/python -m pip download --dest .wheels --no-deps --no-binary horovod --no-build-isolation horovod==0.28.1
 
 # A Slurm of four nodes on this machine, to try jobs on.
-cluster: .venv/packages.stamp
+cluster: .venv/train.stamp
 	$(BIN)/python tests/support/slurm/local_slurm.py start
 
 cluster-stop:
 	$(BIN)/python tests/support/slurm/local_slurm.py stop
 
 # Hosts with links of their own on this machine, to try runs over several on.
-hosts: .venv/packages.stamp
+hosts: .venv/train.stamp
 	$(BIN)/python tests/support/hosts/local_hosts.py start
 
 hosts-stop:
