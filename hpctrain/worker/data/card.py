@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import simplejpeg
 import torch
 
 from hpctrain.common.cluster.gpus import gpu_of
@@ -73,7 +74,8 @@ def require_card(recipe: Recipe, comm: Communicator | None) -> torch.device:
     """The GPU that decodes for this rank.
 
     Raises:
-        HpctrainError: there is none, torchvision is missing, or the recipe changes images as only processes can.
+        HpctrainError: there is none, torchvision is missing or decodes nothing there, or the recipe changes images as
+            only processes can.
     """
     changes = [name for name in _BY_PROCESSES if getattr(recipe.images, name)]
     if changes:
@@ -98,6 +100,16 @@ def require_card(recipe: Recipe, comm: Communicator | None) -> torch.device:
             "data.decode: gpu needs torchvision, which is not installed",
             "install the torchvision that belongs to this PyTorch; or --set data.decode=scaled",
         )
+    try:
+        by_nvjpeg([simplejpeg.encode_jpeg(np.zeros((64, 64, 3), np.uint8))], card)
+    except Exception as error:
+        raise HpctrainError(
+            "HT-decode-gpu-fails",
+            "data.decode: gpu, but torchvision decodes no photograph on {device}: {reason}",
+            "install the torchvision that belongs to this PyTorch, built for CUDA; or --set data.decode=scaled",
+            device=str(card),
+            reason=str(error),
+        ) from error
     return card
 
 
@@ -229,21 +241,24 @@ class CardPool:
     def _photographs(self, cuts: Sequence[Cut]) -> list[torch.Tensor | BrokenImageError]:
         """Each photograph as uint8 of shape (3, height, width), or why it cannot be decoded."""
         # nvJPEG may fill up what is cut short.
-        ordinary = [cut for cut in cuts if cut.header.pixels is None and cut.content.endswith(END)]
-        decoded: dict[int, torch.Tensor] = {}
-        try:
-            found = self._decode_all([cut.content for cut in ordinary], self._device) if ordinary else []
-            decoded = {cut.position: each for cut, each in zip(ordinary, found, strict=True)}
-        except RuntimeError:
-            for cut in ordinary:
-                with contextlib.suppress(RuntimeError):
-                    decoded[cut.position] = self._decode_all([cut.content], self._device)[0]
+        decoded = self._decoded([cut for cut in cuts if cut.header.pixels is None and cut.content.endswith(END)])
         return [
             decoded[cut.position]
             if cut.position in decoded and decoded[cut.position].shape[1:] == (cut.header.height, cut.header.width)
             else self._by_processor(cut)
             for cut in cuts
         ]
+
+    def _decoded(self, cuts: Sequence[Cut]) -> dict[int, torch.Tensor]:
+        """The photographs that nvJPEG can decode, by position."""
+        try:
+            found = self._decode_all([cut.content for cut in cuts], self._device) if cuts else []
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            alone = [self._decoded([cut]) for cut in cuts] if len(cuts) > 1 else []
+            return {position: photograph for each in alone for position, photograph in each.items()}
+        return {cut.position: photograph for cut, photograph in zip(cuts, found, strict=True)}
 
     def _by_processor(self, cut: Cut) -> torch.Tensor | BrokenImageError:
         header = cut.header

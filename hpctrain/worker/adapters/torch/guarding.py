@@ -112,5 +112,8 @@ def _checksum(flat: torch.Tensor) -> int:
 
 
 def _version(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
-    """A value that each write to the tensors changes, except writes by ``tensor.data`` or by another library."""
+    """A value that each write to the tensors changes, except by ``tensor.data``, another library or fused kernels.
+
+    PyTorch 2.13's fused SGD and AdamW leave it as it is.
+    """
     return [(tensor._version, tensor.data_ptr()) for tensor in tensors]

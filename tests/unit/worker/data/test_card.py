@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import itertools
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from hpctrain.worker.data.sampling import cut
 from support.refusals import refused
 
 CPU = torch.device("cpu")
+GPU = torch.cuda.is_available() and importlib.util.find_spec("torchvision") is not None
 FLOWER = load_sample_images().images[1]
 calls: list[int] = []
 
@@ -145,6 +148,15 @@ def test_what_does_not_fit_together_is_decoded_in_several_calls(folder, monkeypa
     assert max(calls) <= 2
 
 
+def test_photographs_for_which_there_is_no_memory_are_an_error(folder):
+    def full(contents: Sequence[bytes], device: torch.device) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError("full")
+
+    settings = recipe()
+    with pytest.raises(torch.OutOfMemoryError):
+        seen(folder, "train", settings, CardPool(folder, settings, CPU, full))
+
+
 def test_a_stream_that_is_closed_early_leaves_the_pool_to_the_next(folder):
     settings = recipe()
     pool = CardPool(folder, settings, CPU, by_simplejpeg)
@@ -187,6 +199,14 @@ def test_the_decoder_is_chosen_or_refused(monkeypatch):
     with refused("HT-decode-no-torchvision"):
         card.require_card(asking("gpu"), comm)
     monkeypatch.setattr(card.importlib.util, "find_spec", lambda name: name)
+    with monkeypatch.context() as broken:
+        # Importing it fails, as with one that does not match PyTorch.
+        broken.setitem(sys.modules, "torchvision", None)
+        with refused("HT-decode-gpu-fails", device="cuda:0"):
+            card.require_card(asking("gpu"), comm)
+        assert with_decoder(asking("auto"), "torch", comm).data.decode == "scaled"
+    if not GPU:
+        monkeypatch.setattr(card, "by_nvjpeg", by_simplejpeg)
     assert with_decoder(asking("auto"), "torch", comm).data.decode == "gpu"
     from hpctrain.common.recipes.sections import Jitter
 

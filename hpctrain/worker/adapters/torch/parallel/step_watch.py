@@ -20,6 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -95,9 +96,15 @@ class StepWatch:
         self._since = 0.0
         self._announced: Action | None = None
         self.over = False
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore("hpctrain.pipeline", store)  # type: ignore[attr-defined]
-        threading.Thread(target=_watch, args=(weakref.ref(self),), name="hpctrain-pipeline", daemon=True).start()
+        # Both threads take actions that have ended.
+        self._taking = threading.Lock()
+        ended = threading.Event()
+        device = torch.cuda.current_device() if on_gpu else None
+        arguments = (weakref.ref(self), ended, device)
+        thread = threading.Thread(target=_watch, args=arguments, name="hpctrain-pipeline", daemon=True)
+        thread.start()
+        # Also at the interpreter's exit, where the thread must not be inside the store.
+        weakref.finalize(self, _end, thread, ended)
 
     def note(self, action: Action) -> None:
         """Note that this rank begins an action, and has ended or started those before it."""
@@ -119,11 +126,12 @@ class StepWatch:
         Raises:
             HpctrainError: an action waited for longer than the limit.
         """
-        self.together(stage, what)
         try:
+            self.together(stage, what)
             yield
             self.note(Action(stage=stage, what=""))
-        except (RuntimeError, HpctrainError) as error:
+        except BaseException as error:
+            # A script may catch any error and go on, and this rank is then in no action.
             if not (_is_late(error) and (late := self._error())):
                 self._actions = deque()
                 raise
@@ -185,11 +193,12 @@ class StepWatch:
 
     def _current(self) -> Action | None:
         """The action that this rank is in; None between two steps."""
-        actions = self._actions
-        while len(actions) > 1 and (event := actions[1][1]) is not None and event.query():
-            actions.popleft()
-            self._since = time.monotonic()
-        return actions[0][0] if actions and actions[0][0].what else None
+        with self._taking:
+            actions = self._actions
+            while len(actions) > 1 and (event := actions[1][1]) is not None and event.query():
+                actions.popleft()
+                self._since = time.monotonic()
+            return actions[0][0] if actions and actions[0][0].what else None
 
     # In the thread.
 
@@ -198,12 +207,12 @@ class StepWatch:
         action, waited = self._current(), time.monotonic() - self._since
         if self._announced not in (None, action):
             self._announced = None
-            self._store.set(str(self._comm.rank), "")
+            _store().set(str(self._comm.rank), "")
         if action is None:
             return
         if self._announced is None and waited > _ANNOUNCE_SECONDS:
             self._announced = action
-            self._store.set(str(self._comm.rank), json.dumps(asdict(action)))
+            _store().set(str(self._comm.rank), json.dumps(asdict(action)))
         if action.peer is not None and waited > self._limit + _MARGIN_SECONDS and (error := self._error()):
             if reports.give_up:
                 reports.give_up(error)
@@ -211,20 +220,43 @@ class StepWatch:
             self._comm.abort(error.exit_code)
 
     def _read_into(self, announced: dict[int, Action]) -> None:
-        with contextlib.suppress(RuntimeError):
+        # The rank that keeps the store may be gone, and so may the group.
+        with contextlib.suppress(RuntimeError, ValueError):
+            store = _store()
             for rank in self._ranks:
                 key = str(rank)
-                if rank != self._comm.rank and self._store.check([key]) and (text := self._store.get(key)):
+                if rank != self._comm.rank and store.check([key]) and (text := store.get(key)):
                     announced[rank] = Action(**json.loads(text))
 
 
-def _watch(watch: weakref.ref[StepWatch]) -> None:
-    while (found := watch()) and not found.over:
-        # The rank that keeps the store may be gone, and with it the others.
-        with contextlib.suppress(RuntimeError):
+def _store() -> Any:
+    """Where ranks announce actions. Nobody keeps it: rank 0's port is open as long as a reference to it exists.
+
+    Raises:
+        ValueError: the default group was destroyed.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore("hpctrain.pipeline", store)  # type: ignore[attr-defined]
+
+
+def _watch(watch: weakref.ref[StepWatch], ended: threading.Event, device: int | None) -> None:
+    if device is not None:
+        # A new thread's is GPU 0, on which asking for an event would take memory for every rank.
+        torch.cuda.set_device(device)
+    while dist.is_initialized() and (found := watch()) and not found.over:
+        # The rank that keeps the store may be gone; and no error may leave the later steps unwatched.
+        with contextlib.suppress(Exception):
             found.look()
         del found
-        time.sleep(_LOOK_SECONDS)
+        if ended.wait(_LOOK_SECONDS):
+            return
+
+
+def _end(thread: threading.Thread, ended: threading.Event) -> None:
+    ended.set()
+    # The thread itself may hold the last reference to what it watches.
+    if thread is not threading.current_thread():
+        thread.join(_STORE_SECONDS)
 
 
 def _is_late(error: BaseException | None) -> bool:
