@@ -13,7 +13,7 @@ from hpctrain.cli import completion
 from hpctrain.cli.host_options import NodeFile, Switches
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
-from hpctrain.cli.predicted_layout import require_written, written
+from hpctrain.cli.predicted_layout import require_written, script_differences, written
 from hpctrain.cli.prediction_options import (
     PredictedTraining,
     PredictionOptions,
@@ -107,6 +107,9 @@ def predict(
     )
     for warning in (*found.warnings, *memory_warnings(found)):
         tell(f"hpctrain: warning: {warning}")
+    if options.write and options.write.suffix == ".py" and (layout := found.rows[-1].layout):
+        for difference in script_differences(layout):
+            tell(f"hpctrain: warning: {options.write} is not as predicted: {difference}")
     save({file: content(found) for file, content in files.items()})
     if as_json:
         answer(json.dumps(prediction_record(found), indent=2))

@@ -18,7 +18,7 @@ from hpctrain.control.predict.transformers.prediction import LanguageTraining
 _SCRIPT = """\
 # {ranks} ranks; each of {data_ranks} data-parallel ones computes {micro_batches} x {micro_batch} samples in a step.
 # {notes}
-import hpctrain as ht
+{differences}import hpctrain as ht
 import torch
 
 comm = ht.init()
@@ -70,12 +70,35 @@ def recipe_overrides(layout: Mapping[str, Any]) -> list[str]:
     found = [f"mesh.{axis}={layout[axis]}" for axis in AXES if axis != "cp"]
     # A pipeline cuts what a rank computes at once into its micro-batches.
     parts = layout["micro_batches"] if layout["pp"] > 1 else 1
-    found += [f"batch.micro_batch={layout['micro_batch'] * parts}"]
+    found += [
+        f"batch.size={layout['global_batch']}",
+        "batch.per_rank=null",
+        "batch.emulated_ranks=null",
+        f"batch.micro_batch={layout['micro_batch'] * parts}",
+    ]
     if layout["pp"] > 1:
         found += [f"pipeline.schedule={layout['schedule']}", f"pipeline.micro_batches={parts}"]
-    if layout["dp_shard"] > 1:
-        found += [f"sharding.zero={_zero(layout)}"]
+    # Without dp_shard, the default alone is valid.
+    found += [f"sharding.zero={_zero(layout) if layout['dp_shard'] > 1 else 3}"]
     return [*found, f"sharding.recompute={str(layout['recomputation'] == 'full').lower()}"]
+
+
+def script_differences(layout: Mapping[str, Any]) -> list[str]:
+    """What the lines of a script do in another way than a layout that was predicted."""
+    found = []
+    if layout.get("virtual_stages", 1) > 2:
+        found.append(f"virtual_stages: {layout['virtual_stages']} were predicted, and ht.Pipeline gives each rank 2")
+    if layout["recomputation"] not in ("none", "full"):
+        found.append(f"recomputation: {layout['recomputation']} was predicted, and recompute= does it in full")
+    if layout["dp_shard"] * layout["cp"] > 1 and (predicted := _zero(layout)) != (zero := _script_zero(layout)):
+        found.append(f"zero: {predicted} was predicted, and plans that divide or narrow the model have {zero} at least")
+    if layout["precision"] in ("fp8", "fp4"):
+        found.append(f"precision: {layout['precision']} was predicted, and plans have bfloat16")
+    return found
+
+
+def _script_zero(layout: Mapping[str, Any]) -> int:
+    return _zero(layout, divided=layout["tp"] * layout["pp"] > 1 or layout["precision"] != "float32")
 
 
 def _zero(layout: Mapping[str, Any], *, divided: bool = False) -> int:
@@ -99,12 +122,13 @@ def _script(layout: Mapping[str, Any], ranks: int) -> str:
     lines = _PIPELINE if layout["pp"] > 1 else _DISTRIBUTE
     return _SCRIPT.format(
         notes="; ".join(notes) + ".",
+        differences="".join(f"# Not as predicted: {each}.\n" for each in script_differences(layout)),
         ranks=ranks,
         distribute=lines.format(**{**layout, "schedule": layout.get("schedule"), "mesh": mesh}),
         data_ranks=layout["dp_replicate"] * layout["dp_shard"],
         micro_batch=layout["micro_batch"],
         micro_batches=layout["micro_batches"],
-        zero=_zero(layout, divided=layout["tp"] * layout["pp"] > 1 or narrow != "float32"),
+        zero=_script_zero(layout),
         tensor=", tensor=TENSOR" if layout["tp"] > 1 else "",
         recompute="" if layout["recomputation"] == "none" else ", recompute=[Block]",
         precision="" if narrow == "float32" else f", precision=torch.{'float16' if narrow == 'fp16' else 'bfloat16'}",

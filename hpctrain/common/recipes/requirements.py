@@ -38,7 +38,7 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
     require_between(recipe.fault_tolerance, ranks)
     require_span(recipe, mesh.data_ranks)
     _require_divisible(recipe, mesh)
-    _require_micro_batches(recipe, mesh)
+    require_micro_batches(recipe, mesh)
     if has_folder(recipe):
         shard_folder(recipe)
 
@@ -96,8 +96,12 @@ def _require_divisible(recipe: Recipe, mesh: Mesh) -> None:
         )
 
 
-def _require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
-    """Refuse micro-batches that torch.distributed.pipelining's schedules cannot have, or of several sizes."""
+def require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
+    """Refuse micro-batches that torch.distributed.pipelining's schedules cannot have, or of several sizes.
+
+    Args:
+        recipe: see :func:`require_recipe`.
+    """
     stages = mesh.sizes["pp"]
     if stages == 1:
         return

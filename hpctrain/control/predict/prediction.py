@@ -375,9 +375,7 @@ def _causes(values: Values, total: Floats) -> tuple[Cause, ...]:
 def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration) -> tuple[str, ...]:
     job = runs[-1].job
     found = [warning for run in runs for warning in run.job.network.warnings]
-    idle = [run.nodes for run in runs if run.job.ranks > run.batch]
-    if idle:
-        found.append(f"on {idle[0]} nodes there are more ranks than samples in a step, so some have none")
+    found.extend(idle_warnings([run.nodes for run in runs if run.job.ranks > run.batch]))
     if job.samples_per_s is not None and training.workers not in calibration.loaded:
         found.append(_decoding(runs, training))
     if job.device.name == CPU and not calibration.sweeps:
@@ -390,6 +388,11 @@ def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration
     if engines and ("nccl" if job.engine == "horovod" and job.device.name != CPU else job.engine) not in engines:
         found.append(f"no all-reduce of {job.engine} was measured, only of {', '.join(sorted(engines))}")
     return tuple(dict.fromkeys(found))
+
+
+def idle_warnings(nodes: Sequence[int]) -> list[str]:
+    """What is said about the numbers of nodes that have more ranks than samples."""
+    return [f"on {nodes[0]} nodes there are more ranks than samples in a step, so some have none"] if nodes else []
 
 
 def _decoding(runs: Sequence[_Run], training: Training) -> str:

@@ -11,7 +11,7 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.compatibility import uncompilable
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Communication, Optimizer, OptimizerName
+from hpctrain.common.recipes.sections import Batch, Communication, Optimizer, OptimizerName
 from hpctrain.common.workloads.workload import Workload, load_workload
 from hpctrain.control.predict.compute import Precision, Software
 from hpctrain.control.predict.values import Values
@@ -119,15 +119,7 @@ class Training:
         recipe = self.recipe.at(ranks)
         training, validation = images(recipe)
         count, source = epochs(recipe, values)
-        steps = recipe.batch.iterations(recipe.data.per_epoch(training))
-        if not steps:
-            raise HpctrainError(
-                "HT-prediction-no-whole-batch",
-                "an epoch of {samples} samples has no whole batch of {global_batch}",
-                "--set batch.drop_last=false, a smaller batch, or more data",
-                samples=training,
-                global_batch=recipe.global_batch,
-            )
+        steps = epoch_steps(recipe.batch, recipe.data.per_epoch(training))
         every = recipe.checkpoints.every_steps
         return Course(
             epochs=count,
@@ -137,6 +129,27 @@ class Training:
             validation_cost=_validation_cost(recipe),
             checkpoints=1 + (steps // every if every else 0),
         )
+
+
+def epoch_steps(batch: Batch, samples: int) -> int:
+    """The steps of an epoch.
+
+    Args:
+        batch: with its size.
+
+    Raises:
+        HpctrainError: there is none.
+    """
+    steps = batch.iterations(samples)
+    if not steps:
+        raise HpctrainError(
+            "HT-prediction-no-whole-batch",
+            "an epoch of {samples} samples has no whole batch of {global_batch}",
+            "--set batch.drop_last=false, a smaller batch, or more data",
+            samples=samples,
+            global_batch=batch.size,
+        )
+    return steps
 
 
 def compiled_on_gpus(recipe: Recipe) -> bool:

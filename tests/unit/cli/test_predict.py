@@ -208,6 +208,27 @@ def test_the_best_mesh_as_the_lines_of_a_script(capsys: pytest.CaptureFixture[st
         assert sizes == ({"tp": 2, "pp": 2, "dp_shard": 2} if name == "lines.py" else {"dp_shard": 8})
 
 
+@pytest.mark.parametrize(
+    ("mesh", "settings", "keys"),
+    [
+        ("pp=2,dp_shard=-1", ["schedule=interleaved_1f1b", "virtual_stages=4"], ["virtual_stages"]),
+        ("dp_shard=-1", ["recomputation=matmuls"], ["recomputation"]),
+        ("dp_shard=-1", ["zero=1"], ["zero"]),
+        ("dp_shard=-1", ["precision=fp8", "recomputation=full"], ["precision"]),
+        ("dp_shard=-1", ["recomputation=full"], []),
+    ],
+)
+def test_what_lines_of_a_script_do_otherwise_is_said(
+    mesh: str, settings: list[str], keys: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = [word for each in settings for word in ("--set", each)]
+    assert main(["predict", *LLAMA, "--mesh", mesh, *sets, "--write", "lines.py"]) == 0
+    said = capsys.readouterr().err
+    lines = [line for line in Path("lines.py").read_text().splitlines() if line.startswith("# Not as predicted: ")]
+    assert [line.split(": ")[1] for line in lines] == keys
+    assert [line.split(": ")[3] for line in said.splitlines() if " is not as predicted: " in line] == keys
+
+
 @pytest.mark.slow
 def test_a_picture_of_meshes(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
@@ -236,6 +257,10 @@ def test_a_picture_of_meshes(capsys: pytest.CaptureFixture[str]) -> None:
             ["--transformer", "llama3-8b", "--precision", "fp8", "--gpu", "a100-sxm-80"],
             "HT-prediction-gpu-lacks-precision",
         ),
+        (["--transformer", "gpt2", "--set", "sequence=100000"], "HT-layout-sequence-too-long"),
+        (["--transformer", "gpt2", "--set", "sequence=100000", "--mesh", "auto"], "HT-layout-sequence-too-long"),
+        (["--transformer", "llama3-8b", "--mesh", "cp=4", "--set", "sequence=8190"], "HT-layout-not-divisible"),
+        (["gpt2-124m", "--mesh", "pp=8"], "HT-pipeline-unequal-micro-batches"),
         (["--transformer", "llama3-8b", "--set", "software=mine"], "HT-prediction-unknown-software"),
         (["--transformer", "llama3-8b", "--write", "mine.yaml"], "HT-prediction-layout-file"),
         (["--transformer", "llama3-8b", "--backend", "mpi"], "HT-prediction-transformer-engine"),

@@ -28,7 +28,8 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
     "precision": get_args(LayoutPrecision),
     "kernels": get_args(Kernels),
 }
-_ONE_STAGE = ("gpipe", "1f1b")
+# Schedules in which each rank has one stage.
+ONE_STAGE = ("gpipe", "1f1b")
 
 # Bytes of one parameter's state, by who keeps it so.
 STATES: Mapping[str, StateBytes] = {
@@ -57,6 +58,8 @@ class Layout:
             and other tokens, so that dp_shard and cp together divide the state.
         micro_batch: samples that a data-parallel rank computes at once.
         micro_batches: how many of them it computes in a step.
+        samples: of a step over all ranks, where some ranks have fewer than their micro-batches could hold; by default
+            as many as all micro-batches have.
         zero: 1 divides the optimizer's state, 2 the gradients too, 3 the parameters too (FSDP); 0 nothing.
         reshard: with zero 3, parameters are freed behind the forward pass and gathered anew for the backward pass.
         prefetch: layers that are gathered ahead of their use.
@@ -82,6 +85,7 @@ class Layout:
     mesh: Mesh = field(default_factory=lambda: Mesh().at(1))
     micro_batch: int = 1
     micro_batches: int = 1
+    samples: int | None = None
     zero: Stage = 3
     reshard: bool = True
     prefetch: int = 1
@@ -142,7 +146,7 @@ class Layout:
         elif self.schedule == "zbv":
             right = stages == 2
         else:
-            right = (stages == 1) == (self.schedule in _ONE_STAGE)
+            right = (stages == 1) == (self.schedule in ONE_STAGE)
         if not right:
             raise HpctrainError(
                 "HT-layout-stages-of-schedule",
@@ -174,7 +178,7 @@ class Layout:
     @property
     def global_batch(self) -> int:
         """Samples of a step over all ranks."""
-        return self.mesh.data_ranks * self.micro_batch * self.micro_batches
+        return self.samples or self.mesh.data_ranks * self.micro_batch * self.micro_batches
 
     @property
     def stages(self) -> int:
@@ -254,10 +258,18 @@ class Layout:
             found += parts.final_norm + parts.transform + self.head_parameters(network, rank)
         return found
 
-    def check(self, network: Transformer, *, ranks: int | None = None, global_batch: int | None = None) -> None:
+    def check(
+        self,
+        network: Transformer,
+        *,
+        sequence: int | None = None,
+        ranks: int | None = None,
+        global_batch: int | None = None,
+    ) -> None:
         """Refuse a layout that cannot train a transformer.
 
         Args:
+            sequence: tokens of a sample, by default the network's context.
             ranks: that there are; by default as many as the mesh has.
             global_batch: samples of a step; by default what micro-batches and data-parallel ranks make.
 
@@ -266,11 +278,12 @@ class Layout:
         """
         if ranks is not None:
             self.mesh.at(ranks)
+        require_positions(network, sequence or network.context)
         sizes = self.sizes
         for axis, of, parts in (
             ("tp", "heads", network.heads),
             ("tp", "mlp", network.mlp),
-            ("cp", "context", network.context),
+            ("cp", "sequence", sequence or network.context),
         ):
             if parts % sizes[axis]:  # type: ignore[index]
                 raise HpctrainError(
@@ -327,8 +340,13 @@ class Layout:
             )
 
     @classmethod
-    def of_batch(cls, network: Transformer, global_batch: int, **settings: object) -> Layout:
+    def of_batch(
+        cls, network: Transformer, global_batch: int, *, sequence: int | None = None, **settings: object
+    ) -> Layout:
         """The layout of a batch: as many micro-batches as it takes; other arguments are a layout's.
+
+        Args:
+            sequence: tokens of a sample, by default the network's context.
 
         Raises:
             HpctrainError: the batch is no multiple, or something else does not fit; see :meth:`check`.
@@ -346,7 +364,7 @@ class Layout:
                 micro_batch=one.micro_batch,
             )
         found = cls(**{**settings, "micro_batches": count})  # type: ignore[arg-type]
-        found.check(network, global_batch=global_batch)
+        found.check(network, sequence=sequence, global_batch=global_batch)
         return found
 
     @classmethod
@@ -358,21 +376,22 @@ class Layout:
         """
         mesh = recipe.mesh.at(ranks)
         resolved = recipe.at_data_ranks(mesh.data_ranks)
+        # The rank with the most samples is the slowest one.
+        at_once = resolved.batch.at_once(mesh.data_ranks)
         parts = resolved.batch.parts(resolved.global_batch, mesh.data_ranks)
-        if mesh.pp > 1:
-            parts *= recipe.pipeline.count(mesh.pp)
-        samples = resolved.global_batch // mesh.data_ranks
+        cuts = recipe.pipeline.count(mesh.pp) if mesh.pp > 1 else 1
         schedule = recipe.pipeline.schedule
         zero = recipe.sharding.zero if mesh.sizes["dp_shard"] > 1 else 0
         return cls(
             mesh=mesh,
-            micro_batch=max(1, samples // parts),
-            micro_batches=parts,
+            micro_batch=-(-at_once // cuts),
+            micro_batches=parts * cuts,
+            samples=resolved.global_batch,
             # With zero 2, and in pipelines, FSDP2 keeps a rank's part beside gathered parameters.
             zero=3 if zero == 2 else zero,
             reshard=zero == 3 and mesh.pp == 1,
             schedule=schedule,
-            virtual_stages=1 if schedule in _ONE_STAGE or mesh.pp == 1 else 2,
+            virtual_stages=1 if schedule in ONE_STAGE or mesh.pp == 1 else 2,
             recomputation="full" if recipe.sharding.recompute else "none",
             precision=recipe.precision,
             kernels="eager",
@@ -380,6 +399,22 @@ class Layout:
             gradient_buffer=mesh.data_ranks > 1 and zero < 2 and mesh.tp == mesh.pp == 1,
             divided_vocabulary=False,
             chunked_loss=True,
+        )
+
+
+def require_positions(network: Transformer, sequence: int) -> None:
+    """Refuse samples that have more tokens than a transformer has learned positions.
+
+    Raises:
+        HpctrainError: they do.
+    """
+    if network.positions == "learned" and sequence > network.context:
+        raise HpctrainError(
+            "HT-layout-sequence-too-long",
+            "a sequence of {sequence} tokens is longer than the {context} positions that the network learns",
+            f"at most --set sequence={network.context}, or a network of a larger context",
+            sequence=sequence,
+            context=network.context,
         )
 
 

@@ -144,8 +144,7 @@ def from_config(path: Path) -> Transformer:
         raise HpctrainError(
             "HT-transformer-without-type", "{path} has no model_type", f"valid: {', '.join(CONFIGS)}", path=path
         )
-    experts = next((key for key in _EXPERTS if found.get(key)), None)
-    if experts or "moe" in kind.lower():
+    if _has_experts(found) or "moe" in kind.lower():
         raise HpctrainError(
             "HT-transformer-mixture-of-experts",
             "{path}: {model} is a mixture of experts, whose memory and time depend on where tokens are sent",
@@ -162,6 +161,18 @@ def from_config(path: Path) -> Transformer:
             model=kind,
         )
     return _Config(path, kind, found).transformer()
+
+
+def _has_experts(values: Mapping[str, Any]) -> bool:
+    """Whether a configuration has several experts, or its ``ffn_config``."""
+    inner = _section(values, "ffn_config")
+    several = any(each.get(key) not in (None, 0, 1) for each in (values, inner) for key in _EXPERTS)
+    return several or "moe" in str(inner.get("ffn_type")).lower()
+
+
+def _section(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def _value(text: str, key: str, value: str) -> Any:
@@ -223,7 +234,20 @@ class _Config:
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Whether a key is true."""
-        return bool(self.values.get(key, default))
+        value = self.values.get(key, default)
+        if isinstance(value, bool):
+            return value
+        raise HpctrainError(
+            "HT-transformer-config-flag",
+            "{path}: {key} is {value}, neither true nor false",
+            path=self.path,
+            key=key,
+            value=repr(value)[:80],
+        )
+
+    def section(self, key: str) -> _Config:
+        """The keys of a section; none where the file leaves it out."""
+        return _Config(self.path, self.kind, _section(self.values, key))
 
     def refuse(self, key: str) -> None:
         """Say that a key makes another network of it."""
@@ -270,26 +294,34 @@ def _llama(config: _Config) -> dict[str, Any]:
     if config.flag("mlp_bias", default=False) or config.flag("attention_bias", default=False):
         config.refuse("attention_bias" if config.flag("attention_bias", default=False) else "mlp_bias")
     found = config.usual()
+    # These stand for a missing key; null is one head of keys and values for each head.
+    missing = "num_key_value_heads" not in config.values
+    usual = _KV_HEADS.get(config.kind, found["heads"]) if missing else found["heads"]
     return {
         **_LLAMA,
         **found,
         "mlp": config.number("intermediate_size"),
-        "kv_heads": config.number("num_key_value_heads", default=found["heads"]),
+        "kv_heads": config.number("num_key_value_heads", default=usual),
         "head_width": config.number("head_dim", default=0),
         "tied": config.flag("tie_word_embeddings", default=False),
     }
 
 
 def _bert(config: _Config) -> dict[str, Any]:
+    if config.flag("add_cross_attention", default=False):
+        config.refuse("add_cross_attention")
     return {
         **config.usual(),
         "mlp": config.number("intermediate_size"),
         "other_rows": config.number("type_vocab_size", default=2),
         "causal": False,
+        "tied": config.flag("tie_word_embeddings", default=True),
     }
 
 
 def _gpt_neox(config: _Config) -> dict[str, Any]:
+    if not config.flag("attention_bias", default=True):
+        config.refuse("attention_bias")
     tied = config.flag("tie_word_embeddings", default=False)
     return {**config.usual(), "mlp": config.number("intermediate_size"), "positions": "rotary", "tied": tied}
 
@@ -304,16 +336,23 @@ def _opt(config: _Config) -> dict[str, Any]:
 
 
 def _mpt(config: _Config) -> dict[str, Any]:
-    width = config.number("d_model")
+    width, heads = config.number("d_model"), config.number("n_heads")
+    ffn, attention = config.section("ffn_config"), config.section("attn_config")
+    if ffn.values.get("ffn_type", "mptmlp") != "mptmlp":
+        ffn.refuse("ffn_type")
+    if attention.values.get("attn_type") == "multiquery_attention":
+        attention.refuse("attn_type")
     return {
         "layers": config.number("n_layers"),
         "width": width,
-        "heads": config.number("n_heads"),
-        "mlp": config.number("expansion_ratio", default=4) * width,
+        "heads": heads,
+        "kv_heads": attention.number("kv_n_heads", default=heads),
+        "mlp": ffn.number("ffn_hidden_size", default=config.number("expansion_ratio", default=4) * width),
         "vocabulary": config.number("vocab_size"),
         "context": config.number("max_seq_len"),
         "positions": "none",
         "bias": "none" if config.flag("no_bias", default=True) else "all",
+        "tied": config.flag("tie_word_embeddings", default=True),
     }
 
 
@@ -341,7 +380,9 @@ CONFIGS: Mapping[str, Callable[[_Config], dict[str, Any]]] = {
     "starcoder2": _starcoder2,
 }
 # Keys by which mixtures of experts say how many they have: Mixtral, Qwen, DeepSeek, DBRX.
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "ffn_config")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+# Heads of keys and values of MistralConfig and Qwen2Config in Transformers 5.23 where a file has no such key.
+_KV_HEADS = {"mistral": 8, "qwen2": 32}
 
 
 @cache

@@ -10,16 +10,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.compatibility import require_compatible
 from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.requirements import require_micro_batches
+from hpctrain.common.recipes.sections import Batch
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.energy import Machines, Site, energy
-from hpctrain.control.predict.prediction import SWITCH_PORTS, Cause, Node, Prediction, Row, worthwhile
-from hpctrain.control.predict.training import compiled_on_gpus
+from hpctrain.control.predict.prediction import SWITCH_PORTS, Cause, Node, Prediction, Row, idle_warnings, worthwhile
+from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps
 from hpctrain.control.predict.transformers.layout import Kernels, Layout
 from hpctrain.control.predict.transformers.memory import RankMemory, memory
 from hpctrain.control.predict.transformers.rates import System, step_constants, step_file
@@ -71,6 +75,7 @@ class LanguageTraining:
         if self.recipe is not None:
             found = Layout.of_recipe(self.recipe, ranks)
             found.check(self.network)
+            require_micro_batches(self.recipe.at_data_ranks(found.mesh.data_ranks), found.mesh)
             return found
         assert self.mesh is not None
         mesh, given = self.mesh.at(ranks), dict(self.settings.layout)
@@ -80,7 +85,8 @@ class LanguageTraining:
             given.setdefault("sequence_parallel", True)
         part = mesh.data_ranks * given.get("micro_batch", 1)
         usual = part * max(mesh.sizes["pp"], round(_TOKENS / self.sequence / part), 1)
-        return Layout.of_batch(self.network, self.settings.batch or usual, mesh=mesh, **given)
+        batch = self.settings.batch or usual
+        return Layout.of_batch(self.network, batch, sequence=self.sequence, mesh=mesh, **given)
 
     @property
     def epochs(self) -> int:
@@ -92,10 +98,18 @@ class LanguageTraining:
         """A layout as it is trained, and what trains it, as the constants of a step know it: not all is compiled."""
         if self.recipe is None:
             return layout, self.settings.software
-        pipeline = self.recipe.pipeline.model_copy(update={"schedule": layout.schedule})
-        compiled = compiled_on_gpus(self.recipe.model_copy(update={"mesh": layout.mesh, "pipeline": pipeline}))
+        compiled = compiled_on_gpus(_with_mesh(self.recipe, layout))
         kernels: Kernels = "fused" if compiled else "eager"
         return replace(layout, kernels=kernels), "hpctrain-compiled" if compiled else "hpctrain"
+
+    def runs(self, layout: Layout) -> bool:
+        """Whether the recipe, if there is one, can be combined with the mesh of a layout."""
+        if self.recipe is not None:
+            try:
+                require_compatible(_with_mesh(self.recipe, layout))
+            except ValidationError:
+                return False
+        return True
 
     def batch(self, ranks: int) -> int:
         """Samples of a step of a search."""
@@ -119,15 +133,27 @@ class LanguageTraining:
         }
         sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
         return kept, Choices(
-            micro_batches=sizes, recomputations=("none", "full"), context=False, most_turns=2, state_alone=False
+            micro_batches=sizes,
+            recomputations=("none", "full"),
+            context=False,
+            most_turns=2,
+            state_alone=False,
+            copies=True,
         )
 
     def minutes(self, layout: Layout, step_s: float) -> float | None:
         """Minutes of all epochs; None where the number of samples is not known."""
         if self.recipe is None or self.recipe.data.epoch_samples is None:
             return None
-        batch = self.recipe.at_data_ranks(layout.mesh.data_ranks).batch
-        return self.recipe.epochs * batch.iterations(self.recipe.data.epoch_samples) * step_s / 60
+        batch = Batch(size=layout.global_batch, drop_last=self.recipe.batch.drop_last)
+        return self.recipe.epochs * epoch_steps(batch, self.recipe.data.epoch_samples) * step_s / 60
+
+
+def _with_mesh(recipe: Recipe, layout: Layout) -> Recipe:
+    """A recipe with the mesh and the schedule of a layout."""
+    pipeline = recipe.pipeline.model_copy(update={"schedule": layout.schedule})
+    sharding = recipe.sharding.model_copy(update={"zero": 3})
+    return recipe.model_copy(update={"mesh": layout.mesh, "pipeline": pipeline, "sharding": sharding})
 
 
 def recipe_language_training(recipe: Recipe, *, auto: bool = False) -> LanguageTraining:
@@ -167,6 +193,12 @@ def predict_language(
     last, best = made[-1], found[-1][0]
     first = _reference(made[0], found[0][0])
     rows = [each.row(candidates[0], first) for each, candidates in zip(made, found, strict=True)]
+    layouts = [candidates[0].layout for candidates in found]
+    idle = [
+        each.network.hosts
+        for each, layout in zip(made, layouts, strict=True)
+        if layout.mesh.data_ranks > layout.global_batch
+    ]
     searched = [] if training.mesh is not None else found[-1][:_MOST_CANDIDATES]
     return Prediction(
         name=training.name,
@@ -175,7 +207,7 @@ def predict_language(
         worthwhile=worthwhile([(row.nodes, row.samples_per_s.value) for row in rows]),
         constants={name: constants()[name] for name in sorted(last.values.used)} | _step_constants(),
         causes=_causes(last, best),
-        warnings=tuple(_warnings(last, best)),
+        warnings=(*_warnings(last, best), *idle_warnings(idle)),
         candidates=tuple(last.row(each, first) for each in searched),
     )
 
@@ -236,6 +268,7 @@ class _Predictor:
             base=base,
             choices=choices,
             trained=training.trained,
+            runs=training.runs,
             sequence=training.sequence,
         )
         require_fitting(found, gpu=self.node.gpu, ranks=self.ranks, global_batch=batch, memory_bytes=self.memory_bytes)

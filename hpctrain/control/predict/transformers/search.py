@@ -9,7 +9,7 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
-from hpctrain.control.predict.transformers.layout import Layout, divisors
+from hpctrain.control.predict.transformers.layout import ONE_STAGE, Layout, divisors, require_positions
 from hpctrain.control.predict.transformers.memory import RankMemory, memory
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.step import StepTime, predict_step
@@ -39,6 +39,7 @@ class Choices:
         context: whether cp may divide sequences.
         most_turns: stages of a pipeline that a rank may have.
         state_alone: whether the optimizer's state alone may be divided where tp or pp divide the model.
+        copies: whether ranks may have the whole model each.
     """
 
     micro_batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
@@ -46,6 +47,7 @@ class Choices:
     context: bool = True
     most_turns: int = 4
     state_alone: bool = True
+    copies: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,7 @@ def search(
     base: Mapping[str, Any],
     choices: Choices = Choices(),
     trained: Callable[[Layout], tuple[Layout, str]] = lambda layout: (layout, "pytorch"),
+    runs: Callable[[Layout], bool] = lambda layout: True,
     sequence: int | None = None,
 ) -> Found:
     """Predict every layout of a batch over a number of ranks that fits the memory of each.
@@ -94,10 +97,20 @@ def search(
     Args:
         base: fields of a layout that are the same in all; those that it names are not searched.
         trained: the layout as it is trained, and what trains it.
+        runs: whether a layout can be run at all.
+
+    Raises:
+        HpctrainError: the sequence is longer than the network's positions.
     """
+    require_positions(network, sequence or network.context)
     fitting, considered, least = [], 0, None
+    seen: set[Layout] = set()
     for layouts in _layouts(network, system.joined, ranks, global_batch, base, choices, sequence or network.context):
         for found in layouts:
+            # Fields that are given may make equal layouts of different ones.
+            if found in seen or not runs(found):
+                break
+            seen.add(found)
             considered += 1
             layout, software = trained(found)
             held = memory(network, layout, sequence=sequence)
@@ -123,7 +136,7 @@ def require_fitting(found: Found, *, gpu: str, ranks: int, global_batch: int, me
         raise HpctrainError(
             "HT-search-nothing-divides",
             "no mesh of {ranks} ranks divides a batch of {batch} samples and the network's heads and layers",
-            "another batch (--set batch=N), or another number of nodes",
+            "another batch (--set batch=N, for a recipe batch.size=N), or another number of nodes",
             ranks=ranks,
             batch=global_batch,
         )
@@ -155,7 +168,7 @@ def _layouts(
         for size in sizes:
             if share % size:
                 continue
-            for schedule, turns in _schedules(network, mesh, share // size, choices.most_turns):
+            for schedule, turns in _schedules(network, mesh, share // size, choices.most_turns, base.get("schedule")):
                 fields = {
                     "mesh": mesh,
                     "micro_batch": size,
@@ -166,15 +179,18 @@ def _layouts(
                     **sharding,
                     **base,
                 }
+                if fields["zero"] < 3:
+                    # Only parameters can be freed behind the forward pass.
+                    fields["reshard"] = base.get("reshard", False)
                 if fields["schedule"] == schedule and fields["virtual_stages"] == turns:
-                    yield _checked(network, fields, again)
+                    yield _checked(network, fields, again, sequence)
 
 
-def _checked(network: Transformer, fields: Mapping[str, Any], again: Sequence[Any]) -> Iterator[Layout]:
+def _checked(network: Transformer, fields: Mapping[str, Any], again: Sequence[Any], sequence: int) -> Iterator[Layout]:
     """The layouts of some fields; none where these do not fit each other."""
     try:
         first = Layout(**{**fields, "recomputation": again[0]})
-        first.check(network)
+        first.check(network, sequence=sequence)
     except HpctrainError:
         return
     yield first
@@ -197,6 +213,8 @@ def _meshes(
                 if pp > min(network.layers, _MOST_STAGES) or global_batch % data:
                     continue
                 axes = {"pp": pp, "cp": cp, "tp": tp}
+                if choices.copies and data > 1 and tp * cp * pp == 1:
+                    yield Mesh(dp_replicate=data, **axes), {"zero": 0, "reshard": False}
                 for replicas, sharding in _shardings(data, cp, pp, max(1, joined // tp // cp)):
                     if sharding["zero"] == 1 and tp * pp > 1 and not choices.state_alone:
                         continue
@@ -221,16 +239,25 @@ def _shardings(data: int, cp: int, pp: int, near: int) -> Iterator[tuple[int, Ma
             yield data // near, {"zero": 3, "reshard": True}
 
 
-def _schedules(network: Transformer, mesh: Mesh, micro_batches: int, most_turns: int) -> Iterator[tuple[str, int]]:
-    """The schedules that a mesh's pipeline can have."""
+def _schedules(
+    network: Transformer, mesh: Mesh, micro_batches: int, most_turns: int, given: str | None
+) -> Iterator[tuple[str, int]]:
+    """The schedules that a mesh's pipeline can have.
+
+    Args:
+        given: the only one that is wanted; others than those of a search are tried too.
+    """
     stages = mesh.sizes["pp"]
     if stages == 1:
-        yield "1f1b", 1
+        yield given or "1f1b", 1
         return
     if micro_batches < stages:
         return
     even = micro_batches % (micro_batches // stages) == 0
-    for schedule, turns in _SCHEDULES:
+    wanted = [each for each in _SCHEDULES if given in (None, each[0])]
+    if not wanted and given is not None:
+        wanted = [(given, turns) for turns in ((1,) if given in ONE_STAGE else (2, 4))]
+    for schedule, turns in wanted:
         if schedule.startswith("interleaved") and not even:
             continue
         whole = stages * turns

@@ -10,7 +10,7 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.control.predict.transformers.layout import CHOICES, STATES, Layout
 
 # What --mesh, or the batch, decides.
-_DECIDED = ("mesh", "micro_batches")
+_DECIDED = ("mesh", "micro_batches", "samples")
 _FIELDS = {each.name: str(each.type) for each in fields(Layout) if each.name not in _DECIDED}
 _OWN = ("batch", "sequence", "software")
 SETTINGS: tuple[str, ...] = (*_OWN, *_FIELDS)

@@ -262,3 +262,73 @@ def test_what_cannot_be_predicted():
         llama(Mesh(tp=8)).layout(12)
     with refused("HT-layout-batch-not-divisible", global_batch=256):
         llama(Mesh(dp_shard=-1), layout={"micro_batch": 3}).layout(8)
+
+
+def predicted(overrides, *, nodes=(1,), gpus=8, auto=False):
+    recipe = load_recipe(GPT2[0], [*GPT2[1], *overrides])
+    node = replace(NODE, local=gpus)
+    return predict_language(recipe_language_training(recipe, auto=auto), node, networks(*nodes))
+
+
+@pytest.mark.parametrize(("gpus", "overrides"), [(7, []), (8, ["batch.micro_batch=7"])])
+def test_samples_that_ranks_do_not_share_evenly_are_all_counted(gpus, overrides):
+    (row,) = predicted(overrides, gpus=gpus).rows
+    assert row.layout["global_batch"] == 480
+    assert row.samples_per_s.value * row.step_s.value == pytest.approx(480)
+    assert row.batch_per_gpu == 480 / gpus
+
+
+def test_ranks_without_samples_are_warned_of():
+    found = predicted([], nodes=(1, 128))
+    assert [row.layout["global_batch"] for row in found.rows] == [480, 480]
+    assert [warning for warning in found.warnings if warning.startswith("on 128 nodes")]
+    assert not [warning for warning in predicted([]).warnings if warning.startswith("on ")]
+
+
+def test_micro_batches_that_a_run_refuses_are_not_predicted():
+    with refused("HT-pipeline-unequal-micro-batches", count=8, samples=12, data_ranks=1):
+        predicted(["mesh.pp=8"])
+
+
+def test_an_epoch_without_a_whole_batch_has_no_time():
+    with refused("HT-prediction-no-whole-batch", samples=100, global_batch=480):
+        predicted(["data.epoch_samples=100"])
+
+
+def test_a_batch_of_each_rank_is_searched_and_written_as_one_batch():
+    from hpctrain.cli.predicted_layout import recipe_overrides
+    from hpctrain.common.recipes.load import override_recipe
+
+    each = ["batch.size=null", "batch.per_rank=8"]
+    recipe = load_recipe(GPT2[0], [*GPT2[1], *each])
+    for row in predicted(each, auto=True).candidates:
+        assert row.layout["global_batch"] == 64
+        assert row.minutes.value == pytest.approx(600 * (480_000 // 64) * row.step_s.value / 60)
+        changed = override_recipe(recipe, recipe_overrides(row.layout))
+        assert (changed.batch.size, changed.batch.per_rank) == (64, None)
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("gpipe", {1}), ("looped_bfs", {2, 4})])
+def test_a_schedule_that_a_search_leaves_out_can_be_given(schedule, stages):
+    found = found_for(SMALL, 8, 64, schedule=schedule).fitting
+    cut = [each.layout for each in found if each.layout.sizes["pp"] > 1]
+    assert {layout.schedule for layout in cut} == {schedule}
+    assert {layout.virtual_stages for layout in cut} <= stages
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_equal_layouts_are_found_once(zero):
+    layouts = [each.layout for each in found_for(SMALL, 16, 64, zero=zero).fitting]
+    assert len(layouts) == len({*layouts}) > 10
+    assert zero == 3 or not any(layout.reshard for layout in layouts)
+
+
+def test_a_recipe_is_offered_only_meshes_that_it_can_have():
+    for row in predicted(["communication.compression=fp16"], auto=True).candidates:
+        sizes = {axis: row.layout[axis] for axis in ("dp_replicate", "dp_shard", "pp", "cp", "tp")}
+        assert sizes == {"dp_replicate": 8, "dp_shard": 1, "pp": 1, "cp": 1, "tp": 1}
+
+
+def test_a_search_refuses_sequences_beyond_learned_positions():
+    with refused("HT-layout-sequence-too-long", sequence=2048, context=1024):
+        search(SMALL, H100, ranks=8, global_batch=64, memory_bytes=80e9, base={}, sequence=2048)

@@ -47,7 +47,7 @@ def test_values_that_are_invalid_by_themselves_are_refused(settings, code, value
     ("settings", "code", "values"),
     [
         ({"mesh": mesh(tp=3)}, "not-divisible", {"axis": "tp", "of": "heads", "parts": 32}),
-        ({"mesh": mesh(cp=3)}, "not-divisible", {"axis": "cp", "of": "context"}),
+        ({"mesh": mesh(cp=3)}, "not-divisible", {"axis": "cp", "of": "sequence", "parts": 8192}),
         ({"mesh": mesh(pp=64)}, "more-stages-than-layers", {"stages": 64, "layers": 32}),
         (
             {"mesh": mesh(pp=4), "schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batches": 9},
@@ -108,3 +108,25 @@ def test_the_layout_of_a_recipe():
     assert found.global_batch == recipe.at_data_ranks(2).global_batch
     sharded = Layout.of_recipe(load_recipe("gpt2-124m", ["mesh.dp_shard=8"]), 8)
     assert (sharded.zero, sharded.reshard, sharded.shards) == (3, True, 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "at_once", "parts", "batch"),
+    [
+        ([], 7, 12, 6, 480),
+        (["batch.micro_batch=7"], 8, 7, 9, 480),
+        (["batch.size=1"], 8, 1, 1, 1),
+        ([], 1024, 1, 1, 480),
+    ],
+)
+def test_a_batch_that_ranks_share_unevenly_is_the_recipes(overrides, ranks, at_once, parts, batch):
+    found = Layout.of_recipe(load_recipe("gpt2-124m", overrides), ranks)
+    assert (found.micro_batch, found.micro_batches, found.global_batch) == (at_once, parts, batch)
+
+
+def test_sequences_are_checked():
+    with refused("HT-layout-sequence-too-long", sequence=1025, context=1024):
+        Layout().check(named("gpt2"), sequence=1025)
+    Layout().check(LLAMA, sequence=100_000)
+    with refused("HT-layout-not-divisible", axis="cp", of="sequence", parts=8190):
+        Layout.of_batch(LLAMA, 4, mesh=mesh(cp=4), sequence=8190)

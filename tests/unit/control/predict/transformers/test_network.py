@@ -54,7 +54,10 @@ def test_a_few_words_are_a_transformer():
 CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
 CONFIG |= {"max_position_embeddings": 32, "intermediate_size": 96}
 GROUPED = {**CONFIG, "num_key_value_heads": 2}
+MPT = {"model_type": "mpt", "n_layers": 2, "d_model": 64, "n_heads": 4, "vocab_size": 100, "max_seq_len": 32}
+OF_MPT = {"kv_heads": 4, "mlp": 256, "positions": "none", "bias": "none"}
 LLAMA = {"kind": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": "none", "tied": False}
+QWEN2 = {**LLAMA, "bias": "qkv"}
 
 
 @pytest.mark.parametrize(
@@ -71,11 +74,18 @@ LLAMA = {"kind": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": "no
         ({"model_type": "bert", **CONFIG}, {"kv_heads": 4, "causal": False, "other_rows": 2}),
         ({"model_type": "gpt_neox", **CONFIG}, {"kv_heads": 4, "positions": "rotary", "tied": False}),
         ({"model_type": "opt", **CONFIG, "ffn_dim": 96}, {"kv_heads": 4, "other_rows": 2}),
-        (
-            {"model_type": "mpt", "n_layers": 2, "d_model": 64, "n_heads": 4, "vocab_size": 100, "max_seq_len": 32},
-            {"kv_heads": 4, "mlp": 256, "positions": "none", "bias": "none"},
-        ),
+        (MPT, OF_MPT),
         ({"model_type": "starcoder2", **GROUPED}, {"positions": "rotary"}),
+        ({"model_type": "mistral", **CONFIG, "num_attention_heads": 16}, {**LLAMA, "heads": 16, "kv_heads": 8}),
+        ({"model_type": "mistral", **CONFIG, "num_key_value_heads": None}, {**LLAMA, "kv_heads": 4}),
+        ({"model_type": "qwen2", **CONFIG, "num_attention_heads": 64}, {**QWEN2, "heads": 64, "kv_heads": 32}),
+        ({"model_type": "llama", **GROUPED, "num_local_experts": 1}, LLAMA),
+        ({**MPT, "ffn_config": {"ffn_type": "mptmlp"}}, OF_MPT),
+        ({**MPT, "attn_config": {"kv_n_heads": 2}}, {**OF_MPT, "kv_heads": 2}),
+        (
+            {"model_type": "bert", **CONFIG, "tie_word_embeddings": False},
+            {"kv_heads": 4, "causal": False, "other_rows": 2, "tied": False},
+        ),
     ],
     ids=lambda values: values.get("model_type", ""),
 )
@@ -103,6 +113,16 @@ def test_each_kind_of_configuration_is_tested():
         ({"model_type": "llama", **GROUPED, "vocab_size": 10**30}, "size", {"key": "vocabulary"}),
         ({"model_type": "llama", **GROUPED, "hidden_size": 65}, "not-divisible", {"value": 65, "parts": 4}),
         ({"model_type": "llama", **GROUPED, "mlp_bias": True}, "config-unsupported", {"key": "mlp_bias"}),
+        ({"model_type": "llama", **GROUPED, "mlp_bias": "false"}, "config-flag", {"key": "mlp_bias"}),
+        ({"model_type": "bert", **CONFIG, "add_cross_attention": True}, "config-unsupported", {"value": "True"}),
+        (
+            {"model_type": "gpt_neox", **CONFIG, "attention_bias": False},
+            "config-unsupported",
+            {"key": "attention_bias"},
+        ),
+        ({**MPT, "ffn_config": {"ffn_type": "mptglu"}}, "config-unsupported", {"key": "ffn_type"}),
+        ({**MPT, "ffn_config": {"ffn_type": "mb_moe"}}, "mixture-of-experts", {"model": "mpt"}),
+        ({"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16}}, "mixture-of-experts", {"model": "dbrx"}),
         (
             {"model_type": "opt", **CONFIG, "ffn_dim": 96, "word_embed_proj_dim": 32},
             "config-unsupported",
