@@ -42,12 +42,16 @@ _COMMANDS = {
 # The base of Typer's errors, which has a copy of Click; one about an unknown option has ``possibilities``.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
-# Options of mpirun, srun, torchrun and accelerate, and what they are called here.
-_RANKS = "-np N is the number of ranks"
-_HOSTS = "-H HOST:SLOTS,… or --hostfile FILE names hosts; hpctrain submit --nodes N asks Slurm for nodes"
-_OF_OTHERS = {
-    **dict.fromkeys(("n", "np", "ntasks", "num-processes", "nproc-per-node", "nproc"), _RANKS),
-    **dict.fromkeys(("N", "nnodes", "num-machines", "nodelist", "w", "host"), _HOSTS),
+# Options of mpirun, srun, torchrun and accelerate, and what commands have for them.
+_OF_RANKS = frozenset(("n", "np", "ntasks", "num-processes", "nproc-per-node", "nproc"))
+_OF_HOSTS = frozenset(("N", "nnodes", "num-machines", "nodelist", "w", "host"))
+_RANKS = {
+    "submit": "--nodes N, with --tasks-per-node T or --gpus-per-node G, is the number of ranks",
+    "predict": "--nodes N with --gpus-per-node G is the number of ranks",
+}
+_HOSTS = {
+    "submit": "--nodes N is the number of nodes; --sbatch nodelist=LIST names them",
+    "predict": "--nodes N is the number of nodes",
 }
 
 # Their first word is a recipe, whose name is completed without importing the command.
@@ -62,7 +66,7 @@ class _Commands(TyperGroup):
         if completes_first_word and args[0] in _OF_RECIPES:
             self.commands[args[0]] = _of_recipe(args[0])
         elif args[0] in _COMMANDS:
-            if args[0] == "plan" and "--gpu" in args:
+            if args[0] == "plan" and any(each.partition("=")[0] in ("--gpu", "--cluster") for each in args):
                 raise HpctrainError(
                     "HT-plan-without-prediction",
                     "plan places ranks; what they take on GPUs is predicted by a command of its own",
@@ -100,8 +104,12 @@ def _name_unknown_options(command: Any) -> None:
             option: str = error.option_name
             known = [each for parameter in command.params for each in parameter.opts]
             script = next((word for word in given if word.endswith(".py")), None)
-            if own := _OF_OTHERS.get(option.lstrip("-").replace("_", "-")):
-                hint = own
+            name = option.lstrip("-").replace("_", "-")
+            if name in _OF_RANKS:
+                hint = _RANKS.get(ctx.info_name, "-np N is the number of ranks")
+            elif name in _OF_HOSTS:
+                here = "-H HOST:SLOTS,… or --hostfile FILE names hosts; hpctrain submit --nodes N asks Slurm for nodes"
+                hint = _HOSTS.get(ctx.info_name, here)
             elif script:
                 hint = f"options of the script stand behind --: hpctrain {ctx.info_name} … {script} -- {option} …"
             else:

@@ -17,7 +17,8 @@ from hpctrain.control.topology.link_speed import LANE_GBIT
 # Matches 200Gb, 200G, 25Gbit/s, and 25GB/s, in which B stands for bytes.
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*[gG](b|bit|B)?(?:ps|/s)?", re.ASCII)
 _MOST_NODES = 1_000_000
-_DOUBLING = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
+_NUMBER = re.compile(r"\d{1,7}", re.ASCII)
+_DOUBLING = re.compile(r"(\d{1,7})\.\.(\d{1,7})", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ class PredictionOptions:
     ] = 1.0
     grid_intensity: Annotated[
         float | None,
-        typer.Option(metavar="G/KWH", min=0.0, help="Grams of CO2 per kWh."),
+        typer.Option(metavar="G/KWH", min=0.0, max=10_000.0, help="Grams of CO2 per kWh."),
     ] = None
     explain: Annotated[
         bool,
@@ -132,14 +133,14 @@ def node_counts(text: str) -> list[int]:
         HpctrainError: the text has another form, or a number is below 1 or too large.
     """
     found: set[int] = set()
-    for part in text.split(","):
-        doubling = _DOUBLING.fullmatch(part.strip())
+    for part in map(str.strip, text.split(",")):
+        doubling = _DOUBLING.fullmatch(part)
         if doubling:
             low, high = int(doubling[1]), int(doubling[2])
             if 1 <= low <= high <= _MOST_NODES:
                 found |= {min(low << power, high) for power in range((high // low).bit_length() + 1)}
                 continue
-        elif part.strip().isascii() and part.strip().isdigit() and 1 <= int(part[:9]) <= _MOST_NODES:
+        elif _NUMBER.fullmatch(part) and 1 <= int(part) <= _MOST_NODES:
             found.add(int(part))
             continue
         raise HpctrainError(

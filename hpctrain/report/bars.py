@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 # How often a bar's line is repeated where it cannot be drawn over.
 _SECONDS = 1.0
+# What shows nothing, with the backspaces by which Keras goes back.
+_BLANK = "\b \t"
 
 
 class Lines:
@@ -34,12 +36,12 @@ class Lines:
         if "\r" in self._open:
             states, now = self._open.split("\r"), self._clock()
             # The last state may be incomplete, unless it is followed by a return as Keras writes it.
-            newest = next((state for state in reversed(states[:-1]) if state.strip("\b ")), "")
+            newest = next((state for state in reversed(states[:-1]) if state.strip(_BLANK)), "")
             if newest and now - self._returned >= _SECONDS:
                 self._returned = now
                 lines.append(_shown(newest))
             # One state is kept, which is the line if only a line break follows.
-            self._open = f"{newest}\r{states[-1]}"
+            self._open = f"{newest[: self._longest]}\r{states[-1][: self._longest]}"
         elif len(self._open) > self._longest:
             lines.append(self._open)
             self._open = ""
@@ -54,4 +56,4 @@ class Lines:
 def _shown(line: str) -> str:
     """What a terminal shows of a line, without what was overwritten."""
     states = [state.strip("\b") for state in line.split("\r")]
-    return next((state for state in reversed(states) if state.strip()), "")
+    return next((state for state in reversed(states) if state.strip(_BLANK)), "")

@@ -113,8 +113,9 @@ class _Log(Tail):
                 if self.offset >= self._end:
                     return [*map(plain, self._lines.rest())]
             lines = self._lines.add(self._decode(self.text(at_most=at_most)))
-            while last and not lines and self.offset < self._end:
-                lines = self._lines.add(self._decode(self.text(at_most=at_most)))
+            # A log may be empty, or shorter than it was.
+            while last and not lines and self.offset < self._end and (text := self.text(at_most=at_most)):
+                lines = self._lines.add(self._decode(text))
             return [*map(plain, lines or (self._lines.rest() if last else ()))]
         except OSError as error:
             raise read_error(error, self.path, "--rank leaves it out") from error

@@ -76,6 +76,7 @@ def row_record(row: Row) -> dict[str, Any]:
 def prediction_table(prediction: Prediction) -> Table:
     """One line for each number of nodes."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     title = f"{prediction.name} on {prediction.node.gpu}, {prediction.node.local} a node, {prediction.node.engine}"
@@ -83,7 +84,7 @@ def prediction_table(prediction: Prediction) -> Table:
     several = len({row.batch_per_gpu for row in prediction.rows}) > 1
     title += "" if several else f", {prediction.rows[0].batch_per_gpu:.4g} samples a rank"
     table = Table(
-        title=title,
+        title=escape(title),
         caption=f"efficiency against {yardstick(prediction)}; waits for reductions; ranges cover 80 % of the cases",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

@@ -83,7 +83,9 @@ def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
             _nodes(panel, nodes, prediction.worthwhile)
         if prediction.worthwhile is not None:
             _annotate(rate, prediction.worthwhile, nodes)
-        figure.suptitle(f"{prediction.name}, {prediction.node.gpu}, {prediction.node.local} ranks a node")
+        figure.suptitle(
+            f"{prediction.name}, {prediction.node.gpu}, {prediction.node.local} ranks a node", parse_math=False
+        )
         file = io.BytesIO()
         figure.savefig(file, format=kind, dpi=150)
     return file.getvalue()
@@ -114,7 +116,9 @@ def _mesh_plot(prediction: Prediction, kind: str) -> bytes:
         for panel in (rate, held):
             panel.grid(axis="x", color="#dddddd", linewidth=0.6)
             panel.set_axisbelow(True)
-        figure.suptitle(f"{prediction.name} on {shown[0].gpus} {prediction.node.gpu}: the fastest meshes that fit")
+        figure.suptitle(
+            f"{prediction.name} on {shown[0].gpus} {prediction.node.gpu}: the fastest meshes that fit", parse_math=False
+        )
         file = io.BytesIO()
         figure.savefig(file, format=kind, dpi=150)
     return file.getvalue()

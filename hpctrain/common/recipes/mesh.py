@@ -22,7 +22,9 @@ FILL = -1
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv"]
 
-_Size = Annotated[int, Field(ge=FILL, le=1_000_000)]
+# More than any cluster has.
+_MOST_RANKS = 1_000_000
+_Size = Annotated[int, Field(ge=FILL, le=_MOST_RANKS)]
 
 
 class Mesh(Section):
@@ -54,8 +56,16 @@ class Mesh(Section):
         """The mesh with every axis a number, for a number of ranks.
 
         Raises:
-            HpctrainError: the axes do not multiply to that.
+            HpctrainError: the axes do not multiply to that, or there are too many ranks.
         """
+        if ranks > _MOST_RANKS:
+            raise HpctrainError(
+                "HT-mesh-too-many-ranks",
+                "a mesh has at most {most} ranks, and there are {ranks}",
+                "fewer nodes, or fewer GPUs of each",
+                most=_MOST_RANKS,
+                ranks=ranks,
+            )
         given = {axis: getattr(self, axis) for axis in AXES}
         filled = next((axis for axis, size in given.items() if size == FILL), None)
         if filled is None and given["dp_replicate"] is None:

@@ -26,7 +26,7 @@ from hpctrain.common.run import stopping
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
-from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls
+from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, others_imported
 from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.leaving import leave_at_exit
 from hpctrain.worker.comm.single import SingleCommunicator
@@ -44,6 +44,8 @@ _MARGIN_SECONDS = 10
 _current: Communicator | None = None
 # Whether this process has ever joined a run, and whether it has distributed a model in one.
 _joined = _distributed = False
+# Whether the script had imported another library that joins ranks when it called ht.init().
+_others = False
 # Whether the user was told that each rank trains alone.
 _mentioned = False
 # The exception hook that init() replaced.
@@ -78,7 +80,7 @@ def init(backend: str | None = None) -> Communicator:
         HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
             MPI that do not match.
     """
-    global _current, _joined
+    global _current, _joined, _others
     if _current is None:
         wanted = backend or BACKEND.read()
         if wanted not in BACKENDS:
@@ -92,6 +94,7 @@ def init(backend: str | None = None) -> Communicator:
             forks.watch()
             # Installed before connecting: a fault-tolerant MPI does not abort the others when this rank fails.
             _abort_on_exception()
+        _others = _others or others_imported()
         _current = _connect(wanted, launcher)
         _joined = True
         leave_at_exit(_leave)
@@ -166,7 +169,7 @@ def mention_forgotten(rank: int, ranks: int) -> Forgotten | None:
     # The search inspects objects of every kind, in any state. A mere hint must not fail the run.
     with contextlib.suppress(Exception):
         _distributed |= _current is not None and (_current.distributed or _current.reduced_by_hand)
-        found = forgotten_calls(ranks, joined=_joined, distributed=_distributed)
+        found = forgotten_calls(ranks, joined=_joined, distributed=_distributed, others=_others)
         if found is None:
             # What the script has used until its first steps may be gone at its end.
             _distributed = True
@@ -184,7 +187,7 @@ def require_distributed(rank: int, ranks: int) -> None:
         HpctrainError: every rank trained a model of its own.
     """
     found = mention_forgotten(rank, ranks)
-    if found and found.trained:
+    if found and found.alone:
         raise HpctrainError("HT-ranks-trained-alone", "{problem}", exit_code=1, problem=found.text)
 
 

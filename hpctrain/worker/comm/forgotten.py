@@ -17,42 +17,55 @@ _ON_GROUPS = ("accelerate", "lightning_fabric", "lightning.fabric")
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What the user is told about ranks that did not become one training run, and whether they did train."""
+    """What the user is told about ranks that did not become one training run.
+
+    Attributes:
+        alone: whether it is certain that every rank trained a model of its own, so that the run must not count as done.
+    """
 
     text: str
-    trained: bool
+    alone: bool
 
 
-def forgotten_calls(ranks: int, *, joined: bool, distributed: bool) -> Forgotten | None:
+def others_imported() -> bool:
+    """Whether the script has imported a library by which ranks can train together without hpctrain."""
+    return any(name in sys.modules for name in _OTHERS)
+
+
+def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool = False) -> Forgotten | None:
     """What a script of several ranks has forgotten so far; None if nothing.
 
-    ``joined`` tells whether the script called ``ht.init``; ``distributed`` whether it called ``ht.distribute``, asked
-    for the run's process groups, or reduced arrays itself.
+    Args:
+        joined: whether the script called ``ht.init``.
+        distributed: whether it called ``ht.distribute``, asked for the run's process groups, or reduced arrays itself.
+        others: what :func:`others_imported` said before ``ht.init``, which imports some of them.
     """
-    if ranks == 1 or distributed or _may_use_groups(joined):
+    if ranks == 1 or distributed:
         return None
-    trained = _trained()
+    trained, group = _trained(), _has_group()
     if joined:
+        if not trained or (group and any(name in sys.modules for name in _ON_GROUPS)):
+            return None
         text = (
             f"{ranks} ranks train, each by itself: the script made an optimizer, but never passed it to ht.distribute. "
             "Its results are rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all"
         )
-        return Forgotten(text, trained) if trained else None
-    if any(name in sys.modules for name in _OTHERS):
+        # Over Gloo and NCCL ht.init() makes the group on which DDP or FSDP may have built.
+        return Forgotten(text, alone=not (group or others))
+    if group or others_imported():
         return None
     text = (
         f"the script never called ht.init(), nor torch.distributed's init_process_group(): unless it joins the other "
         f"ranks in another way, it runs {ranks} times, each rank by itself. help(hpctrain) shows the lines that make "
         "it one training run"
     )
-    return Forgotten(text, trained)
+    return Forgotten(text, alone=trained)
 
 
-def _may_use_groups(joined: bool) -> bool:
-    """Whether the script may have built on torch.distributed's default group, which ht.init() makes too."""
+def _has_group() -> bool:
+    """Whether torch.distributed has a default group."""
     groups = sys.modules.get("torch.distributed")
-    made = groups is not None and groups.is_available() and groups.is_initialized()
-    return made and (not joined or any(name in sys.modules for name in _ON_GROUPS))
+    return groups is not None and bool(groups.is_available() and groups.is_initialized())
 
 
 def _trained() -> bool:

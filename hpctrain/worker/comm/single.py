@@ -49,6 +49,7 @@ class SingleCommunicator(Communicator):
         return SingleTensorFlowEngine()
 
     def process_group(self) -> None:
+        import torch
         import torch.distributed as dist
 
         from hpctrain.worker.comm.process_group.backend import require_ranks
@@ -58,7 +59,9 @@ class SingleCommunicator(Communicator):
             require_ranks(self.rank, self.size)
             return
         with listening_at("127.0.0.1"):
-            make_default_group("gloo", dist.HashStore(), 0, 1, timedelta(seconds=TIMEOUT.read()))  # type: ignore[attr-defined]
+            on_gpu = torch.cuda.is_available() and dist.is_nccl_available()
+            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+            make_default_group(backend, dist.HashStore(), 0, 1, timedelta(seconds=TIMEOUT.read()))  # type: ignore[attr-defined]
         self._made_group = True
 
     def abort(self, exit_code: int) -> None:

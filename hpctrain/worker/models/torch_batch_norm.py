@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -27,15 +27,26 @@ class TorchBatchNorm(nn.BatchNorm2d):
         super().__init__(channels, eps=epsilon, momentum=1 - momentum)
         self._kept = momentum
         self._extent = extent
-        # As a number it would be part of the code that a compiler makes, which each part of a step would need anew.
-        self._moved = torch.tensor(1 - momentum, dtype=torch.float64)
+        self._move(1 - momentum)
 
     def begin_part(self, number: int, count: int) -> None:
         """Say which part of a step comes next, from 1; all parts together move the running statistics once."""
+        moved = moved_by(self._kept, number, count)
+        if moved != self.momentum:
+            self._move(moved)
+
+    def _move(self, share: float) -> None:
+        """Let a part of a step move the running statistics by this share of their distance."""
         assert self.running_mean is not None
-        moved, device = moved_by(self._kept, number, count), self.running_mean.device
-        if moved != self.momentum or self._moved.device != device:
-            self.momentum, self._moved = moved, torch.full((), moved, dtype=torch.float64, device=device)
+        self.momentum = share
+        # As a number it would be part of the code that a compiler makes, which each part of a step would need anew.
+        self._moved = torch.full((), share, dtype=self.running_mean.dtype, device=self.running_mean.device)
+
+    def _apply(self, *arguments: Any, **settings: Any) -> Self:
+        super()._apply(*arguments, **settings)  # type: ignore[no-untyped-call]
+        assert self.momentum is not None
+        self._move(self.momentum)
+        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
@@ -78,9 +89,8 @@ class TorchBatchNorm(nn.BatchNorm2d):
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
-        moved = self._moved.to(self.running_mean)
-        self.running_mean.lerp_(mean.to(self.running_mean), moved)
-        self.running_var.lerp_(variance.to(self.running_var), moved)
+        self.running_mean.lerp_(mean.to(self.running_mean), self._moved)
+        self.running_var.lerp_(variance.to(self.running_var), self._moved)
         self.num_batches_tracked += 1
 
 

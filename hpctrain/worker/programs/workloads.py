@@ -67,11 +67,6 @@ def write(name: str, folder: Path) -> None:
     write_whole(path, (network.model_dump_json(exclude_defaults=True) + "\n").encode())
 
 
-if __name__ == "__main__":
-    for each in sys.argv[1:] or [*RESIDUAL, *OTHERS]:
-        write(each, _FOLDER)
-
-
 # How often an image's side is halved, at most 5 times in these networks; -1 stands for the constant.
 _LEVELS = (-1, 0, 1, 2, 3, 4, 5)
 # Areas at these sizes are linearly independent; there are two sizes more than unknowns, which check the solution.
@@ -117,3 +112,8 @@ def _solve(values: Sequence[int], what: str) -> tuple[tuple[int, int], ...]:
         if got != value:
             raise ValueError(f"{what} is {value} for images of {size} pixels, and a sum of areas gives {got}")
     return terms
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or [*RESIDUAL, *OTHERS]:
+        write(each, _FOLDER)

@@ -272,6 +272,8 @@ def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["run", "train.py", "-n", "2"], "-np N"),
         (["run", "digits", "--nproc_per_node=2"], "-np N"),
         (["submit", "digits", "--nnodes", "2"], "--nodes N"),
+        (["submit", "train.py", "-np", "8"], "--tasks-per-node"),
+        (["predict", "digits", "-np", "8"], "--gpus-per-node"),
         (["plan", "digits", "--bakcend", "mpi"], "'--backend'"),
     ],
 )

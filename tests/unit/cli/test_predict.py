@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.cli.prediction_options import link_rate, node_counts
-from support.refusals import refused
+from support.refusals import codes, refused
 from support.topology.two_switches import NODE, TREE
 
 MEASURED = Path(__file__).parents[1] / "control" / "predict" / "measured"
@@ -90,6 +90,8 @@ def test_nccl_tests_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
         ([*H100, "--plot", "found.jpg"], "HT-prediction-unknown-picture-format"),
         ([*H100, "--routes", "."], "add --fabric"),
         ([*H100, "--nodes", "99999999999999999999"], "HT-prediction-not-node-counts"),
+        ([*H100, "--nodes", "000000001999999999"], "HT-prediction-not-node-counts"),
+        ([*H100, "--nodes", f"1..{'9' * 5000}"], "HT-prediction-not-node-counts"),
         ([*H100, "--calibration", "sweeps.json"], "has no sweeps"),
         ([*H100, "--set", "data.limit=100", "--set", "batch.drop_last=true"], "no whole batch"),
         (["--pue", "2"], "which GPUs"),
@@ -294,3 +296,17 @@ def test_no_numbers_of_nodes(text: str) -> None:
 @pytest.mark.parametrize("text", ["200Gb", "200 Gbit/s", "200G", "200gb/s", "200.0Gbps", "HDR", "25GB/s"])
 def test_rates_of_links(text: str) -> None:
     assert link_rate(text) == 25e9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["llama3-8b", "--nodes", "125001"], "HT-mesh-too-many-ranks"),
+        ([f"./{'x' * 300}/config.json"], "HT-file-unreadable"),
+    ],
+)
+def test_too_large_for_a_mesh_or_a_file_name(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
+) -> None:
+    assert main(["predict", "--transformer", *arguments, *H100]) == 2
+    assert codes(capsys.readouterr().err) == [code]

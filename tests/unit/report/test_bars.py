@@ -60,3 +60,11 @@ def test_output_without_line_breaks_does_not_fill_the_memory() -> None:
     got = [line for _ in range(50) for line in lines.add("x" * 30)]
     assert len(got) == 12 and all(len(line) <= 130 for line in got)
     assert len("".join(got + lines.rest())) == 1500
+
+
+def test_a_line_that_was_a_bar_once_does_not_fill_the_memory_either() -> None:
+    lines = Lines(longest=1000, clock=lambda: 0.0)
+    lines.add("12%\r")
+    for _ in range(2000):
+        lines.add("x" * 1000)
+    assert sum(map(len, lines.rest())) <= 2000

@@ -100,3 +100,17 @@ def test_a_contradiction_costs_no_more_than_itself() -> None:
     lines = {0: ["x", "y", "p", "q"], 1: ["y", "x"], 2: ["y", "x"], 3: ["q", "p"]}
     first = [((0,), "x"), ((0, 1, 2), "y"), ((1, 2), "x")]
     assert list(merge(lines)) == [*first, ((0,), "p"), ((0, 3), "q"), ((3,), "p")]
+
+
+def test_a_log_without_a_line_is_read_to_its_end(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.logs.mkdir()
+    directory.log(0).write_text("one\n")
+    directory.log(1).touch()
+    reader = RankLogs(directory, None, 2)
+    assert [*reader.lines(last=True), *reader.lines(last=True)] == ["[0] one"]
+    directory.log(2).write_text("longer than it will be")
+    reader = RankLogs(directory, frozenset({2}), 3)
+    assert list(reader.lines(last=False)) == []
+    directory.log(2).write_text("short")
+    assert list(reader.lines(last=True)) in ([], ["longer than it will be"])

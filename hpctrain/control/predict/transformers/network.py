@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -124,7 +125,7 @@ def transformer(text: str) -> Transformer:
         return named(text)
     if text.endswith(".json") or "/" in text:
         path = Path(text)
-        return from_config(path / "config.json" if path.is_dir() else path)
+        return from_config(path / "config.json" if os.path.isdir(path) else path)  # noqa: PTH112  # of a name that is too long
     return parse(text) if "=" in text else named(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.adapters.recording import recording
 from hpctrain.worker.adapters.torch.recording import learning_rate
 from hpctrain.worker.comm import Communicator, current
@@ -59,15 +61,20 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     global _asked
     _asked = _asked and dist.is_initialized()
     given = inspect.signature(original).bind(*arguments, **settings).arguments
-    own = given.get("store") is not None or given.get("init_method") not in (None, "env://")
+    own = given.get("store") is not None or given.get("init_method") not in (None, "env://", _own_address())
     # PyTorch raises its own error for a second call; but the group of ht.init() is the one that a first call asks for.
     if own or _asked:
         original(*arguments, **settings)
         _asked = True
         return
-    backend = given.get("backend")
+    backend, limit = given.get("backend"), given.get("timeout")
     comm = join_default_group(None if backend is None else str(backend))
     _asked = True
+    if limit is not None and limit.total_seconds() > TIMEOUT.read():
+        seconds = round(limit.total_seconds())
+        comm.say(
+            f"init_process_group(timeout={seconds} s): waits end after {TIMEOUT.name}={TIMEOUT.read():g} s; set it"
+        )
     for name, found in (("rank", comm.rank), ("world_size", comm.size)):
         if given.get(name, -1) not in (-1, found):
             raise HpctrainError(
@@ -78,6 +85,11 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
                 value=given[name],
                 found=found,
             )
+
+
+def _own_address() -> str:
+    """The URL that a script makes of the variables of this run's store."""
+    return f"tcp://{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
 
 
 def _record_steps(comm: Communicator) -> None:
