@@ -88,6 +88,7 @@ def _text(plan: Plan) -> str:
     ranks = "1 rank" if plan.ranks == 1 else f"{plan.ranks} ranks"
     lines = [
         f"{plan.title}: {ranks}, {plan.framework}, backend {plan.backend}",
+        *([f"batch.micro_batch: {plan.micro_batch_reason}"] if plan.micro_batch_reason else []),
         "",
         "hosts, in the order of their ranks:",
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hpctrain.common.cluster.gpus import usable_gpus
+from hpctrain.common.cluster.gpus import smallest_memory, usable_gpus
 from hpctrain.common.settings import POD_CPUS
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Machine:
         frameworks: those that can be imported.
         versions: by name, those of Python and of the packages that decide a run's numbers.
         gpus: how many this process may use.
+        gpu_bytes: the memory of the GPU that has least; None where there is none, or it is not known.
+        available_bytes: the host's memory that processes can still have; None where it is not known.
     """
 
     host: str
@@ -51,6 +53,8 @@ class Machine:
     versions: dict[str, str]
     processors: int = 0
     gpus: int = 0
+    gpu_bytes: int | None = None
+    available_bytes: int | None = None
 
 
 def same_host(one: str, other: str) -> bool:
@@ -62,13 +66,16 @@ def same_host(one: str, other: str) -> bool:
 
 def this_machine() -> Machine:
     """The facts about this machine; imports no framework."""
+    gpus = usable_gpus()
     return Machine(
         host=socket.gethostname(),
         cores=usable_cores(),
         frameworks=installed_frameworks(),
         versions=versions(),
         processors=usable_processors(),
-        gpus=usable_gpus(),
+        gpus=gpus,
+        gpu_bytes=smallest_memory() if gpus else None,
+        available_bytes=available_bytes(),
     )
 
 
@@ -107,6 +114,17 @@ def usable_processors(environment: Mapping[str, str] = os.environ) -> int:
     pod = POD_CPUS.read(environment)
     # The launcher's pod may itself have fewer processors than the pods of the ranks.
     return pod if pod is not None else min([len(os.sched_getaffinity(0)), *job])
+
+
+def available_bytes(environment: Mapping[str, str] = os.environ) -> int:
+    """The memory that processes of this host can still have, of which a job of Slurm may have a part only."""
+    # Imported here, because a job for other hosts needs no memory here.
+    import psutil
+
+    free: int = psutil.virtual_memory().available
+    job = environment.get("SLURM_MEM_PER_NODE", "")
+    # In MiB; 0 for all that the node has.
+    return min(free, int(job) * 2**20) if job.isdecimal() and int(job) else free
 
 
 def versions() -> dict[str, str]:

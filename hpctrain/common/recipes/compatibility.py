@@ -172,7 +172,7 @@ def _faults(recipe: RecipeKeys) -> Iterator[tuple[str, InvalidValueError]]:
                 )
     yield from (("optimizer", error) for error in _of_optimizer(recipe.optimizer))
     yield from (("schedule", error) for group in (_of_schedule, _of_warmup) for error in group(recipe.schedule))
-    for group in (_of_text, _of_length, _of_top_k, _of_sync, _of_end_rate, _of_axes, _of_mesh, _of_compile):
+    for group in (_of_text, _of_length, _of_top_k, _of_sync, _of_end_rate, _of_axes, _of_mesh, _of_compile, _of_batch):
         yield from (("", error) for error in group(recipe))
 
 
@@ -470,6 +470,18 @@ def _of_mesh(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
 def _of_compile(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     if recipe.compile == "on" and (fault := uncompilable(recipe)):
         yield fault
+
+
+def _of_batch(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
+    """Memory must not decide over how many images statistics are."""
+    span = recipe.model.batch_norm.span
+    if recipe.batch.micro_batch == "auto" and recipe.model.name in _RESIDUAL and not isinstance(span, int):
+        yield InvalidValueError(
+            "HT-batch-auto-with-batch-norm",
+            "batch.micro_batch: auto would choose over how many images {model} normalises, and with them the result; "
+            "--set model.batch_norm.span=N fixes their number, or --set batch.micro_batch=N",
+            model=recipe.model.name,
+        )
 
 
 def uncompilable(recipe: RecipeKeys) -> InvalidValueError | None:

@@ -31,16 +31,25 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
 
     Raises:
         HpctrainError: a mesh that is not of so many ranks, or that divides a model's heads unevenly or into more stages
-            than it has blocks, micro-batches that its stages cannot have, no ``data.path``; see also
-            :func:`require_between` and :func:`~hpctrain.common.recipes.batch_statistics.require_span`.
+            than it has blocks, no ``data.path``; see also :func:`require_between` and :func:`require_parts`.
     """
-    mesh = recipe.mesh.at(ranks)
     require_between(recipe.fault_tolerance, ranks)
-    require_span(recipe, mesh.data_ranks)
-    _require_divisible(recipe, mesh)
-    require_micro_batches(recipe, mesh)
+    _require_divisible(recipe, recipe.mesh.at(ranks))
+    require_parts(recipe, ranks)
     if has_folder(recipe):
         shard_folder(recipe)
+
+
+def require_parts(recipe: Recipe, ranks: int) -> None:
+    """Refuse samples at once that the ranks' stages or statistics cannot have.
+
+    Raises:
+        HpctrainError: micro-batches that a pipeline's stages cannot have, or see
+            :func:`~hpctrain.common.recipes.batch_statistics.require_span`.
+    """
+    mesh = recipe.mesh.at(ranks)
+    require_span(recipe, mesh.data_ranks)
+    require_micro_batches(recipe, mesh)
 
 
 def require_between(faults: FaultTolerance, ranks: int) -> None:

@@ -32,6 +32,10 @@ class Recipe(RecipeKeys):
             raise fault.at().but(hint="--set schedule.end_rate=0, or more ranks")
         return found
 
+    def computing(self, micro_batch: int) -> Recipe:
+        """The recipe with so many samples of a rank at once."""
+        return self.model_copy(update={"batch": self.batch.model_copy(update={"micro_batch": micro_batch})})
+
     def reported_at(self, batch: int) -> Reported | None:
         """The source's result for a batch; None if it reports other batches only, and for a smoke run."""
         rows = [row for row in self.reported if row.batch in (None, batch) and not self.smoke]

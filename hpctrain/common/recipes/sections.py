@@ -173,8 +173,10 @@ class Batch(Section):
         description="with per_rank: the batch of this many ranks, however many ranks there are; they "
         "accumulate gradients",
     )
-    micro_batch: Count | None = Field(
-        None, description="samples that a rank computes at once, to save memory; its share is cut accordingly"
+    micro_batch: Count | Literal["auto"] | None = Field(
+        None,
+        description="samples that a rank computes at once, to save memory; its share is cut accordingly. auto: as many "
+        "as its memory has room for by prediction, in equal parts; chosen when a run begins, and kept by its plan",
     )
     drop_last: bool = Field(False, description="leave out the last, smaller batch of an epoch")
 
@@ -209,8 +211,13 @@ class Batch(Section):
         return samples // self.size if self.drop_last else -(-samples // self.size)
 
     def parts(self, samples: int, ranks: int) -> int:
-        """The number of parts into which each rank cuts its share of a step's samples; the same on all ranks."""
-        return -(-samples // (ranks * self.micro_batch)) if self.micro_batch else 1
+        """The number of parts into which each rank cuts its share of a step's samples; the same on all ranks.
+
+        One for ``auto``, before a plan has a number for it.
+        """
+        if self.micro_batch is None or self.micro_batch == "auto":
+            return 1
+        return -(-samples // (ranks * self.micro_batch))
 
     def at_once(self, ranks: int) -> int:
         """The most samples that one of this many ranks computes together, for a batch that :meth:`at` made."""

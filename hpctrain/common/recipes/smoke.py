@@ -123,7 +123,9 @@ def _schedule(recipe: Recipe, shrunk: _Shrunk) -> Schedule:
 def _batch(batch: Batch) -> Batch:
     if batch.emulated_ranks:
         return Batch(per_rank=_MICRO_BATCH, emulated_ranks=_BATCH // _MICRO_BATCH, drop_last=batch.drop_last)
-    piece = min(batch.micro_batch, _MICRO_BATCH) if batch.micro_batch else None
+    piece = batch.micro_batch
+    if isinstance(piece, int):
+        piece = min(piece, _MICRO_BATCH)
     return Batch(size=_BATCH, micro_batch=piece, drop_last=batch.drop_last)
 
 
@@ -146,7 +148,7 @@ def _span(recipe: Recipe) -> int | str | None:
     span, at_once = recipe.model.batch_norm.span, recipe.batch.micro_batch or recipe.batch.per_rank
     if not isinstance(span, int):
         return span
-    if at_once is None or span < at_once:
+    if at_once is None or at_once == "auto" or span < at_once:
         return _GHOST
     return "world" if span > at_once else None
 

@@ -166,7 +166,7 @@ def _is_async(plan: Plan) -> bool:
 def choose_backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
     """The backend and the reason for it, which is empty for a backend that the user chose."""
     if plan.start.share_gpus:
-        require_shareable((host.host, host.slots, _gpus(host, machine)) for host in hosts)
+        require_shareable((host.host, host.slots, host_gpus(host, machine)) for host in hosts)
     backend, reason = _choose(plan, hosts, machine)
     _require_sharing(plan, backend)
     return backend, reason
@@ -226,7 +226,7 @@ def _fitting(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
     only = plan.start.container is None and machine.frameworks == {"torch"}
     if framework is None and (only or not plan.mesh.replicates_only):
         framework = "torch"
-    host, gpus = min(((host, _gpus(host, machine)) for host in hosts), key=lambda pair: pair[1] - pair[0].slots)
+    host, gpus = min(((host, host_gpus(host, machine)) for host in hosts), key=lambda pair: pair[1] - pair[0].slots)
     name = host.host if host.places else machine.host
     backend, reason = fitting_backend(framework, gpus, host.slots, name, shared=plan.start.share_gpus)
     if plan.start.container is not None:
@@ -245,7 +245,7 @@ def _fitting(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
     return backend, reason
 
 
-def _gpus(host: Slots, machine: Machine) -> int:
+def host_gpus(host: Slots, machine: Machine) -> int:
     """A host's GPUs for ranks: those of its places, or as many as this machine has."""
     if host.places:
         return sum(place.gpu is not None for place in host.places)

@@ -168,6 +168,7 @@ class Plan(BaseModel):
         "auto", description="what the user asked for; other hosts may make another backend of it"
     )
     backend_reason: str = Field("", description="why this backend, in words")
+    micro_batch_reason: str = Field("", description="why this batch.micro_batch, in words, where it was auto")
     ranks: int = Field(ge=1)
     begun_ranks: int | None = Field(
         None,

@@ -150,6 +150,13 @@ def _require_framework(plan: Plan) -> None:
             "--framework torch",
             title=plan.title,
         )
+    if plan.recipe and plan.recipe.batch.micro_batch == "auto":
+        raise HpctrainError(
+            "HT-batch-auto-in-keras",
+            "batch.micro_batch: auto predicts the memory of PyTorch, and {title} is to run in Keras",
+            "--framework torch, or --set batch.micro_batch=N",
+            title=plan.title,
+        )
     if not mesh.replicates_only:
         raise HpctrainError(
             "HT-mesh-needs-pytorch",

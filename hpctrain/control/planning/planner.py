@@ -9,6 +9,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.backend import choose_backend
 from hpctrain.common.run.plan import Plan, Slots
 from hpctrain.common.run.request import TrainingRequest, require_possible, unplaced_plan
+from hpctrain.control.planning.micro_batch import sized
 from hpctrain.control.planning.place_hosts import Hosts
 
 
@@ -19,12 +20,14 @@ def make_plan(request: TrainingRequest, machine: Machine, hosts: Hosts | None = 
         request: its ranks are one by default, and count only where no hosts are given.
         hosts: the placement of the ranks; by default all are on this machine, and share its cores evenly.
 
-    For the errors, see :func:`unplaced_plan` and :func:`place_plan`.
+    For the errors, see :func:`unplaced_plan`, :func:`place_plan` and
+    :func:`hpctrain.control.planning.micro_batch.sized`.
     """
     asked = 1 if request.ranks is None else request.ranks
     ranks = sum(host.slots for host in hosts.slots) if hosts else asked
     plan = unplaced_plan(replace(request, ranks=ranks), machine.frameworks)
-    return _placed(plan, hosts or Hosts(slots=(Slots(host=machine.host, slots=ranks),)), machine)
+    placed = _placed(plan, hosts or Hosts(slots=(Slots(host=machine.host, slots=ranks),)), machine)
+    return sized(placed, machine)
 
 
 def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:

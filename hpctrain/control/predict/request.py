@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.micro_batch import fitting
 from hpctrain.control.predict.prediction import Node, Prediction, predict
 from hpctrain.control.predict.training import Training, recipe_training
 from hpctrain.control.predict.transformers.prediction import (
@@ -72,6 +74,7 @@ def predict_request(training: Training | LanguageTraining, request: PredictionRe
     if hardware.named_gpu != CPU:
         gpu(hardware.named_gpu)
     node = Node(gpu=hardware.named_gpu, local=hardware.local, engine=_engine(training, request), rdma=hardware.rdma)
+    training = _sized(training, node)
     networks, warnings = hardware.networks(request.nodes)
     if isinstance(training, LanguageTraining):
         _require_nccl(node.engine, request.calibration)
@@ -83,6 +86,27 @@ def predict_request(training: Training | LanguageTraining, request: PredictionRe
     doubts = check_curves(calibration.curves, ranks, stated=hardware.states_links)
     found = predict(training, node, networks, calibration=calibration, site=request.site)
     return replace(found, warnings=(*warnings, *doubts, *found.warnings))
+
+
+def _sized(training: Training | LanguageTraining, node: Node) -> Training | LanguageTraining:
+    """The training, with what chooses the micro-batch where its recipe has ``auto``; a search tries its own.
+
+    Raises:
+        HpctrainError: it is for hosts without GPUs, whose memory no data sheet has.
+    """
+    recipe = training.recipe
+    searched = isinstance(training, LanguageTraining) and training.mesh is None
+    if recipe is None or recipe.batch.micro_batch != "auto" or searched:
+        return training
+    if node.gpu == CPU:
+        raise HpctrainError(
+            "HT-batch-auto-memory-unknown",
+            "batch.micro_batch: auto needs the memory of the {owners}, which is not known here",
+            "--set batch.micro_batch=N",
+            owners="hosts",
+        )
+    choose = functools.partial(fitting, recipe, room=gpu(node.gpu).memory_bytes)
+    return replace(training, micro_batch=functools.cache(choose))
 
 
 def _require_nccl(engine: str, calibration: Sequence[Path]) -> None:

@@ -10,7 +10,8 @@ from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.memory import MemorySettings, largest_batch, memory
+from hpctrain.control.predict.memory import largest_batch, memory
+from hpctrain.control.predict.micro_batch import memory_settings
 from hpctrain.control.predict.prediction import Prediction, Row
 from hpctrain.control.predict.request import PredictionRequest, recipe_request
 from hpctrain.control.predict.training import recipe_training
@@ -77,6 +78,8 @@ def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> R
     asked = PredictionRequest(
         hardware=hardware, nodes=[nodes], backend=_backend(plan), framework=plan.framework or "torch"
     )
+    if recipe.batch.micro_batch == "auto" and plan.recipe and isinstance(plan.recipe.batch.micro_batch, int):
+        recipe = recipe.computing(plan.recipe.batch.micro_batch)
     found = recipe_request(recipe, asked)
     return RunPrediction(
         prediction=found,
@@ -89,13 +92,13 @@ def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> R
 def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | None:
     """A sentence if the ranks that share a GPU have no room in it together.
 
-    None where they have, and where the memory of a rank cannot be predicted.
+    None where they have, and where the memory of a rank cannot be predicted or is still to be divided.
 
     Args:
         device_bytes: the memory of one GPU.
         gpus: the host's, which its ranks share.
     """
-    if plan.recipe is None:
+    if plan.recipe is None or plan.recipe.batch.micro_batch == "auto":
         return None
     each = -(-plan.ranks // gpus)
     taken, remedy = _rank_bytes(plan.recipe, plan.ranks, device_bytes / each)
@@ -117,12 +120,7 @@ def _rank_bytes(recipe: Recipe, ranks: int, room: float) -> tuple[float, str]:
         training = recipe_training(recipe)
     except HpctrainError:
         return 0, ""
-    settings = MemorySettings(
-        optimizer=training.optimizer,
-        precision=training.precision,
-        compressed=training.communication.compression != "none",
-        parts=training.parts(ranks),
-    )
+    settings = memory_settings(training, ranks)
     try:
         most = largest_batch(training.largest, room, settings)
     except HpctrainError:
@@ -143,9 +141,8 @@ def _micro_batch(recipe: Recipe, ranks: int, most: int) -> int | None:
     equal = [size for size in range(min(most, share), 0, -1) if share % size == 0]
     large = [size for size in equal if 2 * size >= most]
     for size in [*large, *filter(None, [most]), *equal[len(large) :]]:
-        batch = recipe.batch.model_copy(update={"micro_batch": size})
         try:
-            require_recipe(recipe.model_copy(update={"batch": batch}).at(ranks), ranks)
+            require_recipe(recipe.computing(size).at(ranks), ranks)
         except HpctrainError:
             continue
         return size

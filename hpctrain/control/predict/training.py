@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -63,6 +64,7 @@ class Training:
         largest: the workload of the largest images, which decide the memory.
         recipe: not for a number of ranks; None for a script's network.
         per_rank: samples of a rank in a step, of a script.
+        micro_batch: chooses the recipe's for a number of ranks, where it has ``auto``.
     """
 
     workload: Workload
@@ -73,6 +75,7 @@ class Training:
     recipe: Recipe | None = None
     per_rank: int | None = None
     framework: str = "torch"
+    micro_batch: Callable[[int], int] | None = None
 
     @property
     def name(self) -> str:
@@ -110,7 +113,12 @@ class Training:
 
     def parts(self, ranks: int) -> int:
         """The number of parts in which a rank computes its samples one after the other."""
-        return self.recipe.at(ranks).batch.parts(self.batch(ranks), ranks) if self.recipe else 1
+        if self.recipe is None:
+            return 1
+        recipe = self.recipe.at(ranks)
+        if self.micro_batch:
+            recipe = recipe.computing(self.micro_batch(ranks))
+        return recipe.batch.parts(recipe.global_batch, ranks)
 
     def course(self, ranks: int, values: Values) -> Course | None:
         """How long it trains; None for a script, whose length is not known."""

@@ -22,6 +22,7 @@ from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
+from hpctrain.control.planning.micro_batch import sized
 from hpctrain.control.planning.planner import place_plan
 from hpctrain.control.resuming.attempts import Attempt, is_done, next_attempt, require_attempt_ended, run_events
 from hpctrain.control.resuming.changes import require_fit
@@ -136,6 +137,10 @@ def changed_work(
     if isinstance(begun, Recipe) and isinstance(work, Recipe) and work.batch.per_rank:
         # A batch per rank is compared at the number of ranks that the run began with.
         work = work.at_data_ranks(max(1, begun.global_batch // work.batch.per_rank))
+    if isinstance(begun, Recipe) and isinstance(work, Recipe) and work.batch.micro_batch == "auto":
+        # The number that was chosen when the run began stays, whatever ranks and memory there are now.
+        kept = begun.batch.micro_batch or "auto"
+        work = work.model_copy(update={"batch": work.batch.model_copy(update={"micro_batch": kept})})
     changed = differences(begun, work)
     if changed and not accept:
         table = "\n".join(_table(changed))
@@ -146,7 +151,10 @@ def changed_work(
             table=table,
             differences=changed,
         )
-    return plan.model_copy(update={"recipe" if plan.recipe else "script": work if changed else begun}), changed
+    update: dict[str, object] = {"recipe" if plan.recipe else "script": work if changed else begun}
+    if "batch.micro_batch" in changed:
+        update["micro_batch_reason"] = ""
+    return plan.model_copy(update=update), changed
 
 
 def _table(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
@@ -199,6 +207,8 @@ def resumed_plan(plan: Plan, request: TrainingRequest, machine: Machine) -> tupl
             unplaced.host_options, machine.host, unplaced.ranks, work=plan.recipe or plan.script
         )
         placed = place_plan(unplaced, arranged, machine)
+    # A job's plan gets its micro-batch on the job's hosts, and keeps it.
+    placed = sized(placed, machine)
     return placed, (*warnings, *_other_versions(plan, placed))
 
 

@@ -15,6 +15,8 @@ def preview(job: PreparedJob) -> str:
     """The text."""
     placed, placement = _place(job.plan, job.request)
     known, later = _environment(placed)
+    if placed.recipe and placed.recipe.batch.micro_batch == "auto":
+        later.append("batch.micro_batch")
     lines = [
         f"# Placement: {job.request.nodes} nodes of {job.request.tasks_per_node} ranks",
         *placement,

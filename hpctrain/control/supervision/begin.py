@@ -312,3 +312,5 @@ def _require_processors(request: TrainingRequest, plan: Plan, machine: Machine) 
 def _warn(plan: Plan, machine: Machine, warnings: Iterable[str], notice: Callable[[str], None]) -> None:
     for warning in filter(None, (*warnings, oversubscription(plan, machine), SHARING_NOTE * plan.start.share_gpus)):
         notice(f"warning: {warning}")
+    if plan.micro_batch_reason:
+        notice(f"batch.micro_batch: {plan.micro_batch_reason}")

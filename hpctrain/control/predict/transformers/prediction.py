@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class LanguageTraining:
     Attributes:
         mesh: None to search for the best one.
         recipe: whose model it is; None for a transformer of its own.
+        micro_batch: chooses the recipe's for a number of ranks, where it has ``auto``.
     """
 
     name: str
@@ -60,6 +61,7 @@ class LanguageTraining:
     settings: Settings
     mesh: Mesh | None
     recipe: Recipe | None = None
+    micro_batch: Callable[[int], int] | None = None
 
     @property
     def sequence(self) -> int:
@@ -73,9 +75,10 @@ class LanguageTraining:
             HpctrainError: it does not fit the ranks, the batch or the network.
         """
         if self.recipe is not None:
-            found = Layout.of_recipe(self.recipe, ranks)
+            recipe = self.recipe.computing(self.micro_batch(ranks)) if self.micro_batch else self.recipe
+            found = Layout.of_recipe(recipe, ranks)
             found.check(self.network)
-            require_micro_batches(self.recipe.at_data_ranks(found.mesh.data_ranks), found.mesh)
+            require_micro_batches(recipe.at_data_ranks(found.mesh.data_ranks), found.mesh)
             return found
         assert self.mesh is not None
         mesh, given = self.mesh.at(ranks), dict(self.settings.layout)
