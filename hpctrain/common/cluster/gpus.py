@@ -40,7 +40,10 @@ def _visible(devices: str | None, present: int) -> int:
 
 
 def smallest_memory() -> int | None:
-    """The bytes of this host's GPU with the least memory; None without a GPU."""
+    """The bytes of this host's GPU with the least memory; None without a GPU, or where one does not say.
+
+    NVML does not know the memory of GPUs that have none of their own, and may not be allowed to tell.
+    """
     import pynvml
 
     try:
@@ -50,6 +53,8 @@ def smallest_memory() -> int | None:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return min((int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
+    except pynvml.NVMLError:
+        return None
     finally:
         pynvml.nvmlShutdown()
 

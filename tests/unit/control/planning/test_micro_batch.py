@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pynvml
 import pytest
 
 from hpctrain.common.cluster.machine import Machine, available_bytes, this_machine
@@ -110,6 +111,19 @@ def test_this_machine_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         chosen(make_plan(TrainingRequest(work=smoke(GPT)), dataclasses.replace(this_machine(), frameworks=BOTH))) == 16
     )
+
+
+def test_a_gpu_that_does_not_tell_its_memory_stops_no_other_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+    # Without NVML's start, it knows no GPU.
+    here = dataclasses.replace(this_machine(), frameworks=BOTH, versions={})
+    assert (here.gpus, here.gpu_bytes) == (1, None)
+    assert make_plan(TrainingRequest(work=GPT.computing(12)), here).micro_batch_reason == ""
+    with refused("HT-batch-auto-memory-unknown", owners="GPUs"):
+        make_plan(TrainingRequest(work=GPT), here)
 
 
 def test_it_is_refused_where_memory_would_decide_the_result_or_is_not_predicted() -> None:
