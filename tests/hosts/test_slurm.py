@@ -96,7 +96,8 @@ def test_jobs_start_from_a_packed_environment(slurm: SlurmOnHosts, hosts: LocalH
     (archive,) = (tmp_path / "cache" / "hpctrain" / "environments").glob("*.tar.gz")
     said = submit("where.py", "second")
     assert "packing" not in said
-    job = said.split()[-1]
+    # stderr is with it: "job N; …".
+    job = said.partition("job ")[2].partition(";")[0]
     deadline = time.monotonic() + 60
     while not (tmp_path / "again").exists():
         assert time.monotonic() < deadline, said + log("second")
