@@ -129,7 +129,8 @@ def start(slurm: SlurmOnHosts, hosts: LocalHosts, folder: Path, way: str, python
     before = served_bytes(hosts)
     where = folder / f"{way}-{len(clients)}"
     where.mkdir()
-    job = hosts.run("h1", *command, cwd=where, timeout=_LIMIT_SECONDS, **variables).stdout.split()[-1]
+    said = hosts.run("h1", *command, cwd=where, timeout=_LIMIT_SECONDS, **variables).stdout
+    job = said.partition("job ")[2].partition(";")[0]
     ended = slurm.wait_for(job, "COMPLETED", "FAILED", timeout=_LIMIT_SECONDS)
     log = "".join(path.read_text() for path in where.glob("run-*/logs/job-*.log"))
     if ended["JobState"] != "COMPLETED":
