@@ -30,7 +30,8 @@ _TOLD_AT_STEP = 2
 def serve_frameworks(plan: Plan, rank: int) -> None:
     """Prepare this rank for a script that distributes by itself. Called before the script begins."""
     capable = plan.capabilities
-    if not plan.script or capable is None or capable.distributes_scripts:
+    # Replicas of one process are no ranks, which the variables would promise.
+    if not plan.script or capable is None or capable.distributes_scripts or capable.replicates:
         return
     launcher = detect()
     for name, value in framework_variables(plan, rank).items():
