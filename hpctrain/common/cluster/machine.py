@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -33,6 +33,10 @@ _DISTRIBUTIONS = {
 }
 
 
+def _unknown() -> None:
+    """The memory of GPUs that nobody has asked for it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """One host and its Python environment.
@@ -43,7 +47,7 @@ class Machine:
         frameworks: those that can be imported.
         versions: by name, those of Python and of the packages that decide a run's numbers.
         gpus: how many this process may use.
-        gpu_bytes: the memory of the GPU that has least; None where there is none, or it is not known.
+        gpu_memory: measures :attr:`gpu_bytes`, which starts the driver's library and few plans need.
         available_bytes: the host's memory that processes can still have; None where it is not known.
     """
 
@@ -53,8 +57,13 @@ class Machine:
     versions: dict[str, str]
     processors: int = 0
     gpus: int = 0
-    gpu_bytes: int | None = None
+    gpu_memory: Callable[[], int | None] = _unknown
     available_bytes: int | None = None
+
+    @property
+    def gpu_bytes(self) -> int | None:
+        """The memory of the GPU that has least; None where there is none, or it is not known."""
+        return self.gpu_memory() if self.gpus else None
 
 
 def same_host(one: str, other: str) -> bool:
@@ -66,15 +75,14 @@ def same_host(one: str, other: str) -> bool:
 
 def this_machine() -> Machine:
     """The facts about this machine; imports no framework."""
-    gpus = usable_gpus()
     return Machine(
         host=socket.gethostname(),
         cores=usable_cores(),
         frameworks=installed_frameworks(),
         versions=versions(),
         processors=usable_processors(),
-        gpus=gpus,
-        gpu_bytes=smallest_memory() if gpus else None,
+        gpus=usable_gpus(),
+        gpu_memory=smallest_memory,
         available_bytes=available_bytes(),
     )
 

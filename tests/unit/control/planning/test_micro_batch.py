@@ -29,8 +29,16 @@ GHOST = ["data.path=/data", "model.batch_norm.span=32", "batch.per_rank=4096", "
 BOTH = frozenset({"torch", "keras"})
 
 
-def machine(gpus: int = 0, **memory: int) -> Machine:
-    return Machine(host="n1", cores=8, frameworks=BOTH, versions={"torch": "2.13.0"}, gpus=gpus, **memory)  # type: ignore[arg-type]
+def machine(gpus: int = 0, *, gpu_bytes: int | None = None, available_bytes: int | None = None) -> Machine:
+    return Machine(
+        host="n1",
+        cores=8,
+        frameworks=BOTH,
+        versions={"torch": "2.13.0"},
+        gpus=gpus,
+        gpu_memory=lambda: gpu_bytes,
+        available_bytes=available_bytes,
+    )
 
 
 def chosen(plan: Plan) -> int:
