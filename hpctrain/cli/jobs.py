@@ -41,7 +41,8 @@ def send_job(job: PreparedJob, path: Path, *, numbered: bool, wait: bool) -> Non
     directory, jobs = submit_job(job, path, numbered=numbered)
     answer(directory.path)
     answer(" ".join(jobs))
-    tell(f"{'job' if len(jobs) == 1 else 'jobs'} {', '.join(jobs)}; hpctrain status {shell_word(directory.path)}")
+    several = "s" * (len(jobs) > 1)
+    tell(f"submitted as job{several} {', '.join(jobs)}; see its state: hpctrain status {shell_word(directory.path)}")
     if wait:
         raise typer.Exit(_wait(directory, job.request.tasks))
 
