@@ -32,7 +32,7 @@ from support.gpu_sections import GPUS, launch, on_gpus
 from support.imported_programs import imported
 from support.interrupted_runs import assert_same_bits, interrupted
 from support.launching import Launch
-from support.refused_patterns import REFUSED
+from support.refused_patterns import REFUSED, wrong_patterns
 
 PROGRAMS = Path(__file__).with_name("programs")
 OF_RANKS = Path(__file__).parents[1] / "mpi" / "programs"
@@ -136,13 +136,7 @@ def test_patterns_of_scripts_equal_one_process_or_are_refused(mpirun, tmp_path, 
     names = [name for name in program.PATTERNS if name != "worker_processes"]
     scripts_on_a_gpu(mpirun, "torch_patterns.py", 2, "mpi", str(tmp_path / "out"), *names)
     results = [json.loads((tmp_path / f"out-mpi-{rank}.json").read_text()) for rank in range(2)]
-    wrong = {
-        f"{name}, {division}": each
-        for result in results
-        for name, divisions in result.items()
-        for division, each in divisions.items()
-        if not each["error"] < 1e-10 or not (each["refused"] or each["updates"] == each["expected"] > 0)
-    }
+    wrong = wrong_patterns(results)
     refused = {
         kind: {name for name, each in results[0].items() if each[kind]["refused"]} for kind in ("even", "uneven")
     }

@@ -29,7 +29,7 @@ from support.imported_programs import imported
 from support.interrupted_runs import interrupted
 from support.pages import ROOT
 from support.parallel_cases import BACKEND, FLOAT32, differences, start
-from support.refused_patterns import REFUSED
+from support.refused_patterns import REFUSED, wrong_patterns
 
 pytestmark = of_make_gpu
 
@@ -233,13 +233,7 @@ def test_patterns_of_scripts_equal_one_process_or_are_refused(tmp_path, note):
     names = [name for name in program.PATTERNS if name != "worker_processes" and not name.startswith("compiled")]
     on_gpu(tmp_path, "torch_patterns.py", 2, BACKEND, str(tmp_path / "out"), *names, seconds=280)
     results = [json.loads((tmp_path / f"out-{BACKEND}-{rank}.json").read_text()) for rank in range(2)]
-    wrong = {
-        f"{name}, {division}": each
-        for result in results
-        for name, divisions in result.items()
-        for division, each in divisions.items()
-        if not each["error"] < 1e-10 or not (each["refused"] or each["updates"] == each["expected"] > 0)
-    }
+    wrong = wrong_patterns(results)
     refused = {name for name, each in results[0].items() if each["uneven"]["refused"]}
     note(backend=BACKEND, patterns=len(names), wrong=wrong, refused=sorted(refused))
     assert not wrong

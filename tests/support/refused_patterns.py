@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 # What cannot be told, or has another meaning on ranks than in one process, where a batch does not divide evenly.
 REFUSED = {
     "micro_batches",
@@ -35,3 +38,18 @@ REFUSED_WITHOUT_UNITS = REFUSED_ON_A_MESH - {"a_penalty_of_weights", "gradients_
 REFUSED_ON_A_MESH_OVER_3 = REFUSED_ON_A_MESH | REFUSED_OVER_3 - {"compiled_function_of_listed_batches"}
 # Some rank has no sample of some batches of their evaluations.
 REFUSED_ON_A_MESH_OVER_4 = REFUSED_ON_A_MESH_OVER_3 | {"order_of_nanogpt", "input_gradients_of_an_evaluation"}
+
+
+def wrong_patterns(results: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The patterns, each with the division of its batches, whose numbers or updates are wrong.
+
+    Args:
+        results: of each rank, what tests/mpi/programs/torch_patterns.py wrote.
+    """
+    return {
+        f"{name}, {division}": each
+        for result in results
+        for name, divisions in result.items()
+        for division, each in divisions.items()
+        if not each["error"] < 1e-10 or not (each["refused"] or each["updates"] == each["expected"] > 0)
+    }
