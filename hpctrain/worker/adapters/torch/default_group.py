@@ -73,7 +73,8 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     if limit is not None and limit.total_seconds() > TIMEOUT.read():
         seconds = round(limit.total_seconds())
         comm.say(
-            f"init_process_group(timeout={seconds} s): waits end after {TIMEOUT.name}={TIMEOUT.read():g} s; set it"
+            f"init_process_group(timeout={seconds} s) does not count: waits end after {TIMEOUT.read():g} s; "
+            f"{TIMEOUT.name}={seconds} makes them longer"
         )
     for name, found in (("rank", comm.rank), ("world_size", comm.size)):
         if given.get(name, -1) not in (-1, found):
