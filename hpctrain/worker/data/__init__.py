@@ -60,7 +60,7 @@ def with_decoder(recipe: Recipe, framework: Framework, comm: Communicator) -> Re
         return recipe
     able = framework == "torch"
     if able:
-        from hpctrain.worker.data.card import require_card
+        from hpctrain.worker.data.gpu_decoder import require_card
 
         try:
             require_card(recipe, comm)
@@ -160,7 +160,7 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source
     folder = _folder(recipe, comm)
     pool: Pool
     if recipe.data.decode == "gpu":
-        from hpctrain.worker.data.card import CardPool, require_card
+        from hpctrain.worker.data.gpu_decoder import CardPool, require_card
 
         pool = CardPool(folder, recipe, require_card(recipe, comm))
     else:

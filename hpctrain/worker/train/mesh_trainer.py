@@ -21,7 +21,7 @@ from hpctrain.worker.adapters.torch.pieces import fill, local_tensor, tensor_of
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models.torch_gpt import GPT
 from hpctrain.worker.train.parallel_plan import parallel_plan
-from hpctrain.worker.train.torch_chunks import chunked_score
+from hpctrain.worker.train.torch_chunked_loss import chunked_score
 from hpctrain.worker.train.torch_rules import scale_gradients
 from hpctrain.worker.train.torch_trainer import MODEL, TorchTrainer
 from hpctrain.worker.train.trainer import Timeline
@@ -87,7 +87,7 @@ class PipelineTrainer(MeshTrainer):
     def _distribute(self, recipe: Recipe) -> None:
         self._ranks = recipe.mesh.at(self._comm.size).pp
         self._evaluated = [0.0, 0.0]
-        # Its loss is computed where a pipeline asks for it, from what the head gets: see torch_chunks.
+        # Its loss is computed where a pipeline asks for it, from what the head gets: see torch_chunked_loss.
         assert isinstance(self.model, GPT)
         self.model.gives_hidden = True
         self._pipeline = Pipeline(

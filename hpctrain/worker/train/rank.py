@@ -35,7 +35,7 @@ from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.records import RankError, RankRecord, is_own_record, write_record
 from hpctrain.common.settings import COLUMNS
 from hpctrain.worker.adapters import recording
-from hpctrain.worker.adapters.frameworks import serve_frameworks
+from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.places import note_exit
@@ -187,7 +187,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
                     from hpctrain.worker.comm import init
 
                     init()
-                serve_frameworks(plan, rank)
+                serve_torchrun_scripts(plan, rank)
                 _run_script(script)
             finally:
                 recording.end()

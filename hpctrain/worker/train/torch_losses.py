@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import BROKEN
 from hpctrain.worker.train.losses import RecipeLoss
-from hpctrain.worker.train.torch_chunks import OfLogits, chunk_gradient, chunked_loss
+from hpctrain.worker.train.torch_chunked_loss import OfLogits, chunk_gradient, chunked_loss
 
 
 def on_device(array: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -49,7 +49,7 @@ class TorchLoss(RecipeLoss):
     """A recipe's loss in PyTorch's operations.
 
     Attributes:
-        of_logits: what computes a chunk of a loss, as :func:`.torch_chunks.chunk_gradient` does.
+        of_logits: what computes a chunk of a loss, as :func:`.torch_chunked_loss.chunk_gradient` does.
     """
 
     of_logits: OfLogits = chunk_gradient
@@ -75,7 +75,7 @@ class TorchLoss(RecipeLoss):
         return (known * each).sum()
 
     def of_hidden(self, labels: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The sum of the cross entropy from what the output layer gets, see :func:`.torch_chunks.chunked_loss`."""
+        """The sum of the cross entropy from what the output layer gets, see :func:`chunked_loss`."""
         return chunked_loss(labels, hidden, weight, self.smoothing, self.of_logits)
 
 

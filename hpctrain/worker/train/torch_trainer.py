@@ -36,7 +36,7 @@ from hpctrain.worker.models.torch_resnet import StochasticDepth
 from hpctrain.worker.train.random_state import random_state, seed, set_random_state
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.worker.train.torch_average import TorchAverage
-from hpctrain.worker.train.torch_chunks import chunk_gradient, chunked_score
+from hpctrain.worker.train.torch_chunked_loss import chunk_gradient, chunked_score
 from hpctrain.worker.train.torch_compile import compile_network, is_compiled, reporting
 from hpctrain.worker.train.torch_losses import TorchLoss, mixed, on_device
 from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained

@@ -19,7 +19,8 @@ from hpctrain.control.predict.zero import StateBytes, zero_bytes
 # ring and tree, on 32 channels: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. Assumed.
 NCCL_BYTES = 2 * 32 * 6 * 2**20
 
-# Logits that exist at a time where the loss is computed in chunks (_LOGITS of hpctrain/worker/train/torch_chunks.py).
+# Logits that exist at a time where the loss is computed in chunks: _LOGITS of
+# hpctrain/worker/train/torch_chunked_loss.py.
 _CHUNK = 2**25
 
 SOURCES: Mapping[str, str] = {

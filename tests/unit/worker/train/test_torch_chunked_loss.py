@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from hpctrain.worker.train import torch_chunks  # noqa: E402
-from hpctrain.worker.train.torch_chunks import chunked_loss, chunked_score  # noqa: E402
+from hpctrain.worker.train import torch_chunked_loss  # noqa: E402
+from hpctrain.worker.train.torch_chunked_loss import chunked_loss, chunked_score  # noqa: E402
 from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
 
 ROWS, WIDTH, CLASSES = 100, 16, 97
@@ -40,7 +40,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(torch_chunks, "_LOGITS", 15 * CLASSES)
+    monkeypatch.setattr(torch_chunked_loss, "_LOGITS", 15 * CLASSES)
 
 
 @pytest.fixture

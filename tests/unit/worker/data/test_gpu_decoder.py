@@ -21,8 +21,8 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.decoding import Header
 from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
-from hpctrain.worker.data import card, with_decoder
-from hpctrain.worker.data.card import CardPool, Cut, resized
+from hpctrain.worker.data import gpu_decoder, with_decoder
+from hpctrain.worker.data.gpu_decoder import CardPool, Cut, resized
 from hpctrain.worker.data.images import Crop
 from hpctrain.worker.data.loader import ImageNet, Pool
 from hpctrain.worker.data.samples import BROKEN
@@ -142,7 +142,7 @@ def test_what_does_not_fit_together_is_decoded_in_several_calls(folder, monkeypa
     settings = recipe()
     expected, _, _ = seen(folder, "train", settings, CardPool(folder, settings, CPU, by_simplejpeg))
     calls.clear()
-    monkeypatch.setattr(card, "_MOST_TOGETHER", 2 * 500 * 375)
+    monkeypatch.setattr(gpu_decoder, "_MOST_TOGETHER", 2 * 500 * 375)
     found, _, _ = seen(folder, "train", settings, CardPool(folder, settings, CPU, by_simplejpeg))
     np.testing.assert_array_equal(found, expected)
     assert max(calls) <= 2
@@ -193,24 +193,24 @@ def test_the_decoder_is_chosen_or_refused(monkeypatch):
         with_decoder(asking("gpu"), "keras", comm)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with refused("HT-decode-no-gpu", backend="gloo"):
-        card.require_card(asking("gpu"), comm)
+        gpu_decoder.require_card(asking("gpu"), comm)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(card.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu_decoder.importlib.util, "find_spec", lambda name: None)
     with refused("HT-decode-no-torchvision"):
-        card.require_card(asking("gpu"), comm)
-    monkeypatch.setattr(card.importlib.util, "find_spec", lambda name: name)
+        gpu_decoder.require_card(asking("gpu"), comm)
+    monkeypatch.setattr(gpu_decoder.importlib.util, "find_spec", lambda name: name)
     with monkeypatch.context() as broken:
         # Importing it fails, as with one that does not match PyTorch.
         broken.setitem(sys.modules, "torchvision", None)
         with refused("HT-decode-gpu-fails", device="cuda:0"):
-            card.require_card(asking("gpu"), comm)
+            gpu_decoder.require_card(asking("gpu"), comm)
         assert with_decoder(asking("auto"), "torch", comm).data.decode == "scaled"
     if not GPU:
-        monkeypatch.setattr(card, "by_nvjpeg", by_simplejpeg)
+        monkeypatch.setattr(gpu_decoder, "by_nvjpeg", by_simplejpeg)
     assert with_decoder(asking("auto"), "torch", comm).data.decode == "gpu"
     from hpctrain.common.recipes.sections import Jitter
 
     jitter = Jitter(brightness=0.4)
     assert with_decoder(asking("auto", jitter=jitter), "torch", comm).data.decode == "scaled"
     with refused("HT-decode-gpu-changes", key="jitter"):
-        card.require_card(asking("gpu", jitter=jitter), comm)
+        gpu_decoder.require_card(asking("gpu", jitter=jitter), comm)

@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.run.plan import Plan, Script, Slots, Start
-from hpctrain.worker.adapters.frameworks import framework_variables
+from hpctrain.worker.adapters.torchrun_scripts import script_variables
 from support import needs
 from support.refusals import codes
 
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.slow
 # Each in a Python of its own: a hook on imports stays.
 PROGRAM = """
 import importlib.util, json, os, sys
-from hpctrain.worker.adapters.frameworks import serve_frameworks
+from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
 from hpctrain.common.run.plan import Plan
 
-serve_frameworks(Plan.model_validate_json(sys.argv[1]), 2)
+serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 2)
 found = {name: os.environ.get(name) for name in sys.argv[2:]}
 # The search for a module is not its import.
 assert importlib.util.find_spec("torch") and "torch" not in sys.modules
@@ -50,7 +50,7 @@ def plan(backend: str, script: str = "script.py") -> Plan:
 
 @pytest.mark.parametrize(("rank", "place"), [(0, ("0", "2", "0")), (1, ("1", "2", "0")), (2, ("0", "1", "1"))])
 def test_torchruns_variables_follow_the_plan(rank: int, place: tuple[str, str, str]) -> None:
-    found = framework_variables(plan("mpi"), rank)
+    found = script_variables(plan("mpi"), rank)
     assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == (str(rank), "3", "n1")
     assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["GROUP_RANK"]) == place
     assert (found["PL_TRAINER_DEVICES"], found["PL_TRAINER_NUM_NODES"]) == (place[1], "2")
@@ -66,7 +66,7 @@ def test_a_rank_that_shares_a_gpu_is_the_only_one_of_its_node() -> None:
         threads_per_rank=1,
         start=Start(share_gpus=True),
     )
-    found = framework_variables(shared, 2)
+    found = script_variables(shared, 2)
     assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == ("2", "3", "n1")
     assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["GROUP_RANK"]) == ("0", "1", "2")
     assert (found["PL_TRAINER_DEVICES"], found["PL_TRAINER_NUM_NODES"]) == ("1", "3")
@@ -74,7 +74,7 @@ def test_a_rank_that_shares_a_gpu_is_the_only_one_of_its_node() -> None:
 
 def test_only_backends_in_host_memory_keep_the_frameworks_on_cpus() -> None:
     for backend, on_cpus in (("mpi", True), ("gloo", True), ("nccl", False)):
-        found = framework_variables(plan(backend), 0)
+        found = script_variables(plan(backend), 0)
         assert (found.get("ACCELERATE_USE_CPU"), found.get("PL_TRAINER_ACCELERATOR")) == (
             ("true", "cpu") if on_cpus else (None, None)
         )
@@ -82,9 +82,9 @@ def test_only_backends_in_host_memory_keep_the_frameworks_on_cpus() -> None:
 
 def test_ranks_that_were_given_torchruns_variables_are_not_torchruns() -> None:
     launched = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}
-    found = detect({**launched, **framework_variables(plan("mpi"), 2)})
+    found = detect({**launched, **script_variables(plan("mpi"), 2)})
     assert found and (found.name, found.rank, found.size) == ("Open MPI's mpirun", 2, 3)
-    found = detect({**launched, **framework_variables(plan("mpi"), 2), "TORCHELASTIC_RUN_ID": "none"})
+    found = detect({**launched, **script_variables(plan("mpi"), 2), "TORCHELASTIC_RUN_ID": "none"})
     assert found and found.name == "torchrun"
 
 
@@ -126,9 +126,9 @@ def test_ranks_of_torchrun_keep_its_variables() -> None:
 GROUPS = """
 import sys
 from hpctrain.common.run.plan import Plan
-from hpctrain.worker.adapters.frameworks import serve_frameworks
+from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
 
-serve_frameworks(Plan.model_validate_json(sys.argv[1]), 0)
+serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 0)
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 try:

@@ -27,14 +27,14 @@ _IN_HOST_MEMORY = ("gloo", "mpi")
 _TOLD_AT_STEP = 2
 
 
-def serve_frameworks(plan: Plan, rank: int) -> None:
+def serve_torchrun_scripts(plan: Plan, rank: int) -> None:
     """Prepare this rank for a script that distributes by itself. Called before the script begins."""
     capable = plan.capabilities
     # Replicas of one process are no ranks, which the variables would promise.
     if not plan.script or capable is None or capable.distributes_scripts or capable.replicates:
         return
     launcher = detect()
-    for name, value in framework_variables(plan, rank).items():
+    for name, value in script_variables(plan, rank).items():
         if name.startswith(("PL_", "ACCELERATE_")):
             # What the user has set stays, unless it is about which rank this is.
             os.environ.setdefault(name, value)
@@ -47,7 +47,7 @@ def serve_frameworks(plan: Plan, rank: int) -> None:
     sys.meta_path.insert(0, _AfterImport(changes))
 
 
-def framework_variables(plan: Plan, rank: int) -> dict[str, str]:
+def script_variables(plan: Plan, rank: int) -> dict[str, str]:
     """torchrun's variables for a rank of a plan, and what the frameworks would not find out by themselves."""
     homes = [(node, local) for node, host in enumerate(plan.hosts) for local in range(host.slots)]
     node, local_rank = homes[rank]
