@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -54,6 +55,8 @@ _HOSTS = {
     "predict": "--nodes N is the number of nodes",
 }
 
+_PACKAGE = Path(__file__).parents[1]
+
 # Their first word is a recipe, whose name is completed without importing the command.
 _OF_RECIPES = frozenset(("run", "submit", "plan", "predict"))
 
@@ -74,6 +77,19 @@ class _Commands(TyperGroup):
                 )
             self.commands[args[0]] = _load(args[0], helps="--help" in args)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:
+            # Click would only print "Aborted!". Python writes its .pyc files without looking whether all of it fitted:
+            # one that a full disk or a limit on file sizes cut is an EOFError at each later import.
+            raise HpctrainError(
+                "HT-file-cut-short",
+                "something that was read ended early: {reason}",
+                f"a full disk cuts Python's compiled files; then: find {sys.prefix} {_PACKAGE} -name '*.pyc' -delete",
+                reason=error,
+            ) from error
 
 
 def _load(name: str, *, helps: bool) -> Any:

@@ -30,7 +30,7 @@ def test_folders_that_are_full_small_or_missing_are_named(tmp_path: Path) -> Non
 def test_a_limit_on_files_is_named(tmp_path: Path) -> None:
     look = "from hpctrain.control.launchers.shortages import shortages"
     code = f"{look}; print(*(each.remedy for each in shortages()), sep='\\n')"
-    words = ["prlimit", "--fsize=8192", sys.executable, "-c", code]
+    words = ["prlimit", "--fsize=8192", sys.executable, "-B", "-c", code]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert "ulimit -f" in ended.stdout.splitlines()[-1]
 
