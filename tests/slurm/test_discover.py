@@ -47,14 +47,19 @@ def test_another_partition_and_one_that_is_not_there() -> None:
     assert caught.value.hint.endswith("batch, short")
 
 
-def test_what_no_job_gets_is_refused(slurm: LocalSlurm) -> None:
-    """Slurm itself takes such jobs and keeps them in its queue."""
-    found = find_cluster("auto", "batch")
+@pytest.mark.parametrize("cluster", ["auto", "generic"])
+def test_what_no_job_gets_is_refused(slurm: LocalSlurm, cluster: str) -> None:
+    """Slurm itself takes such jobs and keeps them in its queue, but for those with too many GPUs."""
+    found = find_cluster(cluster, None)
+    with refused("HT-job-more-gpus-than-nodes", gpus=9, partition="batch", most=slurm.settings.gpus):
+        requested(found, "x", {"gpus_per_node": 9, "cpus_per_task": 1})
     with refused("HT-job-more-nodes-than-partition", nodes=9, partition="batch", total=4):
         requested(found, "x", {"nodes": 9})
     with refused("HT-job-longer-than-allowed", time="99:00:00", partition="batch", longest="01:00:00"):
         requested(found, "x", {"time": "99:00:00"})
     assert requested(found, "x", {"nodes": 4, "time": "1:00:00"}).doubts == ()
+    if cluster == "generic":
+        return
     for beyond in ("--nodes=9", "--time=99:00:00"):
         job = slurm.run("sbatch", "--parsable", "--partition=batch", beyond, "--wrap=true").strip()
         try:

@@ -44,8 +44,8 @@ class ScriptContent:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A profile. For a discovered one also what was found, what its partitions allow a job, and files for the run
-    directory by name.
+    """A profile, and what its partitions allow a job where Slurm is there to say so. For a discovered one also what was
+    found, and files for the run directory by name.
     """
 
     profile: ClusterProfile
@@ -60,13 +60,16 @@ def find_cluster(name: str, partition: str | None) -> Cluster:
     Raises:
         HpctrainError: there is no such profile, or nothing to discover.
     """
-    if name != "auto":
-        return Cluster(profile=load_profile(name))
-    from hpctrain.control.schedulers.slurm.discover import discover, profile_yaml
+    from hpctrain.control.schedulers.slurm.discover import discover, known_limits, profile_yaml
 
+    if name != "auto":
+        profile = load_profile(name)
+        limits = () if profile.kubernetes else known_limits(partition or profile.partition)
+        return Cluster(profile=profile, limits=limits)
     found = discover(partition)
     return Cluster(
-        profile=found.profile,
+        # The limit of its nodes is left out, because it is among the limits, which a QOS can lift.
+        profile=found.profile.model_copy(update={"max_nodes": None}),
         findings=found.findings,
         limits=found.limits,
         files={"cluster.yaml": profile_yaml(found.profile)},
@@ -83,10 +86,9 @@ def requested(cluster: Cluster, name: str, asked: Mapping[str, Any]) -> JobReque
     Raises:
         HpctrainError: a value that Slurm would misunderstand, or that is beyond a limit.
     """
+    request = job_request(cluster.profile, name, asked)
     if not cluster.limits:
-        return job_request(cluster.profile, name, asked)
-    # Limits that a QOS can lift are checked below, so the profile's own one is left out.
-    request = job_request(cluster.profile.model_copy(update={"max_nodes": None}), name, asked)
+        return request
     return request.model_copy(update={"doubts": tuple(check_limits(request, cluster.limits))})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import shutil
 from collections import Counter
@@ -145,7 +147,27 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
         *_partition_findings(chosen, nodes[name], nodes, profile.node.exclusive),
         *_config_findings(config, answers.topology, read_mpi_plugins(answers.mpi)),
     )
-    return Discovered(profile=profile, findings=findings, limits=tuple(map(read_limits, listed)))
+    return Discovered(profile=profile, findings=findings, limits=_limits(listed, answers.nodes))
+
+
+def known_limits(partition: str | None) -> tuple[Limits, ...]:
+    """What Slurm says that partitions allow a job; nothing where there is no Slurm, or none that is understood.
+
+    Args:
+        partition: as in :func:`discover`; the default one if None.
+    """
+    partitions = {keys["PartitionName"]: keys for keys in read_partitions(program_output(*_PARTITIONS))}
+    default = next((name for name, keys in partitions.items() if keys.get("Default") == "YES"), "")
+    names = (partition or default).split(",")
+    # A list that this Slurm does not have may be another cluster's.
+    if "SLURM_CLUSTERS" in os.environ or not partitions.keys() >= set(names):
+        return ()
+    return _limits([partitions[name] for name in names], program_output(*_NODES))
+
+
+def _limits(partitions: Sequence[Keys], nodes: str) -> tuple[Limits, ...]:
+    gpus = most_gpus(nodes)
+    return tuple(read_limits(keys, gpus.get(keys["PartitionName"])) for keys in partitions)
 
 
 def profile_yaml(profile: ClusterProfile) -> str:
@@ -188,6 +210,25 @@ def read_nodes(text: str) -> dict[str, Nodes]:
             kind = NodeKind(cores=min(cpus, sockets * cores), threads=threads, memory=memory, **_gpus(gres))
             here.usable[kind] += count
     return nodes
+
+
+def most_gpus(text: str) -> dict[str, int]:
+    """The most GPUs of a node of each partition, slices counted as GPUs, from what :func:`read_nodes` reads; without
+    the partitions that have a node of which it is not clear.
+    """
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        fields = line.split("|", 7)
+        if len(fields) == 8:
+            found[fields[0]] = max(found.get(fields[0], 0), _all_gpus(fields[7]))
+    return {partition: int(gpus) for partition, gpus in found.items() if gpus != math.inf}
+
+
+def _all_gpus(gres: str) -> float:
+    """The GPUs of a node of all kinds; infinite where that is not clear."""
+    listed = [each for each in re.sub(r"\([^)]*\)", "", gres).split(",") if each.startswith("gpu")]
+    counts = [re.fullmatch(r"gpu(?::[A-Za-z0-9_.-]+)?:([0-9]{1,4})", each) for each in listed]
+    return sum(int(match[1]) if match else math.inf for match in counts)
 
 
 def read_mpi_plugins(text: str) -> list[str]:

@@ -24,6 +24,7 @@ class Limits:
         total: nodes that it has, those that are down among them.
         least, most: how many nodes a job may have.
         time: the longest time limit, as Slurm writes it.
+        gpus: the most that a node has; None where Slurm's list of them is not understood.
     """
 
     partition: str
@@ -31,6 +32,7 @@ class Limits:
     least: int | None = None
     most: int | None = None
     time: str | None = None
+    gpus: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +47,12 @@ class _Fault:
     flag: str | None = None
 
 
-def read_limits(partition: Mapping[str, str]) -> Limits:
+def read_limits(partition: Mapping[str, str], gpus: int | None = None) -> Limits:
     """The limits of a partition.
 
     Args:
         partition: the settings that ``scontrol show partition`` prints of it.
+        gpus: as in :class:`Limits`.
     """
     return Limits(
         partition=partition["PartitionName"],
@@ -57,6 +60,7 @@ def read_limits(partition: Mapping[str, str]) -> Limits:
         least=_count(partition.get("MinNodes", "")),
         most=_count(partition.get("MaxNodes", "")),
         time=None if partition.get("MaxTime", "") in _WITHOUT else partition["MaxTime"],
+        gpus=gpus,
     )
 
 
@@ -123,6 +127,17 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[_Fault]:
                 least=limits.least,
             ),
             flag="PartitionMinNodes",
+        )
+    if limits.gpus is not None and request.gpus_per_node > limits.gpus:
+        yield _Fault(
+            error=HpctrainError(
+                "HT-job-more-gpus-than-nodes",
+                "--gpus-per-node {gpus}: a node of the partition {partition} has at most {most}",
+                f"at most --gpus-per-node {limits.gpus}, or another --partition",
+                gpus=request.gpus_per_node,
+                partition=name,
+                most=limits.gpus,
+            )
         )
     # With --time-min Slurm may shorten the job, so its time is not fixed.
     fixed = request.time if "time-min" not in request.sbatch else None

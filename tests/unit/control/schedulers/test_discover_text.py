@@ -17,6 +17,8 @@ from hpctrain.control.schedulers.slurm.discover import (
     Answers,
     Discovered,
     discover,
+    known_limits,
+    most_gpus,
     profile_from,
     profile_yaml,
     read_config,
@@ -72,9 +74,9 @@ def test_several_partitions() -> None:
     nodes = "cpu|mixed|8|64|2|32|256000|(null)\n" + A100
     asked = found(nodes, partitions, asked="gpu,cpu")
     assert (asked.profile.partition, asked.profile.node.gpus) == ("gpu,cpu", 4)
-    assert [(each.partition, each.total, each.most, each.time) for each in asked.limits] == [
-        ("gpu", 32, 16, None),
-        ("cpu", 32, None, "01:00:00"),
+    assert [(each.partition, each.total, each.most, each.time, each.gpus) for each in asked.limits] == [
+        ("gpu", 32, 16, None, 4),
+        ("cpu", 32, None, "01:00:00", 0),
     ]
     with refused("HT-slurm-partition-unknown", partition="cup"):
         found(nodes, partitions, asked="gpu,cup")
@@ -127,6 +129,27 @@ def test_nodes_of_several_kinds() -> None:
 def test_gpus_of_gres(gres: str, gpus: int, gpu_type: str | None) -> None:
     node = found(f"gpu|idle|1|8|1|8|1000|{gres}\n").profile.node
     assert (node.gpus, node.gpu_type) == (gpus, gpu_type)
+
+
+def test_the_most_gpus_that_a_node_may_have() -> None:
+    """Also of nodes that are down, with slices; where one is not clear, nothing is said of its partition."""
+    listed = {"a": ["gpu:a100:2,gpu:1g.5gb:14", "gpu:4"], "b": ["(null)"], "c": ["gpu:4", "gpu:many"], "d": ["nvme:9"]}
+    lines = [f"{name}|down|1|8|1|8|1000|{gres}\n" for name, each in listed.items() for gres in each]
+    assert most_gpus("".join(["odd\n", *lines])) == {"a": 16, "b": 0, "d": 0}
+
+
+def test_limits_beside_a_named_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_CLUSTERS", raising=False)
+    for name, text in (("scontrol", GPU), ("sinfo", A100)):
+        program(tmp_path, name, f"cat <<'END'\n{text}\nEND")
+    (known,) = known_limits("gpu")
+    assert (known.partition, known.total, known.gpus) == ("gpu", 32, 4)
+    assert known_limits(None) == (known,) and known_limits("gpu,other") == () == known_limits("other")
+    program(tmp_path, "sinfo", "echo what is this; exit 1")
+    assert [limits.gpus for limits in known_limits("gpu")] == [None]
+    program(tmp_path, "scontrol", "echo PartitionName=; echo odd")
+    assert known_limits(None) == ()
 
 
 @pytest.mark.parametrize(

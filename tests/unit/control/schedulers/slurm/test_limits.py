@@ -12,7 +12,7 @@ from hpctrain.control.schedulers.slurm.limits import Limits, check_limits, read_
 from support.refusals import refused
 from support.schedulers.job_scripts import PLAIN
 
-HOUR = Limits(partition="batch", total=4, least=2, most=3, time="01:00:00")
+HOUR = Limits(partition="batch", total=4, least=2, most=3, time="01:00:00", gpus=4)
 
 
 @pytest.fixture(autouse=True)
@@ -48,16 +48,18 @@ def test_what_is_within(asked: dict[str, object]) -> None:
         ({"time": "1:00:01"}, "HT-job-longer-than-allowed", {}),
         ({"time": "0"}, "HT-job-longer-than-allowed", {}),
         ({"time": "2-0"}, "HT-job-longer-than-allowed", {}),
+        ({"gpus_per_node": 5}, "HT-job-more-gpus-than-nodes", {"most": 4}),
     ],
 )
 def test_what_is_beyond(asked: dict[str, object], code: str, limit: dict[str, object]) -> None:
-    with refused(code, partition="batch", **asked, **limit):
+    values = {key.removesuffix("_per_node"): value for key, value in asked.items()}
+    with refused(code, partition="batch", **values, **limit):
         ask(**asked)
 
 
 def test_without_limits() -> None:
     free = Limits(partition="free")
-    assert ask(free, nodes=900, time="0") == ()
+    assert ask(free, nodes=900, time="0", gpus_per_node=99) == ()
     # With --time-min Slurm takes what fits.
     assert ask(time="99:00:00", sbatch={"time-min": "10"}) == ()
 
