@@ -9,9 +9,10 @@ import typer
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.resuming import resume_command
+from hpctrain.control.schedulers.outcome import last_words
 from hpctrain.control.schedulers.slurm.submission import PreparedJob, check
 from hpctrain.control.schedulers.slurm.submission import submit as submit_job
-from hpctrain.report.say import answer, tell
+from hpctrain.report.say import answer, tell, terminal
 
 # The exit status that shells give to a command that Ctrl-C ended.
 _INTERRUPTED = 130
@@ -33,10 +34,12 @@ def show_job(job: PreparedJob, path: Path) -> None:
         tell(message)
 
 
-def send_job(job: PreparedJob, path: Path, *, numbered: bool, wait: bool) -> None:
+def send_job(job: PreparedJob, path: Path, *, numbered: bool, wait: bool, repeated: bool = False) -> None:
     """Submit the job, see :func:`hpctrain.control.schedulers.slurm.submission.submit`; print its directory and numbers.
 
-    With ``wait``, follow the run to its end, and exit as it does.
+    Args:
+        wait: follow the run to its end, and exit as it does.
+        repeated: its tasks are repeated runs, of which a table is printed at the end.
     """
     directory, jobs = submit_job(job, path, numbered=numbered)
     answer(directory.path)
@@ -44,7 +47,14 @@ def send_job(job: PreparedJob, path: Path, *, numbered: bool, wait: bool) -> Non
     several = "s" * (len(jobs) > 1)
     tell(f"submitted as job{several} {', '.join(jobs)}; see its state: hpctrain status {shell_word(directory.path)}")
     if wait:
-        raise typer.Exit(_wait(directory, job.request.tasks))
+        from hpctrain.control.supervision.repeats import array_series
+        from hpctrain.report.repeats import read_repeats, table
+
+        code = _wait(directory, job.request.tasks)
+        if repeated and (series := array_series(directory.path)):
+            terminal().print(table(read_repeats(series)))
+            tell(f"report: hpctrain report {shell_word(directory.path)}")
+        raise typer.Exit(code)
 
 
 def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
@@ -65,6 +75,8 @@ def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
         return _INTERRUPTED
     code = waiting.exit_code(runs)
     if code:
-        tell(f"hpctrain: not finished; what the jobs printed is in {directory.logs}")
-        tell(f"  to resume: {resume_command(directory)}")
+        words = None if tasks else last_words(directory)
+        tell(f"hpctrain: not finished; what the jobs printed is in {directory.logs}{f': {words}' if words else ''}")
+        if any(map(waiting.may_go_on, runs)):
+            tell(f"  to resume: {resume_command(directory)}")
     return code

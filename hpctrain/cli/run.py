@@ -10,12 +10,12 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.run_options import PredictedGpu, StartOptions, StopOptions, WorkOptions, require_gpu
+from hpctrain.cli.run_options import PredictedGpu, Repeat, StartOptions, StopOptions, WorkOptions, require_gpu
 from hpctrain.cli.work import read_work
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Script, Start, Stop
-from hpctrain.common.run.request import MOST_SEEDS, TrainingRequest
+from hpctrain.common.run.request import TrainingRequest
 
 
 @with_groups
@@ -54,15 +54,7 @@ def run(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Let --resume continue with a changed recipe, script or plan.json.")
     ] = False,
-    repeat: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=MOST_SEEDS,
-            help="Run the recipe with N seeds, starting at its own; mean and deviation.",
-        ),
-    ] = None,
+    repeat: Repeat = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what a shell would have to execute; run nothing.")
     ] = False,

@@ -13,9 +13,11 @@ from hpctrain.cli.host_options import JobHosts
 from hpctrain.cli.job_prediction import prediction_records, print_prediction
 from hpctrain.cli.jobs import send_job, show_job
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.run_options import JobStart, PredictedGpu, Restarts, WorkOptions, require_gpu
+from hpctrain.cli.run_options import JobStart, PredictedGpu, Repeat, Restarts, WorkOptions, require_gpu
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks, require_work
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import default_directory
 from hpctrain.common.run.plan import Start, Stop
 from hpctrain.common.run.request import TrainingRequest
@@ -46,6 +48,7 @@ def submit(
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default runs/NAME-TIME.")
     ] = None,
+    repeat: Repeat = None,
     gpu: PredictedGpu = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print script, placement and environment; submit and write nothing.")
@@ -64,7 +67,16 @@ def submit(
         require_no_series(run_dir)
     require_work(work)
     found = find_cluster(cluster, job.partition)
-    request = requested(found, Path(work).stem, job.asked())
+    asked = job.asked()
+    if repeat is not None:
+        if job.array is not None:
+            raise HpctrainError(
+                "HT-array-and-repeat",
+                "--array and --repeat exclude each other: --repeat makes an array of its own",
+                f"--array with --set seed=%a chooses the seeds; hpctrain submit {shell_word(work)} --repeat {repeat}",
+            )
+        asked["array"] = f"0-{repeat - 1}"
+    request = requested(found, Path(work).stem, asked)
     if found.profile.kubernetes:
         from hpctrain.cli.submit_pods import PodSubmission, submit_pods
 
@@ -74,7 +86,7 @@ def submit(
             work=work,
             arguments=arguments or [],
             training=training,
-            asked=job.asked(),
+            asked={**job.asked(), "repeat": repeat},
             run_dir=run_dir,
             restarts=restarts,
             gpu=gpu,
@@ -85,10 +97,16 @@ def submit(
     in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
     start = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
     works = read_tasks(
-        work, training.overrides or [], arguments or [], request.tasks, mesh=training.mesh, small=training.small
+        work,
+        training.overrides or [],
+        arguments or [],
+        request.tasks,
+        mesh=training.mesh,
+        small=training.small,
+        repeat=repeat is not None,
     )
     works = {task: training.tracked(each) for task, each in works.items()}
-    asked = TrainingRequest(
+    training_request = TrainingRequest(
         work=None,
         backend=training.backend,
         framework=training.framework,
@@ -97,7 +115,7 @@ def submit(
         stop=Stop(restarts=restarts),
         dry_run=dry_run,
     )
-    trainings = {task: replace(asked, work=each) for task, each in works.items()}
+    trainings = {task: replace(training_request, work=each) for task, each in works.items()}
     made = prepare(found, request, trainings, script.content())
     for line in made.notices:
         tell(line)
@@ -109,4 +127,4 @@ def submit(
     if made.pack:
         made.pack.write(tell)
     made = replace(made, predictions=prediction_records(made, works, gpu))
-    send_job(made, path, numbered=run_dir is None, wait=wait)
+    send_job(made, path, numbered=run_dir is None, wait=wait, repeated=repeat is not None)

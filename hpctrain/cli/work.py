@@ -134,14 +134,18 @@ def read_tasks(
     *,
     mesh: str | None = None,
     small: bool = False,
+    repeat: bool = False,
 ) -> dict[int | None, Recipe | Script]:
     """The work of each task of an array, with ``%a`` replaced by its number; the work of any other run under None.
+
+    Args:
+        repeat: whether the tasks are the recipe with a seed each, as of ``--repeat``.
 
     Raises:
         HpctrainError: the work cannot be read, ``%a`` stands where there are no tasks, or every task would do
             the same training.
     """
-    if not tasks and any(each.partition("=")[2] == "%a" for each in overrides):
+    if (repeat or not tasks) and any(each.partition("=")[2] == "%a" for each in overrides):
         raise HpctrainError(
             "HT-task-number-without-array",
             "%a in --set is the number of a task, and there is no --array",
@@ -149,6 +153,11 @@ def read_tasks(
         )
     if not tasks:
         return {None: read_work(work, overrides, arguments, mesh=mesh, small=small)}
+    if repeat:
+        from hpctrain.control.supervision.repeats import with_seeds
+
+        read = read_work(work, overrides, arguments, mesh=mesh, small=small)
+        return dict(enumerate(with_seeds(read if isinstance(read, Recipe) else work, len(tasks))))
     if work.endswith(".py"):
         script = read_work(work, overrides, arguments, mesh=mesh, small=small)
         assert isinstance(script, Script)

@@ -20,6 +20,7 @@ from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 from hpctrain.common.run.events.kinds import Moment
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
+from hpctrain.control.schedulers.outcome import last_words
 from hpctrain.control.schedulers.slurm.energy import consumed_joules
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.energy import energy_text, kwh
@@ -107,7 +108,7 @@ def render(directory: RunDirectory) -> str:
         comparison=compare(record, plan, predicted) if predicted else None,
         prediction_fault=fault,
         settings=settings(plan),
-        faults=_faults(record, ranks),
+        faults=_faults(record, ranks) or ([] if summary["status"] == "done" else _job_error(directory)),
         survived=[*(fault_line(fault) for _, fault in record.survived), *trouble_lines(record.events)],
         attempts=[_attempt_row(attempt) for attempt in record.attempts],
         ranks=[_rank_row(rank) for rank in ranks],
@@ -208,6 +209,12 @@ def _faults(record: Record, ranks: Iterable[RankRecord]) -> list[str]:
     """The run's fault events or, before the launcher wrote one, the errors of the ranks."""
     raised = [f"Rank {rank.rank} on {rank.host}: {_error(rank)}" for rank in ranks if rank.status == "failed"]
     return [fault.message for fault in record.faults] or raised
+
+
+def _job_error(directory: RunDirectory) -> list[str]:
+    """The error of hpctrain in the log of a run's job, where the run itself recorded none."""
+    words = last_words(directory)
+    return [words.error] if words and words.error else []
 
 
 def _error(rank: RankRecord) -> str:

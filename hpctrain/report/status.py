@@ -21,7 +21,7 @@ from hpctrain.common.run.records import read_records
 from hpctrain.common.run.resuming import resume_command
 from hpctrain.control.schedulers.cancel import launcher_process
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
-from hpctrain.control.schedulers.outcome import summary_status
+from hpctrain.control.schedulers.outcome import last_words, summary_status
 from hpctrain.control.schedulers.slurm.energy import consumed_joules
 from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.energy import energy_of, kwh
@@ -256,14 +256,20 @@ class KnownRun:
                 return f"its launcher is on {host}; whether it is alive cannot be seen from here"
             case "stopped" if last:
                 why = f" ({last.reason})" if last.reason else ""
-                return f"job {last.id} ended as {last.state}{why}, exit code {last.exit_code}, and the run said nothing"
+                return f"job {last.id} ended as {last.state}{why}, exit code {last.exit_code}{self._last_words}"
             case "stopped":
-                return "its processes are gone, and none of them said why"
+                return f"its processes are gone{self._last_words}"
             case "resumable" if (attempt := self.progress.last_attempt) and attempt.stopped:
                 return attempt.stopped.text
             case "failed" | "resumable":
                 return self.progress.faults[-1].message if self.progress.faults else ""
         return ""
+
+    @property
+    def _last_words(self) -> str:
+        """What the job's log says last, where the run itself recorded nothing."""
+        words = last_words(self.directory, self.job_ids)
+        return f": {words}" if words else ", and none of them said why"
 
     def _times(self, state: str, now: float) -> dict[str, Any]:
         progress, job = self.progress, self._running

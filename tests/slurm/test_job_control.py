@@ -160,3 +160,39 @@ def test_cancel_lets_the_ranks_save_their_state(
     assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}, log_of(tmp_path / "run")
     slurm.wait_idle()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "resumable"
+
+
+@pytest.mark.long
+def test_repeated_runs_and_their_mean(slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> None:
+    """The seeds are tasks of an array, from the recipe's own on."""
+    asked = ("submit", "digits", "--smoke", "--set", "seed=7", "--cluster", "generic", "--time", "5", "--repeat", "2")
+    done = slurm_main(*asked, "--run-dir", "run", "--wait")
+    assert done.returncode == 0, done.stdout + log_of(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "submission.json").read_text())["request"]["array"] == "0-1"
+    found = json.loads(slurm_main("report", "run", "--json").stdout)
+    assert ([run["status"] for run in found["runs"]], found["seeds"]) == (["done", "done"], [7, 8])
+    # The table with the mean and the spread is printed too.
+    assert f"{found['mean']:.4f} ± {found['deviation']:.4f}" in done.stdout
+    slurm.wait_idle()
+
+
+def test_a_job_that_fails_before_the_run_begins(slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> None:
+    """Its log has the reason, which is shown."""
+    (tmp_path / "mine.yaml").write_text(f"{PROFILE}setup: ['echo no-such-module is not there >&2; exit 7']\n")
+    (tmp_path / "work.py").write_text("")
+    done = slurm_main("submit", "work.py", *SIZE, "--wait")
+    (log,) = (tmp_path / "run" / "logs").glob("job-*.log")
+    reason = f"no-such-module is not there ({log})"
+    assert done.returncode == 1 and reason in done.stdout
+    status = json.loads(slurm_main("status", "run", "--json").stdout)
+    assert status["state"] == "stopped" and status["message"].endswith(reason)
+
+
+def test_a_script_that_fails_is_not_to_be_resumed(slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(PROFILE)
+    (tmp_path / "work.py").write_text("raise ValueError('always')")
+    done = slurm_main("submit", "work.py", *SIZE, "--wait")
+    assert done.returncode == 1 and "ValueError: always" in done.stdout
+    assert "sbatch" not in done.stdout
+    assert json.loads(slurm_main("status", "run", "--json").stdout)["resume"] is None
+    slurm.wait_idle()

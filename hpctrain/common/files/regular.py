@@ -69,6 +69,21 @@ def read_regular(path: Path, limit: int, *, links: bool = True) -> bytes:
     return content
 
 
+def last_lines(path: Path, count: int, *, begin: int = 0, most_bytes: int = 65536) -> tuple[str, ...]:
+    """The last lines of a log, of those from a byte on; none where it cannot be read.
+
+    Args:
+        most_bytes: what is read at most.
+    """
+    try:
+        with open_regular(path, links=False) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(begin, size - most_bytes))
+            return tuple(file.read(most_bytes).decode(errors="replace").splitlines()[-count:])
+    except OSError:
+        return ()
+
+
 def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "strict") -> str:
     """The text of a file that the user names, in UTF-8.
 

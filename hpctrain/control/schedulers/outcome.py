@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
 from pydantic import BaseModel
 
+from hpctrain.common.files.printable import printable
+from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.resuming import array_task
+
+# Of a longer line of a log the end is left out.
+_LONGEST = 400
+# How an error of hpctrain begins.
+_ERROR = re.compile(r"(hpctrain: )?(error|stopped)\[HT-[a-z-]+\]: ")
 
 
 class _Summary(BaseModel):
@@ -18,3 +31,33 @@ def summary_status(directory: RunDirectory) -> str | None:
         HpctrainError: it is damaged.
     """
     return read_model(directory.summary, _Summary).status if directory.summary.exists() else None
+
+
+class LastWords(NamedTuple):
+    """The end of a job's log: its last line, and the last error of hpctrain, if any."""
+
+    log: Path
+    line: str
+    error: str | None
+
+    def __str__(self) -> str:
+        return f"{self.error or self.line} ({self.log})"
+
+
+def last_words(directory: RunDirectory, jobs: Sequence[str] = ()) -> LastWords | None:
+    """The end of the log of a run's last job; None without a log.
+
+    Args:
+        jobs: the numbers of the run's jobs, the last one last; the newest log counts where none of them has one.
+    """
+    task = array_task(directory)
+    folder = directory.logs if task is None else RunDirectory(directory.path.parent).logs
+    logs = [path for number in jobs if (path := folder / f"job-{number}.log").exists()]
+    if not logs:
+        found = folder.glob("job-*.log" if task is None else f"job-*_{task}.log")
+        logs = sorted(found, key=lambda path: (len(path.name), path.name))
+    lines = [printable(line.strip())[:_LONGEST] for line in last_lines(logs[-1], 1000) if line.strip()] if logs else []
+    if not lines:
+        return None
+    errors = [line for line in lines if _ERROR.match(line)]
+    return LastWords(log=logs[-1], line=lines[-1], error=errors[-1] if errors else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.regular import open_regular
+from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile
 from hpctrain.common.run.events.kinds import StoppedEvent
@@ -20,7 +19,6 @@ from hpctrain.common.run.records import RankRecord, final_records
 from hpctrain.common.run.stopping import RESUMABLE
 
 LOG_LINES = 20
-_LOG_BYTES = 65536
 
 # Open MPI may break these sentences at any blank.
 _OPEN_MPI_SIGNAL = re.compile(
@@ -278,17 +276,6 @@ def _rank_failure(directory: RunDirectory, record: RankRecord, code: str, what: 
         rank=record.rank,
         host=record.host,
         log=log,
-        lines=_end_of_log(log, record.log_begin),
+        lines=last_lines(log, LOG_LINES, begin=record.log_begin),
         exit_code=exit_code,
     )
-
-
-def _end_of_log(path: Path, begin: int) -> tuple[str, ...]:
-    """The last lines of an attempt in a log; none where it cannot be read."""
-    try:
-        with open_regular(path, links=False) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(begin, size - _LOG_BYTES))
-            return tuple(file.read(_LOG_BYTES).decode(errors="replace").splitlines()[-LOG_LINES:])
-    except OSError:
-        return ()

@@ -101,16 +101,29 @@ def repeated(plan: Plan, count: int) -> dict[int, Plan]:
     """Copies of the plan with its recipe's seed and the ``count`` - 1 following ones, by seed.
 
     Raises:
-        HpctrainError: it is of a script, or a seed would be too large.
+        HpctrainError: as in :func:`with_seeds`.
     """
-    recipe = plan.recipe
-    if recipe is None:
+    recipes = with_seeds(plan.recipe or plan.title, count)
+    return {recipe.seed: plan.model_copy(update={"recipe": recipe}) for recipe in recipes}
+
+
+def with_seeds(work: Recipe | str, count: int) -> list[Recipe]:
+    """The recipe with its own seed and the ``count`` - 1 following ones.
+
+    Args:
+        work: the recipe, or the name of a script, which is refused.
+
+    Raises:
+        HpctrainError: it is a script, or a seed would be too large.
+    """
+    if isinstance(work, str):
         raise HpctrainError(
             "HT-series-of-script",
             "--repeat is for recipes, and {title} is a script",
             "run it once for each of its own seeds",
-            title=plan.title,
+            title=work,
         )
+    recipe = work
     if recipe.seed + count - 1 > _LARGEST_SEED:
         raise HpctrainError(
             "HT-series-seed-too-large",
@@ -120,7 +133,7 @@ def repeated(plan: Plan, count: int) -> dict[int, Plan]:
             largest_seed=_LARGEST_SEED,
         )
     seeds = range(recipe.seed, recipe.seed + count)
-    return {seed: plan.model_copy(update={"recipe": recipe.model_copy(update={"seed": seed})}) for seed in seeds}
+    return [recipe.model_copy(update={"seed": seed}) for seed in seeds]
 
 
 def create_series(path: Path, plans: dict[int, Plan]) -> Series:

@@ -56,6 +56,16 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             "error[HT-recipe-unknown]: unknown recipe 'digit'\n  did you mean 'digits'?",
         ),
         (["submit", "train.py"], "cannot read the script train.py: No such file"),
+        *(
+            (["submit", "digits", "--cluster", "cpu", "--dry-run", *wrong], code)
+            for *wrong, code in (
+                ("--set", "seed=%a", "HT-task-number-without-array"),
+                ("--repeat", "2", "--set", "seed=%a", "HT-task-number-without-array"),
+                ("--repeat", "2", "--array", "0-3", "HT-array-and-repeat"),
+                ("--repeat", "2", "--chain", "2", "HT-slurm-chain-and-array"),
+                ("--repeat", "2", "--set", "seed=4294967295", "HT-series-seed-too-large"),
+            )
+        ),
         (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "'dp_replicate' or 'dp_shard'"),
         (
             ["predict", "digits", "--mesh", "dp_shard=2", "--gpu", "v100-sxm"],

@@ -16,10 +16,13 @@ import psutil
 import pytest
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.schedulers.slurm.queue import JobState
+from hpctrain.control.schedulers.waiting import may_go_on
+from hpctrain.report.page import render
 from hpctrain.report.record import Progress, Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
 from support.report.written_runs import Line, recipe_plan, run_events, write_run
@@ -63,7 +66,9 @@ def job(**changes: Any) -> JobState:
 
 
 def known(tmp_path: Path, events: list[Line], **changes: Any) -> RunStatus:
-    directory = write_run(tmp_path / "run", recipe_plan(), events)
+    directory = RunDirectory(tmp_path / "run")
+    if not directory.plan.exists():
+        write_run(directory.path, recipe_plan(), events)
     values: dict[str, Any] = {
         "directory": directory,
         "plan": recipe_plan(),
@@ -126,6 +131,30 @@ def test_what_it_says_of_each_state(tmp_path: Path) -> None:
     ended_message = known(tmp_path / "c", events, jobs=[ended]).message
     assert " 12 " in ended_message and "TIMEOUT (TimeLimit)" in ended_message
     assert " n1" in known(tmp_path / "d", events, jobs=[], alive=None).message
+
+
+def test_the_reason_in_a_jobs_log(tmp_path: Path) -> None:
+    """Of the run's last job that has one: the last error of hpctrain, else the last line, of a file of any size."""
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "job-12.log").write_text("error[HT-of-another-job]: x\n")
+    (logs / "job-13.log").write_bytes(b"\xff" * 200_000 + b"\nslurmstepd: \x1b[31mexec failed\n\n")
+    jobs = [job(state="FAILED"), job(id="13", state="FAILED")]
+    message = known(tmp_path, [], jobs=jobs, job_ids=("12", "13", "14")).message
+    assert message.endswith(f"slurmstepd: \\u001b[31mexec failed ({logs}/job-13.log)")
+    with (logs / "job-13.log").open("a") as file:
+        file.write("error[HT-launcher-none-works]: none works\n  mend it\n")
+    assert (
+        f"error[HT-launcher-none-works]: none works ({logs}/job-13.log)"
+        in known(tmp_path, [], jobs=jobs, job_ids=("12", "13")).message
+    )
+    assert "HT-launcher-none-works" in known(tmp_path, [], jobs=[], job_ids=("13",)).message
+    assert "HT-launcher-none-works" in render(RunDirectory(tmp_path / "run"))
+    assert not may_go_on(RunDirectory(tmp_path / "run"))
+    (logs / "job-13.log").write_text("out of memory\n")
+    assert may_go_on(RunDirectory(tmp_path / "run"))
+    # The page of a run that may still go on does not take any line for an error.
+    assert "out of memory" not in render(RunDirectory(tmp_path / "run"))
 
 
 def test_before_anything_happened(tmp_path: Path) -> None:
