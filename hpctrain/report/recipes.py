@@ -71,6 +71,8 @@ def batch_text(batch: Batch) -> str:
 def _results(entry: Recipe | Listed) -> str:
     """The result reported for the recipe's batch if known, else the range of all: ``0.6604 to 0.7652 (10)``."""
     rows = entry.reported
+    if not rows:
+        return ""
     if isinstance(entry, Recipe) and (size := entry.batch.fixed_size) and (own := entry.reported_at(size)):
         rows = tuple(row for row in rows if row.batch == own.batch)
     metric = rows[0].metric

@@ -23,7 +23,8 @@ def median_accuracy(epochs: Sequence[EpochEvent], count: int) -> float | None:
 
 def result_name(recipe: Recipe) -> str:
     """The metric in a run's summary that is the recipe's result. ``recipe`` is that of a plan, as below."""
-    metric = (recipe.reported_at(recipe.global_batch) or recipe.reported[0]).metric
+    rows = [*filter(None, [recipe.reported_at(recipe.global_batch)]), *recipe.reported]
+    metric = rows[0].metric if rows else "test_loss" if recipe.data.name == "text" else "test_accuracy"
     return MEDIAN if metric == "test_accuracy" and recipe.median_of > 1 else metric
 
 
@@ -41,6 +42,8 @@ def reported_text(recipe: Recipe) -> str:
         return "a smoke run, which is not compared with what the source reports"
     if rows := reported_rows(recipe):
         return f"reported: {'; '.join(map(row_text, rows))}"
+    if not recipe.reported:
+        return "a recipe of one's own, of which nothing is reported"
     batches = sorted({row.batch for row in recipe.reported if row.batch is not None})
     return f"nothing reported for batch {recipe.global_batch}, only for {', '.join(map(str, batches))}"
 

@@ -24,13 +24,13 @@ def small_resnets() -> Iterator[None]:
         yield
 
 
-def _torch(*, zero_gamma: bool, weights: Any, norm: Any) -> Any:
+def _torch(classes: int, *, zero_gamma: bool, weights: Any, norm: Any) -> Any:
     from hpctrain.worker.models.torch_resnet import Basic, ResNet
 
-    return ResNet(Basic, (1, 1), classes=1000, zero_gamma=zero_gamma, weights=weights, norm=norm)
+    return ResNet(Basic, (1, 1), classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)
 
 
-def _keras(*, zero_gamma: bool, weights: Any, norm: Any) -> Any:
+def _keras(classes: int, *, zero_gamma: bool, weights: Any, norm: Any) -> Any:
     from hpctrain.worker.models.keras_resnet import _basic, _Layers, _resnet
 
-    return _resnet(_basic, (1, 1), _Layers(norm=norm, weights=weights, zero_gamma=zero_gamma), 1000)
+    return _resnet(_basic, (1, 1), _Layers(norm=norm, weights=weights, zero_gamma=zero_gamma), classes)

@@ -49,6 +49,11 @@ class _Network(Section):
 class ModelSettings(GptSettings, _Network):
     """The network."""
 
+    classes: Count | None = Field(
+        None,
+        description="for residual networks: outputs of the last layer; by default as many as the data has classes, and "
+        "never fewer",
+    )
     zero_gamma: bool = Field(True, description="for residual networks: every block starts as the identity")
     weights: InitialWeights = InitialWeights.defaults()
     batch_norm: BatchNormSettings = BatchNormSettings.defaults()
@@ -305,9 +310,9 @@ class RecipeKeys(Section):
     """The keys of a recipe. Values that the file leaves out have the defaults given here."""
 
     name: str
-    source: str
+    source: str = Field("", description="the paper or code that the values are from")
     cost: str = Field("", description="hardware and time, as the source states them")
-    reported: tuple[Reported, ...] = Field(min_length=1)
+    reported: tuple[Reported, ...] = Field((), description="results that the source states")
     model: ModelSettings
     data: Data
     images: Images = Images.defaults()

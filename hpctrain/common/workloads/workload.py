@@ -205,7 +205,7 @@ class Workload(_Frozen):
                 sample=" x ".join(map(str, self.sample.shape)) or "one number",
                 image_size=image_size,
             )
-        return load_workload(self.any_size, image_size=image_size)
+        return load_workload(self.any_size, image_size=image_size, classes=self.outputs)
 
     def write(self, path: Path) -> None:
         """Write it where :func:`read_workload` reads it.
@@ -225,6 +225,8 @@ class ImageNetwork(_Frozen):
     Attributes:
         layers: a workload's layers without the quantities of :data:`SCALED`.
         areas: for each layer, by quantity of :data:`SCALED`, (level, multiple); level -1 is the constant.
+        per_class: how much each quantity of the last layers grows with each class.
+        outputs: the number of classes of the other quantities.
         traced: the image size that the workload has where none is asked for.
     """
 
@@ -232,13 +234,14 @@ class ImageNetwork(_Frozen):
     sample: Sample
     layers: tuple[Layer, ...]
     areas: tuple[dict[str, tuple[tuple[int, int], ...]], ...]
+    per_class: tuple[Layer, ...]
     buffers: Count
     outputs: Count
     source: str
     traced: Count
 
-    def at(self, image_size: int) -> Workload:
-        """The workload for images with so many pixels a side.
+    def at(self, image_size: int, classes: int | None = None) -> Workload:
+        """The workload for images with so many pixels a side, and a last layer for so many classes.
 
         Raises:
             HpctrainError: a size below 32.
@@ -251,17 +254,21 @@ class ImageNetwork(_Frozen):
                 image_size=image_size,
                 name=self.name,
             )
-        layers = tuple(
+        layers = [
             layer.model_copy(update={key: _at(terms, image_size) for key, terms in areas.items()})
             for layer, areas in zip(self.layers, self.areas, strict=True)
-        )
+        ]
+        classes = self.outputs if classes is None else classes
+        last = range(len(layers) - len(self.per_class), len(layers))
+        for index, growth in zip(last, self.per_class, strict=True):
+            layers[index] = _grown(layers[index], growth, classes - self.outputs)
         sample = Sample(shape=(*self.sample.shape[:-2], image_size, image_size), dtype=self.sample.dtype)
         return Workload(
             name=self.name,
             sample=sample,
-            layers=layers,
+            layers=tuple(layers),
             buffers=self.buffers,
-            outputs=self.outputs,
+            outputs=classes,
             source=self.source,
             any_size=self.name,
         )
@@ -276,6 +283,14 @@ def _at(terms: tuple[tuple[int, int], ...], image_size: int) -> int:
     return sum(multiple * area(image_size, level) for level, multiple in terms)
 
 
+def _grown(layer: Layer, growth: Layer, classes: int) -> Layer:
+    """A layer with so many classes more."""
+    numbers = [key for key, field in Layer.model_fields.items() if field.annotation is int]
+    changes: dict[str, object] = {key: getattr(layer, key) + classes * getattr(growth, key) for key in numbers}
+    both = zip(layer.parameters, growth.parameters, strict=True)
+    return layer.model_copy(update=changes | {"parameters": tuple(own + classes * more for own, more in both)})
+
+
 def workload_names() -> list[str]:
     """The networks whose workloads are shipped."""
     return sorted(file.name.removesuffix(_SUFFIX) for file in _SHIPPED.iterdir() if file.name.endswith(_SUFFIX))
@@ -285,12 +300,13 @@ def _image_networks() -> list[str]:
     return [name for name in workload_names() if name.startswith("resnet")]
 
 
-def load_workload(name: str, *, image_size: int | None = None) -> Workload:
+def load_workload(name: str, *, image_size: int | None = None, classes: int | None = None) -> Workload:
     """A shipped workload.
 
     Args:
         name: a network of a recipe or of ``hpctrain bench step``, such as ``transformer`` or ``convnet``.
         image_size: pixels a side, of residual networks; 224 by default.
+        classes: outputs of a residual network's last layer; 1,000 by default.
 
     Raises:
         HpctrainError: an unknown name, or a size that the network does not take.
@@ -305,7 +321,7 @@ def load_workload(name: str, *, image_size: int | None = None) -> Workload:
     text = (_SHIPPED / f"{name}{_SUFFIX}").read_text()
     if name in _image_networks():
         network = ImageNetwork.model_validate_json(text)
-        return network.at(image_size or network.traced)
+        return network.at(image_size or network.traced, classes)
     found = Workload.model_validate_json(text)
     return found if image_size is None else found.at(image_size)
 

@@ -11,12 +11,12 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.settings import MESH
 
-# The parameters of each network with the classes of its data set.
-_PARAMETERS: Mapping[str, int] = {
-    "digits_cnn": 89_930,
-    "resnet18": 11_689_512,
-    "resnet50": 25_557_032,
-    "resnet101": 44_549_160,
+# The parameters of each network with the classes of its data set, ImageNet's or the digits', and those of each class.
+_PARAMETERS: Mapping[str, tuple[int, int]] = {
+    "digits_cnn": (89_930, 0),
+    "resnet18": (11_689_512, 513),
+    "resnet50": (25_557_032, 2_049),
+    "resnet101": (44_549_160, 2_049),
 }
 
 
@@ -81,5 +81,13 @@ def mesh_model(recipe: Recipe, mesh: Mesh) -> MeshModel:
 
 
 def parameters(recipe: Recipe) -> int:
-    """The number of parameters of a recipe's network."""
-    return recipe.model.parameters if recipe.model.name == "gpt" else _PARAMETERS[recipe.model.name]
+    """The number of parameters of a recipe's network, with the classes of its data where they are at hand."""
+    if recipe.model.name == "gpt":
+        return recipe.model.parameters
+    usual, of_class = _PARAMETERS[recipe.model.name]
+    if not of_class:
+        return usual
+    # Imported here because it loads NumPy.
+    from hpctrain.common.shards.at_hand import IMAGENET_CLASSES, head_classes
+
+    return usual + of_class * (head_classes(recipe) - IMAGENET_CLASSES)

@@ -376,6 +376,7 @@ def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration
     job = runs[-1].job
     found = [warning for run in runs for warning in run.job.network.warnings]
     found.extend(idle_warnings([run.nodes for run in runs if run.job.ranks > run.batch]))
+    found.extend(training.assumptions)
     if job.samples_per_s is not None and training.workers not in calibration.loaded:
         found.append(_decoding(runs, training))
     if job.device.name == CPU and not calibration.sweeps:

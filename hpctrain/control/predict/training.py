@@ -13,6 +13,8 @@ from hpctrain.common.recipes.compatibility import uncompilable
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Batch, Communication, Optimizer, OptimizerName
+from hpctrain.common.shards.at_hand import IMAGENET_CLASSES, head_classes, manifest_at_hand
+from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.workloads.workload import Workload, load_workload
 from hpctrain.control.predict.compute import Precision, Software
 from hpctrain.control.predict.values import Values
@@ -65,6 +67,7 @@ class Training:
         recipe: not for a number of ranks; None for a script's network.
         per_rank: samples of a rank in a step, of a script.
         micro_batch: chooses the recipe's for a number of ranks, where it has ``auto``.
+        shards: the manifest of the recipe's images, where they are at hand; else they are taken for ImageNet's.
     """
 
     workload: Workload
@@ -76,6 +79,7 @@ class Training:
     per_rank: int | None = None
     framework: str = "torch"
     micro_batch: Callable[[int], int] | None = None
+    shards: ShardManifest | None = None
 
     @property
     def name(self) -> str:
@@ -86,6 +90,17 @@ class Training:
     def software(self) -> Software:
         """How PyTorch runs the network on a GPU; Keras is taken to be like an eager step."""
         return "compiled" if self.recipe and self.framework == "torch" and compiled_on_gpus(self.recipe) else "eager"
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What is assumed about data that are not at hand; nothing of published recipes, whose data are known."""
+        recipe = self.recipe
+        if recipe is None or recipe.data.name != "imagenet" or self.shards or (recipe.source and not recipe.data.path):
+            return []
+        classes = recipe.model.classes or IMAGENET_CLASSES
+        where = f"{recipe.data.path} is not at hand" if recipe.data.path else "data.path is not given"
+        counted = " and ".join(f"{count:,}" for count in images(recipe))
+        return [f"{where}: {classes:,} classes, and ImageNet's {counted} images, are assumed"]
 
     @property
     def workers(self) -> int | None:
@@ -125,7 +140,7 @@ class Training:
         if self.recipe is None:
             return None
         recipe = self.recipe.at(ranks)
-        training, validation = images(recipe)
+        training, validation = images(recipe, self.shards)
         count, source = epochs(recipe, values)
         steps = epoch_steps(recipe.batch, recipe.data.per_epoch(training))
         every = recipe.checkpoints.every_steps
@@ -176,13 +191,17 @@ def recipe_training(recipe: Recipe) -> Training:
     require_data_parallel(recipe.mesh)
     sizes = None if recipe.data.name == "digits" else _sizes(recipe)
     mean = None if sizes is None else round(float(np.sqrt(np.mean(sizes**2))))
+    classes = head_classes(recipe)
     return Training(
-        workload=load_workload(recipe.model.name, image_size=mean),
-        largest=load_workload(recipe.model.name, image_size=None if sizes is None else int(sizes.max())),
+        workload=load_workload(recipe.model.name, image_size=mean, classes=classes),
+        largest=load_workload(
+            recipe.model.name, image_size=None if sizes is None else int(sizes.max()), classes=classes
+        ),
         optimizer=recipe.optimizer,
         communication=recipe.communication,
         precision=recipe.precision,
         recipe=recipe,
+        shards=manifest_at_hand(recipe),
     )
 
 
@@ -252,9 +271,11 @@ def script_training(
     )
 
 
-def images(recipe: Recipe) -> tuple[int, int]:
-    """Samples of the training and of the validation set."""
+def images(recipe: Recipe, shards: ShardManifest | None = None) -> tuple[int, int]:
+    """Samples of the training and of the validation set; those of ImageNet where its shards are not at hand."""
     training, validation = _IMAGES[recipe.data.name]
+    if shards is not None:
+        training, validation = shards.splits["train"].samples, shards.splits["val"].samples
     if recipe.data.name == "digits":
         validation = round(training * recipe.data.test_fraction)
         return training - validation, validation

@@ -21,6 +21,7 @@ from hpctrain.common.run.resuming import resume_command
 # Settings that fix the shape of a checkpoint's state, or the data that it is part of the way through.
 _HELD = (
     "model.name",
+    "model.classes",
     *(f"model.{key}" for key in GptSettings.model_fields),
     "optimizer.name",
     "data.name",

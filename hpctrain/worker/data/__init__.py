@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from hpctrain.worker.data.samples import InMemory, Samples, Source
 if TYPE_CHECKING:
     from hpctrain.worker.comm import Communicator
 
-# How many classes the networks for photographs distinguish.
-_CLASSES = 1000
 # Vocabularies are padded to a multiple of this, with which matrix products are faster.
 _MULTIPLE = 64
 
@@ -170,14 +169,33 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source
         ShardFiles(folder).require_room(
             [file for split in read_manifest(folder).splits.values() for file in split.shards]
         )
-    if len(train.classes) > _CLASSES:
+    most = recipe.model.classes
+    if most is not None and len(train.classes) > most:
         raise HpctrainError(
             "HT-data-too-many-classes",
-            "{folder} has {classes} classes, but {model} distinguishes {most}",
-            "--set data.path=DIR names a folder with fewer classes",
+            "{folder} has {classes} classes, and model.classes gives {model} only {most}",
+            "--set model.classes=null makes the last layer for the classes of the data",
             folder=folder,
             classes=len(train.classes),
             model=recipe.model.name,
-            most=_CLASSES,
+            most=most,
         )
     return train, val
+
+
+def with_head(recipe: Recipe, train: Source, *, say: bool) -> Recipe:
+    """The recipe with as many classes as its training samples have, where they are photographs and it gives no number.
+
+    A larger number that it gives stays, which is printed on the rank that is to ``say`` so.
+    """
+    if recipe.data.name != "imagenet":
+        return recipe
+    from hpctrain.worker.data.loader import ImageNet
+
+    assert isinstance(train, ImageNet)
+    found, asked = len(train.classes), recipe.model.classes
+    if asked is not None:
+        if asked > found and say:
+            print(f"hpctrain: model.classes: {asked}, of which the data have {found}", file=sys.stderr, flush=True)
+        return recipe
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"classes": found})})

@@ -17,12 +17,13 @@ from hpctrain.common.files.whole import write_whole
 from hpctrain.common.workloads.workload import SCALED, ImageNetwork, Layer, Workload, area
 from hpctrain.worker.bench.workloads import convnet
 from hpctrain.worker.bench.workloads import workload as benchmark
+from hpctrain.worker.models import CLASSES
 from hpctrain.worker.models.torch_digits import digits_cnn
 from hpctrain.worker.models.torch_resnet import resnet18, resnet50, resnet101
 from hpctrain.worker.models.torch_transformer import small_encoder
 from hpctrain.worker.tracing.trace import trace
 
-RESIDUAL: dict[str, Callable[[], torch.nn.Module]] = {
+RESIDUAL: dict[str, Callable[..., torch.nn.Module]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
     "resnet101": resnet101,
@@ -63,7 +64,8 @@ def write(name: str, folder: Path) -> None:
         other(name).write(path)
         return
     model = RESIDUAL[name]()
-    network = image_network(lambda size: residual(name, model, size), traced=_IMAGE)
+    narrower = residual(name, RESIDUAL[name](CLASSES - 1), _IMAGE)
+    network = image_network(lambda size: residual(name, model, size), narrower, traced=_IMAGE)
     write_whole(path, (network.model_dump_json(exclude_defaults=True) + "\n").encode())
 
 
@@ -73,11 +75,12 @@ _LEVELS = (-1, 0, 1, 2, 3, 4, 5)
 SIZES = (37, 50, 67, 97, 129, 163, 200, 224, 250)
 
 
-def image_network(trace: Callable[[int], Workload], *, traced: int) -> ImageNetwork:
+def image_network(trace: Callable[[int], Workload], narrower: Workload, *, traced: int) -> ImageNetwork:
     """The network at any size, from its workloads at :data:`SIZES`.
 
     Args:
         trace: gives the workload for images with a side of so many pixels.
+        narrower: at the default size, with one class less.
         traced: the default size, one of :data:`SIZES`.
     """
     found = [trace(size) for size in SIZES]
@@ -88,11 +91,26 @@ def image_network(trace: Callable[[int], Workload], *, traced: int) -> ImageNetw
         sample=base.sample,
         layers=tuple(layer.model_copy(update=plain) for layer in base.layers),
         areas=tuple(_terms([each.layers[index] for each in found]) for index in range(len(base.layers))),
+        per_class=_per_class(base, narrower),
         buffers=base.buffers,
         outputs=base.outputs,
         source=base.source,
         traced=traced,
     )
+
+
+def _per_class(whole: Workload, narrower: Workload) -> tuple[Layer, ...]:
+    """How the last layers grow with each class; every quantity of them is a constant and a multiple of the classes."""
+    numbers = [key for key, field in Layer.model_fields.items() if field.annotation is int]
+    found: list[Layer] = []
+    for one, other in zip(whole.layers, narrower.layers, strict=True):
+        if one == other:
+            assert not found
+            continue
+        both = zip(one.parameters, other.parameters, strict=True)
+        growth = {key: getattr(one, key) - getattr(other, key) for key in numbers}
+        found.append(Layer(name=one.name, **growth, parameters=tuple(more - fewer for more, fewer in both)))
+    return tuple(found)
 
 
 def _terms(at_sizes: Sequence[Layer]) -> dict[str, tuple[tuple[int, int], ...]]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from hpctrain.common.checkpoints.read import read_state
 from hpctrain.common.errors import HpctrainError
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     import keras
     import torch
 
+# The bias of a residual network's last layer, in PyTorch and in Keras.
+_HEAD = ("fc.bias", "fc/bias")
+
 
 def export(checkpoint: Path, out: Path) -> int:
     """Write the complete file or none; returns how many parameters the model has.
@@ -33,7 +39,7 @@ def export(checkpoint: Path, out: Path) -> int:
         HpctrainError: the checkpoint cannot be read, or the file cannot be written.
     """
     manifest, state = read_state(checkpoint, 0, 1)
-    trainer = _trainer(Plan.model_validate_json(json.dumps(manifest.plan)))
+    trainer = _trainer(Plan.model_validate_json(json.dumps(manifest.plan)), state)
     try:
         trainer.restore(state)
         trainer.take_average()
@@ -56,9 +62,9 @@ def export(checkpoint: Path, out: Path) -> int:
     return trainer.parameters
 
 
-def _trainer(plan: Plan) -> Trainer:
+def _trainer(plan: Plan, state: Mapping[str, NDArray[Any]]) -> Trainer:
     assert plan.recipe is not None
-    recipe, comm = _alone(plan.recipe), SingleCommunicator("export")
+    recipe, comm = _alone(plan.recipe, state), SingleCommunicator("export")
     if plan.framework == "keras":
         from hpctrain.worker.train.keras_trainer import KerasTrainer
 
@@ -68,12 +74,17 @@ def _trainer(plan: Plan) -> Trainer:
     return TorchTrainer(recipe, comm)
 
 
-def _alone(recipe: Recipe) -> Recipe:
-    """The recipe for a single rank. Without training, neither the span of batch normalisation nor the mesh matters."""
-    norm = recipe.model.batch_norm.model_copy(update={"span": None})
-    return recipe.model_copy(
-        update={"model": recipe.model.model_copy(update={"batch_norm": norm}), "mesh": Mesh()},
-    )
+def _alone(recipe: Recipe, state: Mapping[str, NDArray[Any]]) -> Recipe:
+    """The recipe for a single rank, with the classes of the checkpoint.
+
+    Without training, neither the span of batch normalisation nor the mesh matters.
+    """
+    model: dict[str, object] = {"batch_norm": recipe.model.batch_norm.model_copy(update={"span": None})}
+    if recipe.data.name == "imagenet":
+        model["classes"] = next(
+            state[name].size for name in state if name.startswith("model.") and name.endswith(_HEAD)
+        )
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=model), "mesh": Mesh()})
 
 
 def _save_torch(model: torch.nn.Module, out: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hpctrain.common.checkpoints.keep import Policy, scores
 from hpctrain.common.cluster.gpu_models import matmul_flops
 from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.run import stopping
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, EventWriter, kept
@@ -21,7 +22,7 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import Communicator, init
 from hpctrain.worker.comm.stall_reports import reports
-from hpctrain.worker.data import open_sources, with_decoder
+from hpctrain.worker.data import open_sources, with_decoder, with_head
 from hpctrain.worker.data.samples import First, Source
 from hpctrain.worker.train.asynchronous import AsynchronousLoop
 from hpctrain.worker.train.checkpoint import Checkpoints
@@ -57,7 +58,9 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
     require_fault_tolerance(comm, recipe.fault_tolerance)
     recipe = with_decoder(recipe, plan.framework or "torch", comm)
     with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
-        train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe, comm))
+        sources = open_sources(recipe, comm)
+        recipe = with_head(recipe, sources[0], say=comm.rank == 0)
+        train, test = (_limited(source, recipe.data.limit) for source in sources)
     with (
         contextlib.closing(train),
         contextlib.closing(test),
@@ -65,7 +68,7 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
         _checkpoints(plan, directory, comm, events) as checkpoints,
         contextlib.closing(RunEnergy(comm, events)) as energy,
     ):
-        trainer = _trainer(plan, comm)
+        trainer = _trainer(plan.framework, recipe, comm)
         asynchronous = recipe.sync is not None and recipe.sync.mode == "async"
         loop = (AsynchronousLoop if asynchronous else Loop)(
             recipe,
@@ -114,22 +117,21 @@ def _resumed_from(directory: RunDirectory) -> int:
     return starts[-1].iteration if starts else 0
 
 
-def _trainer(plan: Plan, comm: Communicator) -> Trainer:
-    assert plan.recipe is not None
-    building = f"building {plan.recipe.model.name}"
-    if plan.framework == "keras":
+def _trainer(framework: Framework | None, recipe: Recipe, comm: Communicator) -> Trainer:
+    building = f"building {recipe.model.name}"
+    if framework == "keras":
         with phase(comm, "loading TensorFlow and Keras"):
             from hpctrain.worker.train.keras_trainer import KerasTrainer
         with phase(comm, building):
             if comm.strategy is None or comm.size > 1:
-                return KerasTrainer(plan.recipe, comm)
+                return KerasTrainer(recipe, comm)
             from hpctrain.worker.train.strategy_trainer import strategy_trainer
 
-            return strategy_trainer(plan.recipe, comm)
+            return strategy_trainer(recipe, comm)
     with phase(comm, "loading PyTorch"):
-        trainer = torch_trainer(plan.recipe, comm)
+        trainer = torch_trainer(recipe, comm)
     with phase(comm, building):
-        return trainer(plan.recipe, comm)
+        return trainer(recipe, comm)
 
 
 def torch_trainer(recipe: Recipe, comm: Communicator) -> type[TorchTrainer]:

@@ -18,7 +18,8 @@ from hpctrain.common.recipes.entries import load_entry
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.names import recipe_names
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.results import row_text
+from hpctrain.report.recipes import list_row, list_tables
+from hpctrain.report.results import reported_rows, reported_text, result_name, row_text
 from support.refusals import refused
 
 DIGITS = (resources.files("hpctrain.common.recipes") / "digits.yaml").read_text()
@@ -38,7 +39,19 @@ def changed(folder: Path, old: str, new: str) -> str:
 def test_published_recipes_are_valid() -> None:
     assert "digits" in recipe_names()
     for name in recipe_names():
-        assert load_entry(name).name.partition("@")[0] == name
+        entry = load_entry(name)
+        assert entry.name.partition("@")[0] == name
+        assert entry.source and entry.reported
+
+
+def test_a_recipe_of_ones_own_names_no_source(tmp_path: Path) -> None:
+    begin, end = DIGITS.index("source:"), DIGITS.index("model:")
+    own = load_recipe(recipe_file(tmp_path, DIGITS[:begin] + DIGITS[end:])).at(1)
+    assert (own.source, own.reported) == ("", ())
+    assert result_name(own) == "test_accuracy"
+    assert not reported_rows(own) and reported_text(own)
+    assert list_row(own)["reported"] == []
+    assert len([*list_tables([own])]) == 1
 
 
 def test_a_file_is_the_same_as_the_published_recipe(tmp_path: Path) -> None:

@@ -70,6 +70,17 @@ def test_feature_maps_are_rounded_up() -> None:
     assert load_workload("resnet50").at(160) == load_workload("resnet50", image_size=160)
 
 
+@needs.pytorch
+def test_the_last_layer_has_as_many_classes_as_are_asked_for() -> None:
+    from hpctrain.worker.programs.workloads import RESIDUAL, residual
+
+    for classes in (4, 1003):
+        traced = residual("resnet18", RESIDUAL["resnet18"](classes), 64)
+        ours = load_workload("resnet18", image_size=64, classes=classes)
+        assert (ours.layers, ours.outputs, ours.buffers) == (traced.layers, classes, traced.buffers)
+        assert ours.at(96).parameters == ours.parameters == traced.parameters
+
+
 def test_blocks_are_what_repeats() -> None:
     blocks = {layer.block for layer in load_workload("resnet50").layers}
     assert blocks == {None, *(f"layer{n + 1}.{k}" for n, count in enumerate((3, 4, 6, 3)) for k in range(count))}

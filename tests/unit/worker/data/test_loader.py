@@ -24,7 +24,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.common.shards.read import open_shards
 from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
-from hpctrain.worker.data import decoder, open_sources
+from hpctrain.worker.data import decoder, open_sources, with_head
 from hpctrain.worker.data.decoder import DecodingJob, _Random
 from hpctrain.worker.data.loader import ImageNet, WorkerPool
 from hpctrain.worker.data.samples import BROKEN
@@ -377,7 +377,7 @@ def test_memory_that_is_not_there_is_a_clear_error(folder):
 
 
 @pytest.mark.slow
-def test_sources_of_a_recipe(folder, tmp_path):
+def test_sources_of_a_recipe(folder, tmp_path, capfd):
     resnet = ModelSettings(name="resnet18")
     train, test = open_sources(recipe(0, path=str(folder)).model_copy(update={"model": resnet}))
     assert (len(train), len(test)) == (29, 2)
@@ -391,10 +391,16 @@ def test_sources_of_a_recipe(folder, tmp_path):
         open_sources(recipe(0, path=str(folder)))
     shards = shutil.copytree(folder, tmp_path / "shards")
     manifest = json.loads((shards / "manifest.json").read_text())
-    for classes in (1000, 1001):
-        manifest["classes"] = [f"n{label:08}" for label in range(classes)]
-        (shards / "manifest.json").write_text(json.dumps(manifest))
-        many = recipe(0, path=str(shards)).model_copy(update={"model": resnet})
-        too_many = refused("HT-data-too-many-classes", classes=1001, model="resnet18", most=1000)
-        with too_many if classes > 1000 else contextlib.nullcontext():
-            open_sources(many)
+    manifest["classes"] = [f"n{label:08}" for label in range(1001)]
+    (shards / "manifest.json").write_text(json.dumps(manifest))
+    for asked, head in ((None, 1001), (1001, 1001), (1002, 1002), (1000, None)):
+        given = ModelSettings(name="resnet18", classes=asked)
+        many = recipe(0, path=str(shards)).model_copy(update={"model": given})
+        if head is None:
+            with refused("HT-data-too-many-classes", classes=1001, model="resnet18", most=1000):
+                open_sources(many)
+            continue
+        train, _ = open_sources(many)
+        assert with_head(many, train, say=True).model.classes == head
+        # Only what the data do not have is said.
+        assert bool(capfd.readouterr().err) is (head == 1002)
