@@ -72,7 +72,8 @@ def shard(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="SOURCE", help="A folder of the original archives, of train/ and val/, or of Parquet files."
+            metavar="SOURCE",
+            help="A folder of the original archives, of train/ and val/ (or of classes), or of Parquet files.",
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the shards go.")],
@@ -98,6 +99,15 @@ def shard(
     ] = None,
     quality: Annotated[
         int | None, typer.Option(metavar="Q", min=1, max=100, help="With --short-side: JPEG quality (90).")
+    ] = None,
+    validation_share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0.001,
+            max=0.999,
+            help="For SOURCE/CLASS/: share of the images that validate, chosen by a hash of their names.",
+        ),
     ] = None,
     checksums: Annotated[bool, typer.Option(help="First compare the archives with their published MD5 sums.")] = False,
     *,
@@ -131,6 +141,7 @@ def shard(
         image_column=image_column,
         label_column=label_column,
         shrinking=_shrinking(short_side, quality),
+        validation_share=validation_share,
     )
     manifest = _make(sharding, ShardPlaces(ranks=ranks, hosts=hosts, engine=engine, job=job, as_json=as_json))
     if not isinstance(manifest, ShardManifest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.tables import AsJson, print_table
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, joined
+from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
@@ -22,6 +24,10 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.report.say import answer, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+VALIDATION_SHARE = 0.2
+"""Of the images of one folder of classes, those that validate."""
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeatable.")]
 
@@ -115,6 +121,44 @@ def check(
         # A fault that all variants share is printed once.
         different = {error.message: error for error in faults.values()}
         raise joined([*different.values()], next(iter(faults.values())).hint)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the recipe is called; NAME.yaml is written.")],
+    data: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Folders of classes (DIR/CLASS/, DIR/train/CLASS/), shards, or tokens."),
+    ],
+) -> None:
+    """Write a commented recipe for your own data, and print the commands that train it."""
+    from hpctrain.common.recipes.own import own_recipe
+    from hpctrain.common.shards.survey import survey
+
+    if not _NAME.fullmatch(name):
+        raise HpctrainError(
+            "HT-recipe-bad-name",
+            "{name!r} cannot name a recipe",
+            "letters, digits, dots, hyphens and underscores, such as flowers-1",
+            name=name,
+        )
+    file = Path(f"{name}.yaml")
+    if file.is_symlink() or file.exists():
+        raise HpctrainError(
+            "HT-recipe-there-already",
+            "{path} is there already",
+            f"another name, or rm {shell_word(file)}",
+            path=file,
+        )
+    require_places([file])
+    found = survey(data, VALIDATION_SHARE)
+    folder = data if found.made else Path(f"{name}-shards")
+    save({file: own_recipe(name, found.data, str(folder.absolute())).encode()})
+    share = f" --validation-share {VALIDATION_SHARE}" if found.whole else ""
+    answer("next:")
+    if not found.made:
+        answer(f"  hpctrain data shard {shell_word(data)} {shell_word(folder)}{share}")
+    answer(f"  hpctrain run {shell_word(file)} -np 2")
 
 
 def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:

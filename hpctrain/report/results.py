@@ -43,7 +43,7 @@ def reported_text(recipe: Recipe) -> str:
     if rows := reported_rows(recipe):
         return f"reported: {'; '.join(map(row_text, rows))}"
     if not recipe.reported:
-        return "a recipe of one's own, of which nothing is reported"
+        return "nothing reported to compare with"
     batches = sorted({row.batch for row in recipe.reported if row.batch is not None})
     return f"nothing reported for batch {recipe.global_batch}, only for {', '.join(map(str, batches))}"
 

@@ -53,8 +53,11 @@ class ImageSource:
     columns: Columns | None = None
 
 
-def find_source(folder: Path, columns: Columns = Columns()) -> ImageSource:
+def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = True) -> ImageSource:
     """The source in a folder.
+
+    Args:
+        divided: into training and validation; else it holds one folder a class, which are all listed as training.
 
     Raises:
         HpctrainError: none of the three or several, an archive or a file is missing or wrong, or classes differ between
@@ -62,6 +65,8 @@ def find_source(folder: Path, columns: Columns = Columns()) -> ImageSource:
     """
     if not folder.is_dir():
         raise HpctrainError("HT-source-not-a-folder", "{folder} is not a folder", _wanted(), folder=folder)
+    if not divided:
+        return _one_tree(folder)
     archives = [name for name in CHECKSUMS if (folder / name).exists()]
     trees = [split for split in SPLITS if (folder / split).is_dir()]
     if archives and trees:
@@ -80,7 +85,7 @@ def find_source(folder: Path, columns: Columns = Columns()) -> ImageSource:
             raise HpctrainError(
                 "HT-source-unknown",
                 "{folder} holds neither archives nor folders of ImageNet, nor Parquet files",
-                _wanted(),
+                f"{_wanted()}; --validation-share 0.2 takes SOURCE/CLASS/ and divides it",
                 folder=folder,
             )
         return _trees(folder) if trees else _archives(folder)
@@ -147,6 +152,23 @@ def _class_tars(archive: Path, devkit: Devkit) -> tuple[ClassTar, ...]:
         ClassTar(archive=archive, info=found[name], label=label, samples=samples)
         for label, (name, samples) in enumerate(zip(wanted, devkit.samples.values(), strict=True))
     )
+
+
+def _one_tree(folder: Path) -> ImageSource:
+    try:
+        names = _class_names(folder)
+    except OSError as error:
+        raise read_error(error, error.filename, "make it readable") from error
+    if set(names) <= set(SPLITS):
+        raise HpctrainError(
+            "HT-source-divided-already",
+            "{folder} is divided into {splits} already, and --validation-share would divide it again",
+            "leave --validation-share out",
+            folder=folder,
+            splits=" and ".join(names),
+        )
+    parts = tuple(ClassFolder(folder=folder / name, label=label) for label, name in enumerate(names))
+    return ImageSource(classes=tuple(names), parts={"train": parts})
 
 
 def _trees(folder: Path) -> ImageSource:

@@ -57,6 +57,7 @@ class Sharding(BaseModel):
     image_column: str = "image"
     label_column: str = "label"
     shrinking: Shrinking | None = None
+    validation_share: float | None = Field(None, gt=0, lt=1)
 
 
 def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> ShardManifest:
@@ -71,8 +72,11 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
             works in it, or the disk is full.
     """
     columns = Columns(image=sharding.image_column, label=sharding.label_column)
-    source = call_confined(find_source, sharding.source, columns)
+    share = sharding.validation_share
+    source = call_confined(partial(find_source, divided=share is None), sharding.source, columns)
     parts = {split: _list(sharding.source, split, parts, run) for split, parts in source.parts.items()}
+    if share is not None:
+        parts = divided(sharding.source, source.classes, parts["train"], share)
     splits = {split: list(chain.from_iterable(own)) for split, own in parts.items()}
     say(f"{sharding.source}: " + ", ".join(f"{len(found)} images in {split}" for split, found in splits.items()))
     settings = Settings(
@@ -84,6 +88,7 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
         image_column=sharding.image_column,
         label_column=sharding.label_column,
         shrinking=sharding.shrinking,
+        validation_share=share,
     )
     tasks = plan_shards(sharding, source.columns, parts)
     # The process that hands out the work holds the lock, since it may outlive the one that started it.
@@ -110,6 +115,38 @@ def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> lis
             split=split,
         )
     require_distinct(members)
+    return found
+
+
+def validates(key: str, share: float) -> bool:
+    """Whether an image is for validation: by a hash of its name alone, so that images that come or go move no other."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") < share * 2**64
+
+
+def divided(
+    source: Path, classes: Sequence[str], parts: Sequence[Sequence[ImageFile]], share: float
+) -> dict[SplitName, list[list[ImageFile]]]:
+    """The images of each class for training and for validation.
+
+    Raises:
+        HpctrainError: a class has none for one of the two.
+    """
+    found: dict[SplitName, list[list[ImageFile]]] = {"train": [], "val": []}
+    for name, members in zip(classes, parts, strict=True):
+        chosen = [validates(member.key, share) for member in members]
+        found["train"].append([member for member, held in zip(members, chosen, strict=True) if not held])
+        found["val"].append([member for member, held in zip(members, chosen, strict=True) if held])
+        for split, own in found.items():
+            if not own[-1]:
+                raise HpctrainError(
+                    "HT-source-class-not-divisible",
+                    "{folder} has {count} images, of which a validation share of {share:g} leaves none for {split}",
+                    "another --validation-share, more images, or leave the class out",
+                    folder=source / name,
+                    count=len(members),
+                    share=share,
+                    split=split,
+                )
     return found
 
 
@@ -206,9 +243,11 @@ def command(settings: Settings, folder: Path) -> str:
     )
     smaller = settings.shrinking
     shrinking = f" --short-side {smaller.short_side} --quality {smaller.quality}" if smaller else ""
+    share = settings.validation_share
+    divided = "" if share is None else f" --validation-share {share:.17g}"
     return (
         f"hpctrain data shard {shell_word(settings.source)} {shell_word(folder)} {size} --seed {settings.seed}"
-        f"{columns}{shrinking}"
+        f"{columns}{shrinking}{divided}"
     )
 
 

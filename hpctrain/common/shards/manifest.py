@@ -116,6 +116,7 @@ class Settings(_Part):
     image_column: str = "image"
     label_column: str = "label"
     shrinking: Shrinking | None = None
+    validation_share: float | None = None
 
 
 class ShardManifest(_Part):
