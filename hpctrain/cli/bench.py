@@ -174,7 +174,7 @@ def step(
     ] = None,
     sweep: Annotated[
         bool,
-        typer.Option("--sweep", help="Measure half, one, two and four times the batch, for `plan --calibration`."),
+        typer.Option("--sweep", help="Measure half, one, two and four times the batch, for `predict --calibration`."),
     ] = False,
     precision: Annotated[
         PrecisionOption, typer.Option(help="Precision of the forward and backward pass; for --sweep.")
@@ -238,6 +238,7 @@ def step(
 
 def _sweep(steps: TimedSteps, precision: PrecisionOption, *, as_json: bool) -> None:
     """Time steps without communication at several batch sizes, which calibrate a prediction."""
+    from hpctrain.common.cluster.machine import usable_cores
     from hpctrain.control.predict.sweep import make_sweep
     from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import sweep_table
@@ -255,7 +256,13 @@ def _sweep(steps: TimedSteps, precision: PrecisionOption, *, as_json: bool) -> N
         )
     name = "digits_cnn" if model == ModelOption.digits else str(model)
     made = make_sweep(
-        measured["seconds"], name, measured["gpu"], ranks=measured["ranks"], image_size=size, precision=precision.value
+        measured["seconds"],
+        name,
+        measured["gpu"],
+        ranks=measured["ranks"],
+        image_size=size,
+        precision=precision.value,
+        cores=usable_cores(),
     )
     if as_json:
         answer(json.dumps({"sweeps": [made.model_dump()], "load": measured["load"]}))

@@ -62,3 +62,8 @@ class GptSettings(Section):
         """
         looked_up = (self.context + (0 if self.tied else self.vocabulary)) * self.width
         return 6 * (self.parameters - looked_up) + 12 * self.layers * self.width * self.context
+
+
+# Heads that 2, 4 and 8 ranks can divide, and most of its 11.4 million parameters in the blocks, as in large GPTs.
+BENCHED = GptSettings(layers=6, heads=8, width=384, context=64, vocabulary=2048)
+"""The network that ``hpctrain bench`` calls gpt."""

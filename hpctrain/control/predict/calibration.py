@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_text
-from hpctrain.common.workloads.workload import Workload, load_workload
+from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.compute import CPU, Device, compute
 from hpctrain.control.predict.constants import Constant
 from hpctrain.control.predict.sweep import Sweep
@@ -60,17 +60,20 @@ class Calibration:
     curves: tuple[Curve, ...] = ()
     loaded: Mapping[int, float] = field(default_factory=dict)
 
-    def require_fits(self, workload: Workload, device: Device) -> None:
+    def require_fits(self, network: str, device: str, precision: str) -> None:
         """Refuse measurements of something else.
+
+        Args:
+            network: that ``bench step`` measured.
 
         Raises:
             HpctrainError: a sweep of another network, device or precision.
         """
         for sweep in self.sweeps:
             for what, found, wanted in (
-                ("network", sweep.model, workload.name),
-                ("device", sweep.device, device.name),
-                ("precision", sweep.precision, device.precision),
+                ("network", sweep.model, network),
+                ("device", sweep.device, device),
+                ("precision", sweep.precision, precision),
             ):
                 if found != wanted:
                     raise HpctrainError(
@@ -82,14 +85,25 @@ class Calibration:
                         wanted=wanted,
                     )
 
-    def fit(self, constants: Mapping[str, Constant]) -> Fitted:
-        """The constants after they were fitted to the sweeps."""
+    def fit(
+        self,
+        constants: Mapping[str, Constant],
+        *,
+        modelled: Callable[[Sweep, float, Values], Floats] | None = None,
+        names: Sequence[str] = (),
+    ) -> Fitted:
+        """The constants after they were fitted to the sweeps.
+
+        Args:
+            modelled: seconds of a step of a sweep with so many samples, (columns,); by default by the roofline.
+            names: of the constants that are fitted; by default those of the roofline.
+        """
         if not self.sweeps:
             return Fitted(constants=constants, columns=lambda count, seed: {})
         rows = [(sweep, row) for sweep in self.sweeps for row in sweep.rows]
-        names = _fitted_names(self.sweeps[0].device, constants)
+        names, said = names or _fitted_names(self.sweeps[0].device, constants), modelled or _modelled_seconds
         found = fit(
-            lambda values: [_modelled_seconds(sweep, row.batch, values) for sweep, row in rows],
+            lambda values: [said(sweep, row.batch, values) for sweep, row in rows],
             np.array([row.median_s for _, row in rows]),
             np.array([max(row.spread, _LEAST_ERROR) for _, row in rows]),
             constants,

@@ -156,7 +156,7 @@ def predict(
     if node.gpu != CPU:
         gpu(node.gpu)
     device = _device(training, node, calibration)
-    calibration.require_fits(training.workload, device)
+    calibration.require_fits(training.workload.name, device.name, device.precision)
     fitted = calibration.fit(constants())
     values = drawn(fitted.constants, fitted=fitted.columns(draws, seed), count=draws, seed=seed)
     predictor = _Predictor(
@@ -172,7 +172,7 @@ def predict(
             [(run.nodes, float(run.samples_per_s[0])) for run in ([first] if runs[0].nodes > 1 else []) + runs]
         ),
         constants={name: fitted.constants[name] for name in sorted(values.used)},
-        causes=_causes(values, runs[-1].times.total),
+        causes=causes_of(values, runs[-1].times.total),
         warnings=_warnings(runs, training, calibration),
     )
 
@@ -355,7 +355,7 @@ def worthwhile(rates: Sequence[tuple[int, float]]) -> int | None:
     return None
 
 
-def _causes(values: Values, total: Floats) -> tuple[Cause, ...]:
+def causes_of(values: Values, total: Floats) -> tuple[Cause, ...]:
     """The effect of each constant on the step's time, by a regression of its logarithm on theirs."""
     names = [name for name in sorted(values.used) if name in values.logs and values.logs[name][1:].std() > 0]
     drawn_logs = np.stack([values.logs[name][1:] for name in names])

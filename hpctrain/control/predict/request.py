@@ -77,8 +77,9 @@ def predict_request(training: Training | LanguageTraining, request: PredictionRe
     training = _sized(training, node)
     networks, warnings = hardware.networks(request.nodes)
     if isinstance(training, LanguageTraining):
-        _require_nccl(node.engine, request.calibration)
-        found = predict_language(training, node, networks, site=request.site)
+        _require_served(node, request.calibration)
+        calibration = read_calibration(request.calibration)
+        found = predict_language(training, node, networks, calibration=calibration, site=request.site)
         return replace(found, warnings=(*warnings, *found.warnings))
     training = replace(training, framework=request.framework)
     calibration = read_calibration(request.calibration)
@@ -109,23 +110,26 @@ def _sized(training: Training | LanguageTraining, node: Node) -> Training | Lang
     return replace(training, micro_batch=functools.cache(choose))
 
 
-def _require_nccl(engine: str, calibration: Sequence[Path]) -> None:
+def _require_served(node: Node, calibration: Sequence[Path]) -> None:
     """Refuse what predictions of transformers do not know.
 
     Raises:
-        HpctrainError: another engine than NCCL, or measurements.
+        HpctrainError: another engine, or measurements of GPUs.
     """
-    if engine != "nccl":
+    engines = ("mpi", "gloo") if node.gpu == CPU else ("nccl",)
+    if node.engine not in engines:
         raise HpctrainError(
             "HT-prediction-transformer-engine",
-            "transformers are predicted over nccl, not {engine}",
+            "transformers on {gpu} are predicted over {engines}, not {engine}",
             "leave --backend and --framework out",
-            engine=engine,
+            gpu=node.gpu,
+            engines=" and ".join(engines),
+            engine=node.engine,
         )
-    if calibration:
+    if calibration and node.gpu != CPU:
         raise HpctrainError(
             "HT-prediction-transformer-calibration",
-            "measurements of steps and all-reduces are not used for transformers",
+            "measurements of steps and all-reduces are used for transformers on --gpu cpu alone",
             "leave --calibration out",
         )
 

@@ -35,6 +35,7 @@ class Sweep(Section):
     device: str = Field(description="name of a GPU that predictions know, or cpu")
     precision: Precision = "float32"
     ranks: Count = Field(description="that ran at the same time, on one host")
+    cores: Count | None = Field(None, description="of the host, which they shared")
     image_size: Count | None = None
     rows: tuple[SweepRow, ...] = Field(min_length=2)
     fixed_s: float = Field(description="a of t(b) = a + c b")
@@ -49,13 +50,14 @@ def make_sweep(
     ranks: int,
     image_size: int | None,
     precision: Precision = "float32",
+    cores: int | None = None,
 ) -> Sweep:
     """A sweep from the times of each round.
 
     Args:
         seconds: of a step in each round, by the batch.
         gpu: what its driver calls it; None for the host's cores.
-        ranks: the number of ranks that ran at the same time.
+        ranks: the number of ranks that ran at the same time, on ``cores`` of a host.
         image_size: pixels a side; only residual networks have images.
 
     Raises:
@@ -79,6 +81,7 @@ def make_sweep(
         device=device,
         precision=precision,
         ranks=ranks,
+        cores=cores,
         image_size=image_size,
         rows=tuple(sorted(rows, key=lambda row: row.batch)),
         fixed_s=float(constant),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hpctrain.common.recipes.gpt import GptSettings
+from hpctrain.common.recipes.gpt import BENCHED
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import data_place, set_mesh
 from hpctrain.worker.comm.base import Communicator
@@ -18,8 +18,7 @@ from hpctrain.worker.models.torch_resnet import resnet50
 from hpctrain.worker.models.torch_transformer import small_encoder
 
 _IMAGE, _TOKENS, _LENGTH = 32, 8192, 64
-# Heads that 2, 4 and 8 ranks can divide, and most of its 11.4 million parameters in the blocks, as in large GPTs.
-GPT_SIZE = GptSettings(layers=6, heads=8, width=384, context=_LENGTH, vocabulary=2048)
+GPT_SIZE = BENCHED
 
 
 @dataclass(frozen=True, kw_only=True)

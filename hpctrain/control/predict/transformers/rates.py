@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -17,6 +18,10 @@ from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.recipes.bounds import Positive
 from hpctrain.control.predict.constants import buses
 from hpctrain.control.predict.constants import constants as general_constants
+
+if TYPE_CHECKING:
+    from hpctrain.common.recipes.mesh import Axis
+    from hpctrain.control.predict.transformers.layout import Layout
 
 # Watts a PFLOP/s (16 bit) above which a GPU is not held back by its power limit; an A100 has 1,282, an H100 708.
 _UNLIMITED_POWER = 1000.0
@@ -159,6 +164,25 @@ class System:
                 precision=precision,
             )
         return found
+
+    def constants(self, layout: Layout) -> Mapping[str, float]:
+        """The step's constants for these devices."""
+        return step_constants()
+
+    def ring(
+        self, layout: Layout, axis: Axis, size: int, stride: int, nbytes: float, values: Mapping[str, float]
+    ) -> tuple[float, float]:
+        """Bytes a second of a collective among the ranks of an axis, which are some apart, and its latency."""
+        within = self.bus_rate(nbytes) * values["bus"]
+        if size * stride <= self.joined:
+            return within, values["local"]
+        local = max(1, min(size, self.joined // stride))
+        between = self.network_bytes_per_s * values["wire"] * local
+        return min(within, between), values["local"] + values["hop"] * math.ceil(size / local)
+
+    def own_cores(self, stages: int) -> float:
+        """How many of a pipeline's stages can compute at a time."""
+        return stages
 
     @property
     def held_back(self) -> float:

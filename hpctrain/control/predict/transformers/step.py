@@ -25,11 +25,11 @@ from hpctrain.control.predict.transformers.rates import (
     Software,
     System,
     software_named,
-    step_constants,
     step_file,
 )
 
 if TYPE_CHECKING:
+    from hpctrain.common.recipes.mesh import Axis
     from hpctrain.common.recipes.transformer import Transformer
     from hpctrain.control.predict.transformers.layout import Layout
 
@@ -87,7 +87,7 @@ def predict_step(
     Raises:
         HpctrainError: the GPU does not have the precision, or the software is not known.
     """
-    values = step_constants() if constants is None else constants
+    values = system.constants(layout) if constants is None else constants
     step = _Step(network, layout, system, software_named(software), values, sequence or network.context)
     terms = step.terms(values[f"software.{software}"])
     seconds = sum(terms.values())
@@ -285,17 +285,12 @@ class _Step:
 
     # Traffic.
 
-    def ring(self, size: int, stride: int, nbytes: float) -> tuple[float, float]:
-        """Bytes a second of a collective among ranks that are some apart, and its latency."""
-        joined, values = self.system.joined, self.values
-        within = self.system.bus_rate(nbytes) * values["bus"]
-        if size * stride <= joined:
-            return within, values["local"]
-        local = max(1, min(size, joined // stride))
-        between = self.system.network_bytes_per_s * values["wire"] * local
-        return min(within, between), values["local"] + values["hop"] * math.ceil(size / local)
+    def ring(self, axis: Axis, size: int, nbytes: float) -> tuple[float, float]:
+        """Bytes a second of a collective among the ranks of an axis, and its latency; dp_shard is with cp."""
+        stride = self.stride(axis) // (self.sizes["cp"] if axis == "dp_shard" else 1)
+        return self.system.ring(self.layout, axis, size, stride, nbytes, self.values)
 
-    def stride(self, axis: str) -> int:
+    def stride(self, axis: Axis) -> int:
         """How far apart neighbours along an axis are."""
         sizes = self.sizes
         inner = sizes["tp"] * (sizes["cp"] if axis != "cp" else 1)
@@ -313,7 +308,7 @@ class _Step:
         if size == 1:
             return 0.0
         nbytes = self.tokens * self.network.width * self.item
-        rate, latency = self.ring(size, 1, nbytes)
+        rate, latency = self.ring("tp", size, nbytes)
         one = 2 * (size - 1) / size * nbytes / rate + 2 * latency
         return 2 * one * (self.values["tensor"] if self.layout.asynchronous_tp else 1.0)
 
@@ -324,7 +319,7 @@ class _Step:
         if size == 1:
             return 0.0, 0.0
         nbytes = self.tokens * 2 * self.network.keys / min(self.sizes["tp"], self.network.kv_heads) * self.item
-        rate, _ = self.ring(size, self.stride("cp"), nbytes)
+        rate, _ = self.ring("cp", size, nbytes)
         sent = (size - 1) * nbytes / rate
         forward, backward = self.attention
         return max(0.0, sent - 0.8 * forward) + 0.1 * sent, max(0.0, 2 * sent - 0.8 * backward) + 0.2 * sent
@@ -336,7 +331,7 @@ class _Step:
             return 0.0
         split = self.sizes["tp"] if self.layout.sequence_parallel else 1
         nbytes = self.tokens * self.network.width * self.item / split
-        rate, latency = self.ring(2, self.stride("pp"), nbytes)
+        rate, latency = self.ring("pp", 2, nbytes)
         return 2 * self.layout.virtual_stages * (nbytes / rate + latency) * self.values["pipeline"]
 
     # A micro-batch.
@@ -374,7 +369,7 @@ class _Step:
         if self.layout.zero < 3 or size == 1:
             return forward + backward
         nbytes = self.layer_parameters * self.item
-        rate, latency = self.ring(size, self.stride("dp_shard") // self.sizes["cp"], nbytes)
+        rate, latency = self.ring("dp_shard", size, nbytes)
         gather = nbytes * (size - 1) / size / rate + latency
         scatter = gather * (2 if self.layout.state.gradients > self.item else 1)
         if self.sizes["pp"] > 1:
@@ -407,13 +402,19 @@ class _Step:
         slowest = max(range(pp), key=ranks.__getitem__)
         mean = sum(ranks) / pp
         waits = bubbles(self.layout.schedule, pp, self.layout.virtual_stages)
-        found = {name: count * self.stage_layers[slowest] * seconds for name, seconds in layer.items()}
-        found["head"] = count * (ranks[slowest] - self.stage_layers[slowest] * whole)
+        layers, longest = float(self.stage_layers[slowest]), ranks[slowest]
+        if pp > 1 and (cores := self.system.own_cores(pp)) < pp:
+            # Stages that wait leave their cores to others, so that all work counts, and cores are idle only until as
+            # many stages as there are cores have begun, and again at the end: cores (cores - 1) / 2 times a stage's.
+            layers, longest = sum(self.stage_layers) / pp, mean
+            waits *= max(0.0, cores - 1) * cores / 2 / pp / (pp - 1)
+        found = {name: count * layers * seconds for name, seconds in layer.items()}
+        found["head"] = count * (longest - layers * whole)
         found["pipeline"] = (count + waits) * self.boundary
         found["bubble"] = waits * mean
         # Interleaved stages are done with their last micro-batches one after the other.
         behind = min(count, pp) if self.layout.virtual_stages > 1 else 1
-        found["replicas"] = self.reduced(whole * self.stage_layers[slowest] * behind)
+        found["replicas"] = self.reduced(whole * layers * behind)
         found["update"] = self.update
         found["step"] = self.values["step"]
         found["stragglers"] = sum(found.values()) * self.values["stragglers"] * math.log2(self.layout.ranks)
@@ -436,12 +437,12 @@ class _Step:
             # Gradients are scattered, and gathered too without zero; with it the new parameters are.
             kept = layout.zero == 3 and layout.reshard
             sent = self.rank_parameters * (gradients + (gradients if not layout.zero else 0 if kept else self.item))
-            rate, latency = self.ring(size, self.stride("dp_shard") // sizes["cp"], sent / 2)
+            rate, latency = self.ring("dp_shard", size, sent / 2)
             found += sent * (size - 1) / size / rate + 2 * latency
         if sizes["dp_replicate"] > 1:
             size = sizes["dp_replicate"]
             sent = 2 * self.rank_parameters * gradients / layout.shards
-            rate, latency = self.ring(size, self.stride("dp_replicate"), sent / 2)
+            rate, latency = self.ring("dp_replicate", size, sent / 2)
             found += sent * (size - 1) / size / rate + 2 * latency
         if not self.software.overlaps:
             return found

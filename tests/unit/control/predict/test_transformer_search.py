@@ -246,11 +246,6 @@ def test_what_cannot_be_predicted():
     request = PredictionRequest(hardware=Hardware(gpu="v100-sxm", gpus_per_node=8), nodes=[1])
     with refused("HT-prediction-gpu-lacks-precision", gpu="v100-sxm", precision="bf16"):
         predict_request(llama(Mesh(dp_shard=-1)), request)
-    cpu = replace(request, hardware=Hardware(gpu="cpu", gpus_per_node=2), backend="mpi")
-    with refused("HT-prediction-transformer-engine", engine="mpi"):
-        predict_request(llama(Mesh(dp_shard=-1)), cpu)
-    with refused("HT-prediction-transformer-without-gpus"):
-        predict_language(llama(Mesh(dp_shard=-1)), replace(NODE, gpu="cpu"), networks(1))
     with refused("HT-prediction-transformer-calibration"):
         predict_request(
             llama(Mesh(dp_shard=-1)),
@@ -314,6 +309,15 @@ def test_a_schedule_that_a_search_leaves_out_can_be_given(schedule, stages):
     cut = [each.layout for each in found if each.layout.sizes["pp"] > 1]
     assert {layout.schedule for layout in cut} == {schedule}
     assert {layout.virtual_stages for layout in cut} <= stages
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "gpipe"])
+def test_a_search_keeps_the_schedule_of_a_recipe(schedule):
+    own = ["mesh.pp=2", f"pipeline.schedule={schedule}"]
+    cut = [row.layout for row in predicted(own, auto=True).candidates if row.layout["pp"] > 1]
+    assert {layout["schedule"] for layout in cut} == {schedule}
+    others = [row.layout for row in predicted(["mesh.pp=2"], auto=True).candidates if row.layout["pp"] > 1]
+    assert len({layout["schedule"] for layout in others}) > 1
 
 
 @pytest.mark.parametrize("zero", [1, 3])
