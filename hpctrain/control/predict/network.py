@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpctrain.common.errors import HpctrainError
@@ -17,6 +17,21 @@ if TYPE_CHECKING:
 # a fat tree with two levels, with the switch behind it. Data sheets state under 0.6 us of adapters alone
 # (https://docs.nvidia.com/networking/display/ConnectX6EN/Introduction) and 0.1 to 0.4 us a switch.
 _LATENCY_S = 2e-6
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Hosts of a fabric in the order of a job's rings.
+
+    Attributes:
+        adapters: of each host, those that take part, (hosts, rails).
+        background: the lowest and highest share of each link between switches that other jobs take.
+    """
+
+    routes: Routes
+    hosts: tuple[int, ...]
+    adapters: Ints
+    background: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +48,7 @@ class Network:
         tree_volume: what the busiest adapter sends or receives in the trees, in buffers of its rail; 2 in large ones.
         latency_s: the time of a small message between two hosts.
         warnings: sentences about what is odd or was assumed.
+        placed: several hosts of a fabric whose cables are known; None for others.
     """
 
     hosts: int
@@ -45,6 +61,7 @@ class Network:
     tree_volume: float = 2.0
     latency_s: float = _LATENCY_S
     warnings: tuple[str, ...] = ()
+    placed: Placed | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         assert self.hosts >= 1 and self.rails >= 1 and self.rail_bytes_per_s > 0
@@ -144,7 +161,8 @@ def network_of(
                 host=fabric.hosts[hosts_in_order[0]],
             )
         adapters = adapters[:, :adapters_per_host]
-    return _measure(routes, adapters, rail_rate(fabric, adapters, bytes_per_s), latency_s, background)
+    placed = Placed(routes, tuple(hosts_in_order), adapters, background)
+    return _measure(placed, rail_rate(fabric, adapters, bytes_per_s), latency_s)
 
 
 def networks(
@@ -216,17 +234,12 @@ def usual_hosts(fabric: Fabric, adapters_per_host: int | None = None) -> list[in
     return sorted(host for host, count in owned.items() if count == most)
 
 
-def _measure(
-    routes: Routes,
-    adapters: Ints,
-    rate: float,
-    latency_s: float,
-    background: tuple[float, float],
-) -> Network:
-    """The network of these adapters, (hosts, rails), with rings and trees on their rails."""
-    from hpctrain.control.predict.flows import Flows
+def _measure(placed: Placed, rate: float, latency_s: float) -> Network:
+    """The network of these adapters, with rings and trees on their rails."""
+    from hpctrain.control.predict.flows import Flows, has_cables
     from hpctrain.control.topology.traffic import double_tree, rail_rings
 
+    routes, adapters, background = placed.routes, placed.adapters, placed.background
     fabric = routes.fabric
     hosts, rails = adapters.shape
     if hosts == 1:
@@ -245,6 +258,7 @@ def _measure(
         tree_volume=tree.own / 2,
         latency_s=latency_s,
         warnings=(*_doubts(fabric), *ring.unknown_links_warning("rings"), *tree.unknown_links_warning("trees")),
+        placed=placed if has_cables(fabric) else None,
     )
 
 

@@ -111,7 +111,7 @@ class Layout:
         Args:
             axes: the order in which ranks are numbered over the mesh, outermost axis first.
         """
-        levels = self._levels(*self._places(order, axes))
+        levels = self._levels(*self.places(order, axes))
         found = [
             AxisTraffic(axis=axis, ranks=self.mesh.sizes[axis], sent=flows.sent, levels=_by_level(flows, levels))
             for axis, flows in self.flows.items()
@@ -126,7 +126,7 @@ class Layout:
 
     def cost(self, order: Order) -> tuple[float, ...]:
         """The bytes across leaves, and across each level above."""
-        levels = self._levels(*self._places(order, AXES))
+        levels = self._levels(*self.places(order))
         sums = np.sum([_by_level(flows, levels) for flows in self.flows.values()], axis=0)
         return tuple(float(sums[level:].sum()) for level in range(2, len(sums)))
 
@@ -136,7 +136,7 @@ class Layout:
         Raises:
             HpctrainError: two adapters have no route.
         """
-        hosts, rails = self._places(order, axes)
+        hosts, rails = self.places(order, axes)
         routes, adapters = self.rings.routes, self.rings.adapters[hosts, rails]
         total = np.zeros(len(routes.fabric.source))
         for flows in self.flows.values():
@@ -146,7 +146,7 @@ class Layout:
         seconds: Floats = total / routes.fabric.bandwidth
         return seconds
 
-    def _places(self, order: Order, axes: Sequence[Axis]) -> tuple[Order, Order]:
+    def places(self, order: Order, axes: Sequence[Axis] = AXES) -> tuple[Order, Order]:
         """The position of each rank's host, and its rail: ranks of a host share its rails evenly."""
         at = [AXES.index(axis) for axis in axes]
         # For each rank of the mesh, its place where ranks are numbered in the order of the axes.
@@ -258,15 +258,25 @@ def mesh_flows(work: MeshWork) -> dict[Axis, MeshFlows]:
     FSDP's groups are those along dp_shard and cp together, as ranks along cp have the same parameters and other tokens
     (torchtitan, torchtitan/distributed/parallel_dims.py, ``dp_shard_cp``). They are listed under dp_shard.
     """
+    found: dict[Axis, MeshFlows] = {}
+    for axis, nbytes in mesh_bytes(work).items():
+        if axis == "pp":
+            found[axis] = pipeline_flows(work.mesh, nbytes, work.pipeline.schedule)
+        else:
+            found[axis] = ring_flows(work.mesh, next(axes for axes in _RINGS if axes[0] == axis), nbytes)
+    return found
+
+
+def mesh_bytes(work: MeshWork) -> dict[Axis, float]:
+    """The bytes that a rank sends to a neighbour along each axis with several ranks; see :func:`mesh_flows`."""
     sizes = work.mesh.sizes
     found = {
-        axes[0]: ring_flows(work.mesh, axes, 1.0 if work.model is None else nbytes(work, work.model))
+        axes[0]: 1.0 if work.model is None else nbytes(work, work.model)
         for axes, nbytes in _RINGS.items()
         if math.prod(sizes[axis] for axis in axes) > 1
     }
     if sizes["pp"] > 1:
-        each = 1.0 if work.model is None else stage_bytes(work.model, sizes)
-        found["pp"] = pipeline_flows(work.mesh, each, work.pipeline.schedule)
+        found["pp"] = 1.0 if work.model is None else stage_bytes(work.model, sizes)
     return {axis: found[axis] for axis in AXES if axis in found}
 
 

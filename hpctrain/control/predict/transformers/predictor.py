@@ -14,6 +14,7 @@ from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.energy import FIGURES, Machines, Site, energy
 from hpctrain.control.predict.prediction import SWITCH_PORTS, Cause, Node, Row, causes_of
+from hpctrain.control.predict.transformers.fabric import AxisShares
 from hpctrain.control.predict.transformers.host import Hosts
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.memory import RankMemory, memory
@@ -53,9 +54,23 @@ class Predictor:
 
     @cached_property
     def system(self) -> System:
-        network = self.network
-        between = network.rails * network.rail_bytes_per_s * network.ring_share / self.node.local
-        return System.of(self.node.gpu, gpus_per_node=self.node.local, network_bytes_per_s=between)
+        network, local = self.network, self.node.local
+        rate = network.rails * network.rail_bytes_per_s / local
+        shares = self.shares
+        return System.of(
+            self.node.gpu,
+            gpus_per_node=local,
+            network_bytes_per_s=rate if shares else rate * network.ring_share,
+            shares=shares.of if shares else None,
+        )
+
+    @cached_property
+    def shares(self) -> AxisShares | None:
+        """What each axis gets of the fabric's links; None without a fabric, where no link is shared."""
+        network, training = self.network, self.training
+        if network.placed is None or network.hosts == 1:
+            return None
+        return AxisShares(training.network, training.sequence, network, self.node.local)
 
     @cached_property
     def values(self) -> Values:
@@ -148,7 +163,7 @@ class Predictor:
             epochs=None if minutes is None else _exactly(self.training.epochs),
             epochs_source=None if minutes is None else "the recipe's",
             minutes=None if minutes is None else _times(seconds, minutes),
-            layout=layout_record(layout),
+            layout=layout_record(layout) | ({"network_shares": dict(self.shares.of(layout))} if self.shares else {}),
             step_terms=dict(step.terms),
             limited_by=step.bound,
             **self.memory_figures(held, layout),
@@ -225,6 +240,11 @@ class HostPredictor(Predictor):
     """The same on the cores of hosts, whose constants are drawn."""
 
     hosts: Hosts
+
+    @cached_property
+    def shares(self) -> None:
+        """The rings of all hosts count, by which the engines of hosts are predicted."""
+        return
 
     @cached_property
     def memory_bytes(self) -> float:

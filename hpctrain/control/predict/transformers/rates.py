@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -110,6 +110,7 @@ class System:
         bus: bytes of an all-reduce and its bus bandwidth between GPUs that are joined directly, rising.
         joined: GPUs that are joined directly: of a node, or of a rack.
         network_bytes_per_s: what a GPU can send to others that it is not joined with, in one direction.
+        shares: what the traffic of each axis gets of that, where it is known which links it goes over.
     """
 
     name: str
@@ -119,9 +120,17 @@ class System:
     bus: tuple[tuple[float, float], ...]
     joined: int
     network_bytes_per_s: float
+    shares: Callable[[Layout], Mapping[Axis, float]] | None = None
 
     @classmethod
-    def of(cls, name: str, *, gpus_per_node: int = 8, network_bytes_per_s: float) -> System:
+    def of(
+        cls,
+        name: str,
+        *,
+        gpus_per_node: int = 8,
+        network_bytes_per_s: float,
+        shares: Callable[[Layout], Mapping[Axis, float]] | None = None,
+    ) -> System:
         """The system of a GPU by its data sheet.
 
         Args:
@@ -146,6 +155,7 @@ class System:
             bus=buses()[sheet.bus].points,
             joined=max(gpus_per_node, sheet.joined) if sheet.joined > 8 else gpus_per_node,
             network_bytes_per_s=network_bytes_per_s,
+            shares=shares,
         )
 
     def peak(self, precision: str) -> float:
@@ -177,7 +187,8 @@ class System:
         if size * stride <= self.joined:
             return within, values["local"]
         local = max(1, min(size, self.joined // stride))
-        between = self.network_bytes_per_s * values["wire"] * local
+        share = self.shares(layout).get(axis, 1.0) if self.shares else 1.0
+        between = self.network_bytes_per_s * share * values["wire"] * local
         return min(within, between), values["local"] + values["hop"] * math.ceil(size / local)
 
     def own_cores(self, stages: int) -> float:
