@@ -77,7 +77,8 @@ def _hint(found: Mapping[Path, Sequence[str]]) -> str:
 def export(
     source: RunOrCheckpoint,
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="OUT.pt: a state_dict for PyTorch; OUT.keras: a model for Keras.")
+        Path,
+        typer.Argument(metavar="OUT", help="OUT.pt or OUT.safetensors: a state_dict for PyTorch; OUT.keras: a model."),
     ],
 ) -> None:
     """Export the model of a checkpoint, or of a run's newest, to a file that its framework loads without hpctrain."""

@@ -130,9 +130,14 @@ def new(
         Path,
         typer.Option(metavar="DIR", help="Folders of classes (DIR/CLASS/, DIR/train/CLASS/), shards, or tokens."),
     ],
+    init_from: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Fine-tune these weights: a run, a checkpoint, or a .safetensors file."),
+    ] = None,
 ) -> None:
     """Write a commented recipe for your own data, and print the commands that train it."""
-    from hpctrain.common.recipes.own import own_recipe
+    from hpctrain.common.checkpoints.weights import residual_network
+    from hpctrain.common.recipes.own import OwnText, Weights, own_recipe
     from hpctrain.common.shards.survey import survey
 
     if not _NAME.fullmatch(name):
@@ -152,8 +157,16 @@ def new(
         )
     require_places([file])
     found = survey(data, VALIDATION_SHARE)
+    if init_from and isinstance(found.data, OwnText):
+        raise HpctrainError(
+            "HT-recipe-tuning-of-text",
+            "--init-from writes recipes for images, and {path} holds text",
+            "leave it out, and begin with other weights by --set model.init_from=PATH",
+            path=data,
+        )
+    weights = Weights(path=str(init_from.absolute()), model=residual_network(init_from)) if init_from else None
     folder = data if found.made else Path(f"{name}-shards")
-    save({file: own_recipe(name, found.data, str(folder.absolute())).encode()})
+    save({file: own_recipe(name, found.data, str(folder.absolute()), weights).encode()})
     share = f" --validation-share {VALIDATION_SHARE}" if found.whole else ""
     answer("next:")
     if not found.made:

@@ -172,7 +172,18 @@ def _faults(recipe: RecipeKeys) -> Iterator[tuple[str, InvalidValueError]]:
                 )
     yield from (("optimizer", error) for error in _of_optimizer(recipe.optimizer))
     yield from (("schedule", error) for group in (_of_schedule, _of_warmup) for error in group(recipe.schedule))
-    for group in (_of_text, _of_length, _of_top_k, _of_sync, _of_end_rate, _of_axes, _of_mesh, _of_compile, _of_batch):
+    for group in (
+        _of_tuning,
+        _of_text,
+        _of_length,
+        _of_top_k,
+        _of_sync,
+        _of_end_rate,
+        _of_axes,
+        _of_mesh,
+        _of_compile,
+        _of_batch,
+    ):
         yield from (("", error) for error in group(recipe))
 
 
@@ -256,6 +267,27 @@ def _of_warmup(schedule: Schedule) -> Iterator[InvalidValueError]:
             "HT-schedule-warmup-without-base",
             "{key} needs base_batch, whose scaled rate it climbs to from learning_rate, or warmup_from",
             key=key,
+        )
+
+
+def _of_tuning(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
+    """What begins with given weights, or trains a part of its network otherwise."""
+    model = recipe.model
+    if model.init_from is None and model.new_head != "auto":
+        yield InvalidValueError(
+            "HT-model-head-without-weights", "model.new_head is for a network that begins with model.init_from"
+        )
+    given = {
+        "model.init_from": model.init_from,
+        "model.frozen": model.frozen,
+        "optimizer.rates": recipe.optimizer.rates,
+    }
+    if not recipe.mesh.replicates_only and (keys := [key for key, value in given.items() if value]):
+        yield InvalidValueError(
+            "HT-mesh-with-tuning",
+            "{keys}: for networks that each rank has whole, and not for mesh {mesh}",
+            keys=_joined(keys),
+            mesh=recipe.mesh,
         )
 
 

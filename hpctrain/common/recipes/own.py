@@ -35,17 +35,30 @@ class OwnText:
     val: int
 
 
-def own_recipe(name: str, data: OwnImages | OwnText, path: str) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """What a network begins with.
+
+    Attributes:
+        model: the name of the network that they are of.
+    """
+
+    path: str
+    model: str
+
+
+def own_recipe(name: str, data: OwnImages | OwnText, path: str, weights: Weights | None = None) -> str:
     """The text of a recipe.
 
     Args:
         path: the folder of the shards or tokens, which may still have to be made.
+        weights: what a network of images is to begin with.
     """
     if isinstance(data, OwnText):
         details, rest = f"tokens, of a vocabulary of {data.vocabulary:,}", _text(data, path)
     else:
         details = f"images, of {data.classes:,} classes; the median of their shorter sides is {data.side} pixels"
-        rest = _images(data, path)
+        rest = _images(data, path, weights)
     return f"# {data.train:,} training and {data.val:,} validation {details}.\nname: {name}\n\n{rest}"
 
 
@@ -58,12 +71,30 @@ def _power_of_two(number: float, least: int, most: int) -> int:
     return min(most, max(least, 1 << int(math.log2(max(1, number)))))
 
 
-def _images(data: OwnImages, path: str) -> str:
+_DRAWN = f"""model:
+  # resnet18 below {LARGE:,} images, resnet50 from there on. The last layer has as many outputs as the data has classes.
+  name: %s"""
+_GIVEN = """model:
+  name: %s # of which the weights are
+  # The weights that the training begins with. A last layer for other classes is drawn anew.
+  %s
+  new_head: auto
+  # Parts that are not to change, for example the first ones: [conv1, bn1, layer1]
+  frozen: []"""
+_RATES = """
+  # All but the last layer, fc, learn at a tenth of the rate, since their weights are good already.
+  rates: {"conv1": 0.1, "bn1": 0.1, "layer*": 0.1}"""
+
+
+def _images(data: OwnImages, path: str, weights: Weights | None) -> str:
     size = min(224, max(32, data.side // 32 * 32))
     large = data.train >= LARGE
-    return f"""model:
-  # resnet18 below {LARGE:,} images, resnet50 from there on. The last layer has as many outputs as the data has classes.
-  name: {"resnet50" if large else "resnet18"}
+    model = _DRAWN % ("resnet50" if large else "resnet18")
+    few, many = 30, 90
+    if weights:
+        model = _GIVEN % (weights.model, _line("init_from", weights.path))
+        few, many = 10, 30
+    return f"""{model}
 data:
   name: imagenet # shards of images, whatever they show
   {_line("path", path)}
@@ -90,13 +121,13 @@ optimizer:
   learning_rate: 0.1 # for schedule.base_batch images a step; scaled to the batch (Goyal et al. 2017)
   momentum: 0.9
   nesterov: true
-  weight_decay: 1.0e-4
+  weight_decay: 1.0e-4{_RATES if weights else ""}
 schedule:
   name: cosine
   base_batch: 256
 
-# 30 below {LARGE:,} images, 90 from there on; more help where the test accuracy still rises at the end.
-epochs: {90 if large else 30}
+# {few} below {LARGE:,} images, {many} from there on; more help where the test accuracy still rises at the end.
+epochs: {many if large else few}
 seed: 0
 """
 

@@ -32,6 +32,10 @@ class Recipe(RecipeKeys):
             raise fault.at().but(hint="--set schedule.end_rate=0, or more ranks")
         return found
 
+    def begun(self) -> Recipe:
+        """The recipe without the weights that its training begins with."""
+        return self.model_copy(update={"model": self.model.model_copy(update={"init_from": None, "new_head": "auto"})})
+
     def computing(self, micro_batch: int) -> Recipe:
         """The recipe with so many samples of a rank at once."""
         return self.model_copy(update={"batch": self.batch.model_copy(update={"micro_batch": micro_batch})})

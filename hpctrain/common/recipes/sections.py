@@ -54,6 +54,21 @@ class ModelSettings(GptSettings, _Network):
         description="for residual networks: outputs of the last layer; by default as many as the data has classes, and "
         "never fewer",
     )
+    init_from: str | None = Field(
+        None,
+        description="the weights that a training begins with: a run directory or a checkpoint of PyTorch, or a "
+        ".safetensors file with these names, which are torchvision's and timm's too",
+    )
+    new_head: bool | Literal["auto"] = Field(
+        "auto",
+        description="with init_from: draw the last layer of a residual network anew, whatever the file has (true), "
+        "where the file's is for other classes (auto), or never (false)",
+    )
+    frozen: tuple[str, ...] = Field(
+        (),
+        description="patterns of names of parameters, or of modules that hold them, that are not trained; batch "
+        "normalisation in them keeps its statistics too (torch only)",
+    )
     zero_gamma: bool = Field(True, description="for residual networks: every block starts as the identity")
     weights: InitialWeights = InitialWeights.defaults()
     batch_norm: BatchNormSettings = BatchNormSettings.defaults()
@@ -275,6 +290,11 @@ class Optimizer(Section):
     )
     unadapted: tuple[Kind, ...] = Field((), description="parameters whose trust ratio is 1")
     transition: Transition | None = None
+    rates: dict[str, Positive] = Field(
+        {},
+        description="factors of the learning rate by patterns of names of parameters, or of modules that hold them; "
+        "the first that matches counts (torch only)",
+    )
     clip_norm: Positive | None = Field(None, description="gradients are scaled by min(1, this / their norm)")
 
 

@@ -157,6 +157,13 @@ def _require_framework(plan: Plan) -> None:
             "--framework torch, or --set batch.micro_batch=N",
             title=plan.title,
         )
+    if plan.recipe and (plan.recipe.model.frozen or plan.recipe.optimizer.rates):
+        raise HpctrainError(
+            "HT-framework-without-tuning",
+            "model.frozen and optimizer.rates are for PyTorch, and {title} is to run in Keras",
+            "--framework torch",
+            title=plan.title,
+        )
     if not mesh.replicates_only:
         raise HpctrainError(
             "HT-mesh-needs-pytorch",

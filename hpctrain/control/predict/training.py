@@ -93,14 +93,19 @@ class Training:
 
     @property
     def assumptions(self) -> list[str]:
-        """What is assumed about data that are not at hand; nothing of published recipes, whose data are known."""
+        """What is assumed about frozen parameters, and about data that are not at hand.
+
+        The data of published recipes are known.
+        """
         recipe = self.recipe
+        frozen = recipe is not None and bool(recipe.model.frozen)
+        found = ["the parameters of model.frozen are predicted as if they were trained"] if frozen else []
         if recipe is None or recipe.data.name != "imagenet" or self.shards or (recipe.source and not recipe.data.path):
-            return []
+            return found
         classes = recipe.model.classes or IMAGENET_CLASSES
         where = f"{recipe.data.path} is not at hand" if recipe.data.path else "data.path is not given"
         counted = " and ".join(f"{count:,}" for count in images(recipe))
-        return [f"{where}: {classes:,} classes, and ImageNet's {counted} images, are assumed"]
+        return [*found, f"{where}: {classes:,} classes, and ImageNet's {counted} images, are assumed"]
 
     @property
     def workers(self) -> int | None:

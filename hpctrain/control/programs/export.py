@@ -19,8 +19,8 @@ from hpctrain.common.run.plan import Plan
 # Frameworks and checkpoints may have to be read from slow disks.
 _LIMIT_SECONDS = 1800.0
 _LAST_LINES = 12
-# By framework: the file's suffix, and the packages that write it.
-_SUFFIXES = {"torch": ".pt", "keras": ".keras"}
+# By framework: the suffixes of the files that it writes.
+_SUFFIXES = {"torch": (".pt", ".safetensors"), "keras": (".keras",)}
 
 
 def export(checkpoint: Path, out: Path) -> int:
@@ -67,13 +67,16 @@ def export(checkpoint: Path, out: Path) -> int:
 
 def _require_fit(checkpoint: Path, out: Path) -> None:
     framework = _framework(checkpoint)
-    suffix = _SUFFIXES[framework]
-    hint = f"name it {out.with_suffix(suffix)}"
-    if out.suffix not in _SUFFIXES.values():
+    suffixes = _SUFFIXES[framework]
+    hint = f"name it {' or '.join(str(out.with_suffix(suffix)) for suffix in suffixes)}"
+    if not any(out.suffix in known for known in _SUFFIXES.values()):
         raise HpctrainError(
-            "HT-export-unknown-format", "{out}: a model is written to .pt (PyTorch) or .keras", hint, out=out
+            "HT-export-unknown-format",
+            "{out}: a model is written to .pt or .safetensors (PyTorch) or .keras",
+            hint,
+            out=out,
         )
-    if out.suffix != suffix:
+    if out.suffix not in suffixes:
         raise HpctrainError(
             "HT-export-other-framework",
             "{checkpoint} holds a model in {framework}, but {out} is for another framework",

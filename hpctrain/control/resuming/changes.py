@@ -22,6 +22,7 @@ from hpctrain.common.run.resuming import resume_command
 _HELD = (
     "model.name",
     "model.classes",
+    "model.frozen",
     *(f"model.{key}" for key in GptSettings.model_fields),
     "optimizer.name",
     "data.name",

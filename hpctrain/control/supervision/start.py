@@ -136,13 +136,24 @@ def _require_passed(plan: Plan) -> None:
 
 
 def _require_data(plan: Plan, machine: Machine) -> None:
-    """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it.
+    """Refuse a folder of shards that is not whole, and weights that are not there, where this machine is one of the
+    hosts and no container hides them.
 
     Shards in object storage are not checked, as a dry run asks no server; rank 0 reads their manifest first.
     """
-    if plan.recipe is None or not has_folder(plan.recipe) or plan.start.container:
+    if plan.recipe is None or plan.start.container:
         return
-    if any(same_host(host.host, machine.host) for host in plan.hosts):
+    if not any(same_host(host.host, machine.host) for host in plan.hosts):
+        return
+    weights = plan.recipe.model.init_from
+    if weights and not os.path.exists(os.path.expanduser(weights)):  # noqa: PTH110, PTH111 - of over-long names
+        raise HpctrainError(
+            "HT-weights-not-there",
+            "model.init_from: there is no {path}",
+            "--set model.init_from=PATH names a run directory, a checkpoint or a .safetensors file",
+            path=weights,
+        )
+    if has_folder(plan.recipe):
         # Imported here because it loads NumPy.
         from hpctrain.common.shards.folders import training_fingerprint
 

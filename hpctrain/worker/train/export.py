@@ -1,6 +1,7 @@
 """``python -m hpctrain.worker.train.export CHECKPOINT OUT``: writes a checkpoint's model in its framework's own format.
 
-OUT ends with ``.pt`` for a ``state_dict`` of PyTorch, and with ``.keras`` for a model of Keras. One line of JSON on
+OUT ends with ``.pt`` for a ``state_dict`` of PyTorch, with ``.safetensors`` for its tensors alone, and with ``.keras``
+for a model of Keras. One line of JSON on
 stdout says how many parameters the model has, or what went wrong.
 """
 
@@ -53,7 +54,7 @@ def export(checkpoint: Path, out: Path) -> int:
         ) from error
     part = out.with_name(f".{os.getpid()}.{out.name}")
     try:
-        _SAVE[trainer.framework](trainer.model, part)  # type: ignore[attr-defined]
+        _SAVE[out.suffix](trainer.model, part)  # type: ignore[attr-defined]
         part.replace(out)
     except OSError as error:
         raise disk_error(error, out, "choose another place for it") from error
@@ -79,7 +80,11 @@ def _alone(recipe: Recipe, state: Mapping[str, NDArray[Any]]) -> Recipe:
 
     Without training, neither the span of batch normalisation nor the mesh matters.
     """
-    model: dict[str, object] = {"batch_norm": recipe.model.batch_norm.model_copy(update={"span": None})}
+    model: dict[str, object] = {
+        "init_from": None,
+        "frozen": (),
+        "batch_norm": recipe.model.batch_norm.model_copy(update={"span": None}),
+    }
     if recipe.data.name == "imagenet":
         model["classes"] = next(
             state[name].size for name in state if name.startswith("model.") and name.endswith(_HEAD)
@@ -110,7 +115,15 @@ def _save_keras(model: keras.Model, out: Path) -> None:
     copy.save(out)
 
 
-_SAVE = {"torch": _save_torch, "keras": _save_keras}
+def _save_safetensors(model: torch.nn.Module, out: Path) -> None:
+    from safetensors.torch import save_file
+
+    # A parameter that two layers share is written once, under the first of its names.
+    values = dict(model.named_parameters()) | dict(model.named_buffers())
+    save_file({name: value.detach().cpu().contiguous().clone() for name, value in values.items()}, out)
+
+
+_SAVE = {".pt": _save_torch, ".keras": _save_keras, ".safetensors": _save_safetensors}
 
 
 def _answer(checkpoint: str, out: str) -> dict[str, Any]:

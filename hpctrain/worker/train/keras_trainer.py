@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,7 +26,9 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.graph_errors import original_errors_raised
 from hpctrain.worker.comm.tf_cluster import take_gpu
 from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.models.convert import load_state, state_of
 from hpctrain.worker.models.keras_batch_norm import average_statistics, begin_part
+from hpctrain.worker.models.pretrained import begin_with
 from hpctrain.worker.train.keras_average import KerasAverage
 from hpctrain.worker.train.keras_losses import SIGNATURE, KerasLoss, Mixed, cross_entropies, mixed, tensors
 from hpctrain.worker.train.keras_outer import KerasOuter
@@ -405,7 +408,14 @@ def _build(recipe: Recipe, comm: Communicator) -> keras.Model:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(_POLICY[recipe.precision])
     try:
-        return models.build(recipe.model, "keras", comm, at_once=recipe.batch.at_once(comm.size))
+        model: keras.Model = models.build(recipe.model, "keras", comm, at_once=recipe.batch.at_once(comm.size))
+        if recipe.model.init_from:
+            drawn = state_of(model)
+            arrays, words = begin_with(recipe.model, {name: array.shape for name, array in drawn.items()})
+            load_state(model, drawn | arrays)
+            if comm.rank == 0:
+                print(f"hpctrain: {recipe.model.name} {words}", file=sys.stderr, flush=True)
+        return model
     finally:
         keras.config.set_dtype_policy(before)
 

@@ -68,7 +68,9 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
         _checkpoints(plan, directory, comm, events) as checkpoints,
         contextlib.closing(RunEnergy(comm, events)) as energy,
     ):
-        trainer = _trainer(plan.framework, recipe, comm)
+        begun = comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0)
+        # A checkpoint replaces what a training began with, which need not be there any more.
+        trainer = _trainer(plan.framework, recipe.begun() if begun else recipe, comm)
         asynchronous = recipe.sync is not None and recipe.sync.mode == "async"
         loop = (AsynchronousLoop if asynchronous else Loop)(
             recipe,
@@ -86,7 +88,6 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
             peak_flops=matmul_flops(trainer.gpu, recipe.precision),
         )
         reports.iteration = lambda: loop.iteration + 1
-        begun = comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0)
         with phase(comm, _first_phase(trainer, begun), over=lambda: loop.iteration > begun):
             done = loop.run(begun)
     if not done:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import ParameterKind
 from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.worker.train.torch_finetuning import rate_factors
 from hpctrain.worker.train.torch_updates import TorchRuleOptimizer, takes_fused
 
 # _NormBase is the base class of BatchNorm in any number of dimensions, SyncBatchNorm and InstanceNorm.
@@ -18,15 +19,15 @@ _NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, n
 
 
 def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = False) -> torch.optim.Optimizer:
-    """The optimizer of a recipe for the parameters of a model, with one group for each kind of parameter.
+    """The optimizer of a recipe for the trained parameters of a model, with one group for each kind and rate.
 
-    It is PyTorch's own where the update is the same. Set ``lr`` of all groups before each step, and for rmsprop_to_sgd
-    ``sgd_share`` (:func:`hpctrain.common.optim.schedule.sgd_share`) too.
+    It is PyTorch's own where the update is the same. Before each step, set ``lr`` of all groups to the rate times the
+    group's ``factor``, and for rmsprop_to_sgd ``sgd_share`` (:func:`hpctrain.common.optim.schedule.sgd_share`) too.
 
     Args:
         divided: the parameters will be divided over ranks; what divides them then chooses PyTorch's kernels.
     """
-    groups = _groups(model)
+    groups = _groups(model, rate_factors(model, settings.rates))
     decayed = [{**group, "weight_decay": rules.decay(settings, group["kind"])} for group in groups]
     rate, epsilon = settings.learning_rate, rules.epsilon(settings)
     fused = True if not divided and takes_fused(model.parameters()) else None
@@ -72,12 +73,12 @@ def scale_gradients(gradients: Iterable[torch.Tensor], bound: float, norm: torch
         gradient.mul_(scale.to(gradient.device))
 
 
-def _groups(model: nn.Module) -> list[dict[str, Any]]:
-    kinds = parameter_kinds(model)
-    members: dict[ParameterKind, list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        members.setdefault(kinds[name], []).append(parameter)
-    return [{"params": parameters, "kind": kind} for kind, parameters in members.items()]
+def _groups(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, Any]]:
+    kinds, parameters = parameter_kinds(model), dict(model.named_parameters())
+    members: dict[tuple[ParameterKind, float], list[nn.Parameter]] = {}
+    for name, factor in factors.items():
+        members.setdefault((kinds[name], factor), []).append(parameters[name])
+    return [{"params": own, "kind": kind, "factor": factor} for (kind, factor), own in members.items()]
 
 
 def _kind(owner: nn.Module, path: str, name: str) -> ParameterKind:

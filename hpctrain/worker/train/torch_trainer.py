@@ -38,6 +38,7 @@ from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.worker.train.torch_average import TorchAverage
 from hpctrain.worker.train.torch_chunked_loss import chunk_gradient, chunked_score
 from hpctrain.worker.train.torch_compile import compile_network, is_compiled, reporting
+from hpctrain.worker.train.torch_finetuning import freeze, load_weights
 from hpctrain.worker.train.torch_losses import TorchLoss, mixed, on_device
 from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained
 from hpctrain.worker.train.torch_rules import clip_gradients, make_optimizer
@@ -68,6 +69,9 @@ class TorchTrainer:
         model: torch.nn.Module = models.build(
             recipe.model, "torch", comm, at_once=recipe.batch.at_once(data_place(comm).ranks)
         ).to(self._device)
+        if recipe.model.init_from:
+            load_weights(model, recipe.model, say=comm.rank == 0)
+        self._still = freeze(model, recipe.model.frozen)
         self._depth = StochasticDepth(model, recipe.stochastic_depth) if recipe.stochastic_depth else None
         self._mean, self._deviation = (
             255 * torch.tensor(each, device=self._device).view(3, 1, 1)
@@ -168,8 +172,10 @@ class TorchTrainer:
             self._before = (self.updates, self._forward_state())
         for module in self._modules():
             module.train()
+        for module in self._still:
+            module.eval()
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["factor"]
             if "sgd_share" in group:
                 group["sgd_share"] = sgd_share
         self._optimizer.zero_grad()
