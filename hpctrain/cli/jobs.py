@@ -66,7 +66,8 @@ def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
     runs = [RunDirectory(directory.path / f"task-{task}") for task in tasks] or [directory]
     try:
         with Console() as console:
-            follower = None if tasks else Follower(directory, Audience(show=console.show, output=console.output))
+            audience = Audience(show=console.show, output=console.output, errors=console.errors)
+            follower = None if tasks else Follower(directory, audience)
             waiting.wait(directory, follower, tell)
     except KeyboardInterrupt:
         place = shell_word(directory.path)

@@ -107,7 +107,9 @@ class Terminal:
                 if failure.status == "resumable":
                     tell(f"  to resume: {resume_command(place)}")
 
-            yield Audience(show=show, output=console.output, notice=console.notice, failed=failed)
+            yield Audience(
+                show=show, output=console.output, errors=console.errors, notice=console.notice, failed=failed
+            )
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> Summary:
         from hpctrain.report.summary import summarise

@@ -36,7 +36,8 @@ _WINDOW = 50
 
 
 class Console:
-    """Shows events as they come: what the ranks print and the figures of epochs on ``stdout``, the rest on ``stderr``.
+    """Shows events as they come: the figures of epochs on ``stdout``, the rest on ``stderr``; and what a rank writes to
+    either.
 
     On a terminal the output of a rank is passed on as it comes, with its own progress bars; elsewhere by lines, of a
     progress bar one a second.
@@ -49,9 +50,9 @@ class Console:
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
         self._bar: _Bar | None = None
-        self._lines = Lines()
-        # Whether the terminal's last line is one of the rank's that has no end yet.
-        self._open = False
+        self._lines = {self._stdout: Lines(), self._stderr: Lines()}
+        # Where the terminal's last line is one of the rank's that has no end yet.
+        self._open: TextIO | None = None
         self._task = TaskID(0)
         self._run_event: RunEvent | None = None
         self._done = 0
@@ -71,8 +72,9 @@ class Console:
     def close(self) -> None:
         """Remove the progress bar from the terminal, and end the rank's last line. Idempotent."""
         self._end_line()
-        for line in self._lines.rest():
-            self._print(line)
+        for stream, lines in self._lines.items():
+            for line in lines.rest():
+                self._print(line, stream)
         if self._bar:
             self._bar.stop()
             self._bar = None
@@ -102,25 +104,36 @@ class Console:
                 self._progress_line(text)
 
     def output(self, text: str) -> None:
-        """Print what a rank printed. Control characters pass: the program is the user's own, and may use colours."""
-        if self._bar is None and self._stdout.isatty():
-            print(text, end="", file=Patient(self._stdout), flush=True)
-            self._open = not text.endswith("\n") if text else self._open
-            return
-        for line in self._lines.add(text):
-            self._print(line)
+        """Print what a rank wrote to stdout.
 
-    def _print(self, line: str) -> None:
-        if self._bar and self._stdout.isatty():
+        Control characters pass: the program is the user's own, and may use colours.
+        """
+        self._pass_on(text, self._stdout)
+
+    def errors(self, text: str) -> None:
+        """Print what a rank wrote to stderr, as :meth:`output` does."""
+        self._pass_on(text, self._stderr)
+
+    def _pass_on(self, text: str, stream: TextIO) -> None:
+        if self._bar is None and stream.isatty():
+            print(text, end="", file=Patient(stream), flush=True)
+            if text:
+                self._open = None if text.endswith("\n") else stream
+            return
+        for line in self._lines[stream].add(text):
+            self._print(line, stream)
+
+    def _print(self, line: str, stream: TextIO) -> None:
+        if self._bar and stream.isatty():
             # Both streams are the one terminal: the bar's console prints above the bar instead of into it.
             self._bar.console.out(line, highlight=False)
         else:
-            print(line, file=Patient(self._stdout), flush=True)
+            print(line, file=Patient(stream), flush=True)
 
     def _end_line(self) -> None:
         if self._open:
-            self._open = False
-            print(file=Patient(self._stdout), flush=True)
+            print(file=Patient(self._open), flush=True)
+            self._open = None
 
     def notice(self, text: str) -> None:
         """Print a message that the user has to see now."""
@@ -187,7 +200,8 @@ class Console:
         self._end_line()
         self._print(
             f"epoch {event.epoch}/{epochs}  train loss {_number(event.train_loss)}  "
-            f"test accuracy {_number(event.test_accuracy)}  {self._speed(self._epoch_steps)}".rstrip()
+            f"test accuracy {_number(event.test_accuracy)}  {self._speed(self._epoch_steps)}".rstrip(),
+            self._stdout,
         )
         self._epoch_steps = StepTotals()
         self._newest.clear()

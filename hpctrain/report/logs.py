@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import re
@@ -17,6 +16,7 @@ from hpctrain.common.files.printable import printable
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import parse_event
 from hpctrain.common.run.events.lines import LONGEST_LINE
+from hpctrain.common.run.streams import Streams
 from hpctrain.control.schedulers.find_run import FoundRun
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.bars import Lines
@@ -102,7 +102,7 @@ class _Log(Tail):
     def __init__(self, path: Path) -> None:
         super().__init__(path, whole=True)
         self._end = 0
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._streams = Streams()
         self._lines = Lines(longest=_LEAST_BYTES)
 
     def new(self, *, last: bool, at_most: int) -> list[str]:
@@ -112,13 +112,16 @@ class _Log(Tail):
                 self._end = self._end or self.path.stat().st_size or 1
                 if self.offset >= self._end:
                     return [*map(plain, self._lines.rest())]
-            lines = self._lines.add(self._decode(self.text(at_most=at_most)))
+            lines = self._add(self.text(at_most=at_most))
             # A log may be empty, or shorter than it was.
             while last and not lines and self.offset < self._end and (text := self.text(at_most=at_most)):
-                lines = self._lines.add(self._decode(text))
+                lines = self._add(text)
             return [*map(plain, lines or (self._lines.rest() if last else ()))]
         except OSError as error:
             raise read_error(error, self.path, "--rank leaves it out") from error
+
+    def _add(self, piece: bytes) -> list[str]:
+        return self._lines.add("".join(text for _, text in self._streams.divide(piece)))
 
 
 class JobLogs:

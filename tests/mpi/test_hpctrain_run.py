@@ -5,6 +5,7 @@ The program waits for 600 s, so a run that is not ended at once fails at the lim
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -22,7 +23,8 @@ from hpctrain.common.cluster.machine import usable_cores
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.records import read_records
-from support.launching import Launch
+from support import needs
+from support.launching import AS_ROOT, Launch
 
 PROGRAM = Path(__file__).parent / "programs" / "run_script.py"
 HOST = socket.gethostname()
@@ -85,6 +87,62 @@ def test_metrics_and_events_of_a_script_that_a_dry_run_printed(hpctrain: Launch,
     assert all(math.isfinite(event.values["loss"]) for event in events if event.event == "log" and event.iteration < 2)
     result = hpctrain("report", "run")
     assert result.returncode == 0 and "<figcaption>test/accuracy</figcaption>" in run_dir.report.read_text()
+
+
+STREAMS = """
+import logging, sys, time, warnings
+
+import hpctrain as ht
+
+comm = ht.init()
+print("out", comm.rank)
+print("err", comm.rank, file=sys.stderr)
+warnings.warn("warned")
+logging.warning("logged")
+for step in range(1, 31):
+    print(f"\\rstep {step}/30", end="", file=sys.stderr, flush=True)
+    time.sleep(0.05)
+print(file=sys.stderr)
+print("last", end="", flush=True)
+raise ValueError("é")
+"""
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("--backend", "mpi"),
+        pytest.param(("--backend", "gloo", "--launcher", "torchrun"), marks=[pytest.mark.long, needs.pytorch]),
+    ],
+)
+def test_streams_of_rank_0_stay_apart(launcher: tuple[str, ...], tmp_path: Path) -> None:
+    """Also where one of them is a terminal, on which a bar lives; an error is printed once."""
+    (tmp_path / "script.py").write_text(STREAMS)
+    command = [sys.executable, "-m", "hpctrain", "run", "script.py", "-np", "2", "--run-dir", "run", *launcher]
+    environment = {**os.environ, **AS_ROOT}
+    ours, theirs = os.openpty()
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = []
+        # Linux says with an error that nobody has the other end of a terminal open.
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 4096):
+                shown.append(piece)
+        assert process.stdout is not None
+        out = process.stdout.read().decode()
+    os.close(ours)
+    terminal = b"".join(shown).decode().replace("\r\n", "\n")
+    assert process.returncode == 1
+    assert out == "out 0\nlast\n"
+    assert {"err 0", "WARNING:root:logged"} < {*terminal.splitlines()}
+    assert "UserWarning: warned" in terminal
+    assert "".join(f"\rstep {step}/30" for step in range(1, 31)) in terminal
+    # It came in pieces, while it was drawn.
+    assert len([piece for piece in shown if b"step" in piece]) > 1
+    assert terminal.count("Traceback") == 1 and terminal.count("HT-rank-exception") == 1
+    log = (tmp_path / "run" / "logs" / "rank-0.log").read_bytes()
+    places = [log.find(word) for word in (b"out 0", b"err 0", b"step 1/", b"last", b"Traceback")]
+    assert -1 not in places and places == sorted(places)
 
 
 def test_one_rank_raises(hpctrain: Launch, tmp_path: Path) -> None:

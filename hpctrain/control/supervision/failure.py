@@ -17,6 +17,7 @@ from hpctrain.common.run.events import EventsFile
 from hpctrain.common.run.events.kinds import StoppedEvent
 from hpctrain.common.run.records import RankRecord, final_records
 from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.common.run.streams import without_marks
 
 LOG_LINES = 20
 
@@ -276,6 +277,6 @@ def _rank_failure(directory: RunDirectory, record: RankRecord, code: str, what: 
         rank=record.rank,
         host=record.host,
         log=log,
-        lines=last_lines(log, LOG_LINES, begin=record.log_begin),
+        lines=tuple(map(without_marks, last_lines(log, LOG_LINES, begin=record.log_begin))),
         exit_code=exit_code,
     )

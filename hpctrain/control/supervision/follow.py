@@ -6,7 +6,6 @@ is skipped, and either gives one warning.
 
 from __future__ import annotations
 
-import codecs
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import parse_event
 from hpctrain.common.run.events.lines import LONGEST_LINE
 from hpctrain.common.run.events.reader import count_lines, update_index
+from hpctrain.common.run.streams import Streams
 from hpctrain.control.supervision.audience import Audience
 
 # A longer line of a log is passed on in parts, so that output without line breaks does not fill the memory.
@@ -104,7 +104,7 @@ class Follower:
     def __init__(self, directory: RunDirectory, audience: Audience) -> None:
         self._events = Tail(directory.events, longest=LONGEST_LINE)
         self._log = Tail(directory.log(0))
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._streams = Streams()
         self._path = directory.events
         # The line number of the last event that was read or skipped, from 1, for error messages.
         self._number = self._indexed = count_lines(self._path)
@@ -119,7 +119,8 @@ class Follower:
     def advance(self, *, last: bool = False) -> None:
         """Pass on what is new; ``last`` says that no more will be written."""
         while text := self._read("rank 0's output", lambda: self._log.text(at_most=_LOOK_BYTES), patient=last):
-            self._audience.output(self._decode(text))
+            for is_stderr, part in self._streams.divide(text):
+                (self._audience.errors if is_stderr else self._audience.output)(part)
             if not last:
                 break
         # The last line is read only when complete: a crash can cut an event short.

@@ -33,6 +33,7 @@ from hpctrain.common.run.events.kinds import StallEvent
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.records import RankError, RankRecord, is_own_record, write_record
+from hpctrain.common.run.streams import mark_stderr
 from hpctrain.common.settings import COLUMNS
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
@@ -90,6 +91,8 @@ def run_rank(path: Path) -> int:
     forks.watch()
     terminal, log_begin = _redirect_output(directory.log(rank))
     faulthandler.enable()
+    if rank == 0:
+        mark_stderr()
     if rank == 0 and (columns := COLUMNS.read()):
         # The launcher passes this log on to a terminal as it grows, so that progress bars can draw over themselves.
         for name, value in {"COLUMNS": str(columns), "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}.items():
