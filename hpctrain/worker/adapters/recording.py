@@ -81,17 +81,18 @@ class Recording:
         """Count and record a step that ends now."""
         now = time.perf_counter()
         self.steps += 1
-        self._emit(
-            StepEvent(
-                iteration=self.steps,
-                epoch=None,
-                loss=None,
-                learning_rate=learning_rate,
-                samples=None,
-                seconds=now - self._step_began,
-                communication_seconds=None,
+        if self._events:
+            self._emit(
+                StepEvent(
+                    iteration=self.steps,
+                    epoch=None,
+                    loss=None,
+                    learning_rate=learning_rate,
+                    samples=None,
+                    seconds=now - self._step_began,
+                    communication_seconds=None,
+                )
             )
-        )
         self._step_began = now
         if time.monotonic() - self._measured_at >= _ENERGY_SECONDS:
             self._measure()

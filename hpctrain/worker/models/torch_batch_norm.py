@@ -111,11 +111,9 @@ def _of_channels(values: torch.Tensor) -> torch.Tensor:
     return values.view(1, -1, 1, 1)
 
 
-def begin_part(model: nn.Module, number: int, count: int) -> None:
-    """Tell all batch norms which part of a step comes next: see :meth:`TorchBatchNorm.begin_part`."""
-    for module in model.modules():
-        if isinstance(module, TorchBatchNorm):
-            module.begin_part(number, count)
+def batch_norms(model: nn.Module) -> list[TorchBatchNorm]:
+    """All batch norms of a model that are told which part of a step comes next."""
+    return [module for module in model.modules() if isinstance(module, TorchBatchNorm)]
 
 
 @torch.no_grad()

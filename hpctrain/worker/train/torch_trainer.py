@@ -31,7 +31,7 @@ from hpctrain.worker.adapters.torch.random_streams import part_streams
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import BROKEN, Samples
-from hpctrain.worker.models.torch_batch_norm import begin_part
+from hpctrain.worker.models.torch_batch_norm import batch_norms
 from hpctrain.worker.models.torch_resnet import StochasticDepth
 from hpctrain.worker.train.random_state import random_state, seed, set_random_state
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
@@ -104,6 +104,7 @@ class TorchTrainer:
             self._loss = replace(self._loss, of_logits=torch.compile(chunk_gradient))
             self._backward = reporting(self._backward, recipe.model.name)  # type: ignore[method-assign]
         self._distribute(recipe)
+        self._batch_norms = batch_norms(model)
         part_streams(comm)
         self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
@@ -171,7 +172,9 @@ class TorchTrainer:
         if self._remembers:
             self._before = (self.updates, self._forward_state())
         for module in self._modules():
-            module.train()
+            # Not in each step: it visits every layer.
+            if not module.training:
+                module.train()
         for module in self._still:
             module.eval()
         for group in self._optimizer.param_groups:
@@ -363,7 +366,8 @@ class TorchTrainer:
 
     def _backward(self, samples: Samples, scale: float, number: int, count: int) -> torch.Tensor:
         images, labels = self._tensors(samples)
-        begin_part(self.model, number, count)
+        for norm in self._batch_norms:
+            norm.begin_part(number, count)
         with contextlib.nullcontext() if number == count and not self.alone else no_sync():
             if self._depth and samples.depths is not None:
                 self._depth.draw(on_device(samples.depths, self._device))
@@ -371,9 +375,11 @@ class TorchTrainer:
                 images = mixed(images, samples.mixture)
             loss_sum = self._loss_sum(images, labels.flatten(), samples.mixture)
             loss = loss_sum * (scale / labels[0].numel())
-            # A loss that is not finite has no gradient that may be used, although it can have a finite one.
-            self._scaler.scale(loss).backward(torch.where(loss.isfinite(), 1.0, math.nan))
-        return loss.detach()
+            # A loss that is not finite has no gradient that may be used, although it can have a finite one: the factor
+            # is 1 for a finite loss and NaN for others.
+            own = loss.detach()
+            self._scaler.scale(loss).backward(own * 0 + 1)
+        return own
 
     def _loss_sum(self, images: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
         if not self._in_chunks:

@@ -53,7 +53,8 @@ def set_whole(part: torch.nn.Parameter, parameter: torch.nn.Parameter) -> None:
 
 def whole_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     """The model's parameter that an optimizer's parameter is a part of, or that parameter itself."""
-    whole: torch.nn.Parameter = _wholes.get(parameter, parameter)
+    # Looked for only where there are parts: a step asks for each parameter.
+    whole: torch.nn.Parameter = _wholes.get(parameter, parameter) if _wholes else parameter
     return whole
 
 

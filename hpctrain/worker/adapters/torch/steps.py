@@ -160,9 +160,12 @@ def _refuse_scaled(optimizer: Optimizer, everyone: Iterable[GradientReducer]) ->
 
 
 def _compare_losses(optimizer: Optimizer, everyone: Iterable[GradientReducer]) -> None:
+    several = [each for each in everyone if each.comm.size > 1]
+    if not several:
+        return
     own = {id(parameter): parameter.device for parameter in _parameters(optimizer)}
     # Only the communicators of this optimizer's models compare, in the same order on all ranks.
-    mine = (each for each in everyone if not each.managed.isdisjoint(own))
+    mine = (each for each in several if not each.managed.isdisjoint(own))
     for comm in dict.fromkeys(each.comm for each in sorted(mine, key=lambda each: each.number)):
         denominators_of(comm).step_begins(next(iter(own.values())))
 

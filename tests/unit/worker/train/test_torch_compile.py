@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.utils import counters  # noqa: E402
 
 from hpctrain.worker.models.batch_norm import Extent  # noqa: E402
-from hpctrain.worker.models.torch_batch_norm import TorchBatchNorm, begin_part  # noqa: E402
+from hpctrain.worker.models.torch_batch_norm import TorchBatchNorm, batch_norms  # noqa: E402
 from hpctrain.worker.models.torch_resnet import Basic, ResNet, StochasticDepth  # noqa: E402
 from hpctrain.worker.train.torch_compile import compile_network, is_compiled  # noqa: E402
 from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
@@ -84,7 +84,8 @@ def test_blocks_of_a_residual_network_keep_their_statistics_and_their_random_dep
             compile_network(model, recipe("goyal2017", "model.name=resnet18"), COMM)
         images, draws = torch.randn(2, 4, 3, 32, 32), torch.rand(2, 4, 3)
         for part in range(2):
-            begin_part(model, part + 1, 2)
+            for each in batch_norms(model):
+                each.begin_part(part + 1, 2)
             depth.draw(draws[part])
             model(images[part]).square().sum().backward()
         model.eval()
