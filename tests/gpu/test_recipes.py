@@ -39,7 +39,10 @@ def speed(folder: Path, note: Any, recipe: str, *changes: str, seconds: float = 
     rates: dict[str, float] = found["rates"]
     ratios = {f"{name}, to plain": rates[name] / rates["plain"] for name in rates if name != "plain"}
     note(set=" ".join(changes), a_second=rates, ratios=ratios, peak_bytes=found["peak_bytes"], remark=_TOY)
+    note(waits_for_the_gpu_in_a_step=found["waits"])
     assert all(rate > 0 for rate in rates.values())
+    # The losses and the norm of the gradients, read together.
+    assert found["waits"] in ((1,) if GPUS else (None,))
     return rates
 
 

@@ -73,6 +73,7 @@ class KerasTrainer:
         self._connect(recipe)
         self.guard = guard_of(comm, self.model, every=recipe.guard.every)
         self.before_update: Callable[[], None] = _pass
+        self.meanwhile: Callable[[], None] = _pass
         self.updates = 0
         self.loss = 0.0
         self.faulty = False
@@ -152,6 +153,9 @@ class KerasTrainer:
         self.updates += 1
         self.guard.step_done()
         return self.loss
+
+    def place(self, samples: Samples) -> Samples:
+        return samples
 
     def average_parameters(self) -> None:
         assert self._outer is not None

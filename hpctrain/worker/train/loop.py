@@ -30,6 +30,7 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import MixedSamples
 from hpctrain.worker.data.samples import BROKEN, Samples, Source
 from hpctrain.worker.data.sampling import Indices, batch_count, sample_of
+from hpctrain.worker.train.ahead import SamplesAhead
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.energy import RunEnergy
 from hpctrain.worker.train.evaluation import evaluate
@@ -115,6 +116,8 @@ class Loop:
         # This rank's samples in the step that was begun.
         self._own: Indices = np.empty(0, np.int64)
         self._data_seconds = 0.0
+        self._ahead = SamplesAhead(iter(()), trainer.place)
+        trainer.meanwhile = self._fetch
         # Broken images of all ranks that an event has reported.
         self._reported: set[str] = set()
 
@@ -200,13 +203,14 @@ class Loop:
         """Train the remaining steps of the epoch; returns why the run was stopped."""
         batches = self._feed.batches(self._epoch, self._seen, self._batch_size)
         with contextlib.closing(self._train.stream(self._feed.pieces(batches), self._epoch)) as stream:
+            self._ahead = SamplesAhead(stream, self._trainer.place)
             for batch in batches:
                 if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
                     return (
                         f"{self._comm.size} of {self._begun_ranks} ranks are left, fewer than "
                         f"fault_tolerance.min_ranks={self._recipe.fault_tolerance.min_ranks}"
                     )
-                if self._step(batch, stream):
+                if self._step(batch, self._ahead):
                     return self._asked() or "asked on another rank"
                 self._checkpoints.record_written()
                 if self._steps_left and self._local.synchronised and self._is_due():
@@ -326,6 +330,12 @@ class Loop:
             self._data_seconds += time.perf_counter() - begin
             yield samples if own > 0 else replace(samples, labels=np.full_like(samples.labels, BROKEN))
             own -= len(samples)
+
+    def _fetch(self) -> None:
+        """Take the samples of the next step while a GPU computes this one; the wait for them counts for this step."""
+        begin = time.perf_counter()
+        self._ahead.fetch()
+        self._data_seconds += time.perf_counter() - begin
 
     def _record_step(self, loss: float) -> None:
         """Count and record the step that was begun, with its loss."""

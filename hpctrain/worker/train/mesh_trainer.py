@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from hpctrain.common.checkpoints.layout import STATISTICS
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.adapters.torch import distribute
-from hpctrain.worker.adapters.torch.finite import all_finite
+from hpctrain.worker.adapters.torch.finite import are_finite
 from hpctrain.worker.adapters.torch.parallel import Pipeline, device_mesh
 from hpctrain.worker.adapters.torch.pieces import fill, local_tensor, tensor_of
 from hpctrain.worker.data.samples import Samples
@@ -43,13 +43,12 @@ class MeshTrainer(TorchTrainer):
     def timeline(self) -> Timeline:
         return ()
 
-    def _gradients(self) -> list[torch.Tensor]:
+    def _unchecked(self) -> list[torch.Tensor]:
         """This rank's parts of the gradients."""
         return [local_tensor(each.grad) for _, each in self._parameters() if each.grad is not None]
 
-    def _finite(self) -> bool:
-        gradients = self._gradients()
-        own = self.own_finite and all_finite(gradients)
+    def _finite(self, gradients: list[torch.Tensor], norm: float) -> bool:
+        own = self.own_finite and are_finite(gradients, norm)
         finite = not self._comm.allreduce(np.array([float(not own)]), "max")[0]
         if not finite and gradients:
             # A GradScaler looks only at its own rank's gradients, so that each rank needs one that is not finite.

@@ -23,7 +23,7 @@ from hpctrain.worker import models
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch import average_statistics, distribute, no_sync, statistics
-from hpctrain.worker.adapters.torch.finite import all_finite
+from hpctrain.worker.adapters.torch.finite import are_finite, values_of
 from hpctrain.worker.adapters.torch.guarding import guard_of
 from hpctrain.worker.adapters.torch.optimizer_state import load_optimizer, optimizer_tensors
 from hpctrain.worker.adapters.torch.pieces import array_of, is_dtensor, pieces_of, tensor_of
@@ -38,6 +38,7 @@ from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.worker.train.torch_average import TorchAverage
 from hpctrain.worker.train.torch_chunked_loss import chunk_gradient, chunked_score
 from hpctrain.worker.train.torch_compile import compile_network, is_compiled, reporting
+from hpctrain.worker.train.torch_copies import ImageCopies
 from hpctrain.worker.train.torch_finetuning import freeze, load_weights
 from hpctrain.worker.train.torch_losses import TorchLoss, mixed, on_device
 from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained
@@ -85,7 +86,9 @@ class TorchTrainer:
             self._device.type, init_scale=INITIAL_SCALE, enabled=recipe.precision == "fp16"
         )
         self._clip_norm = recipe.optimizer.clip_norm
+        self._copies = ImageCopies(self._device) if self._device.type == "cuda" else None
         self.before_update: Callable[[], None] = _pass
+        self.meanwhile: Callable[[], None] = _pass
         self.updates = 0
         self.loss = 0.0
         self.faulty = False
@@ -183,10 +186,15 @@ class TorchTrainer:
                 group["sgd_share"] = sgd_share
         self._optimizer.zero_grad()
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
-        # Read together: on a GPU each reading waits until it has done what it was given.
-        self.loss = sum(torch.stack(losses).tolist())
+        gradients = values_of(self._unchecked())
+        norm = [torch.nn.utils.get_total_norm(gradients)] if gradients else []
+        if self._copies:
+            self.meanwhile()
+        # Read together: on a GPU a reading waits until it has done what it was given.
+        read = torch.stack([each.to(self._device) for each in (*losses, *norm)]).tolist()
+        self.loss = sum(read[: len(losses)])
         self.own_finite = math.isfinite(self.loss)
-        finite = self._finite()
+        finite = self._finite(gradients, sum(read[len(losses) :]))
         self._scaler.unscale_(self._optimizer)
         # Also called before an update that is left out: the step counts only if all ranks have come this far.
         self.before_update()
@@ -202,6 +210,9 @@ class TorchTrainer:
             self.guard.step_done()
         return self.loss
 
+    def place(self, samples: Samples) -> Samples:
+        return replace(samples, images=self._copies.begin(samples.images)) if self._copies else samples
+
     def average_parameters(self) -> None:
         assert self._outer is not None
         self._outer.step()
@@ -213,11 +224,19 @@ class TorchTrainer:
     def set_vector(self, vector: NDArray[np.float32]) -> None:
         assign(trained(self.model), torch.from_numpy(vector).to(self._device))
 
-    def _finite(self) -> bool:
-        """Whether the gradients are finite; for reduced gradients all ranks get the same answer."""
+    def _unchecked(self) -> list[torch.Tensor]:
+        """This rank's gradients, without those that were checked when they were reduced."""
         if not self.alone:
-            return self._statistics.finite()
-        return all_finite(each.grad for each in self.model.parameters() if each.grad is not None)
+            return self._statistics.unchecked()
+        return [each.grad for each in self.model.parameters() if each.grad is not None]
+
+    def _finite(self, gradients: list[torch.Tensor], norm: float) -> bool:
+        """Whether all gradients are finite; for reduced gradients all ranks get the same answer.
+
+        Args:
+            gradients: those that were not checked; ``norm`` is the norm over all of them.
+        """
+        return (self.alone or self._statistics.found_finite) and are_finite(gradients, norm)
 
     def _update(self) -> None:
         if self._clip_norm:
@@ -400,6 +419,8 @@ class TorchTrainer:
         """Images as (N, channels, height, width), the channels innermost in memory, and labels; tokens as they are."""
         # Images that a GPU decoded are there already.
         images, labels = (on_device(each, self._device) for each in (samples.images, samples.labels))
+        if self._copies:
+            self._copies.end(images)
         if images.dtype == torch.int64:
             return images, labels
         images = images.movedim(-1, 1)

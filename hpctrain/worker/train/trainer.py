@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +72,8 @@ class Trainer(Stateful, Protocol):
         own_finite: whether this rank's own loss was finite then, and its own gradients where they are still known.
         alone: with a recipe's ``sync``, whether steps use only this rank's gradients and update only its parameters,
             until :meth:`average_parameters`.
+        meanwhile: called in each step once a GPU has all of it to compute and before its results are waited for; not
+            called where the host computes.
     """
 
     framework: str
@@ -84,6 +86,7 @@ class Trainer(Stateful, Protocol):
     loss: float
     faulty: bool
     own_finite: bool
+    meanwhile: Callable[[], None]
 
     @property
     def communication_seconds(self) -> float | None: ...
@@ -118,6 +121,9 @@ class Trainer(Stateful, Protocol):
         Returns:
             ``scale`` x the sum of the losses of all samples in ``parts`` that are not broken, before the update.
         """
+
+    def place(self, samples: Samples) -> Samples:
+        """The samples, with their images on the way to where they are computed on if that is a GPU."""
 
     def average_parameters(self) -> None:
         """Replace the parameters by what the recipe's ``sync`` makes of their mean over the ranks. Collective."""

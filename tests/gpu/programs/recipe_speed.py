@@ -6,10 +6,12 @@ device, and computes in bfloat16 too.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +27,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker import models
 from hpctrain.worker.bench.in_turn import rotated
 from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.train.ahead import SamplesAhead
 from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 Call = Callable[[], object]
@@ -48,6 +51,33 @@ def steps_of(trainer: TorchTrainer, recipe: Recipe, parts: list[Samples]) -> Cal
     """One step of the recipe on these parts of a batch."""
     scale = 1 / recipe.global_batch
     return lambda: trainer.step(parts, len(parts), scale, 1e-4, 0.0)
+
+
+def steps_ahead(trainer: TorchTrainer, recipe: Recipe, parts: list[Samples]) -> Call:
+    """The same as the loop does it: with the next samples taken and copied while the device computes."""
+    ahead = SamplesAhead(itertools.cycle(parts), trainer.place)
+    scale = 1 / recipe.global_batch
+
+    def step() -> None:
+        trainer.meanwhile = ahead.fetch
+        trainer.step(itertools.islice(ahead, len(parts)), len(parts), scale, 1e-4, 0.0)
+        trainer.meanwhile = lambda: None
+
+    return step
+
+
+def waits(call: Call) -> int | None:
+    """How often a call waits for the GPU, as PyTorch sees it; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(each.message) for each in told)
 
 
 class OnDevice:
@@ -129,7 +159,7 @@ def main(out: str, chosen: str) -> None:
     at_once = recipe.batch.at_once(1)
     parts = [samples(recipe, at_once) for _ in range(recipe.global_batch // at_once)]
     step = steps_of(trainer, recipe, parts)
-    calls: dict[str, Call] = {"recipe": step}
+    calls: dict[str, Call] = {"recipe": steps_ahead(trainer, recipe, parts)}
     # The trainer's own methods may be named otherwise by the time that this runs.
     with suppress(AttributeError):
         on_device = OnDevice(trainer, parts)
@@ -139,7 +169,9 @@ def main(out: str, chosen: str) -> None:
     each = recipe.model.context if recipe.data.name == "text" else 1
     rates = {name: recipe.global_batch * each / found for name, found in seconds.items()}
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-    Path(out).write_text(json.dumps({"rates": rates, "peak_bytes": peak, "device": str(device)}))
+    Path(out).write_text(
+        json.dumps({"rates": rates, "peak_bytes": peak, "device": str(device), "waits": waits(calls["recipe"])})
+    )
 
 
 if __name__ == "__main__":

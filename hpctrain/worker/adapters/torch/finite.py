@@ -10,8 +10,16 @@ import torch
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether every element of all tensors is finite. Waits for their device once."""
-    tensors = [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
+    values = values_of(tensors)
+    return are_finite(values, float(torch.nn.utils.get_total_norm(values)))
+
+
+def values_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, of sparse ones the elements that are there."""
+    return [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
+
+
+def are_finite(values: Iterable[torch.Tensor], norm: float) -> bool:
+    """Whether every element is finite, with the norm over all of them known. Waits only where that is not finite."""
     # A finite norm proves all numbers finite. Squares of large finite numbers may overflow: check each element then.
-    return math.isfinite(torch.nn.utils.get_total_norm(tensors)) or all(
-        bool(tensor.isfinite().all()) for tensor in tensors
-    )
+    return math.isfinite(norm) or all(bool(each.isfinite().all()) for each in values)

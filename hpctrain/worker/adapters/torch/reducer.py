@@ -21,7 +21,6 @@ import torch
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.buckets import BucketSlot, differs, make_buckets
 from hpctrain.worker.adapters.torch.denominators import denominators_of
-from hpctrain.worker.adapters.torch.finite import all_finite
 from hpctrain.worker.adapters.torch.sparse import reduce_sparse
 from hpctrain.worker.adapters.torch.turns import turns_of
 from hpctrain.worker.adapters.torch.weights import batch_weights
@@ -137,16 +136,19 @@ class GradientReducer:
         """Whether an error ended the last backward pass, asked between two of them."""
         return self._running
 
-    def finite(self) -> bool:
-        """Whether the gradients of the last backward pass are finite; the same on every rank.
+    @property
+    def found_finite(self) -> bool:
+        """Whether the engine found nothing in the last backward pass that is not finite; the same on every rank."""
+        return all(bucket.finite is not False for bucket in self._buckets)
 
-        It reads those that the engine did not check (see
-        :meth:`hpctrain.worker.comm.base.Communicator.watch_numbers`).
+    def unchecked(self) -> list[torch.Tensor]:
+        """The gradients of the last backward pass that the engine did not check.
+
+        See :meth:`hpctrain.worker.comm.base.Communicator.watch_numbers`.
         """
         unknown = (slot.parameter for bucket in self._buckets if bucket.finite is None for slot in bucket.slots)
         sparse = (parameter for _, parameter in self._sparse)
-        gradients = [each.grad for each in itertools.chain(unknown, sparse) if each.grad is not None]
-        return all(bucket.finite is not False for bucket in self._buckets) and all_finite(gradients)
+        return [each.grad for each in itertools.chain(unknown, sparse) if each.grad is not None]
 
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: discard a backward pass that failed, and allocate new buffers.

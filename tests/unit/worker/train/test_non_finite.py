@@ -74,6 +74,9 @@ class Scripted:
     def gradient_numbers(self) -> list[GradientNumbers]:
         return [GradientNumbers(name=name, nan=nan, inf=0, norm=1.0) for name, nan in (("stem", 0), ("head", 2))]
 
+    def place(self, samples: Samples) -> Samples:
+        return samples
+
     def average_statistics(self) -> None: ...
 
     def evaluate(self, samples: Samples) -> tuple[float, int]:

@@ -1,0 +1,39 @@
+"""Copies images to a GPU while it computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+
+class ImageCopies:
+    """Copies on a stream of their own, so that they neither wait for a GPU's kernels nor hold them up.
+
+    Args:
+        device: a GPU; on a CPU a copy is done when :meth:`begin` returns.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def begin(self, images: NDArray[Any] | torch.Tensor) -> torch.Tensor:
+        """Begin to copy images, whose own memory may be written when this returns; what a GPU decoded stays there."""
+        tensor = torch.as_tensor(images)
+        if self._stream is None:
+            return tensor.clone()
+        if tensor.device.type != "cpu":
+            return tensor
+        with torch.cuda.stream(self._stream):
+            # PyTorch keeps the locked pages until the copy is done.
+            return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def end(self, images: torch.Tensor) -> None:
+        """Let what is now given to the GPU wait for the copies that were begun, of which these images are one."""
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._stream)
+            # The memory is the other stream's, which may use it again as soon as this one is done with it.
+            images.record_stream(current)
