@@ -211,7 +211,8 @@ class TorchTrainer:
         return self.loss
 
     def place(self, samples: Samples) -> Samples:
-        return replace(samples, images=self._copies.begin(samples.images)) if self._copies else samples
+        images: Any = self._copies.begin(samples.images) if self._copies else samples.images
+        return replace(samples, images=images)
 
     def average_parameters(self) -> None:
         assert self._outer is not None

@@ -131,7 +131,8 @@ class FlatBucket(Bucket):
     """Gradients of one dtype and device, side by side in one buffer of the engine's.
 
     Autograd makes a fresh tensor where a parameter has no gradient, so after ``zero_grad()`` each is copied into the
-    buffer once, unless the rank is alone. After ``zero_grad(set_to_none=False)`` autograd adds to the views of the buffer, and nothing is copied.
+    buffer once, unless the rank is alone. After ``zero_grad(set_to_none=False)`` autograd adds to the views of the
+    buffer, and nothing is copied.
 
     Args:
         flags: how many further elements to put after the gradients.

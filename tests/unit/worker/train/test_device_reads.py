@@ -72,9 +72,7 @@ def reads(patch: pytest.MonkeyPatch, optimizer: str, parts: int) -> int:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_step_reads_its_losses_and_whether_gradients_are_finite_at_once(
-    monkeypatch: pytest.MonkeyPatch, optimizer: str
-):
+def test_a_step_reads_its_losses_and_the_norm_of_its_gradients_at_once(monkeypatch: pytest.MonkeyPatch, optimizer: str):
     """However many micro-batches and parameters there are, and whatever the rule."""
     with monkeypatch.context() as patch:
         once = reads(patch, optimizer, 1)
