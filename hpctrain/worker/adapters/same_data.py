@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -27,6 +27,10 @@ _SECONDS, _LEAST, _MOST = 0.05, 2, 64
 # A leaf with more numbers than this is described by its means.
 _SMALL = 64
 _SMALL_TOLERANCE, _MEAN_TOLERANCE = 1e-5, 1e-3
+# Two decoders differ by a little in each of the numbers of an image that a fingerprint takes.
+_LARGE_TOLERANCE = 2e-2
+# How many samples of a batch have sums of their own in a fingerprint.
+_FEW = 8
 _BY_MEANS = " by means"
 _DEPTH = 6
 
@@ -66,10 +70,11 @@ Sample = Mapping[str, LeafSummary] | None
 
 def summarise(sample: Any) -> dict[str, LeafSummary]:
     """Summaries of a sample's leaves: numbers, texts and arrays in containers and dataclasses."""
-    return {name: _summarise_leaf(leaf) for name, leaf in _leaves(sample, "", _DEPTH)}
+    return {name: _summarise_leaf(leaf) for name, leaf in leaves(sample)}
 
 
-def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, name: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
+    """What is in the containers and dataclasses of a sample, with its place in them."""
     if isinstance(value, Mapping):
         members: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
@@ -80,7 +85,7 @@ def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         yield name, value
         return
     for key, member in members if depth else ():
-        yield from _leaves(member, f"{name}[{key!r}]", depth - 1)
+        yield from leaves(member, f"{name}[{key!r}]", depth - 1)
 
 
 def _summarise_leaf(leaf: Any) -> LeafSummary:
@@ -92,11 +97,11 @@ def _summarise_leaf(leaf: Any) -> LeafSummary:
         last = leaf.split("/")[-1] if isinstance(leaf, str) else leaf.split(b"/")[-1]
         shown = repr(last) if len(last) < _SMALL else xxhash.xxh3_64_hexdigest(last)  # type: ignore[arg-type]
         return LeafSummary(f"{kind} {shown}")
-    array = _array(leaf)
+    array = array_of(leaf)
     return LeafSummary(kind) if array is None else _summarise_array(array, _type_name(leaf, array))
 
 
-def _array(leaf: Any) -> Any:
+def array_of(leaf: Any) -> Any:
     """A tensor, an array, a number or an image as an array; None for anything else."""
     if not (isinstance(leaf, float) or hasattr(leaf, "__array__") or hasattr(leaf, "__array_interface__")):
         return None
@@ -138,6 +143,78 @@ def _ramps(size: int) -> tuple[Any, ...]:
     """Weights of at most 1, over which two different arrays have different means."""
     places = np.arange(size)
     return 1.0, places / size, np.cos(places), np.cos(np.sqrt(2) * places)
+
+
+class Fingerprint(NamedTuple):
+    """A few numbers that are equal, but for rounding, where two lists have the same samples in one order.
+
+    Attributes:
+        exact: a hash of texts, whole numbers, types and shapes; of 52 bits, which a float holds.
+        sums: over the numbers of some samples, a sum for each: first over their small arrays, then over their images
+            and larger arrays.
+        sizes: how large such sums are.
+    """
+
+    exact: float = 0.0
+    sums: tuple[float, ...] = (0.0,) * 2 * _FEW
+    sizes: tuple[float, ...] = (0.0,) * 2 * _FEW
+
+    @classmethod
+    def of(cls, samples: Sequence[Any]) -> Fingerprint:
+        """That of the first and the last sample, and of a few between them."""
+        digest = xxhash.xxh3_64(str(len(samples)).encode())
+        small: list[list[float]] = [[] for _ in range(_FEW)]
+        large: list[list[float]] = [[] for _ in range(_FEW)]
+        places = sorted({round(place) for place in np.linspace(0, len(samples) - 1, _FEW)})
+        for number, place in enumerate(places):
+            for name, leaf in leaves(samples[place]):
+                array = None if isinstance(leaf, bool | int | str | bytes) else array_of(leaf)
+                if array is None:
+                    digest.update(leaf if isinstance(leaf, bytes) else f"{name} {_summarise_leaf(leaf).exact}".encode())
+                    continue
+                digest.update(f"{name} {array.dtype} {array.shape}".encode())
+                flat = np.ascontiguousarray(array).ravel()
+                if array.dtype.kind in "fc" or array.dtype == np.uint8:
+                    flat = flat.view(flat.real.dtype)  # a complex number is two
+                    few = flat[:: flat.size // _SMALL | 1][:_SMALL].astype(np.float64)
+                    into = small if flat.size <= _SMALL and array.dtype != np.uint8 else large
+                    into[number] += np.nan_to_num(few, posinf=1e300, neginf=-1e300).tolist()
+                else:
+                    digest.update(flat.tobytes())
+        sums, sizes = zip(*_sums(small), *_sums(large), strict=True)
+        return cls(float(digest.intdigest() >> 12), sums, sizes)
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[float]) -> Fingerprint:
+        """That of :meth:`numbers`."""
+        exact, *rest = map(float, numbers)
+        return cls(exact, tuple(rest[: 2 * _FEW]), tuple(rest[2 * _FEW :]))
+
+    def numbers(self) -> tuple[float, ...]:
+        """All of it."""
+        return (self.exact, *self.sums, *self.sizes)
+
+    def then(self, other: Fingerprint) -> Fingerprint:
+        """That of all samples until now, and of the last of them."""
+        both = xxhash.xxh3_64_intdigest(f"{self.exact} {other.exact}".encode())
+        return other._replace(exact=float(both >> 12))
+
+    def differs(self, other: Fingerprint) -> bool:
+        """Whether these are of different samples."""
+        tolerances = np.repeat([_SMALL_TOLERANCE, _LARGE_TOLERANCE], _FEW)
+        far = np.abs(np.subtract(self.sums, other.sums)) > tolerances * np.maximum(self.sizes, other.sizes)
+        return self.exact != other.exact or bool(far.any())
+
+
+def _sums(samples: list[list[float]]) -> list[tuple[float, float]]:
+    """For each sample a sum that depends on the order of its numbers, and how large such sums are."""
+    everything = [number for sample in samples for number in sample]
+    mean = float(np.mean(everything)) if everything else 0.0  # subtracted so that a small part of large numbers counts
+    found = []
+    for sample in map(np.array, samples):
+        apart = np.abs(sample - mean).sum() + 1e-4 * np.abs(sample).sum()
+        found.append((float(((sample - mean) * (1 + np.cos(np.arange(sample.size)))).sum()), float(apart)))
+    return found
 
 
 def sample_indices(samples: int) -> list[int]:

@@ -87,9 +87,16 @@ def batch_count(samples: int, size: int, *, drop_last: bool) -> int:
     return samples // size if drop_last else -(-samples // size)
 
 
+def part_of(samples: int, rank: int, ranks: int) -> slice:
+    """Where the part of ``rank`` lies in a batch of ``samples``."""
+    base, longer = divmod(samples, ranks)
+    begin = rank * base + min(rank, longer)
+    return slice(begin, begin + base + (rank < longer))
+
+
 def share(batch: Indices, rank: int, ranks: int) -> RankShare:
     """The contiguous part of ``batch`` for ``rank``; the ranks' parts differ by one sample at most."""
-    own = np.array_split(batch, ranks)[rank]
+    own = batch[part_of(len(batch), rank, ranks)]
     return RankShare(
         indices=own if len(own) else batch[:1],
         count=len(own),

@@ -11,7 +11,6 @@ import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, d
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, sample_indices, summarise, within_time
 from hpctrain.worker.adapters.torch.batches import tensors_in
+from hpctrain.worker.adapters.torch.generators import generators_in, kept
 from hpctrain.worker.comm import Communicator
 
 _SEEDED = (
@@ -33,8 +33,6 @@ _ALIKE = "give DataLoader and ht.shard the same settings on every rank"
 _AGAIN = 8
 # To find the axes that count a collate_fn's samples: the sizes of trial batches, and how many samples are tried.
 _COUNTS, _TRIED = (2, 5), 8
-# The search for random generators in a data set: its depth, the longest list, and the most objects.
-_DEPTH, _FEW, _HELD = 5, 100, 10_000
 # Compared data sets by id, so that a loader that is made anew for each epoch costs one small message.
 _compared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -79,8 +77,13 @@ class SampleAxes(NamedTuple):
         return SampleAxes(self.tensors, self.axes & other.axes if self.tensors == other.tensors else frozenset())
 
 
-def compare_loaders(comm: Communicator, loader: DataLoader[Any], *, evaluation: bool, seed: int) -> SampleAxes:
+def compare_loaders(
+    comm: Communicator, loader: DataLoader[Any], *, evaluation: bool, seed: int, agreed: bool = False
+) -> SampleAxes:
     """Refuse loaders that differ between ranks. Collective.
+
+    Args:
+        agreed: whether the ranks agree while they draw, which they have to do equally far ahead.
 
     Raises:
         HpctrainError: names what differs, with the values of two ranks; raised on all ranks.
@@ -88,19 +91,13 @@ def compare_loaders(comm: Communicator, loader: DataLoader[Any], *, evaluation: 
     if comm.size == 1:
         return SampleAxes()
     data: Any = loader.dataset
-    facts = {"the number of samples": (str(len(data)), WHOLE)}
+    samples = len(data) if hasattr(data, "__len__") else 0
+    facts = {"the number of samples": (str(samples), WHOLE)}
     facts |= {f"the indices of {name}": (text, _SEEDED) for name, text in _indices(data)}
-    settings = {
-        "batch_size": loader.batch_size,
-        "the sampler": type(loader.sampler).__name__,
-        "drop_last": loader.drop_last,
-        "evaluation": evaluation,
-        "seed": seed,
-    }
-    facts |= {name: (str(value), _ALIKE) for name, value in settings.items()}
+    facts |= settings_alike(loader, evaluation=evaluation, seed=seed, agreed=agreed)
     counts = not evaluation and loader.collate_fn is not default_collate
     probe = _Probe(loader, _Visit(loader.collate_fn if counts else None))
-    wanted = sample_indices(len(data))
+    wanted = sample_indices(samples)
     with _generators_kept(data):
         if _compared.get(id(data)) is data:
             compare(comm, facts)
@@ -116,6 +113,20 @@ def compare_loaders(comm: Communicator, loader: DataLoader[Any], *, evaluation: 
             with contextlib.suppress(TypeError):  # a list has no weak references
                 _compared[id(data)] = data
     return probe.axes or SampleAxes()
+
+
+def settings_alike(loader: DataLoader[Any], *, evaluation: bool, seed: int, agreed: bool) -> dict[str, tuple[str, str]]:
+    """The settings that have to be equal on all ranks, for :func:`hpctrain.worker.adapters.same_data.compare`."""
+    settings = {
+        "batch_size": loader.batch_size,
+        "the sampler": type(loader.sampler).__name__,
+        "drop_last": loader.drop_last,
+        "evaluation": evaluation,
+        "seed": seed,
+    }
+    if agreed:
+        settings |= {"num_workers": loader.num_workers, "prefetch_factor": loader.prefetch_factor}
+    return {name: (str(value), _ALIKE) for name, value in settings.items()}
 
 
 def _indices(data: Any, name: str = "Subset") -> Iterator[tuple[str, str]]:
@@ -152,6 +163,13 @@ class _Visit:
         return summary, axes
 
 
+def axes_of(collate: Callable[[list[Any]], Any], sample: Any) -> SampleAxes:
+    """The dimensions that count samples in what ``collate`` makes, as far as one sample shows them."""
+    with kept(), contextlib.suppress(Exception):  # a sample that it leaves out
+        return _axes(collate, sample) or SampleAxes()
+    return SampleAxes()
+
+
 def _axes(collate: Callable[[list[Any]], Any], sample: Any) -> SampleAxes | None:
     """The axes that count the copies in batches of one sample's; None for a sample that ``collate`` leaves out."""
     found: list[SampleAxes] = []
@@ -183,11 +201,11 @@ class _Probe:
         if self._workers and _start_method(self._loader) != "fork":
             return
         chosen = list(indices)
-        with _random_numbers_kept():
+        with kept():
             batches = iter(self._single(chosen))
         for index in chosen:
             summary, axes = None, None
-            with _random_numbers_kept(), contextlib.suppress(Exception):
+            with kept(), contextlib.suppress(Exception):
                 _seed()
                 summary, axes = next(batches)
             if axes is not None:
@@ -230,58 +248,6 @@ def _seed() -> None:
     torch.default_generator.manual_seed(0)
 
 
-Generator = random.Random | np.random.RandomState | np.random.Generator | torch.Generator
-
-
-def _generators(value: Any, seen: dict[int, Any], depth: int = _DEPTH) -> Iterator[Generator]:
-    """The generators of random numbers in an object, and in what it holds."""
-    if id(value) in seen or len(seen) > _HELD:
-        return
-    seen[id(value)] = value
-    if isinstance(value, Generator):
-        yield value
-    elif depth:
-        few = isinstance(value, list | tuple | dict) and len(value) <= _FEW
-        held = list(value.values() if isinstance(value, dict) else value) if few else []
-        if not isinstance(value, type | ModuleType):
-            held += getattr(value, "__dict__", {}).values()
-        for each in held:
-            yield from _generators(each, seen, depth - 1)
-
-
-@contextlib.contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    kept = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
-        torch.default_generator.set_state(kept[2])
-
-
-@contextlib.contextmanager
-def _generators_kept(data: Any) -> Iterator[None]:
+def _generators_kept(data: Any) -> contextlib.AbstractContextManager[None]:
     """Restore the generators of a data set or its transforms, since timing decides how many samples were fetched."""
-    generators = [] if _is_plain(data) else list(_generators(data, {}))
-    states = [_state(each) for each in generators]
-    try:
-        yield
-    finally:
-        for each, state in zip(generators, states, strict=True):
-            _restore(each, state)
-
-
-def _state(generator: Generator) -> Any:
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def _restore(generator: Generator, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)
+    return kept([] if _is_plain(data) else generators_in(data, {}))

@@ -157,8 +157,12 @@ class BatchWeights:
         self._backward: list[_Forward] | None = None
         self._lock = threading.RLock()
 
-    def expect(self, totals: Iterable[int], *, evaluation: bool) -> None:
-        """Record the sizes over all ranks of the batches that a loader is about to yield."""
+    def expect(self, totals: Iterable[int], *, evaluation: bool, uneven: bool = False) -> None:
+        """Record the sizes over all ranks of the batches that a loader is about to yield.
+
+        Args:
+            uneven: whether some may have sizes that are not known yet.
+        """
         with self._lock:
             if comm := self._comm():
                 self._rank, self._ranks = data_place(comm)
@@ -166,7 +170,7 @@ class BatchWeights:
                 if self._refused:
                     self._forget()
                 self._know(totals)
-            if not self._watching and any(total % self._ranks for total in totals):
+            if not self._watching and ((uneven and self._ranks > 1) or any(total % self._ranks for total in totals)):
                 self._count_passes()
                 self._watching = True
                 watch_forwards(self)

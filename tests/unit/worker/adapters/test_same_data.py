@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
-from hpctrain.worker.adapters.same_data import summarise
+from hpctrain.worker.adapters.same_data import Fingerprint, summarise
 
 torch = pytest.importorskip("torch")
 
@@ -21,3 +23,43 @@ def test_the_same_numbers_of_another_type_differ(shape):
 def test_a_tensor_looks_like_its_array(kind):
     array = np.arange(200).astype(kind)
     assert not summarise(torch.from_numpy(array))[""].differs(summarise(array)[""])
+
+
+def images(count=64, seed=0):
+    return list(np.random.default_rng(seed).integers(0, 256, (count, 16, 16, 3), np.uint8))
+
+
+ORDERED = {
+    "whole numbers": list(range(64)),
+    "texts": [{"key": f"{number:03}"} for number in range(64)],
+    "bytes": [b"%03d" % number for number in range(64)],
+    "images": images(),
+    "images of one colour": [np.full((16, 16, 3), number, np.uint8) for number in range(64)],
+    "small arrays": list(np.random.default_rng(1).random((64, 4))),
+    "large arrays": list(np.random.default_rng(2).standard_normal((64, 200)).astype(np.float32)),
+    "temperatures": list(300 + np.random.default_rng(3).random((64, 200))),
+    "complex numbers": list(np.random.default_rng(4).random((64, 200)) * 1j),
+}
+
+
+@pytest.mark.parametrize("samples", ORDERED.values(), ids=ORDERED)
+def test_a_fingerprint_is_that_of_samples_in_one_order(samples):
+    order = np.random.default_rng(5)
+    assert not Fingerprint.of(samples).differs(Fingerprint.of([copy.deepcopy(each) for each in samples]))
+    for _ in range(20):
+        other = [samples[place] for place in order.permutation(64)]
+        assert Fingerprint.of(samples).differs(Fingerprint.of(other))
+    assert Fingerprint.of(samples[:63]).differs(Fingerprint.of(samples))
+
+
+def test_a_fingerprint_allows_for_two_decoders():
+    noise = np.random.default_rng(6)
+    for number in range(20):
+        one = images(seed=number)
+        other = [np.clip(each.astype(int) + noise.integers(-2, 3, each.shape), 0, 255).astype(np.uint8) for each in one]
+        assert not Fingerprint.of(one).differs(Fingerprint.of(other))
+
+
+def test_a_fingerprint_of_nothing_or_of_what_has_no_numbers():
+    for samples in ([0.0] * 9, [np.zeros(300)] * 9, [float("nan"), float("inf")], [object()], [None]):
+        assert not Fingerprint.of(samples).differs(Fingerprint.of(samples))

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import numpy as np  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from hpctrain.common.errors import HpctrainError  # noqa: E402
 from hpctrain.common.recipes.mesh import Mesh  # noqa: E402
@@ -106,33 +106,6 @@ def test_worker_processes_read_ahead_in_the_same_order():
     ahead, alone = (shard(loader(9, 4, **each), comm=rank_of(0, 2)) for each in (settings, {"shuffle": True}))
     for _ in range(2):
         assert [part.tolist() for (part,) in ahead] == [part.tolist() for (part,) in alone]
-
-
-def few_of(data, **settings) -> DataLoader:
-    return DataLoader(data, sampler=RandomSampler(data, **settings))
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield 1
-
-
-WRONG_SAMPLER = "HT-shard-wrong-sampler"
-
-
-@pytest.mark.parametrize(
-    ("data", "code"),
-    [
-        (lambda: DataLoader(Stream()), "HT-shard-iterable-dataset"),
-        (lambda: DataLoader(TensorDataset(torch.arange(3)), sampler=SubsetRandomSampler([0])), WRONG_SAMPLER),
-        (lambda: DataLoader(TensorDataset(torch.arange(3)), batch_size=None), "HT-shard-no-batch-size"),
-        (lambda: few_of(TensorDataset(torch.arange(3)), num_samples=2), WRONG_SAMPLER),
-        (lambda: few_of(TensorDataset(torch.arange(3)), replacement=True), WRONG_SAMPLER),
-    ],
-)
-def test_a_loader_that_cannot_be_divided_is_refused(data, code):
-    with refused(code):
-        shard(data(), comm=rank_of(0, 2))
 
 
 SETTINGS = {

@@ -1,0 +1,49 @@
+"""Lets ranks agree while they draw batches, on connections apart from those of the gradients.
+
+A script may draw batches in a thread of its own, while gradients are reduced.
+"""
+
+from __future__ import annotations
+
+import pickle  # objects of the ranks of one run
+import weakref
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.worker.comm import Communicator
+
+T = TypeVar("T")
+
+# By communicator, because a script may make a loader for each epoch. The death of a rank ends an agreement.
+_made: weakref.WeakKeyDictionary[Communicator, Agreement] = weakref.WeakKeyDictionary()
+
+
+class Agreement:
+    """What all ranks tell each other about the batches that they draw. All ranks call it in the same order."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._rank, self.ranks = comm.rank, comm.size
+        self._group = comm.group(what="agreeing on the batches of a loader")
+
+    def rows(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The rows of all ranks, in rank order."""
+        everyone = np.zeros((self.ranks, len(own)))
+        everyone[self._rank] = own
+        return self._group.allreduce(everyone)
+
+    def broadcast(self, value: T | None) -> T:
+        """Rank 0's value."""
+        sent = np.frombuffer(pickle.dumps(value) if self._rank == 0 else b"", np.uint8)
+        length = int(self._group.allreduce(np.array([len(sent)]))[0])
+        received = self._group.allreduce(sent if len(sent) else np.zeros(length, np.uint8))
+        return pickle.loads(received.tobytes())  # type: ignore[no-any-return]  # noqa: S301 - rank 0 of this very run
+
+
+def agreement(comm: Communicator) -> Agreement:
+    """The agreement of a communicator's ranks. Collective where it is formed: at first, and after ranks died."""
+    own = _made.get(comm)
+    if own is None or own.ranks != comm.size:
+        own = _made[comm] = Agreement(comm)
+    return own

@@ -1,0 +1,285 @@
+"""The global batches of a loader over a map-style data set: which samples each has, and in which order they come."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import xxhash
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.data_ranks import data_place
+from hpctrain.worker.adapters.same_data import compare
+from hpctrain.worker.adapters.torch.agreement import agreement
+from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, generators_in
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches, part_of
+
+# How many batches of a sampler are drawn at once: without a length, and at most.
+_AHEAD, _MOST = 64, 4096
+
+
+class Part(NamedTuple):
+    """This rank's part of a global batch.
+
+    Attributes:
+        total: the samples of the global batch.
+        own: the indices of this rank's.
+        whole: those of all ranks' samples, as far as they are traced. A rank that has none of its own computes the
+            first of them, with weight 0.
+    """
+
+    total: int
+    own: list[Any]
+    whole: list[Any]
+
+
+class Order(Protocol):
+    """The global batches of an epoch.
+
+    Attributes:
+        identity: what decides, together with the epoch, which samples are in a global batch.
+        totals: the numbers of samples of the global batches, as far as they are known.
+        uneven: whether there may be others, or some that ranks cannot divide evenly.
+        traced: whether the order of an epoch that is continued has to be compared with what was drawn of it before.
+    """
+
+    identity: dict[str, Any]
+    totals: set[int]
+    uneven: bool
+    traced: bool
+
+    def __len__(self) -> int: ...
+
+    def parts(self, epoch: int) -> Iterator[Part]:
+        """This rank's parts of the global batches of an epoch."""
+
+
+def order_of(loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int) -> Order:
+    """The order of a loader: hpctrain's own if it goes once through the data set, that of its sampler otherwise.
+
+    Raises:
+        HpctrainError: the loader makes no batches, or its sampler divides the samples over other ranks.
+    """
+    if loader.batch_sampler is None:
+        raise HpctrainError(
+            "HT-shard-no-batch-size",
+            "ht.shard needs a loader with a batch_size",
+            "DataLoader(dataset, batch_size=…)",
+        )
+    if divides := divided_by_itself(loader.batch_sampler, loader.sampler):
+        return _DividedOrder(loader, comm, divides, evaluation=evaluation, seed=seed)
+    sampler = loader.sampler
+    # A sampler's class may be another's child, with an order of its own.
+    once = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    )
+    if once and loader.batch_size is not None:
+        return _OwnOrder(loader, comm, seed=seed)
+    return _SamplerOrder(loader, comm, seed=seed)
+
+
+def divided_by_itself(*objects: Any) -> Any:
+    """The first of these that says, as PyTorch's DistributedSampler does, that it is one rank's part of several."""
+    for each in objects:
+        if isinstance(getattr(each, "rank", None), int) and getattr(each, "num_replicas", 1) != 1:
+            return each
+    return None
+
+
+class _OwnOrder:
+    """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone."""
+
+    traced = uneven = False
+
+    def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int) -> None:
+        assert loader.batch_size is not None
+        self._comm = comm
+        self._shuffled = type(loader.sampler) is RandomSampler
+        self._samples, self._size, self._drop_last = len(loader.dataset), loader.batch_size, loader.drop_last  # type: ignore[arg-type]
+        self._seed = seed
+        self.identity = _identity(loader, seed if self._shuffled else -1)
+        rest = 0 if self._drop_last else self._samples % self._size
+        self.totals = {size for size in (self._size if self._samples >= self._size else 0, rest) if size}
+
+    def __len__(self) -> int:
+        return batch_count(self._samples, self._size, drop_last=self._drop_last)
+
+    def parts(self, epoch: int) -> Iterator[Part]:
+        samples = self._samples
+        order = epoch_order(samples, seed=self._seed, epoch=epoch) if self._shuffled else np.arange(samples)
+        for batch in global_batches(order, self._size, drop_last=self._drop_last):
+            own = batch[part_of(len(batch), *data_place(self._comm))]
+            yield Part(len(batch), own.tolist(), batch[:1].tolist())
+
+
+class _SamplerOrder:
+    """The batches of the script's own sampler or batch sampler, drawn on rank 0 for all ranks.
+
+    Samplers that draw from the process's generators, or from one of their own, have an order that depends on ``seed``,
+    on their own generator's seed and on the epoch, so that a resumed run has it again. Those that draw otherwise still
+    have one order on all ranks, but a run that continues in the middle of an epoch is refused.
+    """
+
+    traced = True
+
+    def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int) -> None:
+        self._comm, self._seed = comm, seed
+        agreement(comm)  # formed here, where all ranks are
+        self._batches = loader.batch_sampler
+        # A generator that is part of the data set belongs to its samples, not to their order.
+        seen: dict[int, Any] = {}
+        for _ in generators_in(loader.dataset, seen):
+            pass
+        self._held = list(generators_in([loader.batch_sampler, loader.sampler], seen))
+        self.identity = _identity(loader, seed)
+        size = loader.batch_size
+        self.totals = {size} if size else set()
+        self.uneven = not (size and loader.drop_last and size % data_place(comm).ranks == 0)
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def parts(self, epoch: int) -> Iterator[Part]:
+        for batch in self._agreed(epoch):
+            if batch:
+                own = batch[part_of(len(batch), *data_place(self._comm))]
+                yield Part(len(batch), own, batch)
+
+    def _agreed(self, epoch: int) -> Iterator[list[Any]]:
+        """The global batches, on all ranks."""
+        try:
+            # One more than there are, so that one message says that they have ended.
+            count = min(len(self) + 1, _MOST)
+        except TypeError:
+            count = _AHEAD
+        numbers = OwnRandomNumbers(self._seed, epoch, held=self._held)
+        drawn: Iterator[list[Any]] | None = None
+        while True:
+            chunk: list[list[Any]] = []
+            failure: Exception | None = None
+            if self._comm.rank == 0:
+                try:
+                    with numbers.in_use():
+                        if drawn is None:
+                            set_epoch(epoch, self._batches, getattr(self._batches, "sampler", None))
+                            drawn = iter(self._batches)  # type: ignore[arg-type]
+                        chunk = [list(batch) for batch in itertools.islice(drawn, count)]
+                except Exception as error:
+                    failure = error
+            chunk, failed = agreement(self._comm).broadcast((chunk, repr(failure) if failure else ""))
+            if failed:
+                raise HpctrainError(
+                    "HT-loader-sampler-failed",
+                    "the loader's sampler failed on rank 0, which draws for all ranks: {reason}",
+                    reason=failed,
+                ) from failure
+            yield from chunk
+            if len(chunk) < count:
+                return
+
+
+class _DividedOrder:
+    """The batches of a sampler that divides the samples over the ranks itself, as they are on each rank.
+
+    Its batches have the same number of samples on every rank.
+    """
+
+    traced = True
+    uneven = False
+
+    def __init__(
+        self, loader: DataLoader[Any], comm: Communicator, sampler: Any, *, evaluation: bool, seed: int
+    ) -> None:
+        self._comm = comm
+        agreement(comm)
+        self._batches, self._sampler = loader.batch_sampler, sampler
+        require_place(comm, sampler)
+        if evaluation:
+            raise HpctrainError(
+                "HT-shard-wrong-sampler",
+                "ht.shard cannot divide an evaluation whose {sampler} divides the samples itself: it repeats some, or "
+                "leaves some out",
+                "leave the sampler out; every sample is then seen once",
+                sampler=type(sampler).__name__,
+            )
+        own = {name: each for name, each in vars(sampler).items() if isinstance(each, int | float | str)}
+        hint = "make it with the same settings on every rank, but for rank"
+        compare(comm, {f"{name} of the sampler": (str(each), hint) for name, each in own.items() if name != "rank"})
+        self.identity = _identity(loader, seed) | {"ranks": data_place(comm).ranks}
+        self.totals: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def parts(self, epoch: int) -> Iterator[Part]:
+        set_epoch(epoch, self._batches, self._sampler)
+        batches = [list(batch) for batch in self._batches]  # type: ignore[union-attr]
+        found = agreement(self._comm).rows(np.array([len(batches), _digest(list(map(len, batches))), _digest(batches)]))
+        if (found[:, :2] != found[0, :2]).any():
+            raise HpctrainError(
+                "HT-shard-uneven-sampler",
+                "{sampler} has other numbers of samples on some ranks than on others ({batches} batches on each rank)",
+                "leave the sampler out: ht.shard divides each batch over the ranks",
+                sampler=type(self._sampler).__name__,
+                batches=[int(row[0]) for row in found],
+            )
+        ranks = data_place(self._comm).ranks
+        order = _digest(found.tolist())
+        for batch in filter(None, batches):
+            yield Part(len(batch) * ranks, batch, [order])
+
+
+def require_place(comm: Communicator, divided: Any) -> None:
+    """Refuse a sampler or data set that is the part of another rank, or of another number of ranks.
+
+    Raises:
+        HpctrainError: says which.
+    """
+    place = data_place(comm)
+    if (divided.rank, divided.num_replicas) != place:
+        raise HpctrainError(
+            "HT-shard-other-part",
+            "{kind} gives the part of rank {rank} of {ranks}, and this is rank {own_rank} of the {own_ranks} that "
+            "divide the samples",
+            f"make it with rank={place.rank}, num_replicas={place.ranks}, or leave it out: ht.shard divides",
+            kind=type(divided).__name__,
+            rank=divided.rank,
+            ranks=divided.num_replicas,
+            own_rank=place.rank,
+            own_ranks=place.ranks,
+        )
+
+
+def set_epoch(epoch: int, *objects: Any) -> None:
+    """Tell samplers and data sets that can be told which epoch begins."""
+    for each in objects:
+        if callable(method := getattr(each, "set_epoch", None)):
+            method(epoch)
+
+
+def _identity(loader: DataLoader[Any], seed: int) -> dict[str, Any]:
+    samples = -1  # of a data set whose keys only the sampler knows
+    with contextlib.suppress(TypeError):
+        samples = len(loader.dataset)  # type: ignore[arg-type]
+    size = loader.batch_size or -1
+    identity: dict[str, Any] = {"samples": samples, "batch_size": size, "drop_last": loader.drop_last, "seed": seed}
+    if not isinstance(loader.batch_sampler, BatchSampler) or type(loader.sampler) not in (
+        SequentialSampler,
+        RandomSampler,
+    ):
+        identity["sampler"] = type(loader.sampler if loader.batch_size else loader.batch_sampler).__name__
+    return identity
+
+
+def trace_of(before: tuple[float, ...], part: Part) -> tuple[float, ...]:
+    """A number for the samples of an epoch up to this batch, equal on all ranks."""
+    return (_digest((before, part.whole)),)
+
+
+def _digest(value: Any) -> float:
+    return float(xxhash.xxh3_64_intdigest(repr(value).encode()) >> 12)  # a float holds 52 bits exactly

@@ -1,0 +1,210 @@
+"""Divides streams over the ranks: data sets that are read one sample after the other, without indices.
+
+Every rank reads the whole stream, cuts it into the same global batches as one process, and collates its own part of
+each. So the numbers are those of one process, whatever the number of the loader's workers. The ranks compare a few
+numbers about each batch before a script gets it: streams that differ, in order or in length, are refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, default_collate, get_worker_info
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.data_ranks import data_place
+from hpctrain.worker.adapters.same_data import Fingerprint, compare
+from hpctrain.worker.adapters.torch.agreement import agreement
+from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers
+from hpctrain.worker.adapters.torch.orders import divided_by_itself, set_epoch
+from hpctrain.worker.adapters.torch.same_data import SampleAxes, axes_of, settings_alike
+from hpctrain.worker.adapters.torch.sources import Drawn, Place, order_not_kept, refuse_idle_ranks, settings_of
+from hpctrain.worker.adapters.torch.weights import SPARE_SAMPLES
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.data.sampling import batch_count, part_of
+
+
+class _Read(NamedTuple):
+    """A global batch of a stream, as a worker hands it on.
+
+    Attributes:
+        total: its samples.
+        look: what they look like.
+        part: this rank's part, collated; None if the batch is passed over, and where an evaluation has none.
+        axes: which dimensions of the part count samples.
+    """
+
+    total: int
+    look: Fingerprint
+    part: Any
+    axes: SampleAxes
+
+
+class StreamSource:
+    """Reads a stream, on each rank the whole of it."""
+
+    traced = True
+
+    def __init__(self, loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int) -> None:
+        size = loader.batch_size
+        if size is None:
+            raise HpctrainError(
+                "HT-shard-no-batch-size",
+                "ht.shard needs a loader with a batch_size",
+                "DataLoader(dataset, batch_size=…), over a stream of single samples",
+            )
+        if isinstance(loader.dataset, IterDataPipe) or divided_by_itself(loader.dataset):
+            raise HpctrainError(
+                "HT-shard-divided-stream",
+                "ht.shard cannot divide a {kind}, which divides itself over ranks or workers",
+                "give it a data set that yields all samples on every rank: class Samples(IterableDataset), with "
+                "__iter__",
+                kind=type(loader.dataset).__name__,
+            )
+        self._comm, self._evaluation = comm, evaluation
+        self._size, self._drop_last = size, loader.drop_last
+        agreement(comm)  # formed here, where all ranks are
+        self._data: Any = loader.dataset
+        self._reader = _Reader(loader, evaluation=evaluation, seed=seed)
+        facts = settings_alike(loader, evaluation=evaluation, seed=seed, agreed=True)
+        compare(comm, facts | {"the kind of data set": (type(self._data).__name__, "give it the same on every rank")})
+        self.loader: DataLoader[Any] = DataLoader(
+            self._reader, batch_size=None, collate_fn=_as_it_is, **settings_of(loader)
+        )
+        # Workers read parts of a stream, so their number decides what is in a batch.
+        own = {"batch_size": size, "drop_last": loader.drop_last, "seed": seed, "workers": loader.num_workers}
+        self.identity: dict[str, Any] = own
+        self.totals = {size}
+        self.uneven = not loader.drop_last or size % data_place(comm).ranks != 0
+
+    def __len__(self) -> int:
+        return batch_count(len(self._data), self._size, drop_last=self._drop_last)
+
+    def begin(self, place: Place) -> Iterator[Drawn]:
+        self._reader.place(place.epoch, place.batches, *data_place(self._comm))
+        return self._follow(iter(self.loader), place)
+
+    def _follow(self, batches: Iterator[_Read], wanted: Place) -> Iterator[Drawn]:
+        rank, ranks = data_place(self._comm)
+        at = Place(wanted.epoch)
+        looks = Fingerprint()
+        while True:
+            read = next(batches, None)
+            if at.batches == wanted.batches and wanted.trace and looks.differs(Fingerprint.from_numbers(wanted.trace)):
+                raise order_not_kept(wanted, at.batches)
+            self._require_alike(at.batches, read)
+            if read is None:
+                break
+            looks = looks.then(read.look)
+            at = Place(at.epoch, at.batches + 1, looks.numbers())
+            if at.batches <= wanted.batches:
+                continue
+            if self._evaluation:
+                refuse_idle_ranks(self._comm, {read.total})
+            own = part_of(read.total, rank, ranks)
+            count = own.stop - own.start
+            read.axes.check(read.part, count or SPARE_SAMPLES, self._comm.rank)
+            yield Drawn(read.part, read.total, count, at)
+        if at.batches < wanted.batches:
+            raise order_not_kept(wanted, at.batches)
+
+    def _require_alike(self, number: int, read: _Read | None) -> None:
+        """Refuse a batch that has other samples on another rank. Collective.
+
+        Raises:
+            HpctrainError: names the batch and the rank, on all ranks.
+        """
+        if self._comm.size == 1:
+            return
+        total, look = (read.total, read.look) if read else (0, Fingerprint())
+        rows = agreement(self._comm).rows(np.array([total, *look.numbers()]))
+        counts, found = rows[:, 0], [Fingerprint.from_numbers(row) for row in rows[:, 1:]]
+        other = next((r for r, each in enumerate(found) if counts[r] != counts[0] or each.differs(found[0])), None)
+        if other is None:
+            return
+        uneven = counts[other] != counts[0]
+        raise HpctrainError(
+            "HT-loader-different-streams",
+            "the ranks read different streams: batch {number} has {first} on rank 0 and {found} on rank {other}",
+            "give ht.shard the whole stream on every rank, in one order: not divided by rank, and with shuffles that "
+            "have a seed or draw from the process's generators",
+            number=number,
+            first=f"{counts[0]:.0f} samples",
+            found=f"{counts[other]:.0f} samples" if uneven else f"{counts[other]:.0f} others",
+            other=other,
+        )
+
+
+class _Reader(IterableDataset[_Read]):
+    """The global batches of a stream, in each worker those of its own part, as :class:`_Read`."""
+
+    def __init__(self, loader: DataLoader[Any], *, evaluation: bool, seed: int) -> None:
+        assert loader.batch_size is not None
+        self._data = _undivided(loader.dataset)
+        self._size, self._drop_last, self._collate = loader.batch_size, loader.drop_last, loader.collate_fn
+        self._evaluation, self._seed = evaluation, seed
+        # Shared, because persistent workers keep their copy of this object.
+        self._place = torch.zeros(4, dtype=torch.int64).share_memory_()
+
+    def place(self, epoch: int, first: int, rank: int, ranks: int) -> None:
+        """Make the next ``iter()``, in any process, begin at that batch of an epoch, as that rank."""
+        self._place[:] = torch.tensor([epoch, first, rank, ranks])
+
+    def __iter__(self) -> Iterator[_Read]:
+        # Not a generator: the place is the one at the moment of the call.
+        epoch, *rest = self._place.tolist()
+        _begin_epoch(self._data, epoch)
+        return self._read(epoch, *rest)
+
+    def _read(self, epoch: int, first: int, rank: int, ranks: int) -> Iterator[_Read]:
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        # Equal on all ranks, for a stream that shuffles with the process's generators. A collate_fn that does so draws
+        # other numbers: it draws for other samples.
+        numbers = OwnRandomNumbers(self._seed, epoch, number)
+        with numbers.in_use():
+            stream = iter(self._data)
+        counts = not self._evaluation and self._collate is not default_collate
+        axes = SampleAxes()
+        for turn in itertools.count():
+            with numbers.in_use():
+                batch = list(itertools.islice(stream, self._size))
+            if not batch or (self._drop_last and len(batch) < self._size):
+                return
+            if counts and not turn:
+                axes = axes_of(self._collate, batch[0])
+            part = None
+            # Workers take turns, and those whose part has ended are left out: this batch is at most that far behind.
+            if turn * workers + number >= first:
+                own = batch[part_of(len(batch), rank, ranks)]
+                if own or not self._evaluation:
+                    part = self._collate(own or batch[:1] * SPARE_SAMPLES)
+            yield _Read(len(batch), Fingerprint.of(batch), part, axes)
+
+
+def _begin_epoch(data: Any, epoch: int) -> None:
+    """Tell a stream which epoch begins: by ``set_epoch``, or webdataset's shuffles by the number that they count up."""
+    set_epoch(epoch, data)
+    for stage in getattr(data, "pipeline", ()) if type(data).__module__.startswith("webdataset.") else ():
+        if isinstance(getattr(stage, "epoch", None), int):
+            stage.epoch = epoch - 1
+
+
+def _undivided(data: Any) -> Any:
+    """A data set without webdataset's refusal to be read whole by several ranks."""
+    if not type(data).__module__.startswith("webdataset."):
+        return data
+    from webdataset.shardlists import single_node_only
+
+    whole = copy.copy(data)
+    whole.pipeline = [stage for stage in data.pipeline if stage is not single_node_only]
+    return whole
+
+
+def _as_it_is(read: Any) -> Any:
+    return read

@@ -1,0 +1,470 @@
+"""What ``ht.shard`` does with streams and samplers of the script's own. ``python streams.py BACKEND OUT``.
+
+Each rank compares its parts with the batches of one process, which is the same loader sharded over one rank.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+import tarfile
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import webdataset
+from situations import Named, refused, run
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+import hpctrain as ht
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch import weights
+from hpctrain.worker.comm import current
+from hpctrain.worker.comm.single import SingleCommunicator
+from hpctrain.worker.data.sampling import part_of
+
+SAMPLES, FEATURES = 29, 4
+SITUATIONS = situation = Named()
+
+
+def numbers() -> tuple[torch.Tensor, torch.Tensor]:
+    draw = np.random.default_rng(0)
+    return torch.tensor(draw.random((SAMPLES, FEATURES))), torch.tensor(draw.random(SAMPLES))
+
+
+class Numbered(Dataset):
+    """Samples that are their numbers."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return int(index)
+
+
+class Stream(IterableDataset):
+    """Samples one after the other, each in one worker; ``order`` permutes a worker's."""
+
+    def __init__(self, samples, order=lambda samples: samples) -> None:
+        self.samples, self.order = samples, order
+
+    def __iter__(self):
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        yield from self.order(list(self.samples)[number::workers])
+
+
+def shuffled(samples):
+    """With the process's generators, of all three kinds."""
+    random.shuffle(samples)
+    np.random.shuffle(samples)
+    return [samples[i] for i in torch.randperm(len(samples))]
+
+
+def alone(loader, **settings):
+    return ht.shard(loader, comm=SingleCommunicator("one process"), **settings)
+
+
+def drawn(sharded) -> list[list]:
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else list(batch) for batch in sharded]
+
+
+def own_of(batch: list) -> list:
+    """What this rank computes of a global batch."""
+    comm = current()
+    return batch[part_of(len(batch), comm.rank, comm.size)] or batch[:1] * 2
+
+
+def as_one_process(make, epochs=2, **settings) -> list[list[list]]:
+    """The global batches of each epoch, of which every rank got its part."""
+    whole, parts = alone(make(), **settings), ht.shard(make(), **settings)
+    found = []
+    for _ in range(epochs):
+        found.append(drawn(whole))
+        assert drawn(parts) == [own_of(batch) for batch in found[-1]]
+    return found
+
+
+def resumes(make, at: int) -> None:
+    """A loader that is left after ``at`` batches of its second epoch goes on there, on one rank and on these."""
+    comm = current()
+    whole, parts = alone(make(), seed=1), ht.shard(make(), seed=1)
+    states = []
+    for sharded in (whole, parts):
+        list(sharded)
+        list(itertools.islice(sharded, at))
+        states.append(sharded.state_dict())
+    assert states[0] == states[1] == comm.broadcast_object(states[0]), states
+    assert (states[0]["epoch"], states[0]["batches"]) == (1, at)
+    reference = alone(make(), seed=1)
+    reference.set_epoch(1)
+    rest, following = drawn(reference)[at:], drawn(reference)
+    for sharded, part in ((alone(make(), seed=1), list), (ht.shard(make(), seed=1), own_of)):
+        sharded.load_state_dict(states[0])
+        assert drawn(sharded) == [part(batch) for batch in rest]
+        assert drawn(sharded) == [part(batch) for batch in following]
+
+
+def once(epochs) -> None:
+    for epoch in epochs:
+        assert sorted(sum(epoch, [])) == sorted(set(sum(epoch, []))) and len(sum(epoch, [])) == SAMPLES, epoch
+
+
+# Numbers.
+
+
+def train(batches, model, optimizer, epochs=2) -> None:
+    for _ in range(epochs):
+        for x, y in batches:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x).squeeze(1), y).backward()
+            optimizer.step()
+
+
+def difference(make) -> float:
+    """Of the weights that the ranks train from those that one process trains with the plain loader."""
+    models = []
+    for batches in (make(), make()):
+        torch.manual_seed(5)
+        model = nn.Linear(FEATURES, 1, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if models:
+            model, optimizer = ht.distribute(model, optimizer)
+            batches = ht.shard(batches)
+        train(batches, model, optimizer)
+        models.append(model)
+    return max((a - b).abs().max().item() for a, b in zip(*(each.parameters() for each in models), strict=True))
+
+
+@situation
+def weights_of_a_linear_model(comm):
+    found = []
+    for workers, size, drop_last in [(0, 8, False), (0, 28, False), (0, 8, True), (2, 6, False)]:
+        settings = {"batch_size": size, "num_workers": workers, "drop_last": drop_last}
+        found.append(difference(lambda settings=settings: DataLoader(Stream(zip(*numbers())), **settings)))  # noqa: B905
+    return max(found)
+
+
+@situation
+def weights_with_batches_of_a_sampler(comm):
+    batches = [[0, 1, 2, 3, 4], [5], [6, 7], list(range(8, SAMPLES)), [3, 3, 3, 3]]
+    return difference(lambda: DataLoader(TensorDataset(*numbers()), batch_sampler=batches))
+
+
+# Streams.
+
+
+@situation
+def a_stream_in_its_order(comm):
+    for workers in (0, 2):
+        found = as_one_process(lambda n=workers: DataLoader(Stream(range(SAMPLES)), batch_size=6, num_workers=n))
+        once(found)
+        assert found[0] == drawn(DataLoader(Stream(range(SAMPLES)), batch_size=6, num_workers=workers))
+
+
+@situation
+def a_stream_that_shuffles_with_the_processs_generators(comm):
+    for settings in ({}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}):
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        make = lambda s=settings: DataLoader(Stream(range(SAMPLES), shuffled), batch_size=6, **s)  # noqa: E731
+        found = as_one_process(make)
+        once(found)
+        assert found[0] != found[1]
+        assert before[:2] == (random.getstate(), np.random.get_state()[1].tolist())
+        resumes(make, 5 if settings else 3)
+
+
+@situation
+def an_evaluation_of_a_stream(comm):
+    sharded = ht.shard(DataLoader(Stream(range(SAMPLES)), batch_size=7), evaluation=True)
+    seen = comm.allgather_object(drawn(sharded))
+    assert sorted(sum(sum(seen, []), [])) == list(range(SAMPLES))
+    assert len(seen[-1]) == (5 if comm.size == 1 else 4)
+
+
+def tar(folder: Path) -> list[str]:
+    names = []
+    for shard in range(5):
+        names.append(str(folder / f"{shard}.tar"))
+        with tarfile.open(names[-1], "w") as file:
+            for number in range(shard, SAMPLES, 5):
+                member = tarfile.TarInfo(f"{number:02}.txt")
+                member.size = 2
+                file.addfile(member, io.BytesIO(b"%02d" % number))
+    return names
+
+
+@situation
+def webdatasets(comm):
+    with tempfile.TemporaryDirectory() as folder:
+        names = tar(Path(folder))
+        for settings in ({"shardshuffle": False}, {"shardshuffle": 5, "detshuffle": True, "seed": 3}):
+
+            def make(workers=0, settings=settings):
+                data = webdataset.WebDataset(names, **settings).shuffle(10, seed=4)
+                return DataLoader(data.map(lambda each: int(each["txt"])), batch_size=6, num_workers=workers)
+
+            workers = 2 * settings.get("detshuffle", False)
+            found = as_one_process(lambda n=workers: make(n))
+            once(found)
+            resumes(lambda n=workers: make(n), 3)
+            assert (found[0] != found[1]) == settings.get("detshuffle", False)
+        unseeded = webdataset.WebDataset(names, shardshuffle=False).shuffle(10)
+        loader = ht.shard(DataLoader(unseeded.map(lambda each: int(each["txt"])), batch_size=6))
+        if comm.size > 1:
+            refused(lambda: list(loader), "HT-loader-different-streams", number=0)
+
+
+class HubStream(IterableDataset):
+    """By the protocol of Hugging Face's IterableDataset: shards, of which a worker reads some, and ``set_epoch``."""
+
+    num_shards = 5
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        worker = get_worker_info()
+        shards = np.random.default_rng((7, self.epoch)).permutation(self.num_shards)
+        for shard in shards[worker.id :: worker.num_workers] if worker else shards:
+            yield from ({"number": number} for number in range(shard, SAMPLES, self.num_shards))
+
+
+def hub_loader(workers):
+    return DataLoader(HubStream(), batch_size=6, num_workers=workers, collate_fn=lambda s: [x["number"] for x in s])
+
+
+@situation
+def streams_by_the_protocol_of_datasets(comm):
+    for workers in (0, 2):
+        found = as_one_process(lambda n=workers: hub_loader(n))
+        once(found)
+        assert found[0] != found[1]
+        resumes(lambda n=workers: hub_loader(n), 2)
+
+
+@situation
+def streams_that_differ(comm):
+    if comm.size == 1:
+        return
+    own = random.Random(comm.rank)
+    x, _ = numbers()
+    for samples in (list(range(SAMPLES)), list(x), [each.repeat(100) for each in x], list(x.numpy())):
+        mine = Stream(samples, lambda samples: own.sample(samples, len(samples)))
+        refused(lambda: list(ht.shard(DataLoader(mine, batch_size=9))), "HT-loader-different-streams", number=0)  # noqa: B023
+    short = Stream(range(SAMPLES - 3 * (comm.rank == 1)))
+    refused(lambda: list(ht.shard(DataLoader(short, batch_size=9))), "HT-loader-different-streams", number=2, other=1)
+    shorter = Stream(range(27 - 9 * (comm.rank == 1)))
+    refused(lambda: list(ht.shard(DataLoader(shorter, batch_size=9))), "HT-loader-different-streams", number=2)
+    divided = Stream(range(comm.rank, SAMPLES, comm.size))
+    refused(lambda: list(ht.shard(DataLoader(divided, batch_size=9))), "HT-loader-different-streams", number=0)
+    other = DataLoader(Stream(range(9)), batch_size=3, num_workers=comm.rank)
+    refused(lambda: ht.shard(other), "HT-shard-different-data", where="num_workers")
+
+
+@situation
+def streams_that_do_not_come_again(comm):
+    seed = comm.broadcast_object(random.random())
+    again = [random.Random(seed), random.Random(seed + 1)]
+    loaders = [DataLoader(Stream(range(SAMPLES), lambda s, r=r: r.sample(s, len(s))), batch_size=9) for r in again]
+    first, second = map(ht.shard, loaders)
+    next(iter(first))
+    second.load_state_dict(first.state_dict())
+    refused(lambda: next(iter(second)), "HT-loader-order-not-kept", wanted=1, epoch=0)
+    fewer = ht.shard(DataLoader(Stream(range(9)), batch_size=9))
+    state = {**first.state_dict(), "batches": 3}
+    fewer.load_state_dict(state)
+    refused(lambda: list(fewer), "HT-loader-order-not-kept")
+    state["workers"] = 2
+    refused(lambda: fewer.load_state_dict(state), "HT-loader-different-batches", differ="workers was 2 and is 0")
+
+
+# Samplers.
+
+
+class OwnSampler(Sampler):
+    """A user's own, of NumPy's generator, which no seed reaches."""
+
+    def __iter__(self):
+        yield from np.random.default_rng().permutation(SAMPLES).tolist()
+
+
+class Lengths(Sampler):
+    """Batches of random lengths, some with fewer samples than there are ranks; it has no length."""
+
+    def __iter__(self):
+        order = np.random.permutation(SAMPLES).tolist()
+        while order:
+            size = random.randint(0, 6)
+            yield order[:size]
+            del order[:size]
+
+
+class Endless(Sampler):
+    def __iter__(self):
+        while True:
+            yield from torch.randperm(SAMPLES).tolist()
+
+
+@situation
+def samplers(comm):
+    data = Numbered()
+    kinds = {
+        "replacement": lambda: RandomSampler(data, replacement=True, num_samples=40),
+        "a few": lambda: RandomSampler(data, num_samples=10, generator=torch.Generator().manual_seed(3)),
+        "weighted": lambda: WeightedRandomSampler(torch.arange(SAMPLES) % 3, 20),
+        "a subset": lambda: SubsetRandomSampler(range(1, SAMPLES, 2)),
+    }
+    for make, drop_last in itertools.product(kinds.values(), (False, True)):
+        settings = {"batch_size": 4, "drop_last": drop_last, "num_workers": int(make is kinds["weighted"])}
+        found = as_one_process(lambda m=make, s=settings: DataLoader(data, sampler=m(), **s))
+        assert found[0] != found[1]
+        assert all(len(batch) == 4 for batch in found[0]) or not drop_last
+        if not drop_last:
+            resumes(lambda m=make, s=settings: DataLoader(data, sampler=m(), **s), 2)
+    found = as_one_process(lambda: DataLoader(data, batch_sampler=Lengths()), seed=2)
+    once(found)
+    assert min(map(len, found[0])) == 1
+    resumes(lambda: DataLoader(data, batch_sampler=Lengths()), 3)
+
+
+@situation
+def seeds_of_a_samplers_generator(comm):
+    def make(seed):
+        own = torch.Generator().manual_seed(seed)
+        loader = DataLoader(Numbered(), sampler=SubsetRandomSampler(range(SAMPLES), own), batch_size=6, generator=own)
+        return loader, own
+
+    (one, own), (other, _) = make(1), make(2)
+    before = own.get_state()
+    assert drawn(ht.shard(one)) != drawn(ht.shard(other))
+    workers = torch.Generator()
+    workers.set_state(before)
+    torch.empty((), dtype=torch.int64).random_(generator=workers)  # the loader's, for its workers
+    assert torch.equal(own.get_state(), workers.get_state())
+
+
+@situation
+def an_order_that_no_seed_reaches(comm):
+    loader = ht.shard(DataLoader(Numbered(), sampler=OwnSampler(), batch_size=6))
+    parts = comm.allgather_object(drawn(loader))
+    batches = [list(dict.fromkeys(sum(each, []))) for each in zip(*parts, strict=True)]
+    once([batches])
+    next(iter(loader))
+    again = ht.shard(DataLoader(Numbered(), sampler=OwnSampler(), batch_size=6))
+    again.load_state_dict(loader.state_dict())
+    refused(lambda: next(iter(again)), "HT-loader-order-not-kept", epoch=1)
+
+
+@situation
+def an_endless_sampler(comm):
+    def make():
+        return DataLoader(Numbered(), sampler=Endless(), batch_size=3, num_workers=1)
+
+    whole, parts = iter(alone(make())), iter(ht.shard(make()))
+    for _ in range(150):  # more than are drawn at once
+        assert next(parts).tolist() == own_of(next(whole).tolist())
+
+
+@situation
+def an_evaluation_in_a_samplers_order(comm):
+    sharded = ht.shard(DataLoader(Numbered(), batch_sampler=[[5, 4, 3, 2], [1], [0]]), evaluation=True)
+    assert sorted(sum(sum(comm.allgather_object(drawn(sharded)), []), [])) == list(range(6))
+
+
+@situation
+def samplers_that_divide_the_samples_themselves(comm):
+    def make(**settings):
+        given = {"num_replicas": comm.size, "rank": comm.rank, **settings}
+        sampler = DistributedSampler(Numbered(), given.pop("num_replicas"), given.pop("rank"), **given)
+        return DataLoader(Numbered(), batch_size=3, sampler=sampler)
+
+    loader, plain = ht.shard(make()), make()
+    for epoch in range(2):
+        plain.sampler.set_epoch(epoch)
+        assert drawn(loader) == drawn(plain)
+    list(itertools.islice(loader, 2))
+    again = ht.shard(make())
+    again.load_state_dict(comm.broadcast_object(loader.state_dict()))
+    plain.sampler.set_epoch(2)
+    assert drawn(again) == drawn(plain)[2:]
+    if comm.size == 1:
+        return
+    refused(lambda: ht.shard(make(rank=0, num_replicas=4)), "HT-shard-other-part", ranks=4, own_ranks=comm.size)
+    refused(lambda: ht.shard(make(seed=comm.rank)), "HT-shard-different-data", where="seed of the sampler")
+    refused(lambda: ht.shard(make(), evaluation=True), "HT-shard-wrong-sampler", sampler="DistributedSampler")
+    uneven = DataLoader(Numbered(), batch_size=3, sampler=Uneven(comm))
+    refused(lambda: next(iter(ht.shard(uneven))), "HT-shard-uneven-sampler", sampler="Uneven")
+
+
+class Uneven(Sampler):
+    def __init__(self, comm) -> None:
+        self.rank, self.num_replicas = comm.rank, comm.size
+
+    def __iter__(self):
+        yield from range(self.rank, SAMPLES - SAMPLES % self.num_replicas + 1, self.num_replicas)
+
+
+class Failing(Sampler):
+    def __iter__(self):
+        yield 1
+        raise KeyError("labels")
+
+    def __len__(self) -> int:
+        return 2
+
+
+@situation
+def samplers_that_fail(comm):
+    failing = DataLoader(Numbered(), batch_size=2, sampler=Failing())
+    refused(lambda: list(ht.shard(failing)), "HT-loader-sampler-failed", reason="KeyError('labels')")
+
+
+@situation
+def what_is_no_loader_of_batches(comm):
+    refused(lambda: ht.shard(DataLoader(Stream(range(3)), batch_size=None)), "HT-shard-no-batch-size")
+    refused(lambda: ht.shard(Stream(range(3))), "HT-call-wrong-object", kind="Stream")
+    stateful = DataLoader(Numbered())
+    stateful.next_iter_state = {"_num_yielded": 1}  # as torchdata's load_state_dict leaves it
+    refused(lambda: ht.shard(stateful), "HT-shard-loaded-state", kind="DataLoader")
+    divided = Stream(range(3))
+    divided.rank, divided.num_replicas = comm.rank, 2
+    refused(lambda: ht.shard(DataLoader(divided)), "HT-shard-divided-stream", kind="Stream")
+
+
+def begin(comm):
+    weights._all.pop(comm, None)
+    # Nothing is seeded: ranks draw alike only where hpctrain makes them.
+    random.seed()
+    np.random.seed()
+
+
+def as_record(action):
+    def result(comm):
+        try:
+            return action(comm)
+        except HpctrainError as error:
+            raise AssertionError(error) from error
+
+    return result
+
+
+if __name__ == "__main__":
+    run({name: as_record(action) for name, action in SITUATIONS.items()}, begin)
