@@ -5,6 +5,7 @@ Each rank compares its parts with the batches of one process, which is the same 
 
 from __future__ import annotations
 
+import argparse
 import io
 import itertools
 import random
@@ -29,6 +30,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
@@ -260,6 +262,61 @@ def streams_by_the_protocol_of_datasets(comm):
         resumes(lambda n=workers: hub_loader(n), 2)
 
 
+def divided_loader(names, size=7, **settings):
+    data = webdataset.WebDataset(names, shardshuffle=False, nodesplitter=webdataset.split_by_node)
+    read = data.map(lambda each: int(each["txt"]))
+    return DataLoader(read, batch_size=size, **{"drop_last": True, **settings})
+
+
+@situation
+def weights_of_a_divided_stream(comm):
+    """Of those that one process trains with what the ranks got."""
+    x, y = numbers()
+    with tempfile.TemporaryDirectory() as folder:
+        names = tar(Path(folder))
+        loader = ht.shard(divided_loader(names))
+        parts = comm.allgather_object(drawn(loader))
+        batches = [sum(each, []) for each in zip(*parts, strict=True)]
+        seen = sum(batches, [])
+        assert len(seen) == len(set(seen)) and all(len(batch) == 7 for batch in batches)
+        for rank, part in enumerate(parts):
+            shards = {number % 5 for number in sum(part, [])}
+            assert shards <= set(range(rank, 5, comm.size))
+        list(itertools.islice(loader, 2))
+        state = loader.state_dict()
+        assert state == comm.broadcast_object(state)
+        again = ht.shard(divided_loader(names))
+        again.load_state_dict(state)
+        assert comm.allgather_object(drawn(again)) == [part[2:] for part in parts]
+        refused(lambda: again.load_state_dict({**state, "ranks": 9}), "HT-loader-different-batches")
+        refused(lambda: ht.shard(divided_loader(names, drop_last=False)), "HT-shard-divided-stream")
+        refused(lambda: ht.shard(divided_loader(names), evaluation=True), "HT-shard-divided-stream")
+        if comm.size > 1:
+            refused(lambda: ht.shard(divided_loader(names, size=1)), "HT-shard-divided-stream")
+
+        models = []
+        for given in ([(x[batch], y[batch]) for batch in batches], None):
+            torch.manual_seed(5)
+            model = nn.Linear(FEATURES, 1, dtype=torch.float64)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            if given is None:
+                model, optimizer = ht.distribute(model, optimizer)
+                given = ht.shard(divided_loader(names, collate_fn=lambda numbers: (x[numbers], y[numbers])))
+            train(given, model, optimizer)
+            models.append(model)
+    return max((a - b).abs().max().item() for a, b in zip(*(each.parameters() for each in models), strict=True))
+
+
+@situation
+def a_stream_that_datasets_has_divided(comm):
+    data = Stream(range(comm.rank, SAMPLES, comm.size))
+    data._distributed = argparse.Namespace(rank=comm.rank, world_size=comm.size)
+    parts = comm.allgather_object(drawn(ht.shard(DataLoader(data, batch_size=2 * comm.size, drop_last=True))))
+    assert sorted(sum(sum(parts, []), [])) == list(range(SAMPLES // (2 * comm.size) * 2 * comm.size))
+    data._distributed.world_size = comm.size + 1
+    refused(lambda: ht.shard(DataLoader(data, drop_last=True)), "HT-shard-other-part", ranks=comm.size + 1)
+
+
 @situation
 def streams_that_differ(comm):
     if comm.size == 1:
@@ -445,8 +502,9 @@ def what_is_no_loader_of_batches(comm):
     stateful.next_iter_state = {"_num_yielded": 1}  # as torchdata's load_state_dict leaves it
     refused(lambda: ht.shard(stateful), "HT-shard-loaded-state", kind="DataLoader")
     divided = Stream(range(3))
-    divided.rank, divided.num_replicas = comm.rank, 2
-    refused(lambda: ht.shard(DataLoader(divided)), "HT-shard-divided-stream", kind="Stream")
+    divided.rank, divided.num_replicas = 4, 5
+    refused(lambda: ht.shard(DataLoader(divided)), "HT-shard-other-part", rank=4)
+    refused(lambda: ht.shard(DataLoader(IterableWrapper([1]))), "HT-shard-wrong-data")
 
 
 def begin(comm):

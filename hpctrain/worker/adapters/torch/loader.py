@@ -177,7 +177,7 @@ def shard(
         raise HpctrainError(
             "HT-shard-loaded-state",
             "a state was loaded into this {kind}, which ht.shard does not use",
-            "save and load the state of what ht.shard returns: loader = ht.shard(loader); loader.load_state_dict(state)",
+            "load_state_dict of what ht.shard returns takes what its state_dict() returned",
             kind=type(data).__name__,
         )
     sharded = ShardedLoader(data, comm, evaluation=evaluation, seed=seed)

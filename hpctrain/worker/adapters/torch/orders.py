@@ -86,9 +86,15 @@ def order_of(loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, s
 def divided_by_itself(*objects: Any) -> Any:
     """The first of these that says, as PyTorch's DistributedSampler does, that it is one rank's part of several."""
     for each in objects:
-        if isinstance(getattr(each, "rank", None), int) and getattr(each, "num_replicas", 1) != 1:
+        if isinstance(getattr(each, "rank", None), int) and _parts_of(each) != 1:
             return each
     return None
+
+
+def _parts_of(divided: Any) -> int:
+    """Over how many ranks a sampler, or a data set of Hugging Face, is divided."""
+    found: int = getattr(divided, "num_replicas", getattr(divided, "world_size", 1))
+    return found
 
 
 class _OwnOrder:
@@ -241,15 +247,15 @@ def require_place(comm: Communicator, divided: Any) -> None:
         HpctrainError: says which.
     """
     place = data_place(comm)
-    if (divided.rank, divided.num_replicas) != place:
+    if (divided.rank, _parts_of(divided)) != place:
         raise HpctrainError(
             "HT-shard-other-part",
             "{kind} gives the part of rank {rank} of {ranks}, and this is rank {own_rank} of the {own_ranks} that "
             "divide the samples",
-            f"make it with rank={place.rank}, num_replicas={place.ranks}, or leave it out: ht.shard divides",
+            f"make it for rank {place.rank} of {place.ranks}, or leave it out: ht.shard divides the samples",
             kind=type(divided).__name__,
             rank=divided.rank,
-            ranks=divided.num_replicas,
+            ranks=_parts_of(divided),
             own_rank=place.rank,
             own_ranks=place.ranks,
         )

@@ -3,13 +3,16 @@
 Every rank reads the whole stream, cuts it into the same global batches as one process, and collates its own part of
 each. So the numbers are those of one process, whatever the number of the loader's workers. The ranks compare a few
 numbers about each batch before a script gets it: streams that differ, in order or in length, are refused.
+
+A stream that its own library has divided over the ranks is read by each rank as far as all of them have a whole part of
+a batch.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +24,7 @@ from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.same_data import Fingerprint, compare
 from hpctrain.worker.adapters.torch.agreement import agreement
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers
-from hpctrain.worker.adapters.torch.orders import divided_by_itself, set_epoch
+from hpctrain.worker.adapters.torch.orders import divided_by_itself, require_place, set_epoch
 from hpctrain.worker.adapters.torch.same_data import SampleAxes, axes_of, settings_alike
 from hpctrain.worker.adapters.torch.sources import Drawn, Place, order_not_kept, refuse_idle_ranks, settings_of
 from hpctrain.worker.adapters.torch.weights import SPARE_SAMPLES
@@ -58,19 +61,21 @@ class StreamSource:
                 "ht.shard needs a loader with a batch_size",
                 "DataLoader(dataset, batch_size=…), over a stream of single samples",
             )
-        if isinstance(loader.dataset, IterDataPipe) or divided_by_itself(loader.dataset):
-            raise HpctrainError(
-                "HT-shard-divided-stream",
-                "ht.shard cannot divide a {kind}, which divides itself over ranks or workers",
-                "give it a data set that yields all samples on every rank: class Samples(IterableDataset), with "
-                "__iter__",
-                kind=type(loader.dataset).__name__,
-            )
         self._comm, self._evaluation = comm, evaluation
         self._size, self._drop_last = size, loader.drop_last
         agreement(comm)  # formed here, where all ranks are
         self._data: Any = loader.dataset
         self._reader = _Reader(loader, evaluation=evaluation, seed=seed)
+        self._divided = self._reader.divided
+        if isinstance(loader.dataset, IterDataPipe):
+            raise HpctrainError(
+                "HT-shard-wrong-data",
+                "{kind} cannot be sharded",
+                "give a data set that yields its samples by __iter__: class Samples(IterableDataset)",
+                kind=type(loader.dataset).__name__,
+            )
+        if self._divided:
+            self._require_whole_parts()
         facts = settings_alike(loader, evaluation=evaluation, seed=seed, agreed=True)
         compare(comm, facts | {"the kind of data set": (type(self._data).__name__, "give it the same on every rank")})
         self.loader: DataLoader[Any] = DataLoader(
@@ -78,9 +83,29 @@ class StreamSource:
         )
         # Workers read parts of a stream, so their number decides what is in a batch.
         own = {"batch_size": size, "drop_last": loader.drop_last, "seed": seed, "workers": loader.num_workers}
+        if self._divided:
+            own["ranks"] = data_place(comm).ranks
         self.identity: dict[str, Any] = own
         self.totals = {size}
         self.uneven = not loader.drop_last or size % data_place(comm).ranks != 0
+
+    def _require_whole_parts(self) -> None:
+        """Refuse a divided stream whose parts would have to be weighted, or that is divided over other ranks.
+
+        Raises:
+            HpctrainError: says what to give instead.
+        """
+        if part := divided_by_itself(self._data, getattr(self._data, "_distributed", None)):
+            require_place(self._comm, part)
+        if self._evaluation or not self._drop_last or self._size < data_place(self._comm).ranks:
+            raise HpctrainError(
+                "HT-shard-divided-stream",
+                "the {kind} is divided over the ranks already, so they come to its end at different times",
+                "for a training DataLoader(…, drop_last=True) with a batch_size of at least the ranks: an epoch then "
+                "ends with the first rank. Or leave the division out (split_by_node, split_dataset_by_node): each rank "
+                "then reads the whole stream, and each sample is seen once",
+                kind=type(self._data).__name__,
+            )
 
     def __len__(self) -> int:
         return batch_count(len(self._data), self._size, drop_last=self._drop_last)
@@ -92,42 +117,46 @@ class StreamSource:
     def _follow(self, batches: Iterator[_Read], wanted: Place) -> Iterator[Drawn]:
         rank, ranks = data_place(self._comm)
         at = Place(wanted.epoch)
-        looks = Fingerprint()
+        so_far: list[Fingerprint] = []
         while True:
-            read = next(batches, None)
-            if at.batches == wanted.batches and wanted.trace and looks.differs(Fingerprint.from_numbers(wanted.trace)):
+            if at.batches == wanted.batches and wanted.trace and _differ(so_far, _from_trace(wanted.trace)):
                 raise order_not_kept(wanted, at.batches)
-            self._require_alike(at.batches, read)
-            if read is None:
+            read = next(batches, None)
+            looks = self._agree(at.batches, read)
+            if read is None or not looks:
                 break
-            looks = looks.then(read.look)
-            at = Place(at.epoch, at.batches + 1, looks.numbers())
+            so_far = [
+                before.then(look) for before, look in zip(so_far or [Fingerprint()] * len(looks), looks, strict=True)
+            ]
+            at = Place(at.epoch, at.batches + 1, sum((each.numbers() for each in so_far), ()))
             if at.batches <= wanted.batches:
                 continue
             if self._evaluation:
                 refuse_idle_ranks(self._comm, {read.total})
-            own = part_of(read.total, rank, ranks)
-            count = own.stop - own.start
-            read.axes.check(read.part, count or SPARE_SAMPLES, self._comm.rank)
-            yield Drawn(read.part, read.total, count, at)
+            part = part_of(read.total, rank, ranks)
+            own = part.stop - part.start
+            read.axes.check(read.part, own or SPARE_SAMPLES, self._comm.rank)
+            yield Drawn(read.part, read.total, own, at)
         if at.batches < wanted.batches:
             raise order_not_kept(wanted, at.batches)
 
-    def _require_alike(self, number: int, read: _Read | None) -> None:
-        """Refuse a batch that has other samples on another rank. Collective.
+    def _agree(self, number: int, read: _Read | None) -> list[Fingerprint]:
+        """What the samples of a batch look like, for each part of a divided stream, else once. Collective.
+
+        Returns:
+            Nothing where the stream has ended, on any rank.
 
         Raises:
-            HpctrainError: names the batch and the rank, on all ranks.
+            HpctrainError: a batch that has other samples on another rank; raised on all ranks.
         """
-        if self._comm.size == 1:
-            return
         total, look = (read.total, read.look) if read else (0, Fingerprint())
         rows = agreement(self._comm).rows(np.array([total, *look.numbers()]))
-        counts, found = rows[:, 0], [Fingerprint.from_numbers(row) for row in rows[:, 1:]]
-        other = next((r for r, each in enumerate(found) if counts[r] != counts[0] or each.differs(found[0])), None)
+        counts, looks = rows[:, 0], [Fingerprint.from_numbers(row) for row in rows[:, 1:]]
+        if self._divided:
+            return looks if counts.all() else []
+        other = next((r for r, each in enumerate(looks) if counts[r] != counts[0] or each.differs(looks[0])), None)
         if other is None:
-            return
-        uneven = counts[other] != counts[0]
+            return looks[:1] if total else []
         raise HpctrainError(
             "HT-loader-different-streams",
             "the ranks read different streams: batch {number} has {first} on rank 0 and {found} on rank {other}",
@@ -135,21 +164,55 @@ class StreamSource:
             "have a seed or draw from the process's generators",
             number=number,
             first=f"{counts[0]:.0f} samples",
-            found=f"{counts[other]:.0f} samples" if uneven else f"{counts[other]:.0f} others",
+            found=f"{counts[other]:.0f} {'samples' if counts[other] != counts[0] else 'others'}",
             other=other,
         )
 
 
+def _from_trace(trace: tuple[float, ...]) -> list[Fingerprint]:
+    length = len(Fingerprint().numbers())
+    return [Fingerprint.from_numbers(trace[begin : begin + length]) for begin in range(0, len(trace), length)]
+
+
+def _differ(some: list[Fingerprint], others: list[Fingerprint]) -> bool:
+    return len(some) != len(others) or any(one.differs(other) for one, other in zip(some, others, strict=True))
+
+
 class _Reader(IterableDataset[_Read]):
-    """The global batches of a stream, in each worker those of its own part, as :class:`_Read`."""
+    """The global batches of a stream, in each worker those of its own part, as :class:`_Read`.
+
+    Attributes:
+        divided: whether the stream has this rank's samples only.
+    """
 
     def __init__(self, loader: DataLoader[Any], *, evaluation: bool, seed: int) -> None:
         assert loader.batch_size is not None
-        self._data = _undivided(loader.dataset)
         self._size, self._drop_last, self._collate = loader.batch_size, loader.drop_last, loader.collate_fn
         self._evaluation, self._seed = evaluation, seed
         # Shared, because persistent workers keep their copy of this object.
         self._place = torch.zeros(4, dtype=torch.int64).share_memory_()
+        self._data, self.divided = self._own(loader.dataset)
+
+    def _own(self, data: Any) -> tuple[Any, bool]:
+        """A data set as it is read here, and whether it is divided over the ranks.
+
+        WebDataset's ``split_by_node`` would go by environment variables that not every launcher sets.
+        """
+        if not _is_webdataset(data):
+            return data, bool(divided_by_itself(data) or getattr(data, "_distributed", None))
+        from webdataset.shardlists import single_node_only, split_by_node
+
+        own = copy.copy(data)
+        stages = [stage for stage in data.pipeline if stage is not single_node_only]
+        split = [getattr(stage, "func", stage) is split_by_node for stage in stages]
+        own.pipeline = [
+            self._shards_of_rank if is_split else stage for stage, is_split in zip(stages, split, strict=True)
+        ]
+        return own, any(split)
+
+    def _shards_of_rank(self, shards: Iterable[Any]) -> Iterator[Any]:
+        _, _, rank, ranks = self._place.tolist()
+        return itertools.islice(shards, rank, None, ranks)
 
     def place(self, epoch: int, first: int, rank: int, ranks: int) -> None:
         """Make the next ``iter()``, in any process, begin at that batch of an epoch, as that rank."""
@@ -171,39 +234,34 @@ class _Reader(IterableDataset[_Read]):
             stream = iter(self._data)
         counts = not self._evaluation and self._collate is not default_collate
         axes = SampleAxes()
+        whole = part_of(self._size, rank, ranks) if self.divided else slice(0, self._size)
+        size = whole.stop - whole.start
         for turn in itertools.count():
             with numbers.in_use():
-                batch = list(itertools.islice(stream, self._size))
-            if not batch or (self._drop_last and len(batch) < self._size):
+                batch = list(itertools.islice(stream, size))
+            if not batch or (self._drop_last and len(batch) < size):
                 return
             if counts and not turn:
                 axes = axes_of(self._collate, batch[0])
             part = None
             # Workers take turns, and those whose part has ended are left out: this batch is at most that far behind.
             if turn * workers + number >= first:
-                own = batch[part_of(len(batch), rank, ranks)]
+                own = batch if self.divided else batch[part_of(len(batch), rank, ranks)]
                 if own or not self._evaluation:
                     part = self._collate(own or batch[:1] * SPARE_SAMPLES)
-            yield _Read(len(batch), Fingerprint.of(batch), part, axes)
+            yield _Read(self._size if self.divided else len(batch), Fingerprint.of(batch), part, axes)
+
+
+def _is_webdataset(data: Any) -> bool:
+    return any(kind.__module__ == "webdataset.pipeline" for kind in type(data).__mro__)
 
 
 def _begin_epoch(data: Any, epoch: int) -> None:
     """Tell a stream which epoch begins: by ``set_epoch``, or webdataset's shuffles by the number that they count up."""
     set_epoch(epoch, data)
-    for stage in getattr(data, "pipeline", ()) if type(data).__module__.startswith("webdataset.") else ():
+    for stage in data.pipeline if _is_webdataset(data) else ():
         if isinstance(getattr(stage, "epoch", None), int):
             stage.epoch = epoch - 1
-
-
-def _undivided(data: Any) -> Any:
-    """A data set without webdataset's refusal to be read whole by several ranks."""
-    if not type(data).__module__.startswith("webdataset."):
-        return data
-    from webdataset.shardlists import single_node_only
-
-    whole = copy.copy(data)
-    whole.pipeline = [stage for stage in data.pipeline if stage is not single_node_only]
-    return whole
 
 
 def _as_it_is(read: Any) -> Any:
