@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import random
 from collections.abc import Iterable, Iterator
 from types import ModuleType
@@ -101,7 +100,11 @@ def _hash(*parts: bytes) -> int:
 
 
 def _bytes(state: Any) -> bytes:
-    return state.numpy().tobytes() if isinstance(state, torch.Tensor) else pickle.dumps(state)
+    if isinstance(state, torch.Tensor | np.ndarray):
+        return np.asarray(state).tobytes()
+    if isinstance(state, dict):
+        return b"".join(f"{name}".encode() + _bytes(each) for name, each in state.items())
+    return b"".join(map(_bytes, state)) if isinstance(state, tuple) else repr(state).encode()
 
 
 def _process_state() -> Any:

@@ -14,9 +14,9 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.same_data import compare
-from hpctrain.worker.adapters.torch.agreement import agreement
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, generators_in
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches, part_of
 
 # How many batches of a sampler are drawn at once: without a length, and at most.

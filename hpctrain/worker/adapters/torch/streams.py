@@ -22,13 +22,13 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, default_
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.same_data import Fingerprint, compare
-from hpctrain.worker.adapters.torch.agreement import agreement
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers
 from hpctrain.worker.adapters.torch.orders import divided_by_itself, require_place, set_epoch
 from hpctrain.worker.adapters.torch.same_data import SampleAxes, axes_of, settings_alike
 from hpctrain.worker.adapters.torch.sources import Drawn, Place, order_not_kept, refuse_idle_ranks, settings_of
 from hpctrain.worker.adapters.torch.weights import SPARE_SAMPLES
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.data.sampling import batch_count, part_of
 
 

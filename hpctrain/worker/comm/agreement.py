@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.base import Communicator
 
 T = TypeVar("T")
 
