@@ -6,8 +6,13 @@ tensors, and what is SGD's or Adam's part of a rule is done by PyTorch's fused k
 
 from __future__ import annotations
 
+import functools
 import math
+import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -33,6 +38,13 @@ _FUSED = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, torch.f
 def takes_fused(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether PyTorch's optimizers have fused kernels for the parameters, with right numbers."""
     return all(each.dtype in _FUSED.get(each.device.type, ()) for each in parameters)
+
+
+# Tensors that no mode of PyTorch's has made, such as one without memory.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Each thread's memory for products, and for how many at most.
+_kept = threading.local()
+_MOST_KEPT = 1 << 22
 
 
 class TorchRuleOptimizer(torch.optim.Optimizer):
@@ -61,11 +73,33 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameters in _together(each for each in group["params"] if each.grad is not None):
-                states = [self._begun(each) for each in parameters]
-                _Update(self._settings, group, parameters, states).apply()
+        self._update(
+            [
+                (group, parameters, [self._begun(each) for each in parameters])
+                for group in self.param_groups
+                for parameters in _together(each for each in group["params"] if each.grad is not None)
+            ]
+        )
         return loss
+
+    def _update(self, lists: Sequence[tuple[dict[str, Any], Tensors, list[State]]]) -> None:
+        """Update lists of parameters, large ones on a CPU in PyTorch's number of threads, each with lists of its own.
+
+        PyTorch would divide each operation over its threads, and each would wait for the slowest in every one of them.
+        """
+        settings = self._settings
+
+        def update(one: tuple[dict[str, Any], Tensors, list[State]]) -> None:
+            _Update(settings, *one).apply()
+
+        parameters = [each for _, some, _ in lists for each in some]
+        threads = min(torch.get_num_threads(), len(lists), len(os.sched_getaffinity(0)))
+        large = sum(each.numel() for each in parameters) > rules.TOGETHER["cpu"]
+        # Neither ranks, whose messages have an order, nor GPUs have a part in it.
+        if threads > 1 and large and all(each.is_cpu and not _ranks(each) for each in parameters):
+            deque(_threads(threads).map(update, lists), maxlen=0)
+        else:
+            deque(map(update, lists), maxlen=0)
 
     def _begun(self, parameter: torch.Tensor) -> State:
         """A parameter's state, with what was missing in it."""
@@ -91,51 +125,46 @@ class _Update:
         self._w = [local_tensor(each) for each in parameters]
         self._g = [_gradient(each) for each in parameters]
         self._fused = takes_fused(self._w)
-        # Lamb's direction.
-        self._r: Tensors = []
 
+    @torch.no_grad()
     def apply(self) -> None:
-        ratio = None
-        if self._settings.name == "lamb":
-            self._find_direction()
-        if self._settings.name in ("lars", "lamb") and rules.adapted(self._settings, self._kind):
-            ratio = self._ratio()
-        match self._settings.name:
-            case "lamb" if ratio is None:
-                torch._foreach_sub_(self._w, self._r, alpha=self._rate)
-            case "lamb":
-                torch._foreach_mul_(self._r, (self._rate * ratio).unbind())
-                torch._foreach_sub_(self._w, self._r)
-            case "rmsprop_to_sgd":
-                self._descend(self._rmsprop())
-            case "sgd" if self._settings.decoupled_decay and self._decay:
-                torch._foreach_mul_(self._w, 1 - self._rate * self._decay)
-                self._descend(self._g)
-            case _:
-                self._descend(self._decayed(), ratio)
-
-    def _ratio(self) -> torch.Tensor:
-        """The trust ratio of each parameter."""
         settings = self._settings
-        w_norm, other = self._norms()
-        defined = (w_norm > 0) & (other > 0)
+        match settings.name:
+            case "lamb":
+                direction = self._adams_direction()
+                self._subtract(direction, self._ratio(direction))
+            case "lars" if settings.trust_denominator == "norm_of_sum":
+                direction = self._decayed(self._g, self._decay)
+                self._descend(direction, 0.0, self._ratio(direction))
+            case "lars":
+                self._descend(self._g, self._decay, self._ratio(self._g))
+            case "rmsprop_to_sgd":
+                self._descend(self._rmsprop(), 0.0)
+            case "sgd" if settings.decoupled_decay and self._decay:
+                torch._foreach_mul_(self._w, 1 - self._rate * self._decay)
+                self._descend(self._g, 0.0)
+            case _:
+                self._descend(self._g, self._decay)
+
+    def _ratio(self, other: Tensors) -> torch.Tensor | None:
+        """The trust ratio of each parameter, whose norm is compared with another's; None where all are 1."""
+        settings = self._settings
+        if not rules.adapted(settings, self._kind):
+            return None
+        w_norm, norm = self._norms(other)
+        defined = (w_norm > 0) & (norm > 0)
         if settings.name == "lamb":
-            return _quotient(w_norm, other, defined)
+            return _quotient(w_norm, norm, defined)
         if settings.trust_denominator == "sum_of_norms":
-            other = other + rules.trust_decay(settings, self._kind) * w_norm
-        numerator, denominator = settings.trust_coefficient * w_norm, other + rules.epsilon(settings)
+            norm = norm + rules.trust_decay(settings, self._kind) * w_norm
+        numerator, denominator = settings.trust_coefficient * w_norm, norm + rules.epsilon(settings)
         if settings.trust_clip:
             denominator = denominator * self._rate
             defined = defined & (numerator < denominator)
         return _quotient(numerator, denominator, defined)
 
-    def _norms(self) -> torch.Tensor:
+    def _norms(self, other: Tensors) -> torch.Tensor:
         """The norms of the whole parameters, and of what the trust ratio compares them with."""
-        other = self._g
-        if self._settings.name == "lamb":
-            other = self._r
-        elif self._settings.trust_denominator == "norm_of_sum":
-            other = self._decayed()
         wide = torch.float32 if self._w[0].itemsize < 4 else None
         norms = torch.stack(torch._foreach_norm([*self._w, *other], 2, wide)).view(2, -1)
         if not self._ranks:
@@ -145,7 +174,7 @@ class _Update:
             torch.distributed.all_reduce(squares, group=group)
         return squares.sqrt()
 
-    def _find_direction(self) -> None:
+    def _adams_direction(self) -> Tensors:
         """Update lamb's moments, and find its direction."""
         settings, updates = self._settings, self._slot("updates")
         if settings.bias_correction:
@@ -156,19 +185,36 @@ class _Update:
             counted = [torch.full_like(each, math.inf, dtype=torch.float32) for each in updates]
         torch._foreach_add_(updates, 1)
         # Adam's update of the decay alone, with the sign turned.
-        self._r = list(torch._foreach_mul(self._w, self._decay))
+        direction = _times(self._w, self._decay)
         moments = self._slot("mean"), self._slot("square")
         (beta1, beta2), epsilon = settings.betas, rules.epsilon(settings)
         named: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": epsilon, "amsgrad": False, "maximize": False}
         if self._fused:
             torch._foreach_add_(counted, 1)
-            torch._fused_adam_(self._r, self._g, *moments, [], counted, lr=-1.0, weight_decay=0.0, **named)
+            torch._fused_adam_(direction, self._g, *moments, [], counted, lr=-1.0, weight_decay=0.0, **named)
         else:
-            adam(self._r, self._g, *moments, [], counted, foreach=False, lr=-1.0, weight_decay=0.0, **named)
+            adam(direction, self._g, *moments, [], counted, foreach=False, lr=-1.0, weight_decay=0.0, **named)
+        return direction
+
+    def _subtract(self, direction: Tensors, ratio: torch.Tensor | None) -> None:
+        """Subtract a direction times the rate and a ratio for each parameter."""
+        if ratio is None:
+            torch._foreach_sub_(self._w, direction, alpha=self._rate)
+        elif ratio.is_cpu:
+            # Numbers that can be read without waiting save a pass.
+            for w, each, factor in zip(self._w, direction, (self._rate * ratio).tolist(), strict=True):
+                w.sub_(each, alpha=factor)
+        else:
+            torch._foreach_mul_(direction, (self._rate * ratio).unbind())
+            torch._foreach_sub_(self._w, direction)
 
     def _rmsprop(self) -> Tensors:
         """The direction of rmsprop_to_sgd."""
-        transition, direction, square = self._settings.transition, self._decayed(), self._slot("square")
+        transition, direction, square = (
+            self._settings.transition,
+            self._decayed(self._g, self._decay),
+            self._slot("square"),
+        )
         assert transition is not None
         torch._foreach_mul_(square, transition.square_decay)
         torch._foreach_addcmul_(square, direction, direction, 1 - transition.square_decay)
@@ -178,29 +224,43 @@ class _Update:
         torch._foreach_addcdiv_(own, direction, root, (1 - self._sgd_share) * transition.rmsprop_rate)
         return own
 
-    def _descend(self, direction: Tensors, ratio: torch.Tensor | None = None) -> None:
-        """SGD's update by a direction times a ratio for each parameter, see :func:`hpctrain.common.optim.rules.sgd`."""
-        settings, rate, m = self._settings, self._rate, self._settings.momentum
-        inside = bool(m) and settings.rate_in_momentum
-        factor: Any = rate if inside else None
-        if ratio is not None:
-            factor = (ratio * rate if inside else ratio).unbind()
-        if factor is not None and direction is self._g:
-            # Gradients stay as they are.
-            direction = list(torch._foreach_mul(direction, factor))
-        elif factor is not None:
-            torch._foreach_mul_(direction, factor)
-        if not m:
-            torch._foreach_sub_(self._w, direction, alpha=rate)
-            return
-        rate, velocity, nesterov = 1.0 if inside else rate, self._slot("momentum"), settings.nesterov
+    def _descend(self, direction: Tensors, decay: float, ratio: torch.Tensor | None = None) -> None:
+        """SGD's update by a direction times a ratio for each parameter, see :func:`hpctrain.common.optim.rules.sgd`.
+
+        Args:
+            decay: of the parameters, added to the direction.
+        """
+        settings, m = self._settings, self._settings.momentum
+        velocity = self._slot("momentum") if m else []
         if settings.momentum_correction:
             self._correct(velocity)
-        named: dict[str, Any] = {"weight_decay": 0.0, "momentum": m, "dampening": 0.0, "maximize": False}
+        # What the direction and what the change are multiplied by.
+        own, rate = (self._rate, 1.0) if m and settings.rate_in_momentum else (1.0, self._rate)
+        factors = [own] if ratio is None else (own * ratio).tolist() if ratio.is_cpu else []
+        if not factors or (settings.nesterov and factors != [1.0]):
+            # Kernels neither take a device's numbers nor multiply what Nesterov's momentum adds.
+            direction, decay = self._decayed(direction, decay), 0.0
+            scale = own if ratio is None else (own * ratio).unbind()
+            if direction is self._g:
+                # Gradients stay as they are.
+                direction = list(torch._foreach_mul(direction, scale))
+            else:
+                torch._foreach_mul_(direction, scale)
+            factors = [1.0]
+        each = len(self._w) if len(factors) == 1 else 1
+        for number, factor in enumerate(factors):
+            part = slice(number * each, (number + 1) * each)
+            self._sgd(self._w[part], direction[part], velocity[part], decay, factor, rate)
+
+    def _sgd(self, w: Tensors, direction: Tensors, velocity: Tensors, decay: float, factor: float, rate: float) -> None:
+        """v = m v + factor (direction + decay w), w -= rate v."""
+        settings = self._settings
+        own = {"lr": rate, "dampening": 1 - factor} if velocity else {"lr": rate * factor, "dampening": 0.0}
+        named: dict[str, Any] = {"weight_decay": decay, "momentum": settings.momentum, "maximize": False, **own}
         if self._fused:
-            torch._fused_sgd_(self._w, direction, velocity, lr=rate, nesterov=nesterov, is_first_step=False, **named)
+            torch._fused_sgd_(w, direction, velocity, nesterov=settings.nesterov, is_first_step=False, **named)
         else:
-            sgd(self._w, direction, velocity, foreach=False, lr=rate, nesterov=nesterov, **named)  # type: ignore[arg-type]
+            sgd(w, direction, velocity, foreach=False, nesterov=settings.nesterov, **named)  # type: ignore[arg-type]
 
     def _correct(self, velocity: Tensors) -> None:
         """Scale the momentum by the rate over the rate of the step before (Goyal et al. 2017, equation 10)."""
@@ -219,9 +279,33 @@ class _Update:
                 state[name] = _laid_out(state[name], w)
         return [local_tensor(each[name]) for each in self._states]
 
-    def _decayed(self) -> Tensors:
-        """The gradients with the decay added."""
-        return list(torch._foreach_add(self._g, self._w, alpha=self._decay)) if self._decay else self._g
+    def _decayed(self, direction: Tensors, decay: float) -> Tensors:
+        """A direction with the decay added."""
+        return list(torch._foreach_add(direction, self._w, alpha=decay)) if decay else direction
+
+
+@functools.cache
+def _threads(number: int) -> ThreadPoolExecutor:
+    """Threads in which PyTorch's operations are not divided."""
+    begun, before = threading.Barrier(number + 1), torch.get_num_threads()
+
+    def begin() -> None:
+        # What a thread first asks for gives it as many as others have.
+        torch.get_num_threads()
+        torch.set_num_threads(1)
+        begun.wait()
+
+    pool = ThreadPoolExecutor(number, "hpctrain-update", begin)
+    for _ in range(number):
+        pool.submit(int)
+    begun.wait()
+    # Threads that begin later have as many as before.
+    torch.set_num_threads(before)
+    return pool
+
+
+# A forked process has none of the threads.
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def _together(parameters: Iterable[torch.Tensor]) -> Iterator[Tensors]:
@@ -267,6 +351,23 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A tensor with its numbers in another's order in memory, which fused kernels need; a copy where it had not."""
     return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
+
+
+def _times(tensors: Tensors, factor: float) -> Tensors:
+    """Products, where they are few in memory that this thread's next products take: new pages take a CPU longer."""
+    numbers = sum(each.numel() for each in tensors)
+    plain = all(each.is_cpu and each.is_contiguous() and type(each) in _PLAIN for each in tensors)
+    if not plain or numbers > _MOST_KEPT:
+        return list(torch._foreach_mul(tensors, factor))
+    bytes_ = numbers * tensors[0].itemsize
+    memory: torch.Tensor | None = getattr(_kept, "memory", None)
+    if memory is None or memory.nbytes < bytes_:
+        memory = _kept.memory = torch.empty(bytes_, dtype=torch.uint8, device="cpu")
+    parts = memory[:bytes_].view(tensors[0].dtype).split([each.numel() for each in tensors])
+    products = [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
+    for each, product in zip(tensors, products, strict=True):
+        torch.mul(each, factor, out=product)
+    return products
 
 
 def _number(parameter: torch.Tensor, name: str) -> torch.Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from hpctrain.common.optim import rules
@@ -129,6 +132,39 @@ def test_updates_few_enough_numbers_at_once(monkeypatch: pytest.MonkeyPatch):
         for others in results[1:]
         for pair in zip(results[0], others, strict=True)
     )
+
+
+@pytest.mark.parametrize("chosen", CHOSEN)
+def test_threads_give_the_same_numbers_and_leave_pytorchs_alone(monkeypatch: pytest.MonkeyPatch, chosen: str):
+    """Also in a forked process, which has no threads of its parent's."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    monkeypatch.setitem(rules.TOGETHER, "cpu", 20)
+    before = torch.get_num_threads()
+    asked, threads = set(), torch_updates._threads
+    monkeypatch.setattr(torch_updates, "_threads", lambda number: asked.add(number) or threads(number))
+    results = []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            model = network(torch.float64)
+            optimizer = torch_rules.make_optimizer(settings(chosen), model)
+            for step in range(3):
+                give_gradients(model, step)
+                optimizer.step()
+            results.append([each.detach() for each in model.parameters()])
+            assert torch.get_num_threads() == number
+        assert asked == {2}
+        assert set(threads(2).map(lambda _: torch.get_num_threads(), range(4))) == {1}
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            optimizer.step()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize(
