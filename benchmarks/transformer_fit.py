@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -19,6 +19,7 @@ from transformer_runs import Run, Table
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.memory import memory
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
+from hpctrain.control.predict.transformers.search import USABLE
 from hpctrain.control.topology.fabric import Floats
 
 # Of the logarithm: of a run by itself, and of a software's factor.
@@ -215,6 +216,43 @@ def memory_line(table: Table) -> tuple[str, float]:
     return "\n".join(lines), float(np.median(np.abs(allocated))) if allocated else math.nan
 
 
+def fits(run: Run) -> bool:
+    """Whether a run is predicted to fit, as a search judges it."""
+    return memory(run.network, run.layout).used <= USABLE * run.room
+
+
+def print_limits(table: Table) -> None:
+    """Whether runs that did or did not fit their GPUs are predicted to, and the largest batches that did.
+
+    Runs that differ in their micro-batch alone have a known limit where one of them did not fit: right is what says of
+    all that did that they fit, and of all others that they do not.
+    """
+    known = [run for run in table.runs if run.fits is not None]
+    if not known:
+        return
+    print("| run | network | GPUs | layout | printed | predicted GB |\n|---|---|---|---|---|--:|")
+    for run in known:
+        if fits(run) != run.fits:
+            said = f"{run.row['printed_gb'] or '?'} GB" if run.fits else "did not fit"
+            print(
+                f"| {run.name} | {run.row['model']} | {run.layout.ranks} {run.row['gpu_type']} | {run.layout.mesh}, "
+                f"{run.layout.micro_batch} x {run.layout.micro_batches}, {run.layout.precision} | {said} | "
+                f"{memory(run.network, run.layout).used / 1e9:.1f} of {run.room / 1e9:.1f} |"
+            )
+    groups: dict[object, list[Run]] = defaultdict(list)
+    for run in known:
+        key = replace(run.layout, micro_batch=1, micro_batches=1)
+        groups[run.network, run.room, key].append(run)
+    limits = [own for own in groups.values() if not all(run.fits for run in own)]
+    right = sum(fits(run) == run.fits for run in known)
+    largest = sum(all(fits(run) == run.fits for run in own) for own in limits)
+    out = sum(not run.fits for run in known)
+    print(
+        f"\nlimits: {right} of {len(known)} runs fit or do not as predicted, {out} of which did not fit; the largest "
+        f"batch is right in {largest} of {len(limits)} with a known limit\n"
+    )
+
+
 @dataclass(frozen=True)
 class Sweep:
     """Layouts of one training on as many GPUs, measured and predicted."""
@@ -294,7 +332,9 @@ def print_coverage(table: Table) -> None:
     reasons = Counter((row["family"], reason) for row, reason in table.left_out)
     for run in table.runs:
         if run.measured is None:
-            reasons[run.family, "time not published, memory alone"] += 1
+            reasons[
+                run.family, "time not published, memory alone" if run.peak else "it alone says whether it fits"
+            ] += 1
         elif run.assumed_gpu:
             reasons[run.family, "GPU not stated, order of layouts alone"] += 1
     for (family, reason), count in sorted(reasons.items()):
@@ -330,6 +370,10 @@ def print_worst(cases: Sequence[Case], typical: Mapping[str, float]) -> None:
 def report(table: Table, *, shipped: bool) -> None:
     """All figures."""
     runs = timed(table)
+    if not runs:
+        print_coverage(table)
+        print_limits(table)
+        return
     cases = cases_shipped(runs) if shipped else cases_left_out(runs)
     logs: dict[str, list[float]] = defaultdict(list)
     for case in cases:
@@ -343,6 +387,7 @@ def report(table: Table, *, shipped: bool) -> None:
     print_sweeps(table, cases)
     peaks, median_peak = memory_line(table)
     print(f"\n{peaks}\n")
+    print_limits(table)
     able = [case for case in cases if case.guess is not None]
     if able:
         said = [each.guess or math.nan for each in able]

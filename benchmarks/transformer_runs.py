@@ -75,6 +75,8 @@ class Run:
         peak: bytes at the peak, and of which ``kind``.
         guessed: columns that were completed.
         assumed_gpu: the row does not say which GPU, so only ratios count.
+        fits: whether it ran; None for a table that does not have runs which did not.
+        room: bytes of a GPU.
     """
 
     row: Row
@@ -88,6 +90,8 @@ class Run:
     kind: str = ""
     guessed: tuple[str, ...] = ()
     assumed_gpu: bool = False
+    fits: bool | None = None
+    room: float = 0.0
 
     @property
     def name(self) -> str:
@@ -161,7 +165,8 @@ class _Reader:
             NotExpressedError: it has neither time nor memory, or too little is known about it.
         """
         measured, peak = _number(self.row.get("tokens_per_s_per_gpu_norm")), _number(self.row.get("peak_mem_gb"))
-        if measured is None and peak is None:
+        fits = {"yes": True, "no": False}.get(self.text("fits"))
+        if measured is None and peak is None and fits is None:
             raise NotExpressedError("neither time nor memory was published")
         if not self.ranks:
             raise NotExpressedError("the number of GPUs is not stated")
@@ -182,6 +187,8 @@ class _Reader:
             kind="allocated" if "allocated" in kind else "reserved" if "reserved" in kind else "not stated",
             guessed=tuple(dict.fromkeys(self.guessed)),
             assumed_gpu=not self.row.get("gpu_type"),
+            fits=fits,
+            room=(_number(self.row.get("memory_gib")) or 0) * 2**30 or gpu(self.gpu).memory_bytes,
         )
 
     @cached_property
@@ -370,7 +377,8 @@ class _Reader:
         if self.software == "composer":
             return "bf16" if "pure" in self.text("dtype") else "float32"
         if self.software == "megatron-deepspeed":
-            return "megatron_fp16" if self.precision == "fp16" else "megatron"
+            narrow = "deepspeed_bf16" if "deepspeed" in self.text("framework") and self.zero == 1 else "megatron"
+            return {"fp16": "megatron_fp16", "float32": "float32"}.get(self.precision, narrow)
         if "mlperf" in self.text("source_id") and self.software == "nemo":
             # grad_reduce_in_fp32=False in pretrain.py of https://github.com/mlcommons/training_results_v5.0.
             return "megatron_bf16_gradients"

@@ -34,11 +34,15 @@ ONE_STAGE = ("gpipe", "1f1b")
 # Bytes of one parameter's state, by who keeps it so.
 STATES: Mapping[str, StateBytes] = {
     # https://github.com/NVIDIA/Megatron-LM, docs/source/api-guide/dist_optimizer.md (distrib_optimizer.md): with the
-    # distributed optimizer 6 + 12/d, 4 + 16/d and 8 + 8/d bytes.
+    # distributed optimizer 6 + 12/d, 4 + 16/d and 8 + 8/d bytes. Of the 16, 4 are gradients in float32 that exist in
+    # the update alone (megatron/core/optimizer/optimizer.py, _copy_model_grads_to_main_grads and zero_grad).
     "megatron": StateBytes(parameters=2, gradients=4, optimizer=12),
-    "megatron_fp16": StateBytes(parameters=2, gradients=2, optimizer=16),
+    "megatron_fp16": StateBytes(parameters=2, gradients=2, optimizer=12),
     # With grad_reduce_in_fp32=False, as NVIDIA's MLPerf submissions.
     "megatron_bf16_gradients": StateBytes(parameters=2, gradients=2, optimizer=12),
+    # DeepSpeed's ZeRO 1 in bf16: gradients in bf16, and added up in float32 in a buffer that is not divided
+    # (https://github.com/deepspeedai/DeepSpeed at 0acdb021, deepspeed/runtime/bf16_optimizer.py).
+    "deepspeed_bf16": StateBytes(parameters=2, gradients=6, optimizer=12),
     # Weights, gradients and AdamW's state in float32, which PyTorch's autocast and FSDP2's MixedPrecisionPolicy leave
     # as they are; hpctrain's own.
     "float32": StateBytes(parameters=4, gradients=4, optimizer=8),

@@ -378,9 +378,10 @@ class _Rank:
 
     def _update(self) -> float:
         """What an update holds besides: narrow gradients in float32 where weights have such copies, and for PyTorch's
-        AdamW the root of the mean of squares of all parameters at once.
+        AdamW the root of the mean of squares of all parameters at once. Such copies are those of Megatron-LM and
+        DeepSpeed, whose Adam is one kernel.
         """
         layout, state = self.layout, self.layout.state
         wider = 4 if state.gradients < 4 and state.optimizer == 12 else 0
-        root = min(4, state.optimizer / 2) if layout.kernels == "eager" else 0
+        root = state.optimizer / 2 if layout.kernels == "eager" and state.optimizer <= 8 else 0
         return (wider + root) * self._parameters() / layout.shards

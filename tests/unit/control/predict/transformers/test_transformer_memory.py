@@ -61,12 +61,25 @@ def test_micro_batches_in_flight_are_those_of_pytorchs_schedules(schedule, pp):
 
 @pytest.mark.parametrize("ranks", [1, 4, 64])
 @pytest.mark.parametrize(
-    ("state", "whole", "divided"), [("megatron", 6, 12), ("megatron_fp16", 4, 16), ("float32", 8, 8)]
+    ("state", "whole", "divided"), [("megatron", 6, 12), ("megatron_fp16", 4, 12), ("float32", 8, 8)]
 )
 def test_state_is_that_of_megatrons_distributed_optimizer(state, whole, divided, ranks):
     found = memory(GPT, Layout(mesh=mesh(dp_shard=ranks), zero=1, state=STATES[state]))
     total = found.parameters + found.gradients + found.optimizer
     assert total == pytest.approx(GPT.parameters.total * (whole + divided / ranks))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_gradients_in_float32_are_there_in_the_update_alone(ranks):
+    layout = Layout(mesh=mesh(dp_shard=ranks), zero=1, state=STATES["megatron_fp16"], recomputation="full")
+    found = memory(GPT, layout, sequence=8)
+    # Megatron-LM's 4 + 16 / d; its Adam is one kernel, so that kernels one by one change nothing.
+    assert found.moment == "update"
+    assert found.allocated == pytest.approx(GPT.parameters.total * (4 + 16 / ranks))
+    assert memory(GPT, replace(layout, kernels="eager"), sequence=8).allocated == found.allocated
+    longer = memory(GPT, replace(layout, micro_batch=64, recomputation="none"))
+    assert longer.moment != "update"
+    assert longer.optimizer == pytest.approx(GPT.parameters.total * 12 / ranks)
 
 
 @pytest.mark.parametrize(("zero", "share"), [(1, (1, 1, 8)), (2, (1, 8, 8)), (3, (8, 8, 8))])
