@@ -72,7 +72,9 @@ def plan(
     )
     for warning in (*warnings, *missing):
         tell(f"hpctrain: warning: {warning}")
-    request = TrainingRequest(work=print_notes(work), backend=training.backend, framework=training.framework)
+    request = TrainingRequest(
+        work=print_notes(work), backend=training.backend, framework=training.framework, with_data=False
+    )
     made = make_plan(request, machine, arranged)
     if as_json:
         kept = {stage: vars(each) for stage, each in _state_bytes(made).items()}

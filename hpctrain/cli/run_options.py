@@ -110,7 +110,7 @@ class WorkOptions(TrainingOptions):
 
     small: Annotated[
         bool,
-        typer.Option("--smoke", help="Shrink the recipe so that it runs in a minute or two; --set changes that."),
+        typer.Option("--smoke", help="Shrink the recipe so that processors can run all of it; --set changes that."),
     ] = False
     tracking: Annotated[
         str | None,

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.files.whole import write_whole
+from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import flat
 from hpctrain.common.recipes.mesh_traffic import bytes_text
 from hpctrain.common.recipes.schema import Recipe
@@ -165,10 +166,9 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
 def _energy(summary: Mapping[str, Any], record: Record) -> list[tuple[str, str, str]]:
     """The energy by the hosts' counters and, where it has any, by Slurm's accounting."""
     figures = []
-    if covers := summary.get("energy_covers"):
-        drawn, each = summary["energy_kwh"], summary["joules_per_sample"]
-        remark = covers if each is None else f"{each:.3g} J a sample; {covers}"
-        figures.append(("energy", "—" if drawn is None else energy_text(drawn), remark))
+    if (drawn := summary.get("energy_kwh")) is not None:
+        covers, each = summary["energy_covers"], summary["joules_per_sample"]
+        figures.append(("energy", energy_text(drawn), covers if each is None else f"{each:.3g} J a sample; {covers}"))
     jobs = [attempt.start.job for attempt in record.attempts if attempt.start and attempt.start.job]
     if drawn := kwh(consumed_joules(list(dict.fromkeys(jobs)))):
         figures.append(("energy of the jobs", energy_text(drawn), "by Slurm's accounting, of whole nodes"))
@@ -197,7 +197,8 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
         ]
     }
     if plan.recipe:
-        recipe = plan.recipe.model_dump(mode="json", exclude={"name", "source", "cost", "reported"})
+        used = used_values(plan.recipe)
+        recipe = {key: value for key, value in used.items() if key not in ("name", "source", "cost", "reported")}
         tables = {"Recipe": list(flat(recipe)), **tables}
     if plan.script:
         tables = {"Script": [("path", plan.script.path), ("arguments", " ".join(plan.script.arguments))], **tables}

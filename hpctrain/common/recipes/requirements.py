@@ -22,12 +22,13 @@ def require_ranks(ranks: int) -> None:
         )
 
 
-def require_recipe(recipe: Recipe, ranks: int) -> None:
+def require_recipe(recipe: Recipe, ranks: int, *, with_data: bool = True) -> None:
     """Refuse values that do not fit this number of ranks, or whose data is missing.
 
     Args:
         recipe: from :meth:`~hpctrain.common.recipes.schema.Recipe.at`, for the ranks that the run began with.
         ranks: the current number of ranks.
+        with_data: whether it needs its data.
 
     Raises:
         HpctrainError: a mesh that is not of so many ranks, or that divides a model's heads unevenly or into more stages
@@ -36,7 +37,7 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
     require_between(recipe.fault_tolerance, ranks)
     _require_divisible(recipe, recipe.mesh.at(ranks))
     require_parts(recipe, ranks)
-    if has_folder(recipe):
+    if with_data and has_folder(recipe):
         shard_folder(recipe)
 
 

@@ -1,4 +1,4 @@
-"""Shrinks a recipe so that two cores go through all of it in a minute or two."""
+"""Shrinks a recipe so that two cores can go through all of it."""
 
 from __future__ import annotations
 

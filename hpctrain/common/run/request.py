@@ -40,6 +40,7 @@ class TrainingRequest:
         submitted: a plan's file, with which a resumed run begins where its directory holds none.
         repeat: the number of seeds; None for a single run.
         dry_run: start nothing and write nothing.
+        with_data: a recipe needs its data; False to place ranks alone.
     """
 
     work: Recipe | Script | None
@@ -58,6 +59,7 @@ class TrainingRequest:
     repeat: int | None = None
     dry_run: bool = False
     oversubscribe: bool = False
+    with_data: bool = True
 
     @property
     def changes(self) -> dict[str, dict[str, Any]]:
@@ -97,7 +99,7 @@ def unplaced_plan(request: TrainingRequest, frameworks: frozenset[Framework]) ->
         stop=request.stop,
         threads_per_rank=1,
     )
-    require_possible(plan)
+    require_possible(plan, with_data=request.with_data)
     return plan
 
 
@@ -128,12 +130,16 @@ def _framework(work: Recipe | Script, installed: frozenset[Framework], framework
     )
 
 
-def require_possible(plan: Plan) -> None:
-    """Refuse what no hosts make possible: a mesh, a backend, or values of the recipe for the number of ranks."""
+def require_possible(plan: Plan, *, with_data: bool = True) -> None:
+    """Refuse what no hosts make possible: a mesh, a backend, or values of the recipe for the number of ranks.
+
+    Args:
+        with_data: as in :class:`TrainingRequest`.
+    """
     _require_framework(plan)
     require_backend(plan.asked_backend, plan)
     if plan.recipe:
-        require_recipe(plan.recipe, plan.ranks)
+        require_recipe(plan.recipe, plan.ranks, with_data=with_data)
     else:
         require_between(plan.fault_tolerance, plan.ranks)
 

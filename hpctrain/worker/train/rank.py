@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import os
 import runpy
+import shlex
 import socket
 import sys
 import time
@@ -238,6 +239,8 @@ def _run_script(script: Script) -> None:
 
     Returns only in the rank: a process that the script has forked ends here.
     """
+    if "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = _refuse_breakpoint
     sys.argv = [str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
     try:
@@ -253,6 +256,16 @@ def _run_script(script: Script) -> None:
             raise
     if forks.is_fork():
         _leave_fork(None, script)
+
+
+def _refuse_breakpoint(*_: object, **__: object) -> None:
+    """Say how to debug; Python's own debugger would end at once, because nobody can answer it."""
+    raise HpctrainError(
+        "HT-rank-no-terminal",
+        "breakpoint(): a rank of a run has no terminal",
+        f"python {shlex.join(sys.argv)} debugs the script in one process; the variable PYTHONBREAKPOINT names another "
+        "debugger, such as remote_pdb.set_trace, or 0 for none",
+    )
 
 
 def _leave_fork(error: BaseException | None, script: Script) -> None:

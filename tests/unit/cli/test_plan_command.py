@@ -43,6 +43,13 @@ def test_json_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(host.host, host.slots) for host in plan.hosts] == [("n1", 2), ("n2", 2)]
 
 
+def test_ranks_are_placed_without_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt2-124m", "-np", "240", "--json"]) == 0
+    assert Plan.model_validate_json(capsys.readouterr().out).ranks == 240
+    # Where they would start, the data is asked for.
+    assert main(["run", "gpt2-124m", "-np", "2", "--dry-run"]) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

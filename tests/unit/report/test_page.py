@@ -287,7 +287,9 @@ def test_overlap_bar_spans_its_reduction() -> None:
 
 def test_the_settings_are_those_of_the_training() -> None:
     """What a recipe says of itself is no setting, such as a cost that is empty."""
-    assert "cost" not in dict(settings(recipe_plan())["Recipe"])
+    found = dict(settings(recipe_plan())["Recipe"])
+    assert found["model.name"] == "digits_cnn"
+    assert found.keys().isdisjoint({"cost", "model.vocabulary", "images.size", "optimizer.betas"})
 
 
 def test_the_mesh_of_a_script() -> None:

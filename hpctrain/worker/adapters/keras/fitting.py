@@ -42,9 +42,9 @@ def patch_fit(model: keras.Model, distribution: Distribution) -> None:
             _warn_of_own_data(distribution)
         elif given.get("class_weight"):
             given["x"] = _class_weighted(given["x"], given.pop("class_weight"))
+        if not distribution.own_data and not is_built(model):
+            _build(model, given["x"].element_spec)
         if comm.size > 1:
-            if not distribution.own_data and not is_built(model):
-                _build(model, given["x"].element_spec)
             given["callbacks"] = _for_ranks(given.get("callbacks"), comm)
         # With steps_per_epoch an epoch is not one pass over the data.
         passes = not distribution.own_data and not given.get("steps_per_epoch")

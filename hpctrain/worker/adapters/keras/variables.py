@@ -16,7 +16,7 @@ from hpctrain.worker.comm import Communicator
 if TYPE_CHECKING:
     import keras
 
-BUILD_HINT = "build the model before ht.distribute: a keras.Input layer, model.build(input_shape) or model(batch)"
+BUILD_HINT = "build the model before ht.distribute: call it with a batch, model(batch), or give it a keras.Input layer"
 
 _SETTINGS = (
     *("learning_rate", "weight_decay", "momentum", "beta_1", "beta_2", "rho", "epsilon", "ema_momentum"),
@@ -37,6 +37,9 @@ def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizer
         HpctrainError: the model is not built, or ranks hold different models or optimizers.
     """
     if not is_built(model):
+        if comm.size == 1:
+            # There is nobody to differ from, and Keras builds it in its first step.
+            return
         raise HpctrainError(
             "HT-model-not-built", "the model has no weights yet that every rank could start from", BUILD_HINT
         )

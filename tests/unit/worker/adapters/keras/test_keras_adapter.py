@@ -121,6 +121,37 @@ def test_one_process_trains_as_plain_keras_does():
         np.testing.assert_array_equal(ours, theirs)
 
 
+class Unbuilt(keras.Model):
+    """A subclassed model, whose weights Keras makes in the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.last(x)
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_one_process_trains_a_model_that_has_no_weights_yet(sharded):
+    comm = SingleCommunicator("test")
+    x = np.random.default_rng(0).random((20, 3))
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :2] ** 2)).batch(5)
+    found = []
+    for distributed in (False, True):
+        keras.utils.set_random_seed(1)
+        model, optimizer, callbacks = Unbuilt(), keras.optimizers.SGD(0.5), []
+        if distributed:
+            model, optimizer = adapter.distribute(model, optimizer, comm=comm)
+            callbacks = adapter.callbacks(comm=comm)
+        model.compile(optimizer, "mse")
+        given = adapter.shard(data, comm=comm) if distributed and sharded else data
+        model.fit(given, epochs=2, verbose=0, callbacks=callbacks)
+        found.append(model.get_weights())
+    for plain, ours in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, plain)
+
+
 def test_distribute_keeps_the_state_of_a_built_optimizer():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
