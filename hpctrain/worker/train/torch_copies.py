@@ -12,7 +12,7 @@ class ImageCopies:
     """Copies on a stream of their own, so that they neither wait for a GPU's kernels nor hold them up.
 
     Args:
-        device: a GPU; on a CPU a copy is done when :meth:`begin` returns.
+        device: a GPU; on a CPU nothing is copied.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,9 +22,7 @@ class ImageCopies:
     def begin(self, images: NDArray[Any] | torch.Tensor) -> torch.Tensor:
         """Begin to copy images, whose own memory may be written when this returns; what a GPU decoded stays there."""
         tensor = torch.as_tensor(images)
-        if self._stream is None:
-            return tensor.clone()
-        if tensor.device.type != "cpu":
+        if self._stream is None or tensor.device.type != "cpu":
             return tensor
         with torch.cuda.stream(self._stream):
             # PyTorch keeps the locked pages until the copy is done.

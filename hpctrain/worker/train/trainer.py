@@ -72,8 +72,8 @@ class Trainer(Stateful, Protocol):
         own_finite: whether this rank's own loss was finite then, and its own gradients where they are still known.
         alone: with a recipe's ``sync``, whether steps use only this rank's gradients and update only its parameters,
             until :meth:`average_parameters`.
-        meanwhile: PyTorch's calls it in each step on a GPU, when that has all of the step to compute but the update, and
-            before its results are waited for.
+        meanwhile: PyTorch's calls it in each step on a GPU, when that has all of the step but the update to compute,
+            and before its results are waited for.
     """
 
     framework: str
