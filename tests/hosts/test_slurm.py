@@ -11,9 +11,11 @@ import pytest
 
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import EndEvent, EpochEvent, RunEvent
+from support.comers import cells
 from support.environments import linked_environment
 from support.hosts.local_hosts import LocalHosts
 from support.hosts.slurm_on_hosts import SlurmOnHosts
+from support.pages import scripts
 from support.slurm import local_slurm
 
 
@@ -50,6 +52,20 @@ def test_a_job_trains_over_all_nodes(slurm: SlurmOnHosts, tmp_path: Path):
     assert [event.hosts for event in events if isinstance(event, RunEvent)] == [slurm.settings.nodes]
     assert [event.status for event in events if isinstance(event, EndEvent)] == ["done"], printed.read_text()
     assert [event.test_accuracy for event in events if isinstance(event, EpochEvent)][-1] > 0.9
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", cells.printed("submit"), ids=lambda words: words[1])
+def test_what_comers_submit_has_the_losses_of_one_process(slurm: SlurmOnHosts, tmp_path: Path, words: list[str]):
+    cells.require(words[1])
+    if words[1] == "sweep.py":
+        (tmp_path / "sweep.py").write_text(scripts()["sweep.py"])
+        status, output = cells.in_slurm(slurm)([cells.HPCTRAIN, *words], tmp_path, {})
+        assert status == 0, output
+        logs = [path.read_text() for path in (tmp_path / "runs").rglob("rank-0.log")]
+        assert sorted(text.splitlines()[-1] for text in logs) == [f"trained with {10.0**-task:g}" for task in (2, 1, 0)]
+    else:
+        cells.execute(words, cells.in_slurm(slurm), tmp_path)
 
 
 # It says where it runs from. The first time it then waits, to be told to start again.

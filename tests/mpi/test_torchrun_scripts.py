@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.comers import cells
+from support.comers.cells import SCRIPTS
 from support.launching import Launch
 from support.refusals import codes
 
 pytest.importorskip("torch")
 
-PROGRAMS = Path(__file__).parent / "programs" / "torchrun"
-
 
 def losses(output: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r"^step \d+ loss (\d+\.\d{12})$", output, flags=re.MULTILINE)]
+    return [float(loss) for loss in re.findall(r"^step \d+ loss (\d+\.\d+)$", output, flags=re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[float]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of one process on the whole batch, without hpctrain."""
-    command = [sys.executable, PROGRAMS / "nanogpt.py"]
-    found = losses(subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout)
-    assert len(found) == 10 and found[-1] < found[0]
-    return found
+    return list(cells.alone("torch", tmp_path_factory.getbasetemp()).values())
 
 
 def test_losses_are_those_of_one_process(hpctrain: Launch, tmp_path: Path, alone: list[float]) -> None:
     """Over hpctrain's own groups; a script may destroy the group and ask for another."""
-    result = hpctrain("run", str(PROGRAMS / "all.py"), "-np", "2", "--backend", "mpi", "--run-dir", "run")
+    result = hpctrain("run", str(SCRIPTS / "all.py"), "-np", "2", "--backend", "mpi", "--run-dir", "run")
     assert result.returncode == 0, result.stdout
-    assert losses(result.stdout) == pytest.approx(4 * alone, rel=0, abs=1e-11)
+    assert losses(result.stdout) == pytest.approx(5 * alone, rel=0, abs=1e-11)
     assert "each rank by itself" not in result.stdout
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["iteration"] for event in events if event["event"] == "step"] == [*range(1, 11)]
@@ -47,7 +42,7 @@ def test_over_gloo_beside_ht_init_and_by_themselves(
     hpctrain: Launch, tmp_path: Path, alone: list[float], launcher: str
 ) -> None:
     """The group that ht.init() has made over Gloo is the one that the script asks for."""
-    text = (PROGRAMS / "ddp.py").read_text()
+    text = (SCRIPTS / "ddp.py").read_text()
     if launcher == "mpirun":
         text = text.replace("import os\n", "import os\n\nimport hpctrain as ht\n\nht.init()\n", 1)
     (tmp_path / "script.py").write_text(text)
@@ -58,14 +53,14 @@ def test_over_gloo_beside_ht_init_and_by_themselves(
 
 
 def test_one_rank_is_a_group_of_one(hpctrain: Launch, alone: list[float]) -> None:
-    result = hpctrain("run", str(PROGRAMS / "ddp.py"), "-np", "1")
+    result = hpctrain("run", str(SCRIPTS / "ddp.py"), "-np", "1")
     assert result.returncode == 0, result.stdout
     assert losses(result.stdout) == pytest.approx(alone, rel=0, abs=1e-11)
 
 
 @pytest.mark.long
 def test_a_backend_without_groups_names_those_that_have_them(hpctrain: Launch) -> None:
-    result = hpctrain("run", str(PROGRAMS / "ddp.py"), "-np", "2", "--backend", "horovod")
+    result = hpctrain("run", str(SCRIPTS / "ddp.py"), "-np", "2", "--backend", "horovod")
     assert result.returncode == 2
     assert "HT-backend-no-process-groups" in codes(result.stdout)
 
@@ -79,7 +74,7 @@ def test_a_killed_rank_is_named_and_the_script_started_again(
         open("killed", "w").close()
         os.kill(os.getpid(), 9)
     own = slice"""
-    (tmp_path / "script.py").write_text((PROGRAMS / "ddp.py").read_text().replace("\n    own = slice", kill))
+    (tmp_path / "script.py").write_text((SCRIPTS / "ddp.py").read_text().replace("\n    own = slice", kill))
     result = hpctrain("run", "script.py", "-np", "2", "--restarts", "1", "--run-dir", "run")
     assert result.returncode == 0, result.stdout
     assert (tmp_path / "killed").exists()

@@ -11,14 +11,13 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from hpctrain.common.cluster.launcher import TORCHRUN, detect
 from hpctrain.common.run.plan import Plan
+from hpctrain.worker.adapters.after_import import change_after_import
 from hpctrain.worker.comm.torchrun import torchrun_variables
 
 _GROUPS, _OPTIMIZERS = "torch.distributed.distributed_c10d", "torch.optim.optimizer"
@@ -44,7 +43,7 @@ def serve_torchrun_scripts(plan: Plan, rank: int) -> None:
     changes: dict[str, Callable[[ModuleType], None]] = {_GROUPS: _give_default_group}
     if plan.ranks > 1:
         changes[_OPTIMIZERS] = functools.partial(_watch_steps, rank, plan.processes)
-    sys.meta_path.insert(0, _AfterImport(changes))
+    change_after_import(changes)
 
 
 def script_variables(plan: Plan, rank: int) -> dict[str, str]:
@@ -71,34 +70,6 @@ def script_variables(plan: Plan, rank: int) -> dict[str, str]:
         # Accelerate distributes on CPUs only when asked; both would choose GPUs, which these backends cannot use.
         variables |= {"PL_TRAINER_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"}
     return variables
-
-
-class _AfterImport(MetaPathFinder):
-    """Changes modules of PyTorch as soon as the script imports them, which a script without PyTorch never does."""
-
-    def __init__(self, changes: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._changes = dict(changes)
-        for name in [name for name in self._changes if name in sys.modules]:
-            self._changes.pop(name)(sys.modules[name])
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self._changes:
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def changed(module: ModuleType) -> None:
-            execute(module)
-            if change := self._changes.pop(fullname, None):
-                change(module)
-
-        spec.loader.exec_module = changed  # type: ignore[method-assign]
-        return spec
 
 
 def _give_default_group(module: ModuleType) -> None:

@@ -26,7 +26,7 @@ from hpctrain.common.run import stopping
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
-from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, others_imported
+from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, ignore_import, others_imported
 from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.leaving import leave_at_exit
 from hpctrain.worker.comm.single import SingleCommunicator
@@ -125,6 +125,16 @@ def should_stop() -> bool:
     if stop:
         stopping.agree()
     return stop
+
+
+def name_tensorflow_workers() -> None:
+    """Write ``TF_CONFIG`` for a script that makes a MultiWorkerMirroredStrategy by itself. Collective."""
+    from hpctrain.worker.comm.tf_config import name_workers
+
+    world = _mpi_world(detect())
+    # It was not the script that imported it.
+    ignore_import("mpi4py.MPI")
+    name_workers(world)
 
 
 def shutdown() -> None:

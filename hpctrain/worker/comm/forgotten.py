@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
+
 # A script that imports one of these knows of the other ranks without hpctrain.
-_OTHERS = ("mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras", "deepspeed")
+_OTHERS = ["mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras", "deepspeed"]
 
 # A script that imports one of these may have built on torch.distributed's default group, if there is one.
 _ON_GROUPS = ("accelerate", "lightning_fabric", "lightning.fabric")
@@ -32,6 +34,12 @@ def others_imported() -> bool:
     return any(name in sys.modules for name in _OTHERS)
 
 
+def ignore_import(name: str) -> None:
+    """Count a module that hpctrain itself imports ahead of the script as no sign that the script knows other ranks."""
+    if name in _OTHERS:
+        _OTHERS.remove(name)
+
+
 def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool = False) -> Forgotten | None:
     """What a script of several ranks has forgotten so far; None if nothing.
 
@@ -52,12 +60,13 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool
         )
         # Over Gloo and NCCL ht.init() makes the group on which DDP or FSDP may have built.
         return Forgotten(text, alone=not (group or others))
-    if group or others_imported():
+    if group or others_imported() or _has_tensorflow_workers():
         return None
+    strategy = " Strategies of tf.distribute need --backend multi_worker." if "tensorflow" in sys.modules else ""
     text = (
         f"the script never called ht.init(), nor torch.distributed's init_process_group(): unless it joins the other "
         f"ranks in another way, it runs {ranks} times, each rank by itself. help(hpctrain) shows the lines that make "
-        "it one training run"
+        f"it one training run.{strategy}"
     )
     return Forgotten(text, alone=trained)
 
@@ -66,6 +75,14 @@ def _has_group() -> bool:
     """Whether torch.distributed has a default group."""
     groups = sys.modules.get("torch.distributed")
     return groups is not None and bool(groups.is_available() and groups.is_initialized())
+
+
+def _has_tensorflow_workers() -> bool:
+    """Whether a strategy of tf.distribute has connected this process to others."""
+    eager = sys.modules.get("tensorflow.python.eager.context")
+    context = eager and eager.context_safe()
+    server: Any = context and context._collective_ops_server_def
+    return bool(server) and sum(len(job.tasks) for job in server.cluster.job) > 1
 
 
 def _trained() -> bool:
@@ -78,7 +95,8 @@ def _trained() -> bool:
         return False
     # Not isinstance(), which reads __class__ of the object: a weakref.proxy whose object is gone raises there.
     made = (each for each in gc.get_objects() if issubclass(type(each), keras.BaseOptimizer))
-    return any(int(each.iterations) > 0 for each in made)
+    # In the scope of a strategy the count is a variable of each replica, of which int() knows nothing.
+    return any(int(numpy.asarray(each.iterations)) > 0 for each in made)
 
 
 def _is_used(kind: Any) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.addresses import exchange_addresses, reservation
+from hpctrain.worker.comm.tf_config import write_tf_config
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-VARIABLE = "TF_CONFIG"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +34,12 @@ class TfCluster:
 def join_cluster(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Sequence[str]) -> TfCluster:
     """Tell all ranks each other's addresses, and write them to ``TF_CONFIG`` of this process. Collective.
 
-    An earlier ``TF_CONFIG``, inherited from a cluster or another process, is overwritten: it names another task.
-
     Args:
         tasks: ``chief``, ``worker`` or ``ps``, for every rank.
     """
-    own = tasks[world.rank]
-    ranks = exchange_addresses(world, host, timeout, "the addresses of TensorFlow's servers", reservation)
-    servers: dict[str, list[str]] = {}
-    for task, (address, port) in zip(tasks, ranks.endpoints, strict=True):
-        servers.setdefault(task, []).append(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
-    index = list(tasks[: world.rank]).count(own)
-    os.environ[VARIABLE] = json.dumps({"cluster": servers, "task": {"type": own, "index": index}})
+    reserved = write_tf_config(world, host, timeout, tasks)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    return TfCluster(resolver=resolver, task=own, reserved=ranks.own_socket)
+    return TfCluster(resolver=resolver, task=tasks[world.rank], reserved=reserved)
 
 
 def take_gpu(local_rank: int, local_size: int) -> None:

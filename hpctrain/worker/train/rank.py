@@ -37,6 +37,7 @@ from hpctrain.common.run.records import RankError, RankRecord, is_own_record, wr
 from hpctrain.common.run.streams import mark_stderr
 from hpctrain.common.settings import COLUMNS
 from hpctrain.worker.adapters import recording
+from hpctrain.worker.adapters.tensorflow_scripts import serve_tensorflow_scripts
 from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.graph_errors import original_error
@@ -192,6 +193,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
 
                     init()
                 serve_torchrun_scripts(plan, rank)
+                serve_tensorflow_scripts(plan)
                 _run_script(script)
             finally:
                 recording.end()

@@ -1,19 +1,22 @@
-"""A script for torchrun: DistributedDataParallel, each rank with every N-th sample."""
+"""DistributedDataParallel as its tutorial has it: torchrun's variables, and each rank with every N-th sample."""
 
 import os
+import sys
+import time
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+pause = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
 dist.init_process_group("gloo")
 rank, world, local = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"])
-assert local == rank
+assert rank == int(os.environ["GROUP_RANK"]) * int(os.environ["LOCAL_WORLD_SIZE"]) + local
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 x, y = torch.randn(64, 8), torch.randint(0, 3, (64,))
 model = DDP(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)))
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for step in range(10):
     own = slice(rank, None, world)
     loss = torch.nn.functional.cross_entropy(model(x[own]), y[own])
@@ -23,5 +26,6 @@ for step in range(10):
     mean = loss.detach() / world
     dist.all_reduce(mean)
     if rank == 0:
-        print(f"step {step} loss {mean.item():.12f}")
+        print(f"step {step} loss {mean.item()!r}")
+    time.sleep(pause)
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A script for torchrun: FullyShardedDataParallel."""
+"""FullyShardedDataParallel, the first version."""
 
 import os
 
@@ -14,7 +14,7 @@ x, y = torch.randn(64, 8), torch.randint(0, 3, (64,))
 model = FSDP(
     torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)), device_id=torch.device("cpu")
 )
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for step in range(10):
     own = slice(rank, None, world)
     loss = torch.nn.functional.cross_entropy(model(x[own]), y[own])
@@ -24,5 +24,5 @@ for step in range(10):
     mean = loss.detach() / world
     dist.all_reduce(mean)
     if rank == 0:
-        print(f"step {step} loss {mean.item():.12f}")
+        print(f"step {step} loss {mean.item()!r}")
 dist.destroy_process_group()

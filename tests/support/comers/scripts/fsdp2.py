@@ -1,12 +1,15 @@
-"""A script for torchrun: fully_shard over a device mesh, which makes the default group by itself."""
+"""fully_shard over a device mesh, which makes the default group by itself."""
 
 import os
+import sys
+import time
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+pause = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
 world = int(os.environ["WORLD_SIZE"])
 mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
 rank = dist.get_rank()
@@ -17,7 +20,7 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Li
 for layer in (model[0], model[2]):
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for step in range(10):
     own = slice(rank, None, world)
     loss = torch.nn.functional.cross_entropy(model(x[own]), y[own])
@@ -27,4 +30,5 @@ for step in range(10):
     mean = loss.detach() / world
     dist.all_reduce(mean)
     if rank == 0:
-        print(f"step {step} loss {mean.item():.12f}")
+        print(f"step {step} loss {mean.item()!r}")
+    time.sleep(pause)

@@ -1,0 +1,68 @@
+"""Scripts by the conventions of other tools, unchanged: the commands of the page for comers, and killed ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.comers import cells
+from support.comers.cells import NAMES, Launcher
+from support.launching import Launch
+from support.refusals import codes
+
+PROGRAM = Path(__file__).parent / "programs" / "horovod_keras_scripts.py"
+MPIRUN = Launcher(options=("-np", "2", "--launcher", "mpirun"), run=cells.on_this_machine)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", cells.printed("here"), ids=lambda words: words[1])
+def test_scripts_of_others_have_the_losses_of_one_process(tmp_path: Path, words: list[str]) -> None:
+    cells.require(words[1])
+    cells.execute(words, cells.on_this_machine, tmp_path)
+
+
+def test_the_page_has_every_script() -> None:
+    found = {Path(words[1]).stem for place in ("here", "hosts", "submit") for words in cells.printed(place)}
+    assert found == {*NAMES, "sweep"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(name, marks=pytest.mark.thorough if name != "nanogpt" else pytest.mark.long) for name in NAMES],
+)
+def test_a_killed_rank_is_named_and_the_run_resumed(tmp_path: Path, script: str) -> None:
+    cells.require(script)
+    cell = cells.killed(script, MPIRUN, tmp_path, cells.alone(cells.framework(script), tmp_path))
+    assert cell.right, cell.output
+    assert cell.code == "HT-rank-killed" and cell.named_seconds is not None, cell.output
+
+
+@pytest.mark.long
+def test_horovods_functions_for_keras_reduce_on_keras_3(hpctrain: Launch, tmp_path: Path) -> None:
+    cells.require("horovod_keras")
+    result = hpctrain("run", str(PROGRAM), "-np", "2", "--backend", "horovod", "--", str(tmp_path))
+    assert result.returncode == 0, result.stdout
+    for rank in range(2):
+        said = json.loads((tmp_path / f"said-{rank}.json").read_text())
+        refused = said.pop("refused")
+        assert refused == [
+            "HT-horovod-keras-accumulates",
+            "HT-horovod-keras-local-layers",
+            "HT-horovod-keras-momentum",
+        ]
+        # Both ranks are told the mean, and the warm-up of two epochs is over.
+        assert said.pop("rate") == pytest.approx(0.2)
+        assert said.pop("loss") > 0
+        assert said.keys() == {"fit", "sum", "predivided", "broadcast", "tape"}
+        assert max(said.values()) < 1e-12, said
+
+
+@pytest.mark.long
+def test_a_strategy_of_tensorflow_without_its_backend_ends_as_failed(hpctrain: Launch) -> None:
+    """Each rank would be the only worker, and train a model of its own."""
+    cells.require("tf_distribute")
+    result = hpctrain("run", str(cells.SCRIPTS / "tf_distribute.py"), "-np", "2")
+    assert result.returncode == 1, result.stdout
+    assert "HT-ranks-trained-alone" in codes(result.stdout)
