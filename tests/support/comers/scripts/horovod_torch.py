@@ -22,7 +22,7 @@ if hvd.rank() > 0:
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 resume_from_epoch = 0
 if hvd.rank() == 0 and os.path.exists("checkpoint.pt"):
-    checkpoint = torch.load("checkpoint.pt")
+    checkpoint = torch.load("checkpoint.pt", weights_only=True)
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     resume_from_epoch = checkpoint["epoch"]

@@ -23,7 +23,7 @@ model = raw_model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(),
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 first = 0
 if os.path.exists("ckpt.pt"):
-    checkpoint = torch.load("ckpt.pt")
+    checkpoint = torch.load("ckpt.pt", weights_only=True)
     raw_model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     first = checkpoint["step"]
