@@ -34,7 +34,7 @@ def test_the_page_has_every_script() -> None:
 )
 def test_a_killed_rank_is_named_and_the_run_resumed(tmp_path: Path, script: str) -> None:
     cells.require(script)
-    cell = cells.killed(script, MPIRUN, tmp_path, cells.alone(cells.framework(script), tmp_path))
+    cell = cells.killed(script, MPIRUN, tmp_path, cells.alone(cells.framework(script)))
     assert cell.right, cell.output
     assert cell.code == "HT-rank-killed" and cell.named_seconds is not None, cell.output
 

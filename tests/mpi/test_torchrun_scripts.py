@@ -21,9 +21,9 @@ def losses(output: str) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def alone() -> list[float]:
     """The losses of one process on the whole batch, without hpctrain."""
-    return list(cells.alone("torch", tmp_path_factory.getbasetemp()).values())
+    return list(cells.alone("torch").values())
 
 
 def test_losses_are_those_of_one_process(hpctrain: Launch, tmp_path: Path, alone: list[float]) -> None:

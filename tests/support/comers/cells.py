@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -156,15 +157,16 @@ def execute(words: list[str], run: Run, folder: Path) -> None:
     script = Path(words[1]).stem
     shutil.copy(SCRIPTS / words[1], folder)
     status, output = run([HPCTRAIN, *words], folder, VARIABLES)
-    difference = _difference(losses(output), alone(framework(script), folder))
+    difference = _difference(losses(output), alone(framework(script)))
     assert status == 0 and difference is not None and difference < 1e-6, f"status {status}, {difference}: {output}"
 
 
 @functools.cache
-def alone(framework: str, folder: Path) -> dict[int, float]:
+def alone(framework: str) -> dict[int, float]:
     """The losses of one process on all samples, which has no hpctrain; all scripts of a framework train one network."""
     command = [sys.executable, str(SCRIPTS / ("tf_distribute.py" if framework == "keras" else "nanogpt.py"))]
-    status, output = on_this_machine(command, folder, VARIABLES)
+    with tempfile.TemporaryDirectory() as folder:
+        status, output = on_this_machine(command, Path(folder), VARIABLES)
     found = losses(output)
     assert status == 0 and len(found) == STEPS and found[STEPS - 1] < found[0], output
     return found

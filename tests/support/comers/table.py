@@ -104,7 +104,7 @@ def measured(scripts: list[str], columns: list[str], kills: bool) -> Iterator[tu
     """Every cell: script, column, whether a rank was killed, and what came of it."""
     with tempfile.TemporaryDirectory(prefix="comers-") as made, warm_interpreters():
         folder = Path(made)
-        expected = {script: cells.alone(cells.framework(script), folder) for script in scripts}
+        expected = {script: cells.alone(cells.framework(script)) for script in scripts}
         for name in columns:
             with contextlib.ExitStack() as stack:
                 place = folder / name
