@@ -20,6 +20,7 @@ if hvd.rank() > 0:
     # What the broadcast has to put right.
     torch.nn.init.zeros_(model[0].weight)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 resume_from_epoch = 0
 if hvd.rank() == 0 and os.path.exists("checkpoint.pt"):
     checkpoint = torch.load("checkpoint.pt", weights_only=True)
@@ -29,7 +30,6 @@ if hvd.rank() == 0 and os.path.exists("checkpoint.pt"):
 resume_from_epoch = hvd.broadcast(torch.tensor(resume_from_epoch), root_rank=0, name="resume_from_epoch").item()
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 for epoch in range(resume_from_epoch, 10):
     if epoch == 4 and hvd.rank() == 0:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, "saving.pt")
