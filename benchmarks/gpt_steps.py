@@ -22,8 +22,8 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.train.recipe import torch_trainer
 
-# Before a step is timed: the optimizer's state and the engines' buffers appear in the first ones.
-_WARMUP = 2
+# Of one case's timed steps; one of them at least.
+_MOST_SECONDS = 4.0
 
 
 def recipe_of(base: Recipe, case: str) -> Recipe:
@@ -46,18 +46,26 @@ def step_of(recipe: Recipe, comm: Communicator) -> Callable[[], object]:
     return lambda: trainer.step(iter(parts), len(parts), 1 / share, 1e-4, 1.0)
 
 
+def timed(step: Callable[[], object], comm: Communicator, rounds: int) -> list[float]:
+    """Seconds of each step on its slowest rank."""
+    times = np.zeros(rounds)
+    for number in range(rounds):
+        comm.barrier()
+        start = time.perf_counter()
+        step()
+        times[number] = time.perf_counter() - start
+    return [float(each) for each in comm.allreduce(times, "max")]
+
+
 def main(out: str, base: str, rounds: str, *cases: str) -> None:
     comm = ht.init()
     recipe = Recipe.model_validate_json(Path(base).read_text())
     seconds: dict[str, list[float]] = {}
     for case in cases:
-        step, times = step_of(recipe_of(recipe, case), comm), np.zeros(int(rounds))
-        for number in range(-_WARMUP, int(rounds)):
-            comm.barrier()
-            start = time.perf_counter()
-            step()
-            times[number] = time.perf_counter() - start
-        seconds[case] = comm.allreduce(times, "max").tolist()
+        step = step_of(recipe_of(recipe, case), comm)
+        # The optimizer's state and the engines' buffers appear in the first one.
+        _, second = timed(step, comm, 2)
+        seconds[case] = timed(step, comm, max(1, min(int(rounds), int(_MOST_SECONDS / second))))
     if comm.rank == 0:
         Path(out).write_text(json.dumps(seconds))
 
