@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from error_codes import kinds
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from typer.cli import get_docs_for_click
 
 from hpctrain.cli.main import app
 from hpctrain.common import settings
 from hpctrain.common.cluster.gpu_models import gpus
+from hpctrain.common.files.checked_yaml import subsection
+from hpctrain.common.recipes.compatibility import IDLE_KEYS, OWN_KEYS
+from hpctrain.common.recipes.schema import Recipe
 from hpctrain.control.predict.constants import Constant, buses, constants
 from hpctrain.control.predict.transformers.rates import step_file
 
@@ -197,12 +204,90 @@ def error_codes() -> str:
     return "\n\n".join(parts)
 
 
+def recipe_keys() -> str:
+    """Every key of a recipe, in Markdown, below a heading of the second level for each section."""
+    tables: dict[str, list[tuple[str, str, str, str]]] = {}
+    _collect_keys(Recipe, "", tables)
+    titles = ("key", "value", "default", "meaning")
+    return "\n\n".join(
+        f"## {section or 'The recipe itself'}\n\n{_table(titles, rows, right=0)}" for section, rows in tables.items()
+    )
+
+
+def _collect_keys(section: type[BaseModel], path: str, tables: dict[str, list[tuple[str, str, str, str]]]) -> None:
+    rows = tables.setdefault(path, [])
+    for name, field in section.model_fields.items():
+        key = f"{path}.{name}" if path else name
+        inner = subsection(section, name)
+        kind = f"[section](#{key.replace('.', '')})" if inner else _kind(field)
+        about = field.description or _cell((inner.__doc__ if inner else "").split("\n\n")[0])
+        meaning = ". ".join(filter(None, [about, _owners_of(path, name)]))
+        shown = "" if inner and field.default is not None else _shown(field)
+        rows.append((f"`{key}`", kind, shown, _cell(meaning)))
+    for name in section.model_fields:
+        if inner := subsection(section, name):
+            _collect_keys(inner, f"{path}.{name}" if path else name, tables)
+
+
+def _owners_of(path: str, name: str) -> str:
+    """The kinds that a key belongs to, by the same tables that refuse it elsewhere."""
+    found = []
+    for section, decisive, keys_of in (*OWN_KEYS, *IDLE_KEYS):
+        owners = [f"`{kind}`" for kind, keys in keys_of.items() if section == path and name in keys.split()]
+        if owners:
+            found.append(f"Only with `{decisive}`: {', '.join(owners)}")
+    return ". ".join(found)
+
+
+def _kind(field: FieldInfo) -> str:
+    return _cell(", ".join(dict.fromkeys(_words(field.annotation, field.metadata))))
+
+
+def _words(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[str]:
+    """What a value may be, in words."""
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        # A number's bounds are those of its Field.
+        yield from _words(inner, [bound for each in more for bound in getattr(each, "metadata", [each])])
+    elif get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            if each is not NoneType:
+                yield from _words(each, metadata)
+    elif get_origin(annotation) is Literal:
+        yield from (f"`{each}`" for each in get_args(annotation))
+    elif get_origin(annotation) is tuple:
+        inside = [each for each in get_args(annotation) if each is not Ellipsis]
+        count = "" if Ellipsis in get_args(annotation) else f"{len(inside)} "
+        yield f"list of {count}({', '.join(dict.fromkeys(word for each in inside for word in _words(each)))})"
+    elif get_origin(annotation) is dict:
+        yield f"mapping from names to ({', '.join(_words(get_args(annotation)[1]))})"
+    else:
+        name = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}[annotation]
+        signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+        bounds = [
+            f"{sign} {getattr(each, key):,}" for each in metadata for key, sign in signs.items() if hasattr(each, key)
+        ]
+        yield " ".join([name, *(bounds if annotation in (int, float) else [])])
+
+
+def _shown(field: FieldInfo) -> str:
+    if field.is_required():
+        return "**needed**"
+    value = field.get_default(call_default_factory=True)
+    return "" if value in (None, "", (), {}) else _cell(f"`{json.dumps(value)}`")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("``", "`").removesuffix(".")
+
+
 def _one_line(sentence: str) -> str:
     return sentence.replace("\n", " / ").replace("`", "'")
 
 
 _MADE: dict[str, dict[str, Callable[[], str]]] = {
     "reference/commands.md": {"<!-- settings -->": environment_variables, "<!-- commands -->": commands},
+    "reference/recipe-keys.md": {"<!-- keys -->": recipe_keys},
     "reference/errors.md": {"<!-- errors -->": error_codes},
     "prediction.md": {"<!-- constants -->": prediction_constants},
 }

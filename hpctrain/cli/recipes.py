@@ -174,6 +174,14 @@ def new(
     answer(f"  hpctrain run {shell_word(file)} -np 2")
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of recipe files, with which editors complete and check keys."""
+    found = Recipe.model_json_schema()
+    changes = {"type": "object", "description": "by name, the keys that each variant changes"}
+    _print({**found, "properties": {**found["properties"], "variants": changes}})
+
+
 def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
     if as_json:
         _print(entry.model_dump(mode="json"))

@@ -36,7 +36,7 @@ class Augmentation(Section):
 class Erasing(Section):
     """A random rectangle gets the mean colour, which is 0 once normalised (Zhong et al. 2017, arXiv 1708.04896)."""
 
-    probability: Probability
+    probability: Probability = Field(description="of an image")
     area: tuple[Positive, Positive] = Field((0.02, 0.33), description="share of the image's area")
     ratio: tuple[Positive, Positive] = Field((0.3, 3.3), description="height over width")
 

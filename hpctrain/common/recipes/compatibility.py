@@ -68,7 +68,7 @@ OWN_KEYS: _Owners = (
         "model",
         "model.name",
         {
-            **dict.fromkeys(_RESIDUAL, "classes zero_gamma weights batch_norm"),
+            **dict.fromkeys(_RESIDUAL, "classes new_head zero_gamma weights batch_norm"),
             "gpt": "layers heads width context vocabulary bias tied",
         },
     ),

@@ -10,6 +10,8 @@ from hpctrain.common.files.checked_yaml import dump
 LARGE = 100_000
 """Training images from which on a recipe is written for a large data set."""
 
+_KEYS = "# What each key means, and which others there are: docs/reference/recipe-keys.md, hpctrain recipes schema."
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnImages:
@@ -59,7 +61,7 @@ def own_recipe(name: str, data: OwnImages | OwnText, path: str, weights: Weights
     else:
         details = f"images, of {data.classes:,} classes; the median of their shorter sides is {data.side} pixels"
         rest = _images(data, path, weights)
-    return f"# {data.train:,} training and {data.val:,} validation {details}.\nname: {name}\n\n{rest}"
+    return f"# {data.train:,} training and {data.val:,} validation {details}.\n{_KEYS}\nname: {name}\n\n{rest}"
 
 
 def _line(key: str, value: str) -> str:

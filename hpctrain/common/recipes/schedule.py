@@ -13,7 +13,9 @@ from hpctrain.common.recipes.bounds import Count, NotNegative, Positive
 class Schedule(Section):
     """The learning rate over the run."""
 
-    name: Literal["constant", "cosine", "step", "piecewise", "polynomial", "triangular"] = "constant"
+    name: Literal["constant", "cosine", "step", "piecewise", "polynomial", "triangular"] = Field(
+        "constant", description="how the rate changes after the warm-up"
+    )
     base_batch: Count | None = Field(
         None,
         description="linear scaling: the rate is learning_rate x batch.size / base_batch (Goyal et al. 2017)",

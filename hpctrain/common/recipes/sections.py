@@ -35,7 +35,7 @@ class BatchNormSettings(Section):
         "(those of neighbouring ranks), or those of all ranks (world); by default what a rank computes at once",
     )
     momentum: Fraction = Field(0.9, description="share of the running statistics that is kept at each step")
-    epsilon: Positive = 1e-5
+    epsilon: Positive = Field(1e-5, description="added to the variance")
     statistics: Literal["running", "last_batch"] = Field(
         "running", description="what validation uses: running averages, or the last batch's (Akiba et al. 2017)"
     )
@@ -43,7 +43,9 @@ class BatchNormSettings(Section):
 
 class _Network(Section):
     # A base class of its own, so that the name comes before the keys of a GPT.
-    name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"]
+    name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"] = Field(
+        description="digits_cnn for the digits, a residual network for images, gpt for text"
+    )
 
 
 class ModelSettings(GptSettings, _Network):
@@ -77,7 +79,9 @@ class ModelSettings(GptSettings, _Network):
 class Data(Section):
     """The samples."""
 
-    name: Literal["digits", "imagenet", "text"]
+    name: Literal["digits", "imagenet", "text"] = Field(
+        description="scikit-learn's digits, shards of images, whatever they show (imagenet), or tokens"
+    )
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="of digits")
     split_seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
         None,
@@ -133,9 +137,9 @@ class Data(Section):
 class Jitter(Section):
     """Random changes of colour, one after the other in random order, then noise along ImageNet's principal colours."""
 
-    brightness: NotNegative = 0.0
-    contrast: NotNegative = 0.0
-    saturation: NotNegative = 0.0
+    brightness: NotNegative = Field(0.0, description="b: mixed with black, by a factor within 1 - b and 1 + b")
+    contrast: NotNegative = Field(0.0, description="the same with the mean grey")
+    saturation: NotNegative = Field(0.0, description="the same with each pixel's grey")
     lighting: NotNegative = Field(0.0, description="deviation of the noise (Krizhevsky et al. 2012)")
 
 
@@ -148,7 +152,7 @@ class Images(Section):
     )
     crop_area: tuple[Positive, Positive] = Field((0.08, 1.0), description="share of the photograph's area")
     crop_ratio: tuple[Positive, Positive] = Field((3 / 4, 4 / 3), description="width over height")
-    flip: bool = True
+    flip: bool = Field(True, description="mirror every second image in training, at random")
     jitter: Jitter | None = None
     augmentation: Augmentation | None = None
     erasing: Erasing | None = None
@@ -157,7 +161,7 @@ class Images(Section):
     )
     test_size: Count = Field(224, description="pixels per side in validation")
     mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="of red, green and blue, in 0 to 1")
-    deviation: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
+    deviation: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="the same")
     as_bytes: bool = Field(True, description="images travel as uint8 and are normalised on the training device")
 
     @model_validator(mode="after")
@@ -264,18 +268,20 @@ class Transition(Section):
 class Optimizer(Section):
     """The update rule. The formulas are in hpctrain.common.optim.rules."""
 
-    name: OptimizerName
-    learning_rate: Positive
-    momentum: Fraction = 0.0
-    nesterov: bool = False
-    weight_decay: NotNegative = 0.0
+    name: OptimizerName = Field(description="the update rule")
+    learning_rate: Positive = Field(description="at schedule.base_batch samples a step, where that is given")
+    momentum: Fraction = Field(0.0, description="share of the velocity that is kept")
+    nesterov: bool = Field(False, description="Nesterov's momentum, as torch.optim.SGD defines it")
+    weight_decay: NotNegative = Field(0.0, description="factor of the parameters in the update")
     undecayed: tuple[Kind, ...] = Field((), description="parameters that are not decayed")
     decoupled_decay: bool = Field(False, description="w -= rate x decay x w, instead of an L2 term in the gradient")
     rate_in_momentum: bool = Field(False, description="v = m v + rate g, w -= v, instead of v = m v + g, w -= rate v")
     momentum_correction: bool = Field(
         False, description="with rate_in_momentum: v is scaled by the ratio of rates (Goyal et al. 2017, equation 10)"
     )
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Fraction, Fraction] = Field(
+        (0.9, 0.999), description="shares of the running means of gradients and of their squares that are kept"
+    )
     bias_correction: bool = Field(True, description="the running means are divided by 1 - beta^t")
     epsilon: NotNegative | None = Field(None, description="by default 1e-8; lars 0, lamb 1e-6")
     trust_coefficient: Positive = Field(0.001, description="the paper's eta")
@@ -316,11 +322,11 @@ class Communication(Section):
 class Reported(Section):
     """A result that the source states."""
 
-    metric: str
-    value: float
+    metric: str = Field(description="its name in a run's summary, such as test_accuracy")
+    value: float = Field(description="what the source states")
     deviation: NotNegative | None = Field(None, description="over the source's repetitions")
     batch: Count | None = Field(None, description="samples of a step that it holds for; by default any")
-    remark: str = ""
+    remark: str = Field("", description="shown beside it")
     of_other_values: bool = Field(
         False, description="set where --set changed a value that decides the result: this is for the replaced values"
     )
@@ -329,7 +335,7 @@ class Reported(Section):
 class RecipeKeys(Section):
     """The keys of a recipe. Values that the file leaves out have the defaults given here."""
 
-    name: str
+    name: str = Field(description="what runs and reports call the recipe")
     source: str = Field("", description="the paper or code that the values are from")
     cost: str = Field("", description="hardware and time, as the source states them")
     reported: tuple[Reported, ...] = Field((), description="results that the source states")
@@ -352,7 +358,7 @@ class RecipeKeys(Section):
         None,
         description="for binary_cross_entropy: a class's share of a label counts as 1 above it, and as 0 otherwise",
     )
-    label_smoothing: Fraction = 0.0
+    label_smoothing: Fraction = Field(0.0, description="share of a label that is spread over all classes")
     averaging: Averaging | None = None
     precision: Literal["float32", "bf16", "fp16"] = Field(
         "float32", description="of forward and backward pass; parameters stay float32"
@@ -361,9 +367,9 @@ class RecipeKeys(Section):
         "auto",
         description="by PyTorch's compiler: on GPUs, always, or never; changes the last digits of numbers (torch only)",
     )
-    epochs: Annotated[int, Field(ge=1, le=100_000)]
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = Field(description="passes over the training samples")
     median_of: Count = Field(1, description="epochs at the end whose median is the result (Goyal et al. 2017: 5)")
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="of weights, order, crops and divisions")
     smoke: bool = Field(False, description="made small by --smoke: nothing that the source reports applies to it")
     notes: tuple[str, ...] = Field((), description="what --set changed besides the given values")
     communication: Communication = Communication.defaults()

@@ -30,7 +30,9 @@ class Sync(Section):
     MPI windows of all ranks, and nobody waits for anybody but at the end of an epoch.
     """
 
-    mode: Literal["local", "async"] = "local"
+    mode: Literal["local", "async"] = Field(
+        "local", description="steps of its own between averages, or no waiting for other ranks"
+    )
     every: Count = Field(1, description="steps that a rank takes by itself in between")
     after_epochs: NotNegative = Field(0.0, description="for local: until then gradients are averaged in every step")
     outer: Outer = Outer.defaults()

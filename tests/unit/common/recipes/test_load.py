@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
+from hpctrain.cli.main import main
 from hpctrain.common.files.checked_yaml import subsection
 from hpctrain.common.recipes.compatibility import IDLE_KEYS, OWN_KEYS
 from hpctrain.common.recipes.difference import deciding_differences
@@ -416,3 +418,18 @@ def test_keys_of_kinds_exist(section: str, decisive: str, kinds: Mapping[str, st
     holder, _, key = decisive.rpartition(".")
     assert kinds.keys() <= set(get_args(model(holder).model_fields[key].annotation))
     assert {name for keys in kinds.values() for name in keys.split()} <= model(section).model_fields.keys()
+
+
+def test_every_key_is_explained_and_has_its_place_in_the_schema_for_editors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+
+    def check(section: type[BaseModel], found: dict[str, Any]) -> None:
+        assert {*found["properties"]} - {"variants"} == {*section.model_fields}
+        for key, field in section.model_fields.items():
+            inner = subsection(section, key)
+            assert field.description or (inner and inner.__doc__), f"{section.__name__}.{key} has no description"
+            if inner:
+                check(inner, schema["$defs"][inner.__name__])
+
+    check(Recipe, schema)
