@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpctrain.cli.main import main
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import Samples
 from support.digits_recipes import digits_recipe
-from support.refusals import refused
+from support.refusals import codes, refused
 
 torch = pytest.importorskip("torch")
 
@@ -153,3 +154,18 @@ def test_patterns(tmp_path: Path) -> None:
 def test_keys_that_do_not_go_together(overrides: list[str], code: str) -> None:
     with refused(code):
         load_recipe("goyal2017", overrides)
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        (["--set", "model.init_from=nothing"], "HT-weights-not-there"),
+        (["--set", "model.frozen=['0']", "--framework", "keras"], "HT-framework-without-tuning"),
+        (["--set", "optimizer.rates={'0': 2}", "--framework", "keras"], "HT-framework-without-tuning"),
+    ],
+)
+def test_runs_that_do_not_begin(tmp_path: Path, capfd: pytest.CaptureFixture[str], given: list[str], code: str) -> None:
+    pytest.importorskip("keras")
+    assert main(["run", "digits", "-np", "1", "--run-dir", str(tmp_path / "run"), *given]) == 2
+    assert codes(capfd.readouterr().err) == [code]
+    assert not (tmp_path / "run").exists()
