@@ -112,6 +112,15 @@ def test_against_a_loop_in_plain_pytorch(tmp_path: Path) -> None:
         assert torch.equal(value, before[name]) == still or name.endswith("num_batches_tracked"), name
         if value.is_floating_point():
             torch.testing.assert_close(value, theirs[name], atol=1e-4, rtol=1e-4)
+    # Validated alike: statistics of what stands still are the given ones.
+    samples = batches()[0]
+    plain.eval()
+    with torch.no_grad():
+        logits = plain(torch.from_numpy(samples.images).permute(0, 3, 1, 2))
+    labels = torch.from_numpy(samples.labels)
+    loss, correct = resumed.evaluate(samples)
+    wanted = torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+    assert (loss, correct) == (pytest.approx(wanted, abs=1e-3), int((logits.argmax(1) == labels).sum()))
     kept = {name.split(".")[1] for name in state if name.startswith("optimizer.")}
     assert kept == {"layer3", "layer4", "fc"}
 
