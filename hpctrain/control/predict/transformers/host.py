@@ -120,11 +120,13 @@ class HostSystem(System):
     def constants(self, layout: Layout) -> Mapping[str, float]:
         """Those of GPUs where they are about bytes and operators, and the hosts' own."""
         value, column = self.hosts.value, self.column
-        gap = value("cpu.kernel_s", column) * self.hosts.crowd
+        # What FSDP2 and tp each do in Python besides.
+        besides = 0.0
         if layout.zero == 3 and layout.shards > 1:
-            gap *= value("cpu.sharded_layer", column)
+            besides += value("cpu.sharded_layer", column) - 1
         if layout.sizes["tp"] > 1:
-            gap *= value("cpu.tensor_layer", column)
+            besides += value("cpu.tensor_layer", column) - 1
+        gap = value("cpu.kernel_s", column) * self.hosts.crowd * (1 + besides)
         pace = 1 / value("cpu.transformer", column) / value("step_residual", column)
         return {
             **step_constants(),

@@ -98,6 +98,20 @@ def test_groups_of_one_host_take_turns():
     assert four["tensor"] == pytest.approx(2 * two["tensor"])
 
 
+def test_what_starts_operators_adds_up():
+    plain, sharded, tensor, both = (
+        terms(hosts(4), layout(**axes))["matmul"]
+        for axes in (
+            {"dp_replicate": 4},
+            {"dp_replicate": 2, "dp_shard": 2},
+            {"dp_replicate": 2, "tp": 2},
+            {"dp_shard": 2, "tp": 2},
+        )
+    )
+    assert plain < sharded < tensor < both
+    assert both - tensor == pytest.approx(sharded - plain, rel=0.05)
+
+
 @pytest.mark.parametrize(("cores", "waits"), [(4, 3.0), (2, 0.25), (1, 0.0)])
 def test_stages_that_wait_leave_their_cores_to_others(cores, waits):
     found, of = replace(hosts(4), cores=cores), layout(parts=4, pp=4)
