@@ -51,11 +51,12 @@ def test_horovods_functions_for_keras_reduce_on_keras_3(hpctrain: Launch, tmp_pa
             "HT-horovod-keras-accumulates",
             "HT-horovod-keras-local-layers",
             "HT-horovod-keras-momentum",
+            "HT-horovod-keras-scales-losses",
         ]
         # Both ranks are told the mean, and the warm-up of two epochs is over.
         assert said.pop("rate") == pytest.approx(0.2)
         assert said.pop("loss") > 0
-        assert said.keys() == {"fit", "sum", "predivided", "broadcast", "tape"}
+        assert said.keys() == {"fit", "sum", "predivided", "broadcast", "tape", "skipped"}
         assert max(said.values()) < 1e-12, said
 
 

@@ -30,7 +30,7 @@ def create_distributed_optimizer(
     Keras 3 calls ``apply`` alone: Horovod's own copy overrides methods that only Keras 2 has, and reduces nothing.
 
     Raises:
-        HpctrainError: Horovod is to add up several steps on each rank.
+        HpctrainError: Horovod is to add up several steps on each rank, or Keras would scale losses around the copy.
     """
     import horovod.tensorflow as hvd
 
@@ -40,6 +40,15 @@ def create_distributed_optimizer(
             "hvd.DistributedOptimizer(backward_passes_per_step={steps}) works on Keras 2 alone",
             f"give the optimizer itself gradient_accumulation_steps={backward_passes_per_step}, which averages them",
             steps=backward_passes_per_step,
+        )
+    scaling = keras.optimizers.LossScaleOptimizer
+    if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(optimizer, scaling):
+        # Keras asks each rank for itself whether its gradients are finite, and one that skips the step skips the sum.
+        raise HpctrainError(
+            "HT-horovod-keras-scales-losses",
+            "with mixed_float16, ranks around hvd.DistributedOptimizer({optimizer}) would skip different steps",
+            "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), or mixed_bfloat16",
+            optimizer=type(optimizer).__name__,
         )
     kind = type(optimizer)
     settings = {"process_set": hvd.global_process_set, **settings}

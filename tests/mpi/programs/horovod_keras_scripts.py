@@ -102,4 +102,14 @@ said["refused"] = [
         )
     ),
 ]
+
+# One rank's infinite gradient makes all of them skip the step.
+keras.config.set_dtype_policy("mixed_float16")
+said["refused"].append(refused(lambda: hvd.DistributedOptimizer(SGD(0.1))))
+keras.config.set_dtype_policy("float64")
+scaled = keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=8.0)
+if hvd.rank() == 1:
+    Y = Y * np.inf
+skipped = fit(hvd.DistributedOptimizer(scaled), epochs=1)
+said["skipped"] = away(skipped, START)
 Path(sys.argv[1], f"said-{hvd.rank()}.json").write_text(json.dumps(said))

@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 from hpctrain.worker import comm
+from hpctrain.worker.comm import forgotten
 from hpctrain.worker.comm.forgotten import forgotten_calls
 
 BASE = "keras.src.optimizers.base_optimizer"
@@ -64,3 +65,12 @@ def test_who_may_have_built_on_the_default_group_has_not_failed(optimizers, monk
     assert forgotten_calls(2, joined=True, distributed=False) is None
     monkeypatch.setitem(sys.modules, "torch.distributed", groups(made=False))
     assert forgotten_calls(2, joined=True, distributed=False)
+
+
+def test_mpi_that_hpctrain_itself_imports_says_nothing_of_the_script(monkeypatch):
+    monkeypatch.setattr(forgotten, "_OTHERS", ["mpi4py.MPI"])
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
+    assert forgotten.others_imported()
+    forgotten.ignore_import("mpi4py.MPI")
+    forgotten.ignore_import("mpi4py.MPI")
+    assert not forgotten.others_imported()
