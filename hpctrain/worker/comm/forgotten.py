@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,7 +63,8 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool
         return Forgotten(text, alone=not (group or others))
     if group or others_imported() or _has_tensorflow_workers():
         return None
-    strategy = " Strategies of tf.distribute need --backend multi_worker." if "tensorflow" in sys.modules else ""
+    unnamed = "tensorflow" in sys.modules and "TF_CONFIG" not in os.environ
+    strategy = " Strategies of tf.distribute need --backend multi_worker." if unnamed else ""
     text = (
         f"the script never called ht.init(), nor torch.distributed's init_process_group(): unless it joins the other "
         f"ranks in another way, it runs {ranks} times, each rank by itself. help(hpctrain) shows the lines that make "
