@@ -96,6 +96,19 @@ def test_the_other_stage_of_a_pipeline_is_waited_for_so_long_and_no_longer(mpiru
     assert float(waited) > 2.5, result.stdout
 
 
+@pytest.mark.parametrize(("ranks", "stopped"), [(2, 1), (3, 0)], ids=["2 ranks", "3 ranks, that keeps the store"])
+def test_over_gloo_every_other_rank_names_the_one_that_is_stopped(mpirun, ranks, stopped):
+    program = PROGRAM.with_name("stopped_rank.py")
+    result = mpirun(program, ranks, str(stopped), check=False, timeout=120, HPCTRAIN_TIMEOUT="4")
+    assert result.returncode == 4, result.stdout
+    errors = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"code"')]
+    assert sorted(each["on"] for each in errors) == [rank for rank in range(ranks) if rank != stopped]
+    for each in errors:
+        assert (each["code"], each["exit_code"]) == ("HT-wait-timed-out", 4)
+        assert each["values"]["ranks"] == f"rank {stopped} on {each['host']}"
+        assert each["values"]["what"] == "bucket" and each["after"] > 3.5
+
+
 @pytest.mark.long
 def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     (tmp_path / "script.py").write_text(STOPS)

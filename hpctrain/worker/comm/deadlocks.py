@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.places import left_at, script_line
@@ -30,12 +33,16 @@ from hpctrain.worker.comm.timeout import END, REDUCTION, Wait
 # A wait is announced after this time. Waits that end sooner cost no message.
 ANNOUNCE_SECONDS = 1.0
 _STORE_SECONDS = 0.5
+# How long a store may take to answer.
+_ANSWER_SECONDS = 2.0
 _STORE_ERROR = "hpctrain.deadlock"
 _STORE_QUESTION = "hpctrain.deadlock.question"
 # How many ranks a message names.
 _NAMED = 8
 # The kinds of messages between detectors.
 MESSAGES = frozenset({"in", "out", "still", "yes", "deadlock"})
+
+T = TypeVar("T")
 
 _HINTS = {
     True: "give every rank the same number of batches, as ht.shard does, or put the loop in `with ht.join(model):`, "
@@ -226,18 +233,21 @@ class DeadlockDetector:
 
 
 class StoreDeadlockDetector:
-    """One rank's part in the detection through a store. A rank looks into it while it waits, so no thread is needed.
+    """One rank's part in the detection through a store, into which a rank looks while it waits.
 
     Args:
+        names: each rank's name and host for messages.
+        keeper: the rank in whose process the store is; None where it is in none.
         passes: gives how many backward passes this rank has begun.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, host: str, passes: Callable[[], int]) -> None:
+    def __init__(
+        self, store: Any, rank: int, names: Sequence[str], keeper: int | None, passes: Callable[[], int]
+    ) -> None:
         self._store = store
-        self._rank = rank
-        self._name = f"rank {rank} on {host}"
+        self._rank, self._names, self._keeper = rank, names, keeper
         self._passes = passes
-        self._keys = [f"hpctrain.place.{each}" for each in range(size)]
+        self._keys = [f"hpctrain.place.{each}" for each in range(len(names))]
         self._number = 0
         self._place: WaitPlace | None = None
         # The question that this rank has read, and answers when it has found once more that its wait goes on.
@@ -246,6 +256,25 @@ class StoreDeadlockDetector:
         # On rank 0: the last question, and the waits that it is about.
         self._question = 0
         self._asked_about: list[int] = []
+        self._set("")
+
+    def stalled(self) -> Mapping[int, str]:
+        """The ranks that wait for no other while this one does, by number; none where that is not known."""
+        if self._place is None:
+            return {}
+        reading = _beside(self._announced)
+        try:
+            texts = reading.result(_ANSWER_SECONDS)
+        except TimeoutError:
+            # A store is in a process that is stopped, or on a host that is gone.
+            return {} if self._keeper is None else {self._keeper: self._names[self._keeper]}
+        except RuntimeError:
+            return {}
+        return {rank: self._names[rank] for rank, text in enumerate(texts) if not text}
+
+    def _announced(self) -> list[str]:
+        """What each rank has announced; nothing before all have begun."""
+        return [each.decode() for each in self._store.multi_get(self._keys)] if self._store.check(self._keys) else []
 
     def watching(self, kind: str, what: str) -> _WatchedWait:
         """A context manager around a wait; call the function that it yields between two polls."""
@@ -263,7 +292,7 @@ class StoreDeadlockDetector:
         self._set("")
 
     def look(self) -> None:
-        """Raise HpctrainError if the ranks' waits cannot end; the waiting thread calls it while its wait goes on."""
+        """Raise HpctrainError if the ranks' waits cannot end; called for the waiting thread while its wait goes on."""
         with contextlib.suppress(RuntimeError):
             if self._rank == 0:
                 self._judge()
@@ -273,10 +302,8 @@ class StoreDeadlockDetector:
 
     def _judge(self) -> None:
         """On rank 0: ask about waits in different places, and report them once all ranks have confirmed theirs."""
-        if not self._store.check(self._keys):
-            return
-        texts = [value.decode() for value in self._store.multi_get(self._keys)]
-        if not all(texts):
+        texts = self._announced()
+        if not (texts and all(texts)):
             return
         waits = [json.loads(text) for text in texts]
         places = {rank: WaitPlace(**each["place"]) for rank, each in enumerate(waits)}
@@ -300,7 +327,9 @@ class StoreDeadlockDetector:
         assert self._place is not None
         self._answered = answer
         place = asdict(self._place)
-        self._set(json.dumps({"number": self._number, "name": self._name, "place": place, "answer": answer}))
+        self._set(
+            json.dumps({"number": self._number, "name": self._names[self._rank], "place": place, "answer": answer})
+        )
 
     def _set(self, value: str) -> None:
         # Rank 0, which keeps the store, may be gone. The collective's own connections report that.
@@ -316,6 +345,7 @@ class _WatchedWait:
         self._kind, self._what = kind, what
         self._announced = False
         self._next = 0.0
+        self._looking: Future[None] | None = None
 
     def __enter__(self) -> Callable[[], None]:
         self._next = time.monotonic() + ANNOUNCE_SECONDS
@@ -324,15 +354,39 @@ class _WatchedWait:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._announced:
+        # Others whose time is over at nearly the same time must not take this rank for the one that they wait for.
+        late = isinstance(error, HpctrainError) and error.code == "HT-wait-timed-out"
+        if self._announced and not late and self._store_answers():
             self._detector.withdraw()
 
     def _pause(self) -> None:
         if (now := time.monotonic()) < self._next:
             return
         self._next = now + _STORE_SECONDS
-        if self._announced:
-            self._detector.look()
-        else:
+        if not self._announced:
             self._announced = True
             self._detector.announce(self._kind, self._what)
+        elif self._looking is None or self._looking.done():
+            if self._looking is not None:
+                self._looking.result()
+            self._looking = _beside(self._detector.look)
+
+    def _store_answers(self) -> bool:
+        # Calls of a store wait for each other.
+        return self._looking is None or bool(futures.wait([self._looking], _ANSWER_SECONDS).done)
+
+
+def _beside(call: Callable[[], T]) -> Future[T]:
+    """Call a function of a store in a thread of its own: while the process that keeps the store is stopped, it does not
+    return, and knows no limit.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="hpctrain-store", daemon=True).start()
+    return future

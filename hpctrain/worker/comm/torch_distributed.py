@@ -79,6 +79,7 @@ class TorchDistributedCommunicator(CheckedControl):
         except RuntimeError as error:
             raise self._failed(error, "making the group") from error
         self.timeout = Timeout(f"rank {self.rank} on {self.host}")
+        self.timeout.stalled = self._deadlocks.stalled
         self._engine: TorchDistributedEngine | None = None
         if self.on_gpus:
             try:
@@ -94,7 +95,7 @@ class TorchDistributedCommunicator(CheckedControl):
         self._address: str | None = met.address
         self.store_address = met.store_address
         with listening_at(met.address):
-            self._make_group(met.store, limit)
+            self._make_group(met.store, limit, [f"rank {rank} on {host}" for rank, host in enumerate(met.hosts)], 0)
 
     def _join_torchrun(self, limit: timedelta) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -103,7 +104,10 @@ class TorchDistributedCommunicator(CheckedControl):
         own = dist.PrefixStore(f"hpctrain-{next(_joined)}", store)  # type: ignore[attr-defined]
         self._address = self._torchruns_address(own)
         with listening_at(self._address):
-            self._make_group(own, limit)
+            # Its hosts are not known here, and its store is torchrun's.
+            names = [f"rank {rank}" for rank in range(self.size)]
+            names[self.rank] += f" on {self.host}"
+            self._make_group(own, limit, names, None)
 
     def _torchruns_address(self, store: Any) -> str | None:
         """The address at which ranks of other hosts reach this one; None if it cannot be found out.
@@ -120,9 +124,9 @@ class TorchDistributedCommunicator(CheckedControl):
             store.set(key, own)
         return None if ipaddress.ip_address(own).is_loopback else own
 
-    def _make_group(self, store: Any, limit: timedelta) -> None:
+    def _make_group(self, store: Any, limit: timedelta, names: Sequence[str], keeper: int | None) -> None:
         make_default_group(self._group_of, store, self.rank, self.size, limit)
-        self._deadlocks = StoreDeadlockDetector(store, self.rank, self.size, self.host, lambda: self.passes)
+        self._deadlocks = StoreDeadlockDetector(store, self.rank, names, keeper, lambda: self.passes)
 
     def group_creation(self) -> AbstractContextManager[None]:
         return listening_at(self._address)
@@ -272,6 +276,7 @@ class TorchDistributedCommunicator(CheckedControl):
             if self._engine is not None:
                 self._engine.close()
             # The detector holds the store, and rank 0's store listens as long as any reference to it exists.
+            self.timeout.stalled = dict
             del self._deadlocks
             dist.destroy_process_group()
 

@@ -167,7 +167,7 @@ def test_through_a_store_every_rank_has_to_look_again(looking):
     from torch.distributed import HashStore
 
     store = HashStore()
-    ranks = [StoreDeadlockDetector(store, rank, 2, "h1", lambda: 5) for rank in range(2)]
+    ranks = [StoreDeadlockDetector(store, rank, ["rank 0 on h1", "rank 1 on h1"], 0, lambda: 5) for rank in range(2)]
     ranks[0].announce(REDUCTION, "gradients")
     ranks[1].announce(CONTROL, "comm.barrier")
     for _ in range(2 if 1 in looking else 6):
@@ -196,7 +196,8 @@ def test_an_answer_is_stored_once():
             written.append(key)
             super().set(key, value)
 
-    ranks = [StoreDeadlockDetector(Store(), 1, 3, "h1", lambda: 5)]
+    ranks = [StoreDeadlockDetector(Store(), 1, ["rank 0", "rank 1", "rank 2"], 0, lambda: 5)]
+    written.clear()
     ranks[0]._store.set("hpctrain.deadlock.question", "1")
     ranks[0].announce(REDUCTION, "gradients")
     for _ in range(5):
@@ -214,7 +215,7 @@ def test_through_a_store_ranks_in_one_place_are_not_told():
     from torch.distributed import HashStore
 
     store = HashStore()
-    ranks = [StoreDeadlockDetector(store, rank, 2, "h1", lambda: 5) for rank in range(2)]
+    ranks = [StoreDeadlockDetector(store, rank, ["rank 0 on h1", "rank 1 on h1"], 0, lambda: 5) for rank in range(2)]
     for _ in range(6):
         for rank in ranks:
             rank.announce(CONTROL, "comm.barrier")
