@@ -468,8 +468,17 @@ def samplers_that_divide_the_samples_themselves(comm):
     refused(lambda: ht.shard(make(rank=0, num_replicas=4)), "HT-shard-other-part", ranks=4, own_ranks=comm.size)
     refused(lambda: ht.shard(make(seed=comm.rank)), "HT-shard-different-data", where="seed of the sampler")
     refused(lambda: ht.shard(make(), evaluation=True), "HT-shard-wrong-sampler", sampler="DistributedSampler")
+    for endless in (Endless(), LongerThanItSays()):
+        endless._rank, endless._world_size = comm.rank, comm.size
+        loader = DataLoader(Numbered(), batch_size=3, sampler=endless)
+        refused(lambda: next(iter(ht.shard(loader))), "HT-shard-endless-sampler", sampler=type(endless).__name__)  # noqa: B023
     uneven = DataLoader(Numbered(), batch_size=3, sampler=Uneven(comm))
     refused(lambda: next(iter(ht.shard(uneven))), "HT-shard-uneven-sampler", sampler="Uneven")
+
+
+class LongerThanItSays(Endless):
+    def __len__(self) -> int:
+        return SAMPLES
 
 
 class Uneven(Sampler):
@@ -477,7 +486,10 @@ class Uneven(Sampler):
         self.rank, self.num_replicas = comm.rank, comm.size
 
     def __iter__(self):
-        yield from range(self.rank, SAMPLES - SAMPLES % self.num_replicas + 1, self.num_replicas)
+        yield from range(len(self))
+
+    def __len__(self) -> int:
+        return 6 + self.rank
 
 
 class Failing(Sampler):

@@ -85,16 +85,13 @@ def order_of(loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, s
 
 def divided_by_itself(*objects: Any) -> Any:
     """The first of these that says, as PyTorch's DistributedSampler does, that it is one rank's part of several."""
-    for each in objects:
-        if isinstance(getattr(each, "rank", None), int) and _parts_of(each) != 1:
-            return each
-    return None
+    return next((each for each in objects if _part_of(each)[1] != 1), None)
 
 
-def _parts_of(divided: Any) -> int:
-    """Over how many ranks a sampler, or a data set of Hugging Face, is divided."""
-    found: int = getattr(divided, "num_replicas", getattr(divided, "world_size", 1))
-    return found
+def _part_of(divided: Any) -> tuple[int, int]:
+    """Which part of how many a sampler or data set is: by the names of PyTorch, of ``datasets``, and of detectron2."""
+    found = {name.lstrip("_"): each for name, each in getattr(divided, "__dict__", {}).items() if isinstance(each, int)}
+    return found.get("rank", 0), found.get("num_replicas", found.get("world_size", 1)) if "rank" in found else 1
 
 
 class _OwnOrder:
@@ -213,9 +210,14 @@ class _DividedOrder:
                 "leave the sampler out; every sample is then seen once",
                 sampler=type(sampler).__name__,
             )
+        try:
+            self._length = len(self)
+        except TypeError:
+            raise _endless(sampler) from None
         own = {name: each for name, each in vars(sampler).items() if isinstance(each, int | float | str)}
         hint = "make it with the same settings on every rank, but for rank"
-        compare(comm, {f"{name} of the sampler": (str(each), hint) for name, each in own.items() if name != "rank"})
+        facts = {f"{name} of the sampler": (str(each), hint) for name, each in own.items()}
+        compare(comm, {name: fact for name, fact in facts.items() if not name.startswith(("rank ", "_rank "))})
         self.identity = _identity(loader, seed) | {"ranks": data_place(comm).ranks}
         self.totals: set[int] = set()
 
@@ -224,7 +226,9 @@ class _DividedOrder:
 
     def parts(self, epoch: int) -> Iterator[Part]:
         set_epoch(epoch, self._batches, self._sampler)
-        batches = [list(batch) for batch in self._batches]  # type: ignore[union-attr]
+        batches = [list(batch) for batch in itertools.islice(self._batches, self._length + 1)]  # type: ignore[arg-type]
+        if len(batches) > self._length:
+            raise _endless(self._sampler)
         found = agreement(self._comm).rows(np.array([len(batches), _digest(list(map(len, batches))), _digest(batches)]))
         if (found[:, :2] != found[0, :2]).any():
             raise HpctrainError(
@@ -240,6 +244,15 @@ class _DividedOrder:
             yield Part(len(batch) * ranks, batch, [order])
 
 
+def _endless(sampler: Any) -> HpctrainError:
+    return HpctrainError(
+        "HT-shard-endless-sampler",
+        "the {sampler} divides the samples itself, and has no end, or none at its length",
+        "make it for rank 0 of 1: ht.shard then divides each of its batches",
+        sampler=type(sampler).__name__,
+    )
+
+
 def require_place(comm: Communicator, divided: Any) -> None:
     """Refuse a sampler or data set that is the part of another rank, or of another number of ranks.
 
@@ -247,15 +260,16 @@ def require_place(comm: Communicator, divided: Any) -> None:
         HpctrainError: says which.
     """
     place = data_place(comm)
-    if (divided.rank, _parts_of(divided)) != place:
+    rank, ranks = _part_of(divided)
+    if (rank, ranks) != place:
         raise HpctrainError(
             "HT-shard-other-part",
             "{kind} gives the part of rank {rank} of {ranks}, and this is rank {own_rank} of the {own_ranks} that "
             "divide the samples",
             f"make it for rank {place.rank} of {place.ranks}, or leave it out: ht.shard divides the samples",
             kind=type(divided).__name__,
-            rank=divided.rank,
-            ranks=_parts_of(divided),
+            rank=rank,
+            ranks=ranks,
             own_rank=place.rank,
             own_ranks=place.ranks,
         )
