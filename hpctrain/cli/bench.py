@@ -283,7 +283,8 @@ def loader(
     as_json: AsJson = False,
 ) -> None:
     """Compare images per second of hpctrain's loader, PyTorch's DataLoader and webdataset (both with Pillow), and
-    simplejpeg decoding whole photographs in the same number of processes, which is the limit. Runs are interleaved.
+    simplejpeg decoding whole photographs in the same number of processes, which is the limit. Runs are interleaved. The
+    processor's time of an image, which other programs disturb less, is that of hpctrain's processes without the rank.
     """
     from hpctrain.common.cluster.machine import usable_cores
     from hpctrain.control.programs.bench import measure
@@ -299,7 +300,7 @@ def loader(
         )
     folder = str(data.absolute()) if data else ""
     measured = measure("loader", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
-    rows = loader_rows(measured["seconds"], measured["stages"])
+    rows = loader_rows(measured["seconds"], measured["processor"], measured["stages"])
     if as_json:
         settings = {"image_size": image_size, "cores": usable_cores(), "rounds": rounds}
         about = {name: measured[name] for name in ("images", "bytes_each", "load")}

@@ -99,11 +99,14 @@ def memory_rows(measured: Mapping[str, Mapping[str, float]]) -> list[Row]:
     return rows
 
 
-def loader_rows(seconds: Mapping[str, Seconds], stages: Mapping[str, Mapping[str, float]]) -> list[Row]:
+def loader_rows(
+    seconds: Mapping[str, Seconds], processor: Mapping[str, Seconds], stages: Mapping[str, Mapping[str, float]]
+) -> list[Row]:
     """The rows of ``bench loader``, one per number of processes and loader.
 
     Args:
         seconds: the seconds an image took in each round, by the number of processes, then by loader.
+        processor: the same of the processor's time, which other programs disturb less, of some loaders.
         stages: of hpctrain's processes, the microseconds of each stage an image, by the number of processes.
     """
     return [
@@ -113,9 +116,12 @@ def loader_rows(seconds: Mapping[str, Seconds], stages: Mapping[str, Mapping[str
             "samples_per_s": 1 / statistics.median(times),
             "share_of_limit": ratio(loaders, DECODING, name),
             "hpctrain_to_it": ratio(loaders, name, LOADER),
+            "processor_us": 1e6 * statistics.median(spent[name]) if name in spent else None,
+            "processor_share_of_limit": ratio(spent, DECODING, name),
             "stages_us": dict(stages[workers]) if name == LOADER else None,
         }
         for workers, loaders in seconds.items()
+        for spent in [processor[workers]]
         for name, times in loaders.items()
     ]
 
@@ -286,14 +292,18 @@ def loader_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def stages_table(rows: Sequence[Row]) -> Table:
-    """The stages of :func:`loader_rows`."""
+    """The stages of :func:`loader_rows`, and the processor's time beside that of decoding alone."""
     from rich.table import Table
 
     own = [row for row in rows if row["stages_us"]]
-    names = list(own[0]["stages_us"])
-    table = Table("processes", *names, title="microseconds an image, of hpctrain's processes together")
-    for row in own:
-        table.add_row(str(row["workers"]), *(f"{row['stages_us'][name]:.0f}" for name in names))
+    alone = {row["workers"]: row["processor_us"] for row in rows if row["variant"] == DECODING}
+    title = "microseconds an image, of the processor (waits: of the clock), of all processes together"
+    table = Table("processes", *(str(row["workers"]) for row in own), title=title)
+    for name in own[0]["stages_us"]:
+        table.add_row(name, *(f"{row['stages_us'][name]:.0f}" for row in own))
+    table.add_row("processor, but the rank's", *(f"{row['processor_us']:.0f}" for row in own))
+    table.add_row("of decoding alone", *(f"{alone[row['workers']]:.0f}" for row in own))
+    table.add_row("of the limit", *(ratio_text(row["processor_share_of_limit"]) for row in own))
     return table
 
 

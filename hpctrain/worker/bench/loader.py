@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -133,36 +133,57 @@ def measure(shards: Path, files: Files, size: int, workers: list[int], rounds: i
         shards: a folder of shards whose training images are those of the files.
 
     Returns:
-        ``seconds``: per image of each variant in each round, by number of workers and variant; ``stages``: by number of
-        workers, the microseconds per image of each stage of hpctrain's workers, of all of them together.
+        ``seconds``: per image of each variant in each round, by number of workers and variant; ``processor``: the same
+        of the processor's time of hpctrain's workers and of decoding alone; ``stages``: by number of workers, the
+        microseconds per image of each stage of hpctrain's workers, of all of them together, and of the rank's
+        processor.
     """
     seconds: dict[str, dict[str, list[float]]] = {}
+    processor: dict[str, dict[str, list[float]]] = {}
     stages: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         tars = sorted(shards.glob("train-*.tar"))
         variants: dict[tuple[int, str], Epoch] = {}
         counts: dict[int, int] = {}
         own: dict[int, ImageNet] = {}
+        spent: dict[tuple[int, str], Mapping[str, int]] = {}
+        rank: Counter[int] = Counter()
         for number in workers:
             times = -(-max(_PASS, _PASS_OF_WORKER * number) // len(files))
             many, counts[number] = list(files) * times, times * len(files)
             own[number], variants[number, "hpctrain"] = hpctrain_loader(shards, counts[number], size, number, stack)
             variants[number, "torch, Pillow"] = other_loaders.torch_folder(many, size, number, _BATCH)
             variants[number, "webdataset, Pillow"] = other_loaders.webdataset(tars * times, size, number, _BATCH)
-            variants[number, "decoding alone"] = other_loaders.raw_decode(many, number, stack)
+            spent[number, "hpctrain"] = own[number].nanoseconds
+            alone, variants[number, "decoding alone"] = other_loaders.raw_decode(many, number, stack)
+            spent[number, "decoding alone"] = alone
         for (number, variant), epoch in variants.items():
             # Not timed: the first epoch starts processes.
             steady_seconds(epoch(0), counts[number])
             seconds.setdefault(str(number), {})[variant] = []
+            processor.setdefault(str(number), {})
         before = {number: Counter(source.nanoseconds) for number, source in own.items()}
         for turn in range(1, rounds + 1):
             for number, variant in rotated(list(variants), turn):
+                begin, counted = time.process_time_ns(), spent.get((number, variant), {})
+                busy = _busy(counted)
                 took = steady_seconds(variants[number, variant](turn), counts[number])
                 seconds[str(number)][variant].append(took)
+                if counted:
+                    each = (_busy(counted) - busy) / 1e9 / counts[number]
+                    processor[str(number)].setdefault(variant, []).append(each)
+                if variant == "hpctrain":
+                    rank[number] += time.process_time_ns() - begin
         for number, source in own.items():
-            spent = {stage: each - before[number][stage] for stage, each in source.nanoseconds.items()}
-            stages[str(number)] = {stage: each / 1e3 / rounds / counts[number] for stage, each in spent.items()}
-    return {"seconds": seconds, "stages": stages}
+            stage_ns = {stage: passed - before[number][stage] for stage, passed in source.nanoseconds.items()}
+            stage_ns["rank"] = rank[number]
+            stages[str(number)] = {stage: passed / 1e3 / rounds / counts[number] for stage, passed in stage_ns.items()}
+    return {"seconds": seconds, "processor": processor, "stages": stages}
+
+
+def _busy(nanoseconds: Mapping[str, int]) -> int:
+    """The processor's time of processes that count their stages."""
+    return sum(passed for stage, passed in nanoseconds.items() if "wait" not in stage)
 
 
 def _photographs(data: str) -> Iterator[Photograph]:

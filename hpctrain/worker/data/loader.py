@@ -72,8 +72,10 @@ class WorkerPool:
         recipe: says how images are made and by how many processes.
 
     Attributes:
-        nanoseconds: spent so far by all workers together on each of :data:`hpctrain.worker.data.decoder.STAGES`, and
-            otherwise while a stream was open (``idle``); and by the rank on waiting for images (``rank waits``).
+        nanoseconds: of the processor's time, spent so far by all workers together on each of
+            :data:`hpctrain.worker.data.decoder.STAGES` and on the messages between them and the rank (``hand over``).
+            Of the clock's time, in which they waited while a stream was open, for tasks, for files or for a core
+            (``wait``), and in which the rank waited for images (``rank waits``).
     """
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
@@ -253,10 +255,10 @@ class _Ring:
             yield from self._run()
         finally:
             passed = (time.perf_counter_ns() - begin) * self._workers.count
-            self._nanoseconds["idle"] += passed - (self._busy() - before)
+            self._nanoseconds["wait"] += max(0, passed - (self._busy() - before))
 
     def _busy(self) -> int:
-        return sum(self._nanoseconds[stage] for stage in STAGES)
+        return sum(self._nanoseconds[stage] for stage in (*STAGES, "hand over"))
 
     def _run(self) -> Generator[Piece]:
         for number in range(len(self._pieces)):

@@ -30,7 +30,7 @@ _RUN_SIGNALS = [signal.SIGINT, signal.SIGTERM, *(signal.Signals[f"SIG{name}"] fo
 _POLL_SECONDS = 0.2
 _END_SECONDS = 2.0
 # Settings of glibc, in bytes: the largest it takes for the first, and as much again for what lies between.
-_KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 26)}
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 26)}
 _OUT_OF_MEMORY = (
     "usually memory ran out: fewer workers (--set data.workers=N) need less, and so does a smaller --set "
     "batch.micro_batch=N"
@@ -203,7 +203,7 @@ def _start(job: DecodingJob, files: tuple[int, int, int]) -> subprocess.Popen[by
     path = [str(Path(hpctrain.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     # One thread in each, since there are as many workers as cores. Freed memory is kept for the next image: glibc would
     # give it back, and each page that the next image touches is then zeroed by the system again.
-    environment = _KEPT_MEMORY | os.environ | {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
+    environment = KEPT_MEMORY | os.environ | {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
     # A process inherits its parent's blocked signals, so that none of them ends it during its start.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import tracemalloc
 
@@ -90,6 +91,62 @@ def test_odd_modes_become_rgb(content, about):
     expected = np.asarray(about.convert("RGB").resize((192, 128), Image.Resampling.BILINEAR))
     found = validation_image(content, Images(test_resize=128, test_size=128))
     assert rms(found, expected[:, 32:160]) < 12
+
+
+SMALL = FLOWER.resize((500, 375), Image.Resampling.LANCZOS)
+ROTATED = Image.Exif()
+ROTATED[0x112] = 6
+
+
+@pytest.mark.parametrize(
+    ("content", "most"),
+    [
+        (encoded(SMALL, quality=95), 2),
+        (encoded(SMALL, quality=95, exif=ROTATED), 2),
+        (encoded(SMALL, quality=95, progressive=True), 2),
+        (encoded(SMALL, quality=95, subsampling="4:4:4"), 2),
+        (encoded(SMALL.convert("L"), quality=95), 2),
+        (encoded(SMALL.convert("CMYK"), quality=95), 2),
+        (encoded(SMALL.convert("LA"), "PNG"), 2),
+        (encoded(SMALL.convert("P"), "PNG", transparency=3), 4),
+        (encoded(SMALL, "WEBP", lossless=True), 2),
+        (encoded(FLOWER.resize((1, 1)), quality=95), 0),
+        (encoded(FLOWER.resize((1, 500)), quality=95), 1),
+        (encoded(FLOWER.resize((7, 9)), quality=95), 1),
+        (encoded(FLOWER.resize((20000, 10)), quality=95), 1),
+        (encoded(FLOWER.resize((10, 20000)), quality=95), 1),
+    ],
+    ids=["plain", "rotated", "progressive", "4:4:4", "grey", "CMYK", "LA", "P", "WebP", *"abcde"],
+)
+def test_crops_of_odd_photographs_are_torchvisions(content, most):
+    """torchvision's RandomResizedCrop and flip, and Resize with CenterCrop, by Pillow alone."""
+    whole = Image.open(io.BytesIO(content)).convert("RGB")
+    width, height = whole.size
+    for seed in range(6):
+        random = rng(seed)
+        for _ in range(10):
+            area = height * width * random.uniform(0.08, 1)
+            ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                left, top = random.integers(0, width - w + 1), random.integers(0, height - h + 1)
+                break
+        else:
+            w, h = width, height
+            if width / height < 3 / 4:
+                h = round(width / (3 / 4))
+            elif width / height > 4 / 3:
+                w = round(height * (4 / 3))
+            left, top = (width - w) // 2, (height - h) // 2
+        cut = whole.crop((left, top, left + w, top + h)).resize((224, 224), Image.Resampling.BILINEAR)
+        expected = np.asarray(cut)[:, ::-1] if random.random() < 0.5 else np.asarray(cut)
+        assert rms(training_image(content, 224, Images(), rng(seed)), expected) <= most
+    scale = 256 / min(width, height)
+    wide, high = (max(256, int(side * scale)) for side in (width, height))
+    left, top = round((wide - 224) / 2), round((high - 224) / 2)
+    box = (left * width / wide, top * height / high, (left + 224) * width / wide, (top + 224) * height / high)
+    middle = whole.resize((224, 224), Image.Resampling.BILINEAR, box)
+    assert rms(validation_image(content, Images()), np.asarray(middle)) <= most
 
 
 @pytest.mark.parametrize("keep", [0, 10, 3000, 0.5])
