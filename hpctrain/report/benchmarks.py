@@ -297,13 +297,12 @@ def stages_table(rows: Sequence[Row]) -> Table:
 
     own = [row for row in rows if row["stages_us"]]
     alone = {row["workers"]: row["processor_us"] for row in rows if row["variant"] == DECODING}
-    title = "microseconds an image, of the processor (waits: of the clock), of all processes together"
+    title = "microseconds an image, of all of hpctrain's processes together"
     table = Table("processes", *(str(row["workers"]) for row in own), title=title)
     for name in own[0]["stages_us"]:
         table.add_row(name, *(f"{row['stages_us'][name]:.0f}" for row in own))
-    table.add_row("processor, but the rank's", *(f"{row['processor_us']:.0f}" for row in own))
-    table.add_row("of decoding alone", *(f"{alone[row['workers']]:.0f}" for row in own))
-    table.add_row("of the limit", *(ratio_text(row["processor_share_of_limit"]) for row in own))
+    table.add_row("processor of decoding alone", *(f"{alone[row['workers']]:.0f}" for row in own))
+    table.add_row("of the limit by processor", *(ratio_text(row["processor_share_of_limit"]) for row in own))
     return table
 
 

@@ -135,8 +135,8 @@ def measure(shards: Path, files: Files, size: int, workers: list[int], rounds: i
     Returns:
         ``seconds``: per image of each variant in each round, by number of workers and variant; ``processor``: the same
         of the processor's time of hpctrain's workers and of decoding alone; ``stages``: by number of workers, the
-        microseconds per image of each stage of hpctrain's workers, of all of them together, and of the rank's
-        processor.
+        microseconds per image of each stage of hpctrain's workers, of all of them together, and of the processor in
+        them and in the rank (``rank's processor``).
     """
     seconds: dict[str, dict[str, list[float]]] = {}
     processor: dict[str, dict[str, list[float]]] = {}
@@ -166,24 +166,19 @@ def measure(shards: Path, files: Files, size: int, workers: list[int], rounds: i
         for turn in range(1, rounds + 1):
             for number, variant in rotated(list(variants), turn):
                 begin, counted = time.process_time_ns(), spent.get((number, variant), {})
-                busy = _busy(counted)
+                busy = counted.get("processor", 0)
                 took = steady_seconds(variants[number, variant](turn), counts[number])
                 seconds[str(number)][variant].append(took)
                 if counted:
-                    each = (_busy(counted) - busy) / 1e9 / counts[number]
+                    each = (counted["processor"] - busy) / 1e9 / counts[number]
                     processor[str(number)].setdefault(variant, []).append(each)
                 if variant == "hpctrain":
                     rank[number] += time.process_time_ns() - begin
         for number, source in own.items():
             stage_ns = {stage: passed - before[number][stage] for stage, passed in source.nanoseconds.items()}
-            stage_ns["rank"] = rank[number]
+            stage_ns["rank's processor"] = rank[number]
             stages[str(number)] = {stage: passed / 1e3 / rounds / counts[number] for stage, passed in stage_ns.items()}
     return {"seconds": seconds, "processor": processor, "stages": stages}
-
-
-def _busy(nanoseconds: Mapping[str, int]) -> int:
-    """The processor's time of processes that count their stages."""
-    return sum(passed for stage, passed in nanoseconds.items() if "wait" not in stage)
 
 
 def _photographs(data: str) -> Iterator[Photograph]:

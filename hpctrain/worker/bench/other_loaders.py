@@ -121,7 +121,7 @@ def raw_decode(files: Files, workers: int, stack: ExitStack) -> tuple[Counter[st
         for process in processes:
             _send_line(process, "again")
         counts, spent = zip(*map(_read_answer, processes), strict=True)
-        nanoseconds["decode"] += sum(spent)
+        nanoseconds["processor"] += sum(spent)
         yield sum(counts)
 
     return nanoseconds, epoch

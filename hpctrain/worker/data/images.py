@@ -87,11 +87,17 @@ def training_crop(header: Header, images: Images, random: np.random.Generator) -
     return crop, images.flip and random.random() < 0.5
 
 
-def changed(part: Pixels, size: int, images: Images, random: np.random.Generator, *, flip: bool) -> Pixels:
-    """A part of a photograph as an image of shape (size, size, 3), changed at random."""
-    image = resize(part, size, size)
+def changed(
+    part: Pixels, size: int, images: Images, random: np.random.Generator, *, flip: bool, out: Pixels | None = None
+) -> Pixels:
+    """A part of a photograph as an image of shape (size, size, 3), changed at random.
+
+    Args:
+        out: where the image is to be, if that is to save a copy; what is returned may still be elsewhere.
+    """
+    image = resize(part, size, size, None if flip else out)
     if flip:
-        image = cv2.flip(image, 1)
+        image = cv2.flip(image, 1, dst=out)
     if images.augmentation:
         image = augment(image, images.augmentation, random)
     if images.jitter:
@@ -167,8 +173,8 @@ def random_crop(width: int, height: int, images: Images, random: np.random.Gener
     return Crop(left=(width - wide) // 2, top=(height - tall) // 2, width=wide, height=tall)
 
 
-def resize(pixels: Pixels, width: int, height: int) -> Pixels:
-    """Resize an image with bilinear interpolation, antialiased where it shrinks.
+def resize(pixels: Pixels, width: int, height: int, out: Pixels | None = None) -> Pixels:
+    """Resize an image with bilinear interpolation, antialiased where it shrinks, into ``out`` if that is given.
 
     Pillow's filter is a triangle as wide as two pixels of the result, of variance r^2 / 6 where the image shrinks by r.
     Interpolation alone has 1 / 6; a blur of three pixels before it adds the rest, in a sixth of Pillow's time.
@@ -177,12 +183,12 @@ def resize(pixels: Pixels, width: int, height: int) -> Pixels:
         BrokenImageError: OpenCV refuses its shape.
     """
     try:
-        return _resize(pixels, width, height)
+        return _resize(pixels, width, height, out)
     except cv2.error as error:
         raise BrokenImageError(f"{pixels.shape[1]} x {pixels.shape[0]} pixels: {error}") from error
 
 
-def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
+def _resize(pixels: Pixels, width: int, height: int, out: Pixels | None) -> Pixels:
     shrinks = pixels.shape[1] / width, pixels.shape[0] / height
     filtered, interpolation = pixels, cv2.INTER_LINEAR
     if max(shrinks) > _MOST_INTERPOLATED:
@@ -190,7 +196,7 @@ def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
     elif max(shrinks) > _LEAST_BLURRED:
         x, y = (_deviation((r * r - 1) / 6) for r in shrinks)
         filtered = cv2.GaussianBlur(pixels, (3, 3), x, sigmaY=y, borderType=cv2.BORDER_REPLICATE)
-    resized: Pixels = cv2.resize(filtered, (width, height), interpolation=interpolation)
+    resized: Pixels = cv2.resize(filtered, (width, height), dst=out, interpolation=interpolation)
     return resized
 
 

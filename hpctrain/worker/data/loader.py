@@ -72,10 +72,9 @@ class WorkerPool:
         recipe: says how images are made and by how many processes.
 
     Attributes:
-        nanoseconds: of the processor's time, spent so far by all workers together on each of
-            :data:`hpctrain.worker.data.decoder.STAGES` and on the messages between them and the rank (``hand over``).
-            Of the clock's time, in which they waited while a stream was open, for tasks, for files or for a core
-            (``wait``), and in which the rank waited for images (``rank waits``).
+        nanoseconds: spent so far by all workers together on each of :data:`hpctrain.worker.data.decoder.STAGES`, and
+            otherwise while a stream was open (``idle``); of the processor's time (``processor``); and by the rank on
+            waiting for images (``rank waits``).
     """
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
@@ -255,10 +254,10 @@ class _Ring:
             yield from self._run()
         finally:
             passed = (time.perf_counter_ns() - begin) * self._workers.count
-            self._nanoseconds["wait"] += max(0, passed - (self._busy() - before))
+            self._nanoseconds["idle"] += passed - (self._busy() - before)
 
     def _busy(self) -> int:
-        return sum(self._nanoseconds[stage] for stage in (*STAGES, "hand over"))
+        return sum(self._nanoseconds[stage] for stage in STAGES)
 
     def _run(self) -> Generator[Piece]:
         for number in range(len(self._pieces)):

@@ -55,8 +55,8 @@ class DecodedTask:
     Attributes:
         broken: images that could not be decoded, with their positions in the task.
         failure: any other fault, as :meth:`~hpctrain.common.errors.HpctrainError.record` has it; None without one.
-        nanoseconds: of the processor's time, spent on each of :data:`hpctrain.worker.data.decoder.STAGES`, and
-            otherwise since the last task was done (``hand over``).
+        nanoseconds: spent on each of :data:`hpctrain.worker.data.decoder.STAGES`, and of the processor's time since
+            the last task was done (``processor``).
     """
 
     number: int
@@ -127,8 +127,9 @@ class _Worker:
         for decoder in self._decoders.values():
             nanoseconds |= decoder.nanoseconds
             decoder.nanoseconds.clear()
+        # Asked for once a task: it is a call of the system, after which caches are cold, where other clocks are none.
         spent = time.process_time_ns()
-        nanoseconds["hand over"] = max(0, spent - self._spent - sum(nanoseconds.values()))
+        nanoseconds["processor"] = spent - self._spent
         self._spent = spent
         return DecodedTask(
             number=task.number, broken=broken, failure=_bounded(record) if record else None, nanoseconds=nanoseconds

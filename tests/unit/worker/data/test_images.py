@@ -141,6 +141,10 @@ def test_crops_of_odd_photographs_are_torchvisions(content, most):
         cut = whole.crop((left, top, left + w, top + h)).resize((224, 224), Image.Resampling.BILINEAR)
         expected = np.asarray(cut)[:, ::-1] if random.random() < 0.5 else np.asarray(cut)
         assert rms(training_image(content, 224, Images(), rng(seed)), expected) <= most
+        place = np.zeros((224, 224, 3), np.uint8)
+        part, flip = module.training_part(content, 224, Images(), rng(seed))
+        assert module.changed(part, 224, Images(), rng(), flip=flip, out=place) is place
+        np.testing.assert_array_equal(training_image(content, 224, Images(), rng(seed)), place)
     scale = 256 / min(width, height)
     wide, high = (max(256, int(side * scale)) for side in (width, height))
     left, top = round((wide - 224) / 2), round((high - 224) / 2)
