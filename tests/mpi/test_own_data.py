@@ -63,3 +63,8 @@ def test_five_commands(hpctrain: Launch, tmp_path: Path) -> None:
         found.append(losses(tmp_path / ranks))
     assert len(found[0]) > 5
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-4)
+    # What it began with is no longer needed.
+    (tmp_path / "trained").rename(tmp_path / "elsewhere")
+    result = hpctrain("run", "--resume", "--run-dir", "1", "--set", "epochs=2", "--accept-changes")
+    assert result.returncode == 0, result.stdout
+    assert len(losses(tmp_path / "1")) == 2 * len(found[0])

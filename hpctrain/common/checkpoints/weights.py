@@ -88,7 +88,11 @@ def _file(path: Path) -> Weights:
         raise read_error(error, path, "name weights that can be read: --set model.init_from=PATH") from error
     except SafetensorError as error:
         raise HpctrainError(
-            "HT-weights-damaged", "{path} is no whole file of safetensors: {reason}", path=path, reason=str(error)
+            "HT-weights-damaged",
+            "{path} is no whole file of safetensors: {reason}",
+            "write or download it again",
+            path=path,
+            reason=str(error),
         ) from error
     prefix = next((each for each in _WRAPPERS if slices and all(name.startswith(each) for name in slices)), "")
     shapes = {name.removeprefix(prefix): tuple(each.get_shape()) for name, each in slices.items()}

@@ -34,7 +34,7 @@ from hpctrain.control.supervision.repeats import (
     require_count,
     require_no_series,
 )
-from hpctrain.control.supervision.start import available_launcher, require_packages
+from hpctrain.control.supervision.start import available_launcher, require_packages, require_weights
 from hpctrain.control.supervision.trackers import require_trackers
 
 
@@ -202,6 +202,7 @@ def new_plan(request: TrainingRequest, machine: Machine, notice: Callable[[str],
         warnings += missing
     plan = make_plan(request, machine, arranged)
     _require_processors(request, plan, machine)
+    require_weights(plan, machine)
     _warn(plan, machine, warnings, notice)
     return plan, machine
 

@@ -136,28 +136,38 @@ def _require_passed(plan: Plan) -> None:
 
 
 def _require_data(plan: Plan, machine: Machine) -> None:
-    """Refuse a folder of shards that is not whole, and weights that are not there, where this machine is one of the
-    hosts and no container hides them.
+    """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it.
 
     Shards in object storage are not checked, as a dry run asks no server; rank 0 reads their manifest first.
     """
-    if plan.recipe is None or plan.start.container:
+    if plan.recipe and has_folder(plan.recipe) and _sees_files(plan, machine):
+        # Imported here because it loads NumPy.
+        from hpctrain.common.shards.folders import training_fingerprint
+
+        training_fingerprint(shard_folder(plan.recipe), plan.recipe.data.name)
+
+
+def _sees_files(plan: Plan, machine: Machine) -> bool:
+    """Whether this machine sees what the ranks see."""
+    return plan.start.container is None and any(same_host(host.host, machine.host) for host in plan.hosts)
+
+
+def require_weights(plan: Plan, machine: Machine) -> None:
+    """Refuse a new run whose weights to begin with are not there; one that is resumed does not need them.
+
+    Raises:
+        HpctrainError: they are not there, where this machine would see them.
+    """
+    weights = plan.recipe and plan.recipe.model.init_from
+    if not weights or not _sees_files(plan, machine):
         return
-    if not any(same_host(host.host, machine.host) for host in plan.hosts):
-        return
-    weights = plan.recipe.model.init_from
-    if weights and not os.path.exists(os.path.expanduser(weights)):  # noqa: PTH110, PTH111 - of over-long names
+    if not os.path.exists(os.path.expanduser(weights)):  # noqa: PTH110, PTH111 - pathlib's raise for over-long names
         raise HpctrainError(
             "HT-weights-not-there",
             "model.init_from: there is no {path}",
             "--set model.init_from=PATH names a run directory, a checkpoint or a .safetensors file",
             path=weights,
         )
-    if has_folder(plan.recipe):
-        # Imported here because it loads NumPy.
-        from hpctrain.common.shards.folders import training_fingerprint
-
-        training_fingerprint(shard_folder(plan.recipe), plan.recipe.data.name)
 
 
 def command_for(
