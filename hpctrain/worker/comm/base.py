@@ -104,11 +104,9 @@ class TorchEngine(Protocol):
 
     Attributes:
         in_place: whether a buffer from elsewhere is reduced as fast as one of :meth:`allocate`.
-        alone: whether it has one rank, whose gradients are their own mean wherever they lie.
     """
 
     in_place: bool
-    alone: bool
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A zeroed flat tensor in memory that suits this engine."""

@@ -160,7 +160,6 @@ class HorovodTorchEngine:
     """Reduces flat PyTorch buffers with Horovod's asynchronous collectives."""
 
     in_place = True
-    alone = False
 
     def __init__(self, horovod: Any, timeout: Timeout) -> None:
         self._horovod = horovod

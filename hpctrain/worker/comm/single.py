@@ -91,7 +91,7 @@ class _Done:
 class SingleTorchEngine:
     """The mean over one rank is the rank's own gradient."""
 
-    in_place = alone = True
+    in_place = True
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         import torch

@@ -376,7 +376,6 @@ class TorchDistributedEngine:
     """Reduces flat PyTorch buffers: on GPUs with NCCL, in the CPU's memory with Gloo."""
 
     in_place = True
-    alone = False
 
     def __init__(self, comm: TorchDistributedCommunicator, members: Any) -> None:
         self._comm = comm

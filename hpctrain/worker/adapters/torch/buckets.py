@@ -131,8 +131,7 @@ class FlatBucket(Bucket):
     """Gradients of one dtype and device, side by side in one buffer of the engine's.
 
     Autograd makes a fresh tensor where a parameter has no gradient, so after ``zero_grad()`` each is copied into the
-    buffer once, unless the rank is alone. After ``zero_grad(set_to_none=False)`` autograd adds to the views of the
-    buffer, and nothing is copied.
+    buffer once. After ``zero_grad(set_to_none=False)`` autograd adds to the views of the buffer, and nothing is copied.
 
     Args:
         flags: how many further elements to put after the gradients.
@@ -181,7 +180,7 @@ class FlatBucket(Bucket):
             slot.gradient.zero_()
             return
         check_gradient(slot, gradient)
-        if gradient.is_sparse or not (self._engine.alone or gradient.data_ptr() == slot.address):
+        if gradient.is_sparse or gradient.data_ptr() != slot.address:
             slot.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             slot.parameter.grad = slot.gradient
 

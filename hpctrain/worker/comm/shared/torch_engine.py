@@ -33,7 +33,7 @@ class MpiTorchEngine:
     """
 
     # Other buffers have to be copied to shared memory.
-    in_place = alone = False
+    in_place = False
 
     def __init__(self, control: MpiControl, reducer: Reducer) -> None:
         self._control = control

@@ -127,8 +127,7 @@ def test_gradients_of_several_devices_are_sent_in_one_order():
     """Autograd has a thread for each device: one that is slow to send does not let another pass."""
 
     class Engine:
-        in_place = alone = False
-        sent, begun = [], threading.Event()
+        in_place, sent, begun = False, [], threading.Event()
 
         def allocate(self, numel, dtype, device):
             return torch.zeros(numel, dtype=dtype)
