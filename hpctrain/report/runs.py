@@ -104,19 +104,24 @@ def runs_text(rows: Sequence[RunRow], folder: Path, width: int | None) -> str:
         folder: that of the runs.
         width: columns; why a run is in its state is cut to them, and its path never is.
     """
-    today = time.strftime("%Y-%m-%d")
     table = [
         (
             shell_word(folder / row.name),
             row.state,
             "" if row.step is None else f"{row.step:,}" if row.steps is None else f"{row.step:,} of {row.steps:,}",
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(row.time)).removeprefix(f"{today} "),
+            _when(row.time),
             row.message.partition("\n")[0],
         )
         for row in reversed(rows)
     ]
     widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[:-1]]
     return "\n".join(_cut("  ".join(map(str.ljust, row, [*widths, 0])).rstrip(), width, len(row[0])) for row in table)
+
+
+def _when(moment: float) -> str:
+    """The time of a moment of today, and the date of one before."""
+    date, clock = time.strftime("%Y-%m-%d %H:%M", time.localtime(moment)).split()
+    return clock if date == time.strftime("%Y-%m-%d") else date
 
 
 def _cut(line: str, width: int | None, least: int) -> str:

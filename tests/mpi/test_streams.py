@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).parent / "programs" / "streams.py"
     ("ranks", "backend"),
     [
         (3, "mpi"),
-        pytest.param(2, "gloo", marks=pytest.mark.long),
+        pytest.param(2, "gloo", marks=pytest.mark.thorough),
         pytest.param(1, "auto", marks=pytest.mark.thorough),
     ],
 )
