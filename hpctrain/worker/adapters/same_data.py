@@ -80,7 +80,7 @@ def leaves(value: Any, name: str = "", depth: int = _DEPTH) -> Iterator[tuple[st
     elif isinstance(value, list | tuple):
         members = enumerate(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        members = vars(value).items()
+        members = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
     else:
         yield name, value
         return

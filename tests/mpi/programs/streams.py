@@ -6,6 +6,7 @@ Each rank compares its parts with the batches of one process, which is the same 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import itertools
 import random
@@ -19,12 +20,14 @@ import webdataset
 from situations import Named, refused, run
 from torch import nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -211,6 +214,36 @@ def tar(folder: Path) -> list[str]:
 
 
 @situation
+def two_iterators_of_a_stream(comm):
+    loader = ht.shard(DataLoader(Stream(range(SAMPLES), shuffled), batch_size=6, num_workers=1))
+    first, second = drawn(loader), drawn(loader)
+    loader.set_epoch(0)
+    assert [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)] == list(
+        zip(first, second, strict=True)
+    )
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    number: int
+
+
+@situation
+def a_collate_fn_that_changes_its_samples(comm):
+    class Dicts(Stream):
+        def __iter__(self):
+            yield from ({"x": Slotted(number)} for number in self.samples)
+
+    def popped(samples):
+        return [sample.pop("x").number for sample in samples]
+
+    for length in (SAMPLES, 1):
+        sharded = ht.shard(DataLoader(Dicts(range(length)), batch_size=6, collate_fn=popped))
+        batches = [list(range(at, min(at + 6, length))) for at in range(0, length, 6)]
+        assert drawn(sharded) == [own_of(batch) for batch in batches]
+
+
+@situation
 def webdatasets(comm):
     with tempfile.TemporaryDirectory() as folder:
         names = tar(Path(folder))
@@ -389,11 +422,13 @@ def samplers(comm):
         "a few": lambda: RandomSampler(data, num_samples=10, generator=torch.Generator().manual_seed(3)),
         "weighted": lambda: WeightedRandomSampler(torch.arange(SAMPLES) % 3, 20),
         "a subset": lambda: SubsetRandomSampler(range(1, SAMPLES, 2)),
+        "the first": lambda: SequentialSampler(range(10)),
     }
     for make, drop_last in itertools.product(kinds.values(), (False, True)):
         settings = {"batch_size": 4, "drop_last": drop_last, "num_workers": int(make is kinds["weighted"])}
         found = as_one_process(lambda m=make, s=settings: DataLoader(data, sampler=m(), **s))
-        assert found[0] != found[1]
+        assert (found[0] != found[1]) == (make is not kinds["the first"])
+        assert sum(map(len, found[0])) <= 10 or make is not kinds["the first"]
         assert all(len(batch) == 4 for batch in found[0]) or not drop_last
         if not drop_last:
             resumes(lambda m=make, s=settings: DataLoader(data, sampler=m(), **s), 2)
@@ -474,6 +509,23 @@ def samplers_that_divide_the_samples_themselves(comm):
         refused(lambda: next(iter(ht.shard(loader))), "HT-shard-endless-sampler", sampler=type(endless).__name__)  # noqa: B023
     uneven = DataLoader(Numbered(), batch_size=3, sampler=Uneven(comm))
     refused(lambda: next(iter(ht.shard(uneven))), "HT-shard-uneven-sampler", sampler="Uneven")
+
+
+class AsksWhileItDraws(Sampler):
+    def __iter__(self):
+        yield from range(current().rank, SAMPLES - current().size, current().size)
+
+
+@situation
+def samplers_whose_division_is_within_them(comm):
+    def make():
+        sampler = DistributedSampler(Numbered(), comm.size, comm.rank)
+        return DataLoader(Numbered(), batch_sampler=BatchSampler(sampler, 3, drop_last=True))
+
+    assert drawn(ht.shard(make())) == drawn(make())
+    if comm.size > 1:
+        loader = ht.shard(DataLoader(Numbered(), batch_size=3, sampler=AsksWhileItDraws()))
+        refused(lambda: next(iter(loader)), "HT-shard-sampler-asks-rank", sampler="AsksWhileItDraws", rank=1)
 
 
 class LongerThanItSays(Endless):

@@ -54,13 +54,16 @@ class OwnRandomNumbers:
         keys: what they depend on.
         held: further generators, which such code holds. Their states when this is made are keys too, so that those that
             a script seeded differently draw differently.
+
+    Attributes:
+        seed: what all random numbers depend on.
     """
 
     def __init__(self, *keys: int, held: Iterable[Generator] = ()) -> None:
         self._held = list(held)
         states = [_state(each) for each in self._held]
         self._states: Any = None
-        self._seed = _hash(repr(keys).encode(), *(_bytes(state) for state in states))
+        self.seed = _hash(repr(keys).encode(), *(_bytes(state) for state in states))
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -79,11 +82,11 @@ class OwnRandomNumbers:
                 self._states = _process_state(), [_state(each) for each in self._held]
 
     def _begin(self) -> None:
-        random.seed(self._seed)
-        np.random.seed(self._seed % 2**32)
-        torch.default_generator.manual_seed(self._seed)
+        random.seed(self.seed)
+        np.random.seed(self.seed % 2**32)
+        torch.default_generator.manual_seed(self.seed)
         for number, each in enumerate(self._held):
-            own = _hash(self._seed.to_bytes(8, "big"), bytes([number % 256]))
+            own = _hash(self.seed.to_bytes(8, "big"), bytes([number % 256]))
             if isinstance(each, np.random.Generator):
                 each.bit_generator.state = type(each.bit_generator)(own).state
             elif isinstance(each, torch.Generator):

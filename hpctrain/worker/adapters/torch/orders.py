@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -71,14 +71,14 @@ def order_of(loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, s
             "ht.shard needs a loader with a batch_size",
             "DataLoader(dataset, batch_size=…)",
         )
-    if divides := divided_by_itself(loader.batch_sampler, loader.sampler):
+    # One of a batch sampler that the script gave is not the loader's.
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    if divides := divided_by_itself(loader.batch_sampler, loader.sampler, inner):
         return _DividedOrder(loader, comm, divides, evaluation=evaluation, seed=seed)
-    sampler = loader.sampler
+    sampler: Any = loader.sampler
     # A sampler's class may be another's child, with an order of its own.
-    once = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    )
-    if once and loader.batch_size is not None:
+    once = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    if loader.batch_size and once and len(sampler) == len(sampler.data_source) == len(loader.dataset):  # type: ignore[arg-type]
         return _OwnOrder(loader, comm, seed=seed)
     return _SamplerOrder(loader, comm, seed=seed)
 
@@ -140,6 +140,7 @@ class _SamplerOrder:
             pass
         self._held = list(generators_in([loader.batch_sampler, loader.sampler], seen))
         self.identity = _identity(loader, seed)
+        self._compared = comm.size == 1
         size = loader.batch_size
         self.totals = {size} if size else set()
         self.uneven = not (size and loader.drop_last and size % data_place(comm).ranks == 0)
@@ -168,22 +169,60 @@ class _SamplerOrder:
             if self._comm.rank == 0:
                 try:
                     with numbers.in_use():
-                        if drawn is None:
-                            set_epoch(epoch, self._batches, getattr(self._batches, "sampler", None))
-                            drawn = iter(self._batches)  # type: ignore[arg-type]
-                        chunk = [list(batch) for batch in itertools.islice(drawn, count)]
+                        drawn = drawn or self._begin(epoch)
+                        chunk = list(itertools.islice(drawn, count))
                 except Exception as error:
                     failure = error
-            chunk, failed = agreement(self._comm).broadcast((chunk, repr(failure) if failure else ""))
+            sent = chunk, repr(failure) if failure else "", numbers.seed
+            chunk, failed, numbers.seed = agreement(self._comm).broadcast(sent)
             if failed:
                 raise HpctrainError(
                     "HT-loader-sampler-failed",
                     "the loader's sampler failed on rank 0, which draws for all ranks: {reason}",
                     reason=failed,
                 ) from failure
+            if not self._compared:
+                self._compared = True
+                self._refuse_parts(chunk, lambda: list(itertools.islice(self._begin(epoch), count)), numbers.seed)
             yield from chunk
             if len(chunk) < count:
                 return
+
+    def _begin(self, epoch: int) -> Iterator[list[Any]]:
+        set_epoch(epoch, self._batches, getattr(self._batches, "sampler", None))
+        return map(list, iter(self._batches))  # type: ignore[arg-type]
+
+    def _refuse_parts(self, chunk: list[list[Any]], draw: Callable[[], list[list[Any]]], seed: int) -> None:
+        """Refuse a sampler that asks for its rank only as it draws, so that rank 0 draws a part. Collective.
+
+        Raises:
+            HpctrainError: with equal random numbers another rank draws other samples than rank 0's, each time.
+        """
+
+        def again() -> list[list[Any]]:
+            numbers = OwnRandomNumbers(held=self._held)
+            numbers.seed = seed
+            with numbers.in_use():
+                return draw()
+
+        other = False
+        if self._comm.rank:
+            with contextlib.suppress(Exception):  # what fails on rank 0 alone counts
+                own = again()
+                other = _samples(own) != _samples(chunk) and _samples(own) == _samples(again())
+        found = agreement(self._comm).rows(np.array([other]))[:, 0]
+        if found.any():
+            raise HpctrainError(
+                "HT-shard-sampler-asks-rank",
+                "the {sampler} draws other samples on rank {rank} than on rank 0, which draws for all ranks",
+                "ht.shard divides each batch: let the sampler draw the samples of all ranks, with one seed",
+                sampler=self.identity.get("sampler", type(self._batches).__name__),
+                rank=int(found.argmax()),
+            )
+
+
+def _samples(batches: list[list[Any]]) -> list[str]:
+    return sorted(map(repr, itertools.chain.from_iterable(batches)))
 
 
 class _DividedOrder:

@@ -10,6 +10,7 @@ a batch.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Iterable, Iterator
@@ -189,7 +190,7 @@ class _Reader(IterableDataset[_Read]):
         assert loader.batch_size is not None
         self._size, self._drop_last, self._collate = loader.batch_size, loader.drop_last, loader.collate_fn
         self._evaluation, self._seed = evaluation, seed
-        # Shared, because persistent workers keep their copy of this object.
+        self._persistent = loader.persistent_workers
         self._place = torch.zeros(4, dtype=torch.int64).share_memory_()
         self._data, self.divided = self._own(loader.dataset)
 
@@ -216,7 +217,11 @@ class _Reader(IterableDataset[_Read]):
 
     def place(self, epoch: int, first: int, rank: int, ranks: int) -> None:
         """Make the next ``iter()``, in any process, begin at that batch of an epoch, as that rank."""
-        self._place[:] = torch.tensor([epoch, first, rank, ranks])
+        place = torch.tensor([epoch, first, rank, ranks])
+        if self._persistent:  # they keep their copy of this object
+            self._place[:] = place
+        else:  # workers of another iterator may not have read theirs yet
+            self._place = place
 
     def __iter__(self) -> Iterator[_Read]:
         # Not a generator: the place is the one at the moment of the call.
@@ -243,13 +248,20 @@ class _Reader(IterableDataset[_Read]):
                 return
             if counts and not turn:
                 axes = axes_of(self._collate, batch[0])
-            part = None
+            look, part = Fingerprint.of(batch), None  # before a collate_fn that changes its samples
             # Workers take turns, and those whose part has ended are left out: this batch is at most that far behind.
             if turn * workers + number >= first:
                 own = batch if self.divided else batch[part_of(len(batch), rank, ranks)]
                 if own or not self._evaluation:
-                    part = self._collate(own or batch[:1] * SPARE_SAMPLES)
-            yield _Read(self._size if self.divided else len(batch), Fingerprint.of(batch), part, axes)
+                    part = self._collate(own or _spare(batch[0]))
+            yield _Read(self._size if self.divided else len(batch), look, part, axes)
+
+
+def _spare(sample: Any) -> list[Any]:
+    """Copies of a sample, where it can be copied: a collate_fn may change its samples."""
+    with contextlib.suppress(Exception):
+        return [copy.deepcopy(sample) for _ in range(SPARE_SAMPLES)]
+    return [sample] * SPARE_SAMPLES
 
 
 def _is_webdataset(data: Any) -> bool:
