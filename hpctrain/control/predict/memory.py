@@ -232,13 +232,10 @@ def _rule_arrays(optimizer: Optimizer) -> int:
         case "rmsprop_to_sgd":
             return 3 if optimizer.weight_decay else 2
         case "sgd":
-            return 1 if optimizer.momentum and optimizer.rate_in_momentum else int(_adds_decay(optimizer))
+            # What Nesterov's momentum adds is not multiplied by the kernels.
+            return int(optimizer.rate_in_momentum and optimizer.nesterov)
         case _:
             return 1
-
-
-def _adds_decay(optimizer: Optimizer) -> bool:
-    return bool(optimizer.weight_decay) and not optimizer.decoupled_decay
 
 
 def _unbucketed_gradients(workload: Workload, settings: MemorySettings) -> list[int]:

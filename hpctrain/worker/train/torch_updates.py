@@ -200,7 +200,7 @@ class _Update:
         """Subtract a direction times the rate and a ratio for each parameter."""
         if ratio is None:
             torch._foreach_sub_(self._w, direction, alpha=self._rate)
-        elif ratio.is_cpu:
+        elif _is_readable(ratio):
             # Numbers that can be read without waiting save a pass.
             for w, each, factor in zip(self._w, direction, (self._rate * ratio).tolist(), strict=True):
                 w.sub_(each, alpha=factor)
@@ -236,7 +236,7 @@ class _Update:
             self._correct(velocity)
         # What the direction and what the change are multiplied by.
         own, rate = (self._rate, 1.0) if m and settings.rate_in_momentum else (1.0, self._rate)
-        factors = [own] if ratio is None else (own * ratio).tolist() if ratio.is_cpu else []
+        factors = [own] if ratio is None else (own * ratio).tolist() if _is_readable(ratio) else []
         if not factors or (settings.nesterov and factors != [1.0]):
             # Kernels neither take a device's numbers nor multiply what Nesterov's momentum adds.
             direction, decay = self._decayed(direction, decay), 0.0
@@ -368,6 +368,11 @@ def _times(tensors: Tensors, factor: float) -> Tensors:
     for each, product in zip(tensors, products, strict=True):
         torch.mul(each, factor, out=product)
     return products
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    """Whether its numbers can be read without waiting; what has none, as where memory is tracked, goes a GPU's way."""
+    return tensor.is_cpu and type(tensor) in _PLAIN
 
 
 def _number(parameter: torch.Tensor, name: str) -> torch.Tensor:
