@@ -61,7 +61,7 @@ def own_recipe(name: str, data: OwnImages | OwnText, path: str, weights: Weights
     else:
         details = f"images, of {data.classes:,} classes; the median of their shorter sides is {data.side} pixels"
         rest = _images(data, path, weights)
-    return f"# {data.train:,} training and {data.val:,} validation {details}.\n{_KEYS}\nname: {name}\n\n{rest}"
+    return f"# {data.train:,} training and {data.val:,} validation {details}.\n{_KEYS}\n{_line('name', name)}\n\n{rest}"
 
 
 def _line(key: str, value: str) -> str:

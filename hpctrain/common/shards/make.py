@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -120,7 +121,7 @@ def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> lis
 
 def validates(key: str, share: float) -> bool:
     """Whether an image is for validation: by a hash of its name alone, so that images that come or go move no other."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") < share * 2**64
+    return int.from_bytes(hashlib.sha256(os.fsencode(key)).digest()[:8], "big") < share * 2**64
 
 
 def divided(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -17,8 +17,10 @@ _NAMED = 8
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, settings: ModelSettings, *, say: bool) -> None:
+def load_weights(model: nn.Module, settings: ModelSettings, *, say: bool) -> Collection[str]:
     """Replace a network's values by those of ``model.init_from``, and print what is new where ``say`` is true.
+
+    Returns the names of the values that are new.
 
     Raises:
         HpctrainError: see :func:`hpctrain.worker.models.pretrained.begin_with`.
@@ -30,19 +32,32 @@ def load_weights(model: nn.Module, settings: ModelSettings, *, say: bool) -> Non
         values[name].copy_(torch.from_numpy(array))
     if say:
         print(f"hpctrain: {settings.name} {words}", file=sys.stderr, flush=True)
+    return values.keys() - arrays.keys()
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+def freeze(model: nn.Module, patterns: Sequence[str], drawn: Collection[str] = ()) -> list[nn.Module]:
     """Let the parameters that a pattern matches keep their values.
 
     Returns the normalisations all of whose parameters do: they are to stay in evaluation mode, in which they use their
     running statistics and leave them as they are.
 
+    Args:
+        drawn: names of values that were drawn although the network begins with given weights.
+
     Raises:
-        HpctrainError: a pattern matches nothing, or nothing is left to train.
+        HpctrainError: a pattern matches nothing, or a parameter that was drawn, or nothing is left to train.
     """
     parameters = dict(model.named_parameters())
     found = matched(parameters, patterns, "model.frozen")
+    for name, pattern in found.items():
+        if name in drawn:
+            raise HpctrainError(
+                "HT-model-frozen-head-is-new",
+                "model.frozen: {pattern!r} matches {name}, which is drawn anew and would stay at random values",
+                "leave the last layer out of model.frozen, or --set model.new_head=false for that of the given weights",
+                pattern=pattern,
+                name=name,
+            )
     for name in found:
         parameters[name].requires_grad_(False)
     if len(found) == len(parameters):

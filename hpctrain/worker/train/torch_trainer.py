@@ -70,9 +70,8 @@ class TorchTrainer:
         model: torch.nn.Module = models.build(
             recipe.model, "torch", comm, at_once=recipe.batch.at_once(data_place(comm).ranks)
         ).to(self._device)
-        if recipe.model.init_from:
-            load_weights(model, recipe.model, say=comm.rank == 0)
-        self._still = freeze(model, recipe.model.frozen)
+        drawn = load_weights(model, recipe.model, say=comm.rank == 0) if recipe.model.init_from else ()
+        self._still = freeze(model, recipe.model.frozen, drawn)
         self._depth = StochasticDepth(model, recipe.stochastic_depth) if recipe.stochastic_depth else None
         self._mean, self._deviation = (
             255 * torch.tensor(each, device=self._device).view(3, 1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -87,6 +88,19 @@ def test_folders_that_are_divided_already(here: Path, capfd: pytest.CaptureFixtu
     assert load_recipe("pets.yaml").images.size == 96
     assert main([*shard, "--validation-share", "0.2"]) == 2
     assert codes(capfd.readouterr().err) == ["HT-source-divided-already"]
+
+
+def test_unusual_names(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("cat", "dog"):
+        images(here / "photos" / name, 20)
+    for name in ("2026", "1e5", "null"):
+        assert main(["recipes", "new", name, "--data", "photos"]) == 0
+        assert load_recipe(f"{name}.yaml").name == name
+    shard, _ = commands(capfd.readouterr().out.rpartition("next:")[2])
+    (here / "photos" / "cat" / "000.jpg").rename(os.fsdecode(os.fsencode(here / "photos" / "cat") + b"/\xff.jpg"))
+    for command in (["recipes", "new", "pets", "--data", "photos"], shard):
+        assert main(command) == 2
+        assert codes(capfd.readouterr().err) == ["HT-image-bad-name"]
 
 
 def test_tokens(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -150,6 +150,16 @@ def test_patterns(tmp_path: Path) -> None:
         freeze(model, ["*"])
 
 
+def test_a_new_last_layer_is_trained(tmp_path: Path) -> None:
+    path = tmp_path / "given.safetensors"
+    save_file(DocumentedResNet((2, 2, 2, 2), bottleneck=False, classes=4).state_dict(), path)
+    frozen = ("layer1", "fc")
+    TorchTrainer(recipe(path, frozen=frozen), SingleCommunicator("test"))
+    for drawn in ({"new_head": True}, {"classes": 5}):
+        with refused("HT-model-frozen-head-is-new", pattern="fc", name="fc.weight"):
+            TorchTrainer(recipe(path, frozen=frozen, **drawn), SingleCommunicator("test"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "code"),
     [
