@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -44,13 +45,23 @@ class Streams:
 
 
 class _MarkedFile(io.FileIO):
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._log = os.fstat(descriptor)
+
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        # In one piece, so that no other thread or process writes between the marks.
-        super().write(b"".join((_BEGIN, data, _END)))
+        # A program may have put a file of its own in the log's place.
+        is_log = os.path.samestat(self._log, os.fstat(self.fileno()))
+        # In one piece, so that no other thread or process writes between the marks. Less is written before a disk is
+        # full, which the next write says.
+        left = memoryview(b"".join((_BEGIN, data, _END)) if is_log else data)
+        while left:
+            left = left[super().write(left) :]
         return len(data)
 
 
 def mark_stderr() -> None:
     """Put marks around what Python writes to stderr from here on, by lines unless it is flushed."""
-    marked = io.BufferedWriter(_MarkedFile(2, "wb", closefd=False))  # type: ignore[type-var]
+    # There is no BufferedWriter, which a signal's handler could not write to while it interrupts a write.
+    marked = _MarkedFile(2)
     sys.stderr = io.TextIOWrapper(marked, "utf-8", "backslashreplace", line_buffering=True)

@@ -277,6 +277,13 @@ def _rank_failure(directory: RunDirectory, record: RankRecord, code: str, what: 
         rank=record.rank,
         host=record.host,
         log=log,
-        lines=tuple(map(without_marks, last_lines(log, LOG_LINES, begin=record.log_begin))),
+        lines=_printed(log, record.log_begin),
         exit_code=exit_code,
     )
+
+
+def _printed(log: Path, begin: int) -> tuple[str, ...]:
+    """The last lines of an attempt."""
+    # One more, because a mark may be all that is in the last one.
+    lines = last_lines(log, LOG_LINES + 1, begin=begin)
+    return tuple(without_marks("\n".join(lines)).splitlines()[-LOG_LINES:])

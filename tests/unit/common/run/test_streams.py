@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,3 +48,40 @@ def test_both_streams_come_out_whole_and_in_order_however_the_log_is_read(sizes:
 
 def test_a_line_without_its_marks() -> None:
     assert without_marks(LOG.decode()) == "".join(TEXTS) + "of a fork\n"
+
+
+HARD = """
+import os, resource, signal, sys
+from hpctrain.common.run.streams import mark_stderr
+mark_stderr()
+
+signal.signal(signal.SIGALRM, lambda *_: print("from a handler", file=sys.stderr))
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+for number in range(3000):
+    print("line", number, file=sys.stderr)
+signal.setitimer(signal.ITIMER_REAL, 0)
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (os.fstat(2).st_size + 20, resource.RLIM_INFINITY))
+try:
+    print("x" * 100, file=sys.stderr)
+except OSError as error:
+    print(type(error).__name__)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+os.dup2(os.open("own", os.O_WRONLY | os.O_CREAT), 2)
+print("into a file of its own", file=sys.stderr)
+"""
+
+
+def test_signals_full_disks_and_files_of_ones_own(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("ab") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", HARD], cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True, check=True
+        )
+    assert done.stdout == "OSError\n"
+    assert (tmp_path / "own").read_text() == "into a file of its own\n"
+    printed = without_marks((tmp_path / "log").read_text())
+    assert "from a handler" in printed
+    # A handler may print in the middle of a line.
+    lines = printed.replace("from a handler", "").replace("\n", "")
+    assert lines.rstrip("x") == "".join(f"line {number}" for number in range(3000))

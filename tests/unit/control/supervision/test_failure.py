@@ -151,6 +151,13 @@ def test_a_log_is_quoted_from_where_the_attempt_began(directory: RunDirectory) -
     assert failure and failure.lines == ("only this",)
 
 
+def test_a_log_is_quoted_without_marks_of_stderr(directory: RunDirectory) -> None:
+    directory.log(0).write_text("".join(f"\x1f\x02line {number}\n\x1f\x03" for number in range(30)))
+    record(directory, 0, "failed", "ValueError")
+    failure = find_failure(directory, 1, output="", exit_status=1)
+    assert failure and failure.lines == tuple(f"line {number}" for number in range(10, 30))
+
+
 def test_a_start_of_open_mpi_that_failed_by_chance_is_told_apart(directory: RunDirectory) -> None:
     output = "----\nThe PMIx server's listener thread failed to start. We cannot\ncontinue.\n----\n"
     failure = find_failure(directory, 2, output=output, exit_status=213)
