@@ -87,7 +87,9 @@ def requested(cluster: Cluster, name: str, asked: Mapping[str, Any]) -> JobReque
         HpctrainError: a value that Slurm would misunderstand, or that is beyond a limit.
     """
     request = job_request(cluster.profile, name, asked)
-    if not cluster.limits:
+    # Where none is named, a plugin of the site may choose another partition than the default one by these.
+    chosen_by_site = not request.partition and (request.qos or request.constraint)
+    if not cluster.limits or chosen_by_site:
         return request
     return request.model_copy(update={"doubts": tuple(check_limits(request, cluster.limits))})
 

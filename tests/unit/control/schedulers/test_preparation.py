@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpctrain.control.schedulers.preparation import host_options
+from hpctrain.control.schedulers.preparation import Cluster, host_options, requested
+from hpctrain.control.schedulers.slurm.limits import Limits
 from support.refusals import refused
 from support.schedulers.job_scripts import PLAIN
 
@@ -15,3 +16,15 @@ def test_a_topologys_name_needs_a_file_before_the_job_waits_in_a_queue(tmp_path:
     assert host_options(PLAIN, tmp_path / "topology.yaml", None, None, "gpu").topology == "gpu"
     profile = PLAIN.model_copy(update={"fabric": "/etc/slurm/topology.yaml"})
     assert host_options(profile, None, None, None, "gpu").fabric == Path("/etc/slurm/topology.yaml")
+
+
+def test_the_default_partition_limits_no_job_whose_partition_the_site_may_choose() -> None:
+    """As Perlmutter's plugin chooses it by the constraint and the QOS."""
+    cluster = Cluster(profile=PLAIN, limits=(Limits(partition="cpu", gpus=0),))
+    asked = {"gpus_per_node": 4, "cpus_per_task": 1}
+    with refused("HT-job-more-gpus-than-nodes", partition="cpu"):
+        requested(cluster, "x", asked)
+    for named in ({"qos": "regular"}, {"constraint": "gpu"}):
+        assert requested(cluster, "x", {**asked, **named}).gpus_per_node == 4
+        with refused("HT-job-more-gpus-than-nodes", partition="cpu"):
+            requested(cluster, "x", {**asked, **named, "partition": "cpu"})

@@ -12,6 +12,7 @@ from hpctrain.control.schedulers.slurm.limits import Limits, check_limits, read_
 from support.refusals import refused
 from support.schedulers.job_scripts import PLAIN
 
+NAMED = PLAIN.model_copy(update={"partition": "batch"})
 HOUR = Limits(partition="batch", total=4, least=2, most=3, time="01:00:00", gpus=4)
 
 
@@ -29,7 +30,7 @@ def install_sacctmgr(folder: Path, text: str) -> None:
 
 
 def ask(*partitions: Limits, **asked: object) -> tuple[str, ...]:
-    return requested(Cluster(profile=PLAIN, limits=partitions or (HOUR,)), "x", {"nodes": 2, **asked}).doubts
+    return requested(Cluster(profile=NAMED, limits=partitions or (HOUR,)), "x", {"nodes": 2, **asked}).doubts
 
 
 @pytest.mark.parametrize("asked", [{}, {"time": "60"}, {"time": "0:59:01"}, {"nodes": 3, "time": "1:00:00"}])
