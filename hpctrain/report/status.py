@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -21,7 +22,7 @@ from hpctrain.common.run.records import read_records
 from hpctrain.common.run.resuming import resume_command
 from hpctrain.control.schedulers.cancel import launcher_process
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
-from hpctrain.control.schedulers.outcome import last_words, summary_status
+from hpctrain.control.schedulers.outcome import LastWords, last_words, summary_status
 from hpctrain.control.schedulers.slurm.energy import consumed_joules
 from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.energy import energy_of, kwh
@@ -206,7 +207,7 @@ class KnownRun:
             task=self.task,
             state=state,
             message=self._message(state),
-            resume=resume_command(self.directory) if state in ("resumable", "stopped") else None,
+            resume=resume_command(self.directory) if self._may_go_on(state) else None,
             attempt=start.attempt if start else None,
             job_ids=self.job_ids,
             jobs=tuple(self.jobs),
@@ -268,8 +269,14 @@ class KnownRun:
     @property
     def _last_words(self) -> str:
         """What the job's log says last, where the run itself recorded nothing."""
-        words = last_words(self.directory, self.job_ids)
-        return f": {words}" if words else ", and none of them said why"
+        return f": {self._words}" if self._words else ", and none of them said why"
+
+    @cached_property
+    def _words(self) -> LastWords | None:
+        return last_words(self.directory, self.job_ids)
+
+    def _may_go_on(self, state: str) -> bool:
+        return state == "resumable" or (state == "stopped" and not (self._words and self._words.failed))
 
     def _times(self, state: str, now: float) -> dict[str, Any]:
         progress, job = self.progress, self._running

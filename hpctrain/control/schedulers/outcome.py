@@ -40,6 +40,11 @@ class LastWords(NamedTuple):
     line: str
     error: str | None
 
+    @property
+    def failed(self) -> bool:
+        """Whether that error is one that resuming does not get past."""
+        return self.error is not None and self.error.removeprefix("hpctrain: ").startswith("error[")
+
     def __str__(self) -> str:
         return f"{self.error or self.line} ({self.log})"
 

@@ -65,7 +65,7 @@ def may_go_on(directory: RunDirectory) -> bool:
     """Whether a run that is not done may get further when it is resumed: no error of its own ended it."""
     status = _status(directory)
     words = last_words(directory) if status is None else None
-    return status == "resumable" or (status is None and not (words and words.error))
+    return status == "resumable" or (status is None and not (words and words.failed))
 
 
 def _status(directory: RunDirectory) -> str | None:

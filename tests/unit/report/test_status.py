@@ -148,11 +148,14 @@ def test_the_reason_in_a_jobs_log(tmp_path: Path) -> None:
         f"error[HT-launcher-none-works]: none works ({logs}/job-13.log)"
         in known(tmp_path, [], jobs=jobs, job_ids=("12", "13")).message
     )
-    assert "HT-launcher-none-works" in known(tmp_path, [], jobs=[], job_ids=("13",)).message
+    status = known(tmp_path, [], jobs=[], job_ids=("13",))
+    assert "HT-launcher-none-works" in status.message and status.resume is None
     assert "HT-launcher-none-works" in render(RunDirectory(tmp_path / "run"))
     assert not may_go_on(RunDirectory(tmp_path / "run"))
-    (logs / "job-13.log").write_text("out of memory\n")
-    assert may_go_on(RunDirectory(tmp_path / "run"))
+    for last in ("stopped[HT-disk-full]: no space", "out of memory"):
+        (logs / "job-13.log").write_text(f"{last}\n")
+        assert may_go_on(RunDirectory(tmp_path / "run"))
+        assert known(tmp_path, [], jobs=[], job_ids=("13",)).resume
     # The page of a run that may still go on does not take any line for an error.
     assert "out of memory" not in render(RunDirectory(tmp_path / "run"))
 
