@@ -117,6 +117,8 @@ def _used(work: BaseModel, section: BaseModel, prefix: str) -> dict[str, Any]:
 def _has_effect(work: Any, path: str) -> bool:
     if path in ("sharding", "pipeline"):
         return not work.mesh.replicates_only if path == "sharding" else work.mesh.sizes["pp"] != 1
+    if path == "model.new_head" and work.model.init_from is None:
+        return False
     section, _, key = path.rpartition(".")
     found = [
         (_at(work, decisive), _owners(key, kinds)) for at, decisive, kinds in (*OWN_KEYS, *IDLE_KEYS) if at == section

@@ -164,3 +164,8 @@ def test_what_a_mesh_makes_of_no_use_is_not_shown():
     shown = used_values(digits("mesh.dp_shard=2"))
     assert shown["sharding"] == {"zero": 3, "recompute": False}
     assert "pipeline" not in shown
+
+
+def test_a_new_head_is_shown_where_the_network_begins_with_weights() -> None:
+    assert "new_head" not in used_values(load_recipe("goyal2017"))["model"]
+    assert used_values(load_recipe("goyal2017", ["model.init_from=w.safetensors"]))["model"]["new_head"] == "auto"
