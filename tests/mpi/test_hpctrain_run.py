@@ -104,6 +104,8 @@ for step in range(1, 31):
     time.sleep(0.05)
 print(file=sys.stderr)
 print("last", end="", flush=True)
+# The log of another rank that failed first would be quoted.
+time.sleep(60 * comm.rank)
 raise ValueError("é")
 """
 
