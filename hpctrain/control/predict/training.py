@@ -98,8 +98,7 @@ class Training:
         The data of published recipes are known.
         """
         recipe = self.recipe
-        frozen = recipe is not None and bool(recipe.model.frozen)
-        found = ["the parameters of model.frozen are predicted as if they were trained"] if frozen else []
+        found = frozen_warnings(recipe)
         if recipe is None or recipe.data.name != "imagenet" or self.shards or (recipe.source and not recipe.data.path):
             return found
         classes = recipe.model.classes or IMAGENET_CLASSES
@@ -274,6 +273,12 @@ def script_training(
         precision=cast(Precision, precision),
         per_rank=per_rank,
     )
+
+
+def frozen_warnings(recipe: Recipe | None) -> list[str]:
+    """What is assumed of parameters that are not trained."""
+    frozen = recipe is not None and bool(recipe.model.frozen)
+    return ["the parameters of model.frozen are predicted as if they were trained"] if frozen else []
 
 
 def images(recipe: Recipe, shards: ShardManifest | None = None) -> tuple[int, int]:

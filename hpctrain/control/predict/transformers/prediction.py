@@ -19,7 +19,7 @@ from hpctrain.control.predict.calibration import Calibration
 from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.prediction import Node, Prediction, idle_warnings, worthwhile
-from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps
+from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps, frozen_warnings
 from hpctrain.control.predict.transformers.host import Hosts
 from hpctrain.control.predict.transformers.layout import Kernels, Layout, LayoutPrecision
 from hpctrain.control.predict.transformers.predictor import HostPredictor, Predictor
@@ -238,6 +238,7 @@ def _reference(first: Predictor, best: Candidate) -> float:
 def _warnings(predictor: Predictor, best: Candidate, calibration: Calibration) -> Iterator[str]:
     training, layout = predictor.training, best.layout
     yield from predictor.network.warnings
+    yield from frozen_warnings(training.recipe)
     if predictor.node.gpu == CPU and not calibration.sweeps:
         yield (
             "the speed of the cores is assumed: hpctrain bench step -np 1 --sweep --model gpt --precision "

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.control.planning.mesh import parameters
+from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.request import PredictionRequest, recipe_request
 from hpctrain.control.predict.training import images, recipe_training
 
 MANIFEST = {
@@ -50,3 +54,13 @@ def test_what_is_assumed_is_said(tmp_path: Path) -> None:
     # A published recipe is of ImageNet; one that names no source is of anything.
     assert recipe_training(recipe()).assumptions == []
     assert len(recipe_training(recipe("source=''")).assumptions) == 1
+
+
+@pytest.mark.parametrize(("name", "frozen"), [("goyal2017", "layer1"), ("gpt2-124m", "transformer.h.0")])
+def test_that_frozen_parameters_are_predicted_as_trained_is_said(name: str, frozen: str) -> None:
+    request = PredictionRequest(hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), nodes=[1])
+    said = [
+        [text for text in recipe_request(load_recipe(name, overrides), request).warnings if "model.frozen" in text]
+        for overrides in ([], [f"model.frozen=[{frozen}]"])
+    ]
+    assert [len(each) for each in said] == [0, 1]
