@@ -511,6 +511,38 @@ def samplers_that_divide_the_samples_themselves(comm):
     refused(lambda: next(iter(ht.shard(uneven))), "HT-shard-uneven-sampler", sampler="Uneven")
 
 
+@situation
+def epochs_that_a_script_tells_its_sampler(comm):
+    def make(sampler):
+        return DataLoader(Numbered(), batch_size=3, sampler=sampler)
+
+    plain, own = (DistributedSampler(Numbered(), comm.size, comm.rank) for _ in range(2))
+    kept, whole = DistributedSampler(Numbered(), comm.size, comm.rank), DistributedSampler(Numbered(), 1, 0)
+    loader, of_all = ht.shard(make(kept)), ht.shard(make(whole))
+    for epoch in (5, 6, 9):
+        for each in (plain, own, kept, whole):
+            each.set_epoch(epoch)
+        expected = drawn(make(plain))
+        assert drawn(ht.shard(make(own))) == drawn(loader) == expected  # made anew for each epoch, and kept
+        alike = DistributedSampler(Numbered(), 1, 0)
+        alike.set_epoch(epoch)
+        assert drawn(of_all) == [own_of(batch) for batch in drawn(make(alike))]
+        assert (loader.state_dict()["epoch"], of_all.state_dict()["epoch"]) == (epoch + 1, epoch + 1)
+    list(itertools.islice(loader, 2))
+    again = ht.shard(make(own))
+    again.load_state_dict(loader.state_dict())
+    plain.set_epoch(10)
+    own.set_epoch(10)
+    assert drawn(again) == drawn(make(plain))[2:]
+    data = HubStream()
+    data.set_epoch(4)
+    streams = ht.shard(DataLoader(data, batch_size=6, collate_fn=lambda s: [each["number"] for each in s]))
+    reference = HubStream()
+    reference.set_epoch(4)
+    numbers = [each["number"] for each in reference]
+    assert drawn(streams) == [own_of(numbers[at : at + 6]) for at in range(0, SAMPLES, 6)]
+
+
 class AsksWhileItDraws(Sampler):
     def __iter__(self):
         yield from range(current().rank, SAMPLES - current().size, current().size)

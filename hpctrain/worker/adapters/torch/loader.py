@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
+from hpctrain.worker.adapters.torch.orders import epoch_said_to, set_epoch
 from hpctrain.worker.adapters.torch.random_streams import ready
 from hpctrain.worker.adapters.torch.sources import Drawn, MapSource, Place, Source
 from hpctrain.worker.adapters.torch.streams import StreamSource
@@ -35,6 +36,7 @@ class ShardedLoader:
         self._loader = self._source.loader
         # Where the next iteration begins, and the place behind the last batch that the script was given.
         self._next = self._handed_out = Place()
+        self._hear_epoch()
         self.dataset = loader.dataset
 
     def __len__(self) -> int:
@@ -43,7 +45,9 @@ class ShardedLoader:
     def __iter__(self) -> Iterator[Any]:
         if not self._evaluation:
             warn_of_data_restart(self._comm)
+        self._hear_epoch()
         place = self._next
+        set_epoch(place.epoch, *self._source.told)
         with self._unchanged_generator() if place.batches else contextlib.nullcontext():
             drawn = self._source.begin(place)  # takes the epoch's order
         self._next = Place(place.epoch + 1)
@@ -55,11 +59,19 @@ class ShardedLoader:
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` that epoch, whose order depends on its number and the seed alone.
 
-        It begins at its first batch; or where :meth:`load_state_dict` has put it, if that was in this epoch.
+        It begins at its first batch; or where :meth:`load_state_dict` has put it, if that was in this epoch. A call of
+        ``set_epoch`` of the script's sampler or stream does the same.
         """
         note_data_position()
         if epoch != self._next.epoch:
             self._next = self._handed_out = Place(epoch)
+
+    def _hear_epoch(self) -> None:
+        """Take the epoch that the script has told its sampler or stream."""
+        if (epoch := epoch_said_to(*self._source.told)) is not None:
+            set_epoch(epoch, *self._source.told)
+            if epoch != self._next.epoch:
+                self.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The place of the batch after the last that the script was given, whatever was read ahead.

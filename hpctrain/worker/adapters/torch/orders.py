@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import xxhash
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place
@@ -21,6 +22,8 @@ from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batch
 
 # How many batches of a sampler are drawn at once: without a length, and at most.
 _AHEAD, _MOST = 64, 4096
+# The epoch that an object then had.
+_told = WeakIdKeyDictionary()
 
 
 class Part(NamedTuple):
@@ -46,12 +49,14 @@ class Order(Protocol):
         totals: the numbers of samples of the global batches, as far as they are known.
         uneven: whether there may be others, or some that ranks cannot divide evenly.
         traced: whether the order of an epoch that is continued has to be compared with what was drawn of it before.
+        told: the script's objects whose order depends on the epoch that they are told.
     """
 
     identity: dict[str, Any]
     totals: set[int]
     uneven: bool
     traced: bool
+    told: tuple[Any, ...]
 
     def __len__(self) -> int: ...
 
@@ -98,6 +103,7 @@ class _OwnOrder:
     """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone."""
 
     traced = uneven = False
+    told = ()
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int) -> None:
         assert loader.batch_size is not None
@@ -134,6 +140,7 @@ class _SamplerOrder:
         self._comm, self._seed = comm, seed
         agreement(comm)  # formed here, where all ranks are
         self._batches = loader.batch_sampler
+        self.told = (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
         # A generator that is part of the data set belongs to its samples, not to their order.
         seen: dict[int, Any] = {}
         for _ in generators_in(loader.dataset, seen):
@@ -189,7 +196,7 @@ class _SamplerOrder:
                 return
 
     def _begin(self, epoch: int) -> Iterator[list[Any]]:
-        set_epoch(epoch, self._batches, getattr(self._batches, "sampler", None))
+        set_epoch(epoch, *self.told)
         return map(list, iter(self._batches))  # type: ignore[arg-type]
 
     def _refuse_parts(self, chunk: list[list[Any]], draw: Callable[[], list[list[Any]]], seed: int) -> None:
@@ -240,6 +247,7 @@ class _DividedOrder:
         self._comm = comm
         agreement(comm)
         self._batches, self._sampler = loader.batch_sampler, sampler
+        self.told = (loader.batch_sampler, sampler)
         require_place(comm, sampler)
         if evaluation:
             raise HpctrainError(
@@ -264,7 +272,7 @@ class _DividedOrder:
         return len(self._batches)  # type: ignore[arg-type]
 
     def parts(self, epoch: int) -> Iterator[Part]:
-        set_epoch(epoch, self._batches, self._sampler)
+        set_epoch(epoch, *self.told)
         batches = [list(batch) for batch in itertools.islice(self._batches, self._length + 1)]  # type: ignore[arg-type]
         if len(batches) > self._length:
             raise _endless(self._sampler)
@@ -319,6 +327,16 @@ def set_epoch(epoch: int, *objects: Any) -> None:
     for each in objects:
         if callable(method := getattr(each, "set_epoch", None)):
             method(epoch)
+            _told[each] = getattr(each, "epoch", None)
+
+
+def epoch_said_to(*objects: Any) -> int | None:
+    """The epoch that the script has told one of these since :func:`set_epoch`; None if it has not."""
+    for each in objects:
+        epoch = getattr(each, "epoch", None) if callable(getattr(each, "set_epoch", None)) else None
+        if isinstance(epoch, int) and epoch != _told.get(each):
+            return epoch
+    return None
 
 
 def _identity(loader: DataLoader[Any], seed: int) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class Source(Protocol):
         traced: whether a :class:`Place` has a trace.
         totals: the numbers of samples of the global batches, as far as they are known.
         uneven: whether there may be others, or some that ranks cannot divide evenly.
+        told: the script's objects whose order depends on the epoch that they are told.
     """
 
     loader: DataLoader[Any]
@@ -64,6 +65,7 @@ class Source(Protocol):
     traced: bool
     totals: set[int]
     uneven: bool
+    told: tuple[Any, ...]
 
     def __len__(self) -> int: ...
 
@@ -79,7 +81,7 @@ class MapSource:
         self._evaluation = evaluation
         self._order: Order = order_of(loader, comm, evaluation=evaluation, seed=seed)
         self.identity, self.traced = self._order.identity, self._order.traced
-        self.totals, self.uneven = self._order.totals, self._order.uneven
+        self.totals, self.uneven, self.told = self._order.totals, self._order.uneven, self._order.told
         self._axes = compare_loaders(comm, loader, evaluation=evaluation, seed=seed, agreed=self.traced)
         self._indices = _Indices()
         self.loader: DataLoader[Any] = DataLoader(

@@ -66,6 +66,7 @@ class StreamSource:
         self._size, self._drop_last = size, loader.drop_last
         agreement(comm)  # formed here, where all ranks are
         self._data: Any = loader.dataset
+        self.told = (loader.dataset,)
         self._reader = _Reader(loader, evaluation=evaluation, seed=seed)
         self._divided = self._reader.divided
         if isinstance(loader.dataset, IterDataPipe):
