@@ -37,7 +37,12 @@ _FUSED = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, torch.f
 
 def takes_fused(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether PyTorch's optimizers have fused kernels for the parameters, with right numbers."""
-    return all(each.dtype in _FUSED.get(each.device.type, ()) for each in parameters)
+    return all(each.dtype in _FUSED.get(each.device.type, ()) and _without_gaps(each) for each in parameters)
+
+
+def _without_gaps(tensor: torch.Tensor) -> bool:
+    """Whether memory has a tensor's numbers next to each other: the kernels would write what lies between them."""
+    return tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 # Tensors that no mode of PyTorch's has made, such as one without memory.

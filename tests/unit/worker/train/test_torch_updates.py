@@ -134,6 +134,21 @@ def test_updates_few_enough_numbers_at_once(monkeypatch: pytest.MonkeyPatch):
     )
 
 
+@pytest.mark.parametrize("chosen", [*CHOSEN, "adam"])
+def test_leaves_what_lies_between_the_numbers_of_a_parameter(chosen: str):
+    rule = Optimizer(name="adam", learning_rate=0.1) if chosen == "adam" else settings(chosen)
+    whole = torch.randn(6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    kept, models = whole[:, 1::2].clone(), [torch.nn.Linear(4, 6, bias=False) for _ in range(2)]
+    for model, own in zip(models, (whole[:, ::2], whole[:, ::2].clone()), strict=True):
+        model.weight = torch.nn.Parameter(own)
+        optimizer = torch_rules.make_optimizer(rule, model)
+        for step in range(3):
+            give_gradients(model, step)
+            optimizer.step()
+    assert torch.equal(whole[:, 1::2], kept)
+    assert torch.allclose(models[0].weight, models[1].weight, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("chosen", CHOSEN)
 def test_threads_give_the_same_numbers_and_leave_pytorchs_alone(monkeypatch: pytest.MonkeyPatch, chosen: str):
     """Also in a forked process, which has no threads of its parent's."""
