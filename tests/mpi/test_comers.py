@@ -56,7 +56,8 @@ def test_horovods_functions_for_keras_reduce_on_keras_3(hpctrain: Launch, tmp_pa
         # Both ranks are told the mean, and the warm-up of two epochs is over.
         assert said.pop("rate") == pytest.approx(0.2)
         assert said.pop("loss") > 0
-        assert said.keys() == {"fit", "sum", "predivided", "broadcast", "tape", "skipped"}
+        assert said.pop("saved")
+        assert said.keys() == {"fit", "sum", "predivided", "broadcast", "tape", "loaded", "skipped"}
         assert max(said.values()) < 1e-12, said
 
 

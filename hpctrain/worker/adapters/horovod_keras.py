@@ -6,7 +6,7 @@ Sources: horovod 0.28.1, horovod/_keras/__init__.py and horovod/_keras/callbacks
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -60,11 +60,35 @@ def create_distributed_optimizer(
         variables = trainable_variables or self._trainable_variables
         kind.apply(self, reduced(list(grads), [each.value for each in variables]), trainable_variables)
 
-    # Named as the optimizer, so that a saved model can be loaded without Horovod.
     own = {"apply": apply, "lr": kind.learning_rate, "register_local_var": _refuse_local_variables}
+    # Named as the optimizer, with its module, so that a saved model can be loaded without Horovod.
+    own["__module__"] = kind.__module__
     copied: Any = type(kind.__name__, (kind,), own)
     made: keras.optimizers.Optimizer = copied.from_config(optimizer.get_config())
     return made
+
+
+def load_model(
+    _: ModuleType,
+    wrap_optimizer: Callable[[Callable[..., keras.optimizers.Optimizer]], Callable[[], keras.optimizers.Optimizer]],
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None,
+    custom_objects: Mapping[str, Any] | None,
+    *__: object,
+) -> keras.Model:
+    """A saved model with an optimizer that reduces, in the state in which it was saved.
+
+    Keras 3 finds its own optimizers before those that Horovod would give it in their place, which reduce nothing.
+    """
+    own = {each.__name__: each for each in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**own, **(custom_objects or {})})
+    if (saved := model.optimizer) is not None:
+        model.optimizer = wrap_optimizer(lambda: saved)()
+        if saved.built:
+            model.optimizer.build(model.trainable_variables)
+        for variable, value in zip(model.optimizer.variables, saved.variables, strict=True):
+            variable.assign(value)
+    return model
 
 
 def _refuse_local_variables(*_: object) -> None:

@@ -34,5 +34,6 @@ def _serve_horovod(module: ModuleType) -> None:
         horovod_keras.serve_variables(module)
     elif module.__name__ == "horovod._keras":
         module.create_distributed_optimizer = horovod_keras.create_distributed_optimizer  # type: ignore[attr-defined]
+        module.load_model = horovod_keras.load_model  # type: ignore[attr-defined]
     else:
         horovod_keras.serve_callbacks(module)

@@ -37,10 +37,10 @@ def one_process(rate, steps, start=START):
     return weights
 
 
-def fit(optimizer, *, model=None, epochs=3, callbacks=()):
+def fit(optimizer, *, model=None, epochs=3, callbacks=(), own=OWN):
     model = model or model_of()
     model.compile(optimizer, "mse")
-    model.fit(X[OWN], Y[OWN], batch_size=16, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
+    model.fit(X[own], Y[own], batch_size=16, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
     return model
 
 
@@ -90,6 +90,15 @@ metrics = hvd.callbacks.MetricAverageCallback()
 warmed = fit(hvd.DistributedOptimizer(SGD(0.2)), callbacks=[warmup, metrics, last])
 said["rate"] = float(warmed.optimizer.learning_rate.numpy())
 said["loss"] = float(logs["loss"])
+
+# A model that was saved goes on, also where Horovod is not asked for.
+saved = Path(sys.argv[1], f"model-{hvd.rank()}.keras")
+fit(hvd.DistributedOptimizer(SGD(0.1, momentum=0.5)), epochs=2).save(saved)
+loaded = hvd_keras.load_model(saved)
+loaded.fit(X[OWN], Y[OWN], batch_size=16, shuffle=False, verbose=0)
+alone = fit(SGD(0.1, momentum=0.5), own=slice(None))
+said["loaded"] = away(loaded, alone.get_weights()[0])
+said["saved"] = type(keras.models.load_model(saved).optimizer) is SGD
 
 partial = hvd_keras.PartialDistributedOptimizer
 said["refused"] = [
