@@ -133,9 +133,8 @@ def _median(folder: Path, sides: Sequence[int]) -> int:
     if not sides:
         raise HpctrainError(
             "HT-recipe-data-all-broken",
-            "none of {count} images of {folder} can be decoded",
+            "none of the images of {folder} that were tried can be decoded",
             "hpctrain data verify, or a viewer of images, says more about them",
             folder=folder,
-            count=_MOST_LOOKED_AT,
         )
     return int(statistics.median(sides))
