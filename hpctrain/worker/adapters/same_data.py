@@ -31,6 +31,7 @@ _SMALL_TOLERANCE, _MEAN_TOLERANCE = 1e-5, 1e-3
 _LARGE_TOLERANCE = 2e-2
 # How many samples of a batch have sums of their own in a fingerprint.
 _FEW = 8
+_SUMS = _FEW + 1
 _BY_MEANS = " by means"
 _DEPTH = 6
 
@@ -79,6 +80,10 @@ def leaves(value: Any, name: str = "", depth: int = _DEPTH) -> Iterator[tuple[st
         members: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
         members = enumerate(value)
+    elif isinstance(value, set | frozenset):
+        members = enumerate(sorted(value, key=repr))
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        members = enumerate(value.ravel().tolist())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         members = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
     else:
@@ -150,14 +155,14 @@ class Fingerprint(NamedTuple):
 
     Attributes:
         exact: a hash of texts, whole numbers, types and shapes; of 52 bits, which a float holds.
-        sums: over the numbers of some samples, a sum for each: first over their small arrays, then over their images
-            and larger arrays.
+        sums: over the numbers of some samples, a sum for each, and the mean of all: first over their small arrays, then
+            over their images and larger arrays.
         sizes: how large such sums are.
     """
 
     exact: float = 0.0
-    sums: tuple[float, ...] = (0.0,) * 2 * _FEW
-    sizes: tuple[float, ...] = (0.0,) * 2 * _FEW
+    sums: tuple[float, ...] = (0.0,) * 2 * _SUMS
+    sizes: tuple[float, ...] = (0.0,) * 2 * _SUMS
 
     @classmethod
     def of(cls, samples: Sequence[Any]) -> Fingerprint:
@@ -188,7 +193,7 @@ class Fingerprint(NamedTuple):
     def from_numbers(cls, numbers: Sequence[float]) -> Fingerprint:
         """That of :meth:`numbers`."""
         exact, *rest = map(float, numbers)
-        return cls(exact, tuple(rest[: 2 * _FEW]), tuple(rest[2 * _FEW :]))
+        return cls(exact, tuple(rest[: 2 * _SUMS]), tuple(rest[2 * _SUMS :]))
 
     def numbers(self) -> tuple[float, ...]:
         """All of it."""
@@ -201,20 +206,20 @@ class Fingerprint(NamedTuple):
 
     def differs(self, other: Fingerprint) -> bool:
         """Whether these are of different samples."""
-        tolerances = np.repeat([_SMALL_TOLERANCE, _LARGE_TOLERANCE], _FEW)
+        tolerances = np.repeat([_SMALL_TOLERANCE, _LARGE_TOLERANCE], _SUMS)
         far = np.abs(np.subtract(self.sums, other.sums)) > tolerances * np.maximum(self.sizes, other.sizes)
         return self.exact != other.exact or bool(far.any())
 
 
 def _sums(samples: list[list[float]]) -> list[tuple[float, float]]:
-    """For each sample a sum that depends on the order of its numbers, and how large such sums are."""
+    """For each sample a sum that depends on the order of its numbers, then the mean; and how large these are."""
     everything = [number for sample in samples for number in sample]
     mean = float(np.mean(everything)) if everything else 0.0  # subtracted so that a small part of large numbers counts
     found = []
     for sample in map(np.array, samples):
         apart = np.abs(sample - mean).sum() + 1e-4 * np.abs(sample).sum()
         found.append((float(((sample - mean) * (1 + np.cos(np.arange(sample.size)))).sum()), float(apart)))
-    return found
+    return [*found, (mean, float(np.abs(everything).mean()) if everything else 0.0)]
 
 
 def sample_indices(samples: int) -> list[int]:

@@ -52,6 +52,23 @@ def test_a_fingerprint_is_that_of_samples_in_one_order(samples):
     assert Fingerprint.of(samples[:63]).differs(Fingerprint.of(samples))
 
 
+@pytest.mark.parametrize(
+    "sample",
+    [
+        float,
+        lambda number: torch.full((3,), number, dtype=torch.bfloat16),
+        lambda number: np.full(300, number, np.float32),
+        lambda number: {f"{number}", "all"},
+        lambda number: np.array([number, "text"], dtype=object),
+    ],
+)
+def test_parts_of_a_stream_that_is_divided_by_hand_differ(sample):
+    parts = [[sample(number) for number in range(rank, 24, 3)] for rank in range(3)]
+    looks = [Fingerprint.of(part) for part in parts]
+    assert looks[0].differs(looks[1]) and looks[1].differs(looks[2])
+    assert not any(Fingerprint.from_numbers(each.numbers()).differs(each) for each in looks)
+
+
 def test_a_fingerprint_allows_for_two_decoders():
     noise = np.random.default_rng(6)
     for number in range(20):
