@@ -81,7 +81,7 @@ def load_model(
     Keras 3 finds its own optimizers before those that Horovod would give it in their place, which reduce nothing.
     """
     own = {each.__name__: each for each in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**own, **(custom_objects or {})})
+    model = keras.models.load_model(filepath, custom_objects={**own, **(custom_objects or {})}, safe_mode=True)
     if (saved := model.optimizer) is not None:
         model.optimizer = wrap_optimizer(lambda: saved)()
         if saved.built:

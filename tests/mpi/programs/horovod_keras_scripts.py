@@ -98,7 +98,7 @@ loaded = hvd_keras.load_model(saved)
 loaded.fit(X[OWN], Y[OWN], batch_size=16, shuffle=False, verbose=0)
 alone = fit(SGD(0.1, momentum=0.5), own=slice(None))
 said["loaded"] = away(loaded, alone.get_weights()[0])
-said["saved"] = type(keras.models.load_model(saved).optimizer) is SGD
+said["saved"] = type(keras.models.load_model(saved, safe_mode=True).optimizer) is SGD
 
 partial = hvd_keras.PartialDistributedOptimizer
 said["refused"] = [
