@@ -192,7 +192,7 @@ class _Reader(IterableDataset[_Read]):
         self._size, self._drop_last, self._collate = loader.batch_size, loader.drop_last, loader.collate_fn
         self._evaluation, self._seed = evaluation, seed
         self._persistent = loader.persistent_workers
-        self._place = torch.zeros(4, dtype=torch.int64).share_memory_()
+        self._place = torch.zeros(4, dtype=torch.int64, device="cpu").share_memory_()
         self._data, self.divided = self._own(loader.dataset)
 
     def _own(self, data: Any) -> tuple[Any, bool]:
@@ -218,7 +218,7 @@ class _Reader(IterableDataset[_Read]):
 
     def place(self, epoch: int, first: int, rank: int, ranks: int) -> None:
         """Make the next ``iter()``, in any process, begin at that batch of an epoch, as that rank."""
-        place = torch.tensor([epoch, first, rank, ranks])
+        place = torch.tensor([epoch, first, rank, ranks], device="cpu")
         if self._persistent:  # they keep their copy of this object
             self._place[:] = place
         else:  # workers of another iterator may not have read theirs yet
