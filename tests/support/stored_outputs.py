@@ -35,11 +35,14 @@ _DECIMAL = re.compile(r"\d+\.\d+(e-?\d+)?")
 def tidied(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
     """The outputs of a cell as they are stored: whole lines, those of one stream together, pictures in 256 colours."""
     tidy: list[NotebookNode] = []
-    for name, group in itertools.groupby(_whole_lines(outputs), key=lambda each: each[0]):
-        if name is None:
+    for is_stream, group in itertools.groupby(_whole_lines(outputs), key=lambda each: each[0] is not None):
+        if not is_stream:
             tidy += [_small(output) for _, output in group]
-        elif text := "".join(line for _, line in group):
-            tidy.append(new_output("stream", name=name, text=text))
+            continue
+        texts: dict[str | None, str] = {}
+        for name, line in group:
+            texts[name] = texts.get(name, "") + line
+        tidy += [new_output("stream", name=name, text=text) for name, text in texts.items() if text]
     return tidy
 
 
