@@ -194,4 +194,4 @@ def test_what_is_out_of_date_is_found(one: str, other: str) -> None:
 def test_lines_are_whole_and_streams_together() -> None:
     pieces = [("stdout", "lo"), ("stderr", "epoch"), ("stdout", "ss\n"), ("stdout", "1\n2"), ("stderr", " 1\n")]
     tidy = tidied([_stream(text, name) for name, text in pieces])
-    assert tidy == [_stream("loss\n1\n"), _stream("epoch 1\n", "stderr"), _stream("2")]
+    assert tidy == [_stream("loss\n1\n2"), _stream("epoch 1\n", "stderr")]
