@@ -84,10 +84,13 @@ class _Commands(TyperGroup):
         except EOFError as error:
             # Click would only print "Aborted!". Python writes its .pyc files without looking whether all of it fitted:
             # one that a full disk or a limit on file sizes cut is an EOFError at each later import.
+            from hpctrain.common.files.printable import shell_word
+
+            places = f"{shell_word(sys.prefix)} {shell_word(_PACKAGE)}"
             raise HpctrainError(
                 "HT-file-cut-short",
                 "something that was read ended early: {reason}",
-                f"a full disk cuts Python's compiled files; then: find {sys.prefix} {_PACKAGE} -name '*.pyc' -delete",
+                f"a full disk cuts Python's compiled files; then: find {places} -name '*.pyc' -delete",
                 reason=error,
             ) from error
 

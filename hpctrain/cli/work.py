@@ -139,7 +139,7 @@ def read_tasks(
     """The work of each task of an array, with ``%a`` replaced by its number; the work of any other run under None.
 
     Args:
-        repeat: whether the tasks are the recipe with a seed each, as of ``--repeat``.
+        repeat: whether each task is the recipe with a seed of its own, for ``--repeat``.
 
     Raises:
         HpctrainError: the work cannot be read, ``%a`` stands where there are no tasks, or every task would do

@@ -269,7 +269,7 @@ class KnownRun:
     @property
     def _last_words(self) -> str:
         """What the job's log says last, where the run itself recorded nothing."""
-        return f": {self._words}" if self._words else ", and none of them said why"
+        return f": {self._words}" if self._words else ", and nothing that they wrote says why"
 
     @cached_property
     def _words(self) -> LastWords | None:

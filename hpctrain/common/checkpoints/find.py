@@ -87,6 +87,22 @@ def verify(path: Path, *, hashes: bool = True) -> list[str]:
     return []
 
 
+def require_whole(path: Path) -> None:
+    """Refuse a checkpoint that is damaged.
+
+    Raises:
+        HpctrainError: it is, or see :func:`verify`.
+    """
+    if faults := verify(path):
+        raise HpctrainError(
+            "HT-checkpoint-damaged",
+            "{lines}",
+            "hpctrain checkpoint list RUN_DIR shows those that are whole",
+            exit_code=3,
+            lines="\n".join(faults),
+        )
+
+
 def set_aside(path: Path) -> Path:
     """Rename a damaged checkpoint so that nothing looks for it; returns the new path.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.common.checkpoints.find import newest_whole, verify
+from hpctrain.common.checkpoints.find import newest_whole, require_whole
 from hpctrain.common.checkpoints.layout import MANIFEST, STATISTICS, checkpoint_path
 from hpctrain.common.checkpoints.read import read_state, shape_of
 from hpctrain.common.errors import HpctrainError
@@ -127,14 +127,8 @@ def _checkpoint(path: Path) -> Weights:
                 path=path,
             )
         path = checkpoint_path(folder, newest)
-    elif faults := verify(path):
-        raise HpctrainError(
-            "HT-checkpoint-damaged",
-            "{lines}",
-            "hpctrain checkpoint list RUN_DIR shows those that are whole",
-            exit_code=3,
-            lines="\n".join(faults),
-        )
+    else:
+        require_whole(path)
     manifest, state = read_state(path, 0, 1)
     framework = manifest.plan.get("framework")
     if framework != "torch":

@@ -37,6 +37,9 @@ CHECKSUMS = {
 }
 SPLITS: tuple[SplitName, ...] = ("train", "val")
 
+# Of data of one's own, whose images ``hpctrain data shard --validation-share`` divides.
+_WANTED_WHOLE = "name a folder with a folder of images for each class, or with train/CLASS/ and val/CLASS/"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
@@ -64,7 +67,12 @@ def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = T
             its parts.
     """
     if not folder.is_dir():
-        raise HpctrainError("HT-source-not-a-folder", "{folder} is not a folder", _wanted(), folder=folder)
+        raise HpctrainError(
+            "HT-source-not-a-folder",
+            "{folder} is not a folder",
+            _wanted() if divided else _WANTED_WHOLE,
+            folder=folder,
+        )
     if not divided:
         return _one_tree(folder)
     archives = [name for name in CHECKSUMS if (folder / name).exists()]
@@ -156,7 +164,7 @@ def _class_tars(archive: Path, devkit: Devkit) -> tuple[ClassTar, ...]:
 
 def _one_tree(folder: Path) -> ImageSource:
     try:
-        names = _class_names(folder)
+        names = _class_names(folder, _WANTED_WHOLE)
     except OSError as error:
         raise read_error(error, error.filename, "make it readable") from error
     if set(names) <= set(SPLITS):
@@ -206,7 +214,7 @@ def _parquet(folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: C
     return ImageSource(classes=classes, parts=groups, columns=columns)
 
 
-def _class_names(folder: Path) -> list[str]:
+def _class_names(folder: Path, wanted: str = "") -> list[str]:
     if not folder.is_dir():
         raise HpctrainError("HT-source-lacks-folder", "there is no folder {folder}", _wanted(), folder=folder)
     entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
@@ -219,7 +227,8 @@ def _class_names(folder: Path) -> list[str]:
                 path=path,
             )
     if not entries:
-        raise HpctrainError("HT-source-no-class", "{folder} has no folder of a class", _wanted(), folder=folder)
+        hint = wanted or _wanted()
+        raise HpctrainError("HT-source-no-class", "{folder} has no folder of a class", hint, folder=folder)
     return sorted(path.name for path in entries)
 
 

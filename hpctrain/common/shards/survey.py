@@ -65,7 +65,6 @@ def survey(folder: Path, share: float) -> Survey:
     require("train", "imagenet")
     whole = not any((folder / split).is_dir() for split in SPLITS)
     source = call_confined(partial(find_source, divided=not whole), folder)
-    listed = {split: [call_confined(list_part, part) for part in parts] for split, parts in source.parts.items()}
     if not all(isinstance(part, ClassFolder) for parts in source.parts.values() for part in parts):
         raise HpctrainError(
             "HT-recipe-data-not-shards",
@@ -74,6 +73,7 @@ def survey(folder: Path, share: float) -> Survey:
             folder=folder,
         )
     _require_classes(folder, source.classes)
+    listed = {split: [call_confined(list_part, part) for part in parts] for split, parts in source.parts.items()}
     if whole:
         listed = dict(divided(folder, source.classes, listed["train"], share))
     images = {split: [image for part in parts for image in part] for split, parts in listed.items()}

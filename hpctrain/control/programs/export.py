@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hpctrain.common.checkpoints.find import verify
+from hpctrain.common.checkpoints.find import require_whole
 from hpctrain.common.checkpoints.manifest import read_manifest
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
@@ -30,14 +30,7 @@ def export(checkpoint: Path, out: Path) -> int:
         HpctrainError: the checkpoint is damaged (exit code 3), of a script, or of another framework than ``out`` is
             for; ``out`` is there, or cannot be written; the framework is not installed.
     """
-    if faults := verify(checkpoint):
-        raise HpctrainError(
-            "HT-checkpoint-damaged",
-            "{lines}",
-            "hpctrain checkpoint list RUN_DIR shows those that are whole",
-            exit_code=3,
-            lines="\n".join(faults),
-        )
+    require_whole(checkpoint)
     _require_fit(checkpoint, out)
     paths = [str(checkpoint.absolute()), str(out.absolute())]
     command = [sys.executable, "-P", "-m", "hpctrain.worker.train.export", *paths]

@@ -1,8 +1,7 @@
 """``python -m hpctrain.worker.train.export CHECKPOINT OUT``: writes a checkpoint's model in its framework's own format.
 
 OUT ends with ``.pt`` for a ``state_dict`` of PyTorch, with ``.safetensors`` for its tensors alone, and with ``.keras``
-for a model of Keras. One line of JSON on
-stdout says how many parameters the model has, or what went wrong.
+for a model of Keras. One line of JSON on stdout says how many parameters the model has, or what went wrong.
 """
 
 from __future__ import annotations

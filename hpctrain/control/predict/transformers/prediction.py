@@ -245,7 +245,7 @@ def _warnings(predictor: Predictor, best: Candidate, calibration: Calibration) -
             f"{training.precision} --json measures it"
         )
     if predictor.node.gpu == CPU and training.recipe is not None and training.recipe.compile == "on":
-        yield "compile: on is predicted as it would be without: compiled steps of cores are not known"
+        yield "compile: on is predicted like compile: off, since compiled steps on cores are not known"
     if training.recipe is None and training.settings.batch is None:
         tokens = layout.global_batch * training.sequence / 1e6
         yield f"assumed about the batch: {layout.global_batch} samples, {tokens:.3g} million tokens (--set batch=N)"

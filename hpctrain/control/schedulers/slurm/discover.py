@@ -156,11 +156,13 @@ def known_limits(partition: str | None) -> tuple[Limits, ...]:
     Args:
         partition: as in :func:`discover`; the default one if None.
     """
+    # A list that this Slurm does not have may be another cluster's.
+    if "SLURM_CLUSTERS" in os.environ:
+        return ()
     partitions = {keys["PartitionName"]: keys for keys in read_partitions(program_output(*_PARTITIONS))}
     default = next((name for name, keys in partitions.items() if keys.get("Default") == "YES"), "")
     names = (partition or default).split(",")
-    # A list that this Slurm does not have may be another cluster's.
-    if "SLURM_CLUSTERS" in os.environ or not partitions.keys() >= set(names):
+    if not partitions.keys() >= set(names):
         return ()
     return _limits([partitions[name] for name in names], program_output(*_NODES))
 
