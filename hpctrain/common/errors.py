@@ -146,10 +146,10 @@ def counted(what: str, names: Sequence[str]) -> str:
     return f"{what} ({len(names)}): {abbreviated(names)}"
 
 
-def abbreviated(names: Sequence[str]) -> str:
+def abbreviated(names: Sequence[str], most: int = _NAMED) -> str:
     """The first of many names, and the number of the others."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _plain(value: Any) -> Any:

@@ -94,8 +94,9 @@ def webdataset(shards: Sequence[Path], size: int, workers: int, batch: int) -> E
 
 
 def raw_decode(files: Files, workers: int, stack: ExitStack) -> tuple[Counter[str], Epoch]:
-    """Only simplejpeg, decoding whole photographs from memory in as many processes, which keep freed memory as
-    hpctrain's do.
+    """Only simplejpeg, decoding whole photographs from memory in as many processes.
+
+    They keep freed memory, as hpctrain's workers do.
 
     Returns:
         A counter of the processor's time that all of them took so far, in nanoseconds, and what runs an epoch.

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.worker.comm.places import left_at, script_line
 from hpctrain.worker.comm.stacks import Threads, held_up, own_threads
 from hpctrain.worker.comm.timeout import END, REDUCTION, Wait
@@ -116,12 +116,7 @@ def _by_place(places: Mapping[str, str]) -> str:
     ranks_at: dict[str, list[str]] = {}
     for name, place in places.items():
         ranks_at.setdefault(place, []).append(name)
-    return "; ".join(f"{_abridged(ranks)} {where}" for where, ranks in ranks_at.items())
-
-
-def _abridged(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
+    return "; ".join(f"{abbreviated(ranks, _NAMED)} {where}" for where, ranks in ranks_at.items())
 
 
 class DeadlockDetector:

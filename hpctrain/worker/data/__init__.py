@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -183,10 +182,10 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source
     return train, val
 
 
-def with_head(recipe: Recipe, train: Source, *, say: bool) -> Recipe:
+def with_head(recipe: Recipe, train: Source, comm: Communicator) -> Recipe:
     """The recipe with as many classes as its training samples have, where they are photographs and it gives no number.
 
-    A larger number that it gives stays, which is printed on the rank that is to ``say`` so.
+    A larger number that it gives stays, which is said.
     """
     if recipe.data.name != "imagenet":
         return recipe
@@ -195,7 +194,7 @@ def with_head(recipe: Recipe, train: Source, *, say: bool) -> Recipe:
     assert isinstance(train, ImageNet)
     found, asked = len(train.classes), recipe.model.classes
     if asked is not None:
-        if asked > found and say:
-            print(f"hpctrain: model.classes: {asked}, of which the data have {found}", file=sys.stderr, flush=True)
+        if asked > found:
+            comm.say(f"model.classes: {asked}, of which the data have {found}")
         return recipe
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"classes": found})})

@@ -127,7 +127,7 @@ class _Worker:
         for decoder in self._decoders.values():
             nanoseconds |= decoder.nanoseconds
             decoder.nanoseconds.clear()
-        # Asked for once a task: it is a call of the system, after which caches are cold, where other clocks are none.
+        # Read once a task: unlike the other clocks it is a system call, after which caches are cold.
         spent = time.process_time_ns()
         nanoseconds["processor"] = spent - self._spent
         self._spent = spent

@@ -8,13 +8,12 @@ from typing import Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.sections import Framework, ModelSettings
+from hpctrain.common.shards.at_hand import IMAGENET_CLASSES
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.models.batch_norm import extent
 
 # How many blocks each residual network has.
 BLOCKS = {"resnet18": 8, "resnet50": 16, "resnet101": 33}
-# Of ImageNet, which a network has where neither its recipe nor its data say otherwise.
-CLASSES = 1000
 _FAMILY = {"digits_cnn": "digits", "resnet18": "resnet", "resnet50": "resnet", "resnet101": "resnet"}
 
 
@@ -46,7 +45,7 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
         momentum=0.0 if settings.statistics == "last_batch" else settings.momentum,
         epsilon=settings.epsilon,
     )
-    return make(model.classes or CLASSES, zero_gamma=model.zero_gamma, weights=model.weights, norm=norm)
+    return make(model.classes or IMAGENET_CLASSES, zero_gamma=model.zero_gamma, weights=model.weights, norm=norm)
 
 
 def _gpt(model: ModelSettings, framework: Framework) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.models.pretrained import COUNT
 
 Array = NDArray[Any]
 
@@ -25,8 +26,6 @@ _NAMES = {
     "moving_mean": "running_mean",
     "moving_variance": "running_var",
 }
-# PyTorch's count of batches, for a plain mean over all of them, which no recipe uses.
-_PYTORCH_ALONE = "num_batches_tracked"
 
 
 def state_of(model: keras.Model) -> dict[str, Array]:
@@ -43,7 +42,7 @@ def load_state(model: keras.Model, state: Mapping[str, Any]) -> None:
     Raises:
         HpctrainError: the state belongs to another network. No weight is changed then.
     """
-    given = {name: np.asarray(value) for name, value in state.items() if not name.endswith(_PYTORCH_ALONE)}
+    given = {name: np.asarray(value) for name, value in state.items() if not name.endswith(COUNT)}
     weights = {name: (variable, to_keras) for name, variable, _, to_keras in _weights(model)}
     if unmatched := sorted(weights.keys() ^ given.keys()):
         where = "the weights" if unmatched[0] in given else "the network"

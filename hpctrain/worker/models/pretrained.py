@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.common.checkpoints.weights import open_weights
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.common.recipes.sections import ModelSettings
 
 HEAD = frozenset({"fc.weight", "fc.bias"})
 """The last layer of the residual networks."""
 
 # PyTorch's count of batches, for a plain mean over all of them, which no recipe uses.
-_COUNT = "num_batches_tracked"
+COUNT = "num_batches_tracked"
 _NAMED = 5
 
 
@@ -35,7 +35,7 @@ def begin_with(model: ModelSettings, shapes: Mapping[str, tuple[int, ...]]) -> t
     assert model.init_from is not None
     path = Path(model.init_from).expanduser()
     found = open_weights(path)
-    wanted = {name: shape for name, shape in shapes.items() if not name.endswith(_COUNT)}
+    wanted = {name: shape for name, shape in shapes.items() if not name.endswith(COUNT)}
     head = HEAD & wanted.keys()
     fitting = all(found.shapes.get(name) == wanted[name] for name in head)
     fresh = head if model.new_head is True or (model.new_head == "auto" and not fitting) else frozenset[str]()
@@ -65,14 +65,14 @@ def _require_fit(
     ignored: Collection[str],
 ) -> None:
     missing = sorted(wanted.keys() - there.keys())
-    unexpected = sorted(name for name in there.keys() - wanted.keys() - set(ignored) if not name.endswith(_COUNT))
+    unexpected = sorted(name for name in there.keys() - wanted.keys() - set(ignored) if not name.endswith(COUNT))
     misshaped = {
         name: f"{name} {list(there[name])}, not {list(shape)}"
         for name, shape in wanted.items()
         if name in there and there[name] != shape
     }
     faults = [
-        f"{kind}: {_listed(names)}"
+        f"{kind}: {abbreviated([name[:100] for name in names], _NAMED)}"
         for kind, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", misshaped.values()))
         if names
     ]
@@ -87,12 +87,6 @@ def _require_fit(
             unexpected=unexpected[:_NAMED],
             misshaped=[*misshaped][:_NAMED],
         )
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = [*names]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(name[:100] for name in names[:_NAMED])}{more}"
 
 
 def _finite(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:

@@ -14,10 +14,10 @@ import torch
 
 import hpctrain
 from hpctrain.common.files.whole import write_whole
+from hpctrain.common.shards.at_hand import IMAGENET_CLASSES
 from hpctrain.common.workloads.workload import SCALED, ImageNetwork, Layer, Workload, area
 from hpctrain.worker.bench.workloads import convnet
 from hpctrain.worker.bench.workloads import workload as benchmark
-from hpctrain.worker.models import CLASSES
 from hpctrain.worker.models.torch_digits import digits_cnn
 from hpctrain.worker.models.torch_resnet import resnet18, resnet50, resnet101
 from hpctrain.worker.models.torch_transformer import small_encoder
@@ -64,7 +64,7 @@ def write(name: str, folder: Path) -> None:
         other(name).write(path)
         return
     model = RESIDUAL[name]()
-    narrower = residual(name, RESIDUAL[name](CLASSES - 1), _IMAGE)
+    narrower = residual(name, RESIDUAL[name](IMAGENET_CLASSES - 1), _IMAGE)
     network = image_network(lambda size: residual(name, model, size), narrower, traced=_IMAGE)
     write_whole(path, (network.model_dump_json(exclude_defaults=True) + "\n").encode())
 

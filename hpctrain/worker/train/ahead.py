@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 from hpctrain.worker.data.samples import Samples
@@ -32,6 +33,6 @@ class SamplesAhead:
         if self._fetched or self._failed:
             return
         try:
-            self._fetched.extend(each for each in (next(self._placed, None),) if each is not None)
+            self._fetched.extend(itertools.islice(self._placed, 1))
         except Exception as error:
             self._failed = error

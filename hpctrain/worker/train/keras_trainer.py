@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -417,8 +416,7 @@ def _build(recipe: Recipe, comm: Communicator) -> keras.Model:
             drawn = state_of(model)
             arrays, words = begin_with(recipe.model, {name: array.shape for name, array in drawn.items()})
             load_state(model, drawn | arrays)
-            if comm.rank == 0:
-                print(f"hpctrain: {recipe.model.name} {words}", file=sys.stderr, flush=True)
+            comm.say(f"{recipe.model.name} {words}")
         return model
     finally:
         keras.config.set_dtype_policy(before)

@@ -59,7 +59,7 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
     recipe = with_decoder(recipe, plan.framework or "torch", comm)
     with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
         sources = open_sources(recipe, comm)
-        recipe = with_head(recipe, sources[0], say=comm.rank == 0)
+        recipe = with_head(recipe, sources[0], comm)
         train, test = (_limited(source, recipe.data.limit) for source in sources)
     with (
         contextlib.closing(train),

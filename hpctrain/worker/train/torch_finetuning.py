@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -11,14 +10,15 @@ from torch import nn
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.sections import ModelSettings
+from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.models.pretrained import begin_with
 
 _NAMED = 8
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, settings: ModelSettings, *, say: bool) -> Collection[str]:
-    """Replace a network's values by those of ``model.init_from``, and print what is new where ``say`` is true.
+def load_weights(model: nn.Module, settings: ModelSettings, comm: Communicator) -> Collection[str]:
+    """Replace a network's values by those of ``model.init_from``, and say which of them are new.
 
     Returns the names of the values that are new.
 
@@ -30,8 +30,7 @@ def load_weights(model: nn.Module, settings: ModelSettings, *, say: bool) -> Col
     arrays, words = begin_with(settings, {name: tuple(value.shape) for name, value in values.items()})
     for name, array in arrays.items():
         values[name].copy_(torch.from_numpy(array))
-    if say:
-        print(f"hpctrain: {settings.name} {words}", file=sys.stderr, flush=True)
+    comm.say(f"{settings.name} {words}")
     return values.keys() - arrays.keys()
 
 
@@ -48,7 +47,7 @@ def freeze(model: nn.Module, patterns: Sequence[str], drawn: Collection[str] = (
         HpctrainError: a pattern matches nothing, or a parameter that was drawn, or nothing is left to train.
     """
     parameters = dict(model.named_parameters())
-    found = matched(parameters, patterns, "model.frozen")
+    found = _matched(parameters, patterns, "model.frozen")
     for name, pattern in found.items():
         if name in drawn:
             raise HpctrainError(
@@ -80,11 +79,11 @@ def rate_factors(model: nn.Module, rates: Mapping[str, float]) -> dict[str, floa
         HpctrainError: a pattern matches no trained parameter that those before it leave.
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    found = matched(trained, list(rates), "optimizer.rates")
+    found = _matched(trained, list(rates), "optimizer.rates")
     return {name: rates[found[name]] if name in found else 1.0 for name in trained}
 
 
-def matched(names: Sequence[str] | Mapping[str, object], patterns: Sequence[str], key: str) -> dict[str, str]:
+def _matched(names: Sequence[str] | Mapping[str, object], patterns: Sequence[str], key: str) -> dict[str, str]:
     """The first pattern that matches each name, or a module that it is in; other names are left out.
 
     Raises:

@@ -70,7 +70,7 @@ class TorchTrainer:
         model: torch.nn.Module = models.build(
             recipe.model, "torch", comm, at_once=recipe.batch.at_once(data_place(comm).ranks)
         ).to(self._device)
-        drawn = load_weights(model, recipe.model, say=comm.rank == 0) if recipe.model.init_from else ()
+        drawn = load_weights(model, recipe.model, comm) if recipe.model.init_from else ()
         self._still = freeze(model, recipe.model.frozen, drawn)
         self._depth = StochasticDepth(model, recipe.stochastic_depth) if recipe.stochastic_depth else None
         self._mean, self._deviation = (
@@ -174,7 +174,7 @@ class TorchTrainer:
         if self._remembers:
             self._before = (self.updates, self._forward_state())
         for module in self._modules():
-            # Not in each step: it visits every layer.
+            # train() visits every layer, so it is called only where it changes something.
             if not module.training:
                 module.train()
         for module in self._still:
@@ -210,7 +210,9 @@ class TorchTrainer:
         return self.loss
 
     def place(self, samples: Samples) -> Samples:
-        images: Any = self._copies.begin(samples.images) if self._copies else samples.images
+        if not self._copies:
+            return samples
+        images: Any = self._copies.begin(samples.images)
         return replace(samples, images=images)
 
     def average_parameters(self) -> None:

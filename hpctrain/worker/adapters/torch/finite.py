@@ -8,12 +8,6 @@ from collections.abc import Iterable
 import torch
 
 
-def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether every element of all tensors is finite. Waits for their device once."""
-    values = values_of(tensors)
-    return are_finite(values, float(torch.nn.utils.get_total_norm(values)))
-
-
 def values_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors, of sparse ones the elements that are there."""
     return [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]

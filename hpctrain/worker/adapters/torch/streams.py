@@ -205,12 +205,12 @@ class _Reader(IterableDataset[_Read]):
         from webdataset.shardlists import single_node_only, split_by_node
 
         own = copy.copy(data)
-        stages = [stage for stage in data.pipeline if stage is not single_node_only]
-        split = [getattr(stage, "func", stage) is split_by_node for stage in stages]
         own.pipeline = [
-            self._shards_of_rank if is_split else stage for stage, is_split in zip(stages, split, strict=True)
+            self._shards_of_rank if getattr(stage, "func", stage) is split_by_node else stage
+            for stage in data.pipeline
+            if stage is not single_node_only
         ]
-        return own, any(split)
+        return own, self._shards_of_rank in own.pipeline
 
     def _shards_of_rank(self, shards: Iterable[Any]) -> Iterator[Any]:
         _, _, rank, ranks = self._place.tolist()

@@ -14,9 +14,10 @@ ODD = [math.nan, math.inf, -math.inf]
 
 def torch_says(arrays: list[np.ndarray]) -> bool:
     torch = pytest.importorskip("torch")
-    from hpctrain.worker.adapters.torch.finite import all_finite
+    from hpctrain.worker.adapters.torch.finite import are_finite, values_of
 
-    return all_finite([torch.from_numpy(array) for array in arrays])
+    values = values_of(torch.from_numpy(array) for array in arrays)
+    return are_finite(values, float(torch.nn.utils.get_total_norm(values)))
 
 
 def keras_says(arrays: list[np.ndarray]) -> bool:

@@ -24,6 +24,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.common.shards.read import open_shards
 from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
+from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import decoder, open_sources, with_head
 from hpctrain.worker.data.decoder import DecodingJob, _Random
 from hpctrain.worker.data.loader import ImageNet, WorkerPool
@@ -401,6 +402,6 @@ def test_sources_of_a_recipe(folder, tmp_path, capfd):
                 open_sources(many)
             continue
         train, _ = open_sources(many)
-        assert with_head(many, train, say=True).model.classes == head
+        assert with_head(many, train, SingleCommunicator("test")).model.classes == head
         # Only what the data do not have is said.
         assert bool(capfd.readouterr().err) is (head == 1002)

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from hpctrain.worker import models  # noqa: E402
+from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 from hpctrain.worker.models.pretrained import begin_with  # noqa: E402
 from hpctrain.worker.train.torch_finetuning import load_weights  # noqa: E402
 from support.documented_resnets import DocumentedResNet, random_statistics  # noqa: E402
@@ -45,7 +46,7 @@ def settings(path: Path, **changes: Any) -> ModelSettings:
 def begun(path: Path, **changes: Any) -> nn.Module:
     chosen = settings(path, **changes)
     model = models.build(chosen, "torch").eval()
-    load_weights(model, chosen, say=False)
+    load_weights(model, chosen, SingleCommunicator("test"))
     return model
 
 
@@ -77,7 +78,7 @@ def test_a_head_for_other_classes(theirs: tuple[DocumentedResNet, Path], capfd: 
     chosen = settings(path, classes=4)
     model = models.build(chosen, "torch")
     drawn = model.fc.weight.detach().clone()
-    load_weights(model, chosen, say=True)
+    load_weights(model, chosen, SingleCommunicator("test"))
     assert torch.equal(model.fc.weight, drawn)
     assert torch.equal(model.layer4[1].conv2.weight, theirs[0].layer4[1].conv2.weight)
     said = capfd.readouterr().err
