@@ -15,9 +15,9 @@ predicts all runs by constants.yaml, which has seen them.
 ``llm`` predicts each run of a transformer in a table, one family after the other left out, and says how far the order
 of layouts in each sweep is right. Of rows with ``fits`` (yes or no, of ``memory_gib``), such as those of
 benchmarks/memory_limits.csv, it says whether they are predicted to. Its columns are those that
-benchmarks/transformer_runs.py reads; what a row leaves out is completed, and rows that cannot be expressed are counted
-and named. ``--constants`` prints the fit to all runs, which step.yaml holds; ``--shipped`` predicts all runs by
-step.yaml.
+benchmarks/transformer_runs.py reads, in any order, apart by commas, semicolons or tabs; what a row leaves out is
+completed, and rows that cannot be expressed are counted and named. ``--constants`` prints the fit to all runs, which
+step.yaml holds; ``--shipped`` predicts all runs by step.yaml.
 
 ``published`` predicts runs that the network decides, and single nodes. ``energy`` predicts MLPerf's power measurements.
 """

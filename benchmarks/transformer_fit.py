@@ -144,6 +144,9 @@ def width_of(errors: Floats, families: Floats) -> float:
     """The half-width that holds 80 % of errors of families left out, which count by the root of their size."""
     sizes = {family: int((families == family).sum()) for family in set(families)}
     weights = np.array([sizes[family] ** -0.5 for family in families])
+    if not sizes:
+        # Nobody else was measured.
+        return step_file().constants["interval"].prior
     order = np.argsort(errors)
     reached = np.cumsum(weights[order]) / weights.sum()
     return float(math.exp(errors[order][min(int(np.searchsorted(reached, _CENTRAL)), len(order) - 1)]) - 1)
@@ -205,7 +208,7 @@ def memory_line(table: Table) -> tuple[str, float]:
     for run in table.runs:
         if run.peak and not run.assumed_gpu:
             held = memory(run.network, run.layout)
-            said = held.reserved if run.kind == "reserved" else held.allocated
+            said = held.allocated if run.kind == "not stated" else getattr(held, run.kind)
             off[run.kind].append(said / run.peak - 1)
     lines = [
         f"{kind}: {len(errors)} peaks, median {np.median(np.abs(errors)):.1%}, "
@@ -320,7 +323,7 @@ def probable_cause(case: Case, families: Mapping[str, float]) -> str:
     off = math.log(1 + case.error)
     if abs(whole) > 0.5 * abs(off) and whole * off > 0:
         return f"its whole family: its software ({run.software}) or site"
-    if run.guessed and set(run.guessed) - {"act_ckpt"}:
+    if run.guessed and set(run.guessed) - {"act_ckpt", "vocab"}:
         return f"not stated: {', '.join(run.guessed)}"
     terms = dict(run.terms)
     largest = max((name for name in terms if name != "matmul"), key=terms.__getitem__)
@@ -372,7 +375,10 @@ def report(table: Table, *, shipped: bool) -> None:
     runs = timed(table)
     if not runs:
         print_coverage(table)
+        peaks, median_peak = memory_line(table)
+        print(f"\n{peaks}\n")
         print_limits(table)
+        print(f"all: 0 runs; memory {median_peak:.1%}")
         return
     cases = cases_shipped(runs) if shipped else cases_left_out(runs)
     logs: dict[str, list[float]] = defaultdict(list)

@@ -1,19 +1,24 @@
 """Published runs of transformers as predictions see them: a table of one run a row becomes networks and layouts.
 
 What a row leaves out is completed, and named: sizes by what is usual, and of the layouts that fit the GPU's memory the
-one that is expected to be fastest, since publishers print their best.
+one that is expected to be fastest, since publishers print their best. Rows that contradict themselves, or that describe
+another training than predictions know, are left out with the reason.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.errors import HpctrainError
@@ -29,7 +34,7 @@ Row = Mapping[str, str]
 # Words of a table's GPU, most special first.
 _GPUS = (
     ("GB300", "gb300"), ("GB200", "gb200"), ("B300", "b300"), ("B200", "b200"), ("H200", "h200"), ("H20", "h20"),
-    ("H800", "h100-sxm"), ("H100", "h100-sxm"), ("A800", "a800"), ("A100", "a100-sxm-80"), ("MI300", "mi300x"),
+    ("H800", "h100-sxm"), ("H100", "h100-sxm"), ("A800", "a800"), ("A100", "a100-sxm-80"), ("MI300X", "mi300x"),
     ("V100", "v100-sxm"), ("L40S", "l40s"), ("A30", "a30"), ("P100", "p100"),
 )  # fmt: skip
 # Bytes a second of a GPU's share of a node's adapters where a row does not say: as nodes of each kind are sold.
@@ -50,13 +55,31 @@ _SEQUENCE_PARALLEL = ("nemo", "megatron-lm", "pytorch", "other")
 _INTERLEAVING = ("nemo", "megatron-lm", "other")
 _UNKNOWN = ("?", "n/a", "na", "none", "unknown", "not stated")
 _STATES = {"nemo": "megatron", "megatron-lm": "megatron", "internlm": "narrow", "deepspeed": "narrow"}
+# In small letters, without what is between words.
 _SCHEDULES = {
-    "": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe", "interleaved": "interleaved_1f1b",
-    "interleaved1f1b": "interleaved_1f1b", "interleaved 1f1b": "interleaved_1f1b",
-    "zbv": "zbv", "zb-v": "zbv", "zbvzerobubble": "zbv",
+    "": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe", "afab": "gpipe", "interleaved": "interleaved_1f1b",
+    "interleaved1f1b": "interleaved_1f1b", "1f1binterleaved": "interleaved_1f1b", "zbv": "zbv", "zbvzerobubble": "zbv",
     "interleavedzerobubble": "interleaved_zero_bubble", "loopedbfs": "looped_bfs", "bfs": "looped_bfs",
 }  # fmt: skip
-_RECOMPUTATION = {"none": "none", "full": "full", "minimal": "selective", "selective": "selective", "save": "matmuls"}
+_RECOMPUTATION = {
+    "none": "none", "no": "none", "off": "none", "false": "none", "full": "full", "minimal": "selective",
+    "selective": "selective", "save": "matmuls",
+}  # fmt: skip
+_KINDS = (("allocated", "allocated"), ("reserved", "reserved"), ("nvidia-smi", "used"))
+_YES = ("yes", "true", "1", "on")
+_PRECISIONS = (
+    ("fp4", "fp4"), ("fp8", "fp8"), ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"),
+    ("fp32", "float32"), ("float32", "float32"),
+)  # fmt: skip
+# Words of a model or a framework that make another training of it.
+_OTHERS = (
+    (r"\d+x\d+(\.\d+)?b|moe|mixtral|dbrx|grok|deepseek-?v[23]|\ba\d+(\.\d+)?b\b", "a mixture of experts"),
+    (r"lora|peft", "parameters besides frozen ones are trained"),
+    (r"\b(u?l?m?t5|flan|bart|mamba|rwkv|vit|unet)\b", "no network of equal layers of attention and an MLP"),
+)
+# How far printed parameters may be from those of the printed sizes.
+_PARAMETERS = 1.5
+_COLUMNS = ("row_id", "source_id", "family", "model", "gpu_type", "framework", "printed_gb")
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 # Of a GPU's memory, for what a layout needs in all.
 _USABLE = 0.97
@@ -123,40 +146,86 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """All rows of a file."""
+    """All rows of a file, whose cells are apart by commas, semicolons or tabs."""
     runs, left_out = [], []
-    with path.open(encoding="utf-8", newline="") as stream:
-        for row in csv.DictReader(stream):
-            try:
-                runs.append(_Reader(row).run())
-            except NotExpressedError as reason:
-                left_out.append((row, str(reason)))
-            except HpctrainError as error:
-                left_out.append((row, error.message))
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+        text = stream.read()
+    header = next(io.StringIO(text, newline=""), "")
+    csv.field_size_limit(len(text) + 1)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))
+    columns = [name.strip().lower() for name in next(rows, [])]
+    if "layers" not in columns:
+        raise SystemExit(f"{path}: the first line names no column `layers`; it names {', '.join(columns) or 'none'}")
+    for number, cells in enumerate(rows, start=2):
+        if not any(cell.strip() for cell in cells):
+            continue
+        reader = _Reader(dict(zip(columns, cells, strict=False)), number)
+        try:
+            runs.append(reader.run())
+        except NotExpressedError as reason:
+            left_out.append((reader.row, str(reason)))
+        except HpctrainError as error:
+            left_out.append((reader.row, error.message))
+        except ValidationError as error:
+            left_out.append((reader.row, "; ".join(f"{each['loc']}: {each['msg']}" for each in error.errors())))
     return Table(tuple(runs), tuple(left_out))
 
 
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text or "")
-    except ValueError:
-        return None
-
-
 class _Reader:
-    """One row."""
+    """One row.
 
-    def __init__(self, row: Row) -> None:
-        self.row = {key: (value or "").strip() for key, value in row.items() if key}
+    Args:
+        number: that it has in its file.
+    """
+
+    def __init__(self, row: Row, number: int = 0) -> None:
+        self.row = {**dict.fromkeys(_COLUMNS, ""), **{key: value.strip() for key, value in row.items()}}
+        self.row["row_id"] = self.row["row_id"] or f"row {number}"
+        self.row["family"] = self.row["family"] or self.row["source_id"] or "not stated"
         self.guessed: list[str] = []
 
     def text(self, key: str) -> str:
         """A cell in small letters."""
         return self.row.get(key, "").lower()
 
+    def number(self, key: str) -> float | None:
+        """A cell's number, which may have commas between thousands; None where it is empty, unknown or 0.
+
+        Raises:
+            NotExpressedError: it is something else.
+        """
+        text = self.text(key)
+        if text in ("", *_UNKNOWN):
+            return None
+        plain = text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", text) else text
+        try:
+            found = float(plain)
+        except ValueError:
+            found = math.nan
+        if not 0 <= found < math.inf:
+            raise NotExpressedError(f"{key} is {text!r}")
+        return found or None
+
     def count(self, key: str) -> int | None:
-        """A cell's whole number, None where it is empty or 0."""
-        return int(_number(self.row.get(key)) or 0) or None
+        """A cell's whole number; see :meth:`number`.
+
+        Raises:
+            NotExpressedError: it is none.
+        """
+        found = self.number(key)
+        if found is not None and not found.is_integer():
+            raise NotExpressedError(f"{key} is {self.text(key)!r}")
+        return None if found is None else int(found)
+
+    def peak(self) -> float | None:
+        """Bytes at the peak; a cell that is no number does not keep the time from being predicted."""
+        try:
+            found = self.number("peak_mem_gb")
+        except NotExpressedError:
+            self.guessed.append("peak_mem_gb")
+            return None
+        kind = self.text("peak_mem_kind")
+        return None if found is None else found * (2**30 if "gib" in kind or "mib" in kind else 1e9)
 
     def run(self) -> Run:
         """The run of this row.
@@ -164,7 +233,10 @@ class _Reader:
         Raises:
             NotExpressedError: it has neither time nor memory, or too little is known about it.
         """
-        measured, peak = _number(self.row.get("tokens_per_s_per_gpu_norm")), _number(self.row.get("peak_mem_gb"))
+        for word, reason in _OTHERS:
+            if re.search(word, f"{self.text('model')} {self.text('framework')}"):
+                raise NotExpressedError(reason)
+        measured, peak = self.number("tokens_per_s_per_gpu_norm"), self.peak()
         fits = {"yes": True, "no": False}.get(self.text("fits"))
         if measured is None and peak is None and fits is None:
             raise NotExpressedError("neither time nor memory was published")
@@ -183,18 +255,20 @@ class _Reader:
             layout=layout,
             system=self.system,
             measured=measured,
-            peak=None if peak is None else peak * (2**30 if "gib" in kind or "mib" in kind else 1e9),
-            kind="allocated" if "allocated" in kind else "reserved" if "reserved" in kind else "not stated",
+            peak=peak,
+            kind=next((each for word, each in _KINDS if word in kind), "not stated"),
             guessed=tuple(dict.fromkeys(self.guessed)),
             assumed_gpu=not self.row.get("gpu_type"),
             fits=fits,
-            room=(_number(self.row.get("memory_gib")) or 0) * 2**30 or gpu(self.gpu).memory_bytes,
+            room=(self.number("memory_gib") or 0) * 2**30 or gpu(self.gpu).memory_bytes,
         )
 
     @cached_property
     def ranks(self) -> int:
         """All GPUs."""
-        return self.count("gpu_count") or 0
+        stated = self.count("gpu_count")
+        sizes = [self.count(key) for key in ("dp", "tp", "pp")]
+        return stated or math.prod(size or 0 for size in sizes) * (self.count("cp") or 1)
 
     @cached_property
     def software(self) -> str:
@@ -211,8 +285,9 @@ class _Reader:
         printed = self.row.get("gpu_type", "").upper()
         if not printed:
             self.guessed.append("gpu_type")
-            return "v100-sxm"
-        found = next((name for word, name in _GPUS if word in printed), None)
+            return "a100-sxm-80" if "bf" in self.text("dtype") else "v100-sxm"
+        # GH200 is no H200, and A300 no A30; 8xH100 is one.
+        found = next((name for word, name in _GPUS if re.search(rf"(?<![A-WYZ]){word}(?!\d)", printed)), None)
         if found is None:
             raise NotExpressedError(f"no data sheet of {printed}")
         if found.startswith("a100"):
@@ -230,15 +305,7 @@ class _Reader:
     def network_rate(self, per_node: int) -> float:
         """Bytes a second of a GPU's share of the adapters."""
         text = self.row.get("network", "").upper()
-        if found := re.search(r"(\d+(?:\.\d+)?) ?GB/S A GPU", text):
-            return float(found[1]) * 1e9 / 8
-        if found := re.search(r"(\d+) ?X [^;,]*?(\d+) ?GB", text):
-            return float(found[1]) * float(found[2]) * 1e9 / 8 / per_node
-        if found := re.search(r"(\d+(?:\.\d+)?) ?([GT])B/S A NODE", text):
-            return float(found[1]) * (1e9 if found[2] == "G" else 1e12) / 8 / per_node
-        if found := re.search(r"(\d+) ?X (?:\w+ )*?(EDR|HDR|NDR|XDR|FDR|OMNI-PATH)", text):
-            return int(found[1]) * _LINKS[found[2]] * 1e9 / 8 / per_node
-        return _USUAL_NETWORK.get(self.gpu.partition("-")[0], 50e9)
+        return _stated_rate(text, per_node) or _USUAL_NETWORK.get(self.gpu.partition("-")[0], 50e9)
 
     @cached_property
     def network(self) -> Transformer:
@@ -250,18 +317,20 @@ class _Reader:
             self.guessed.append("heads")
             heads = max(1, width // 128)
         gated = "glu" in self.text("mlp") or "silu" in self.text("mlp")
-        vocabulary = self.count("vocab")
-        if not vocabulary:
-            vocabulary = 32000 if gated else 51200
+        usual = {"vocab": 32000 if gated else 51200, "ffn": 4 * width, "seq_len": 2048}
+        stated = {key: self.count(key) for key in usual}
+        self.guessed += [key for key, value in stated.items() if value is None]
+        if not self.text("mlp"):
+            self.guessed.append("mlp")
         bert = "bert" in self.text("model")
-        return Transformer(
+        found = Transformer(
             layers=layers,
             width=width,
             heads=heads,
             kv_heads=self.count("kv_heads") or heads,
-            mlp=self.count("ffn") or 4 * width,
-            vocabulary=vocabulary,
-            context=self.count("seq_len") or 2048,
+            mlp=stated["ffn"] or usual["ffn"],
+            vocabulary=stated["vocab"] or usual["vocab"],
+            context=stated["seq_len"] or usual["seq_len"],
             kind="swiglu" if gated else "gelu",
             norm="rmsnorm" if gated else "layernorm",
             positions="rotary" if gated else "learned",
@@ -270,6 +339,10 @@ class _Reader:
             causal=not bert,
             head_width=0 if width % heads == 0 else 128,
         )
+        printed, made = self.number("n_params_b"), found.parameters.total / 1e9
+        if printed and not 1 / _PARAMETERS < printed / made < _PARAMETERS:
+            raise NotExpressedError(f"its sizes make {made:.3g} billion parameters, {printed:g} are printed")
+        return found
 
     # The layout.
 
@@ -293,28 +366,39 @@ class _Reader:
     @cached_property
     def precision(self) -> str:
         """Of matrix products."""
-        text = self.text("dtype")
-        flops = self.system.flops
-        for word, found in (("fp4", "fp4"), ("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "float32")):
-            if word in text and found in flops:
-                return found
-        if not text:
-            self.guessed.append("dtype")
-            if self.software == "nemo" and "fp8" in flops:
-                return "fp8"
+        text, flops = self.text("dtype"), self.system.flops
+        named = [found for word, found in _PRECISIONS if word in text]
+        if named:
+            # The last is refused where the GPU has none.
+            self.system.peak(found := next((each for each in named if each in flops), named[-1]))
+            return found
+        if text not in ("", *_UNKNOWN) and not re.search("16|amp|mixed|half", text):
+            raise NotExpressedError(f"the precision {text}")
+        self.guessed.append("dtype")
+        if not text and self.software == "nemo" and "fp8" in flops:
+            return "fp8"
         return "bf16" if "bf16" in flops else "fp16"
 
     @cached_property
     def zero(self) -> int:
         """What data-parallel ranks divide."""
-        stated = self.count("zero_stage")
-        if self.software == "composer" or (stated is None and (self.count("dp_shard") or 1) > 1):
+        stated = self.stated_zero
+        if self.software == "composer" or (not stated and (self.count("dp_shard") or 1) > 1):
             return 3
         if stated is not None:
             return stated
-        if self.row.get("zero_stage") == "0":
-            return 0
         return 1 if self.software in ("nemo", "megatron-lm") else 3 if "fsdp" in self.text("framework") else 0
+
+    @cached_property
+    def stated_zero(self) -> int | None:
+        """The stage of ZeRO by a number or a name: ``3``, ``ZeRO-1``, ``FSDP``."""
+        text = self.text("zero_stage")
+        if text in ("", *_UNKNOWN):
+            return None
+        found = re.search(r"(?<![\d.])[0-3](?!\d)", text)
+        if found or text in ("fsdp", "hsdp"):
+            return int(found[0]) if found else 3
+        raise NotExpressedError(f"zero_stage is {text!r}")
 
     def meshes(self) -> Iterator[tuple[int, int, int, int]]:
         """tp, pp, cp and the zero stage: as stated, or all that could be."""
@@ -336,9 +420,11 @@ class _Reader:
     def layouts(self) -> Iterator[Layout]:
         """All layouts that a row allows."""
         for tp, pp, cp, zero in self.meshes():
-            data = max(1, self.ranks // (tp * pp * cp))
+            data = self.data_ranks(tp, pp, cp)
             shard = min(self.count("dp_shard") or data, data) if zero else 1
-            shard = shard if data % shard == 0 else data
+            if data % shard:
+                self.guessed.append("dp_shard")
+                shard = data
             common = {
                 **self.common(tp, pp),
                 "mesh": Mesh(dp_replicate=data // shard, dp_shard=shard, pp=pp, cp=cp, tp=tp),
@@ -358,17 +444,35 @@ class _Reader:
                     recomputation=how,
                 )
 
+    def data_ranks(self, tp: int, pp: int, cp: int) -> int:
+        """The data-parallel ranks.
+
+        Raises:
+            NotExpressedError: the mesh divides neither the GPUs nor the network.
+        """
+        data, rest = divmod(self.ranks, tp * pp * cp)
+        if rest or not data:
+            raise NotExpressedError(f"tp {tp} x pp {pp} x cp {cp} does not divide {self.ranks} GPUs")
+        if self.network.heads % tp:
+            raise NotExpressedError(f"tp {tp} does not divide {self.network.heads} heads")
+        # Megatron-LM may count embedding and head as a layer each.
+        if pp * (self.count("vp") or 1) > self.network.layers + 2 * (pp > 1):
+            raise NotExpressedError(f"pp {pp} x vp {self.count('vp') or 1} is more than {self.network.layers} layers")
+        if self.count("dp") not in (None, data, data * cp):
+            self.guessed.append("dp")
+        return data
+
     def common(self, tp: int, pp: int) -> dict[str, Any]:
         """What all layouts of a row have in common."""
         return {
             # Stages of a pipeline keep gathered parameters between micro-batches (torchtitan, reshard_after_forward).
-            "reshard": self.count("zero_stage") != 2 and pp == 1,
+            "reshard": self.stated_zero != 2 and pp == 1,
             "sequence_parallel": self.sequence_parallel and tp > 1,
             "asynchronous_tp": self.software == "nemo" and self.sequence_parallel and tp > 1,
             "attention": "flash" if self.flash else "materialised",
             "precision": self.precision,
             "state": STATES[self.state],
-            "kernels": "fused" if self.software in _FUSED or self.text("compile") == "yes" else "eager",
+            "kernels": "fused" if self.software in _FUSED or self.text("compile") in _YES else "eager",
         }
 
     @property
@@ -388,7 +492,7 @@ class _Reader:
     def sequence_parallel(self) -> bool:
         """Megatron's; software that is newer than it has it whether or not a row says so."""
         stated = self.text("seq_par")
-        return stated in ("yes", "true", "1") or (not stated and self.software in _SEQUENCE_PARALLEL)
+        return stated in _YES or (not stated and self.software in _SEQUENCE_PARALLEL)
 
     @property
     def flash(self) -> bool:
@@ -403,8 +507,10 @@ class _Reader:
 
     def batches(self, data: int, pp: int) -> Iterator[tuple[int, int]]:
         """Samples of a micro-batch, and micro-batches."""
-        batch, count, whole = self.count("micro_batch"), self.count("grad_accum"), _number(self.row.get("global_batch"))
+        batch, count, whole = self.count("micro_batch"), self.count("grad_accum"), self.number("global_batch")
         share = max(1, round(whole / data)) if whole else None
+        if whole and share and (share % (batch or 1) or share != whole / data):
+            self.guessed.append("global_batch")
         if batch and (share or count):
             yield batch, max(1, round(share / batch)) if share else count or 1
         elif count and share:
@@ -419,9 +525,9 @@ class _Reader:
     def schedules(self, pp: int) -> Iterator[tuple[str, int]]:
         """Schedule and virtual stages."""
         text, turns = self.text("pp_schedule"), self.count("vp") or 1
-        text = "" if text in _UNKNOWN else text
+        text = "" if text in _UNKNOWN else re.sub("[^a-z0-9]", "", text)
         if pp > 1 and text not in _SCHEDULES:
-            raise NotExpressedError(f"the schedule {text}")
+            raise NotExpressedError(f"the schedule {self.text('pp_schedule')}")
         schedule = _SCHEDULES.get(text, "1f1b")
         if pp == 1:
             yield "1f1b", 1
@@ -447,4 +553,20 @@ class _Reader:
         elif self.software == "pytorch" and text.startswith("selective"):
             yield "matmuls"
         else:
-            yield next((how for word, how in _RECOMPUTATION.items() if text.startswith(word)), "selective")
+            known = next((how for word, how in _RECOMPUTATION.items() if text.startswith(word)), None)
+            if known is None:
+                self.guessed.append("act_ckpt")
+            yield from [known] if known else ("selective", "full")
+
+
+def _stated_rate(text: str, per_node: int) -> float:
+    """Bytes a second of a GPU's share of a network in words; 0 where they do not say."""
+    if found := re.search(r"(\d+(?:\.\d+)?) ?GB/S A GPU", text):
+        return float(found[1]) * 1e9 / 8
+    if found := re.search(r"(\d+) ?X [^;,]*?(\d+) ?GB", text):
+        return float(found[1]) * float(found[2]) * 1e9 / 8 / per_node
+    if found := re.search(r"(\d+(?:\.\d+)?) ?([GT])B/S A NODE", text):
+        return float(found[1]) * (1e9 if found[2] == "G" else 1e12) / 8 / per_node
+    if found := re.search(r"(\d+) ?X (?:\w+ )*?(EDR|HDR|NDR|XDR|FDR|OMNI-PATH)", text):
+        return int(found[1]) * _LINKS[found[2]] * 1e9 / 8 / per_node
+    return 0.0

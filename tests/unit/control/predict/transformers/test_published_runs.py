@@ -110,20 +110,106 @@ def test_a_network_is_read_as_a_gpu_s_share_of_it(tmp_path: Path, text: str, rat
         ({"gpu_type": "TPU v5"}, "TPU V5"),
         ({"vp": "", "pp_schedule": "chimera"}, "chimera"),
         ({"tokens_per_s_per_gpu_norm": ""}, "published"),
-        ({"gpu_count": ""}, "GPUs"),
+        ({"gpu_count": "", "dp": ""}, "GPUs"),
         ({"heads": "33"}, "heads"),
+        ({"gpu_count": "nan"}, "gpu_count"),
+        ({"gpu_count": "30"}, "30 GPUs"),
+        ({"layers": "32.7"}, "layers"),
+        ({"hidden": "4k"}, "hidden"),
+        ({"tokens_per_s_per_gpu_norm": "-5"}, "tokens_per_s"),
+        ({"tp": "5", "gpu_count": "40"}, "32 heads"),
+        ({"pp": "64", "gpu_count": "1024"}, "32 layers"),
+        ({"cp": "-1"}, "cp"),
+        ({"gpu_type": "A100-80GB"}, "fp8"),
+        ({"gpu_type": "GH200-96GB"}, "GH200"),
+        ({"dtype": "tf32"}, "tf32"),
+        ({"zero_stage": "offload"}, "zero_stage"),
+        ({"model": "Mixtral-8x7B"}, "mixture of experts"),
+        ({"model": "DeepSeek-V3 671B-A37B"}, "mixture of experts"),
+        ({"model": "Qwen", "n_params_b": "46.7"}, "46.7"),
+        ({"model": "T5-11B"}, "network"),
+        ({"framework": "NeMo LoRA"}, "frozen"),
+        ({"gpu_count": "99999992", "dp": ""}, "dp_shard"),
     ],
 )
 def test_rows_that_cannot_be_expressed_are_named(tmp_path: Path, cells: dict[str, str], word: str) -> None:
     path = tmp_path / "runs.csv"
     with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, [*ROW, "pp_schedule"])
+        writer = csv.DictWriter(stream, [*ROW, "pp_schedule", "zero_stage", "n_params_b"])
         writer.writeheader()
         writer.writerows([ROW, {**ROW, **cells}])
     found = transformer_runs.read_table(path)
     assert len(found.runs) == 1
     ((_, reason),) = found.left_out
     assert word in reason
+
+
+@pytest.mark.parametrize(
+    ("cells", "found", "completed"),
+    [
+        ({"act_ckpt": "no"}, {"recomputation": "none"}, set()),
+        ({"act_ckpt": "Full (uniform, 1)"}, {"recomputation": "full"}, set()),
+        ({"act_ckpt": "every 2 layers"}, {}, {"act_ckpt"}),
+        ({"zero_stage": "ZeRO-3"}, {"zero": 3}, set()),
+        ({"zero_stage": "FSDP"}, {"zero": 3}, set()),
+        ({"zero_stage": "3 (HSDP)"}, {"zero": 3}, set()),
+        ({"pp_schedule": "1F1B-Interleaved"}, {"schedule": "interleaved_1f1b"}, set()),
+        ({"dtype": "BFloat16 "}, {"precision": "bf16"}, set()),
+        ({"dtype": "mixed"}, {"precision": "bf16"}, {"dtype"}),
+        ({"micro_batch": "3"}, {"micro_batches": 5}, {"global_batch"}),
+        ({"dp": "9"}, {}, {"dp"}),
+        ({"zero_stage": "3", "dp_shard": "3"}, {}, {"dp_shard"}),
+        ({"vocab": "", "ffn": "?", "seq_len": "n/a"}, {}, {"vocab", "ffn", "seq_len"}),
+        ({"gpu_count": "1,024", "dp": "128", "global_batch": "1,024"}, {"ranks": 1024}, set()),
+        ({"gpu_count": ""}, {"ranks": 32}, set()),
+        ({"gpu_count": "10000", "dp": "", "global_batch": "10000"}, {"ranks": 10000}, set()),
+        ({"seq_len": "1048576", "cp": "16", "gpu_count": "512"}, {"ranks": 512}, set()),
+        ({"peak_mem_gb": "70%"}, {}, {"peak_mem_gb"}),
+    ],
+)
+def test_cells_are_understood_in_many_words_or_named(
+    tmp_path: Path, cells: dict[str, str], found: dict[str, object], completed: set[str]
+) -> None:
+    row = {**ROW, **cells}
+    reader = transformer_runs._Reader(row)
+    run = reader.run()
+    assert {key: getattr(run.layout, key) for key in found} == found
+    assert set(run.guessed) == completed
+    assert run.tokens_per_s() > 0
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "end", "mark"), [(",", "\r\n", "\ufeff"), (";", "\r", ""), ("\t", "\n", "")], ids=repr
+)
+def test_files_of_other_programs_are_read(tmp_path: Path, delimiter: str, end: str, mark: str) -> None:
+    lines = [delimiter.join(cells) for cells in (ROW, [f" {cell} " for cell in ROW.values()], [""] * len(ROW))]
+    path = tmp_path / "runs.csv"
+    path.write_bytes((mark + end.join(lines) + end).encode())
+    found = transformer_runs.read_table(path)
+    assert [run.tokens_per_s() for run in found.runs] == [table(tmp_path, [ROW]).runs[0].tokens_per_s()]
+    assert not found.left_out
+
+
+def test_a_file_without_names_of_columns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("1,2,3\n")
+    with pytest.raises(SystemExit):
+        transformer_runs.read_table(path)
+
+
+@pytest.mark.parametrize("missing", [("row_id", "source_id", "family"), ("gpus_per_node", "network", "kv_heads")])
+@pytest.mark.parametrize("families", [0, 1])
+def test_few_rows_and_columns_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: tuple[str, ...], families: int
+) -> None:
+    path = tmp_path / "runs.csv"
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, [key for key in ROW if key not in missing], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows([ROW] * families)
+    for shipped in (False, True):
+        transformer_fit.report(transformer_runs.read_table(path), shipped=shipped)
+        assert capsys.readouterr().out.splitlines()[-1].startswith(f"all: {families} runs")
 
 
 def test_a_row_without_its_layout_gets_one_that_fits(tmp_path: Path) -> None:
@@ -140,7 +226,7 @@ _KEPT = ("row_id", "source_id", "family")
 @given(
     st.dictionaries(
         st.sampled_from([key for key in ROW if key not in _KEPT]),
-        st.sampled_from(["", "?", "n/a", "3", "0"]),
+        st.sampled_from(["", "?", "n/a", "3", "0", "-1", "nan", "1e400", "7%", "1,000", "2.5", "yes", "fp8"]),
         max_size=8,
     )
 )
