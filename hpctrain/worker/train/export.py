@@ -94,8 +94,10 @@ def _alone(recipe: Recipe, state: Mapping[str, NDArray[Any]]) -> Recipe:
 def _save_torch(model: torch.nn.Module, out: Path) -> None:
     import torch
 
-    # Cloned, because torch.save writes all of the memory of which a tensor is a view.
-    torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, out)
+    # Cloned, because torch.save writes all of the memory of which a tensor is a view; contiguous from any device.
+    plain = torch.contiguous_format
+    state = model.state_dict()
+    torch.save({name: tensor.detach().cpu().clone(memory_format=plain) for name, tensor in state.items()}, out)
 
 
 def _save_keras(model: keras.Model, out: Path) -> None:

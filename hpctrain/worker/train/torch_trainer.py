@@ -70,6 +70,8 @@ class TorchTrainer:
         model: torch.nn.Module = models.build(
             recipe.model, "torch", comm, at_once=recipe.batch.at_once(data_place(comm).ranks)
         ).to(self._device)
+        if recipe.mesh.replicates_only and self._has_channels_last():
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         drawn = load_weights(model, recipe.model, comm) if recipe.model.init_from else ()
         self._still = freeze(model, recipe.model.frozen, drawn)
         self._depth = StochasticDepth(model, recipe.stochastic_depth) if recipe.stochastic_depth else None
@@ -136,6 +138,10 @@ class TorchTrainer:
             plan=plan,
         )
         self._statistics = statistics(self.model)
+
+    def _has_channels_last(self) -> bool:
+        """Whether the weights of convolutions lie in memory as images do, with which a GPU's kernels need no copies."""
+        return self._device.type == "cuda"
 
     def _modules(self) -> Sequence[torch.nn.Module]:
         """This rank's part of the model: all of it, or stages of a pipeline."""

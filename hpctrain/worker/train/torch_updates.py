@@ -22,7 +22,7 @@ from torch.optim.sgd import sgd
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import ParameterKind
 from hpctrain.common.recipes.sections import Optimizer
-from hpctrain.worker.adapters.torch.pieces import is_dtensor, local_tensor
+from hpctrain.worker.adapters.torch.pieces import is_dtensor, laid_out, local_tensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -281,7 +281,7 @@ class _Update:
         for state, w in zip(self._states, self._w, strict=True):
             if name not in rules.SCALARS and not is_dtensor(state[name]):
                 # A state that was loaded may be laid out as the parameter was when it was saved.
-                state[name] = _laid_out(state[name], w)
+                state[name] = laid_out(state[name], w)
         return [local_tensor(each[name]) for each in self._states]
 
     def _decayed(self, direction: Tensors, decay: float) -> Tensors:
@@ -350,12 +350,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
         gradient = gradient.to_dense()
     if is_dtensor(parameter) and is_dtensor(gradient) and gradient.placements != parameter.placements:
         gradient = gradient.redistribute(placements=parameter.placements)
-    return _laid_out(local_tensor(gradient), local_tensor(parameter))
-
-
-def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A tensor with its numbers in another's order in memory, which fused kernels need; a copy where it had not."""
-    return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
+    return laid_out(local_tensor(gradient), local_tensor(parameter))
 
 
 def _times(tensors: Tensors, factor: float) -> Tensors:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpctrain.common.checkpoints.read import shape_of
-from hpctrain.worker.adapters.torch.pieces import fill, is_dtensor, tensor_of
+from hpctrain.worker.adapters.torch.pieces import fill, is_dtensor, laid_out, tensor_of
 from hpctrain.worker.adapters.torch.references import whole_of
 
 Named = Iterable[tuple[str, torch.nn.Parameter]]
@@ -52,8 +52,10 @@ def load_optimizer(
 
 def _like(parameter: torch.Tensor, state: Mapping[str, NDArray[Any]], key: str, slot: str) -> torch.Tensor:
     """A saved tensor, laid out as its parameter."""
-    if slot == _STEP or not is_dtensor(parameter) or shape_of(state, key) != tuple(parameter.shape):
+    if slot == _STEP or shape_of(state, key) != tuple(parameter.shape):
         return tensor_of(state[key])
+    if not is_dtensor(parameter):
+        return laid_out(tensor_of(state[key]), parameter)
     tensor = torch.empty_like(parameter, requires_grad=False)
     fill(tensor, state, key)
     return tensor

@@ -59,6 +59,15 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local()
 
 
+def laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor with its numbers in another's order in memory, which fused kernels need; a copy where it had not."""
+    own, other = tensor.stride(), like.stride()
+    # The stride of a dimension of size 1 says nothing, and kernels do not look at it.
+    if own == other or all(size == 1 or a == b for size, a, b in zip(like.shape, own, other, strict=True)):
+        return tensor
+    return torch.empty_like(like).copy_(tensor)
+
+
 def local_pieces(tensor: torch.Tensor) -> list[tuple[tuple[slice, ...], Box]]:
     """The slices of this rank's part of a tensor, each with the box of the whole tensor that it holds."""
     if is_dtensor(tensor):

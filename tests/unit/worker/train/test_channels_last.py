@@ -1,0 +1,153 @@
+"""Weights of convolutions that lie in memory as images do, which recipes have on a GPU, against contiguous ones."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpctrain.common.checkpoints.layout import checkpoint_path
+from hpctrain.common.checkpoints.read import read_state
+from hpctrain.worker.comm.single import SingleCommunicator
+from hpctrain.worker.data.samples import Samples
+from support.digits_recipes import digits_recipe
+from support.small_runs import assert_same_state, recipe, run
+
+torch = pytest.importorskip("torch")
+from hpctrain.worker.adapters.torch.pieces import laid_out  # noqa: E402
+from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
+
+COMM = SingleCommunicator("test")
+
+MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-3}
+LARS = {**MOMENTUM, "rate_in_momentum": True, "trust_coefficient": 0.02}
+TRANSITION = {"center": 1.0, "period": 1.0, "rmsprop_rate": 0.005}
+# For each optimizer, with what else lies in memory as its parameters do.
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": {"name": "sgd", "learning_rate": 0.02, **MOMENTUM}, "averaging": {"decay": 0.8}},
+    "adamw": {"optimizer": {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0}},
+    "lars": {"optimizer": {"name": "lars", "learning_rate": 0.5, **LARS}},
+    "lamb": {"optimizer": {"name": "lamb", "learning_rate": 0.01, "weight_decay": 0.01}},
+    "rmsprop": {"optimizer": {"name": "rmsprop_to_sgd", "learning_rate": 0.02, **MOMENTUM, "transition": TRANSITION}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, its convolutions give the same bits each time, and do not round to 19 bits."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+class ChannelsLast(TorchTrainer):
+    """The layout that a trainer has on a GPU."""
+
+    def _has_channels_last(self) -> bool:
+        return True
+
+
+class Contiguous(TorchTrainer):
+    """The layout that a trainer has on a CPU."""
+
+    def _has_channels_last(self) -> bool:
+        return False
+
+
+def strided(trainer: TorchTrainer) -> list[Any]:
+    """The weights of a trainer that are not contiguous."""
+    return [each for each in trainer.model.parameters() if not each.is_contiguous()]
+
+
+def train(trainer: TorchTrainer) -> None:
+    """Three steps, in two parts each."""
+    rate = trainer._optimizer.param_groups[0]["lr"]
+    for number in range(3):
+        random = np.random.default_rng(number)
+        parts = [
+            Samples(images=random.random((4, 8, 8, 1), np.float32), labels=random.integers(0, 10, 4)) for _ in range(2)
+        ]
+        trainer.step(parts, 2, 1 / 8, rate, number / 3, 0.2 if trainer._average else None)
+
+
+def assert_near(one: TorchTrainer, other: TorchTrainer) -> None:
+    own, its = one.state(), other.state()
+    assert set(own) == set(its)
+    for name in own:
+        np.testing.assert_allclose(own[name], its[name], rtol=0, atol=3e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_states_of_either_layout_resume_in_the_other(case):
+    settings, kinds = digits_recipe(**CASES[case]), (Contiguous, ChannelsLast)
+    trainers = {kind: kind(settings, COMM) for kind in kinds}
+    for trainer in trainers.values():
+        train(trainer)
+    saved = {kind: {name: np.array(each) for name, each in found.state().items()} for kind, found in trainers.items()}
+    for trainer in trainers.values():
+        train(trainer)
+    assert_near(*trainers.values())
+    for before, after in itertools.product(kinds, kinds):
+        resumed = after(settings, COMM)
+        # A trainer may keep the memory that it is given.
+        resumed.restore({name: each.copy("K") for name, each in saved[before].items()})
+        train(resumed)
+        (assert_same_state if before is after else assert_near)(resumed, trainers[after])
+        weights = strided(resumed)
+        assert len(weights) == (2 if after is ChannelsLast else 0)
+        for weight in weights:
+            kept = [each for each in resumed._optimizer.state[weight].values() if each.shape == weight.shape]
+            assert kept and all(each.stride() == weight.stride() for each in kept)
+
+
+def test_a_checkpoint_has_the_numbers_in_the_order_of_their_indices(tmp_path):
+    *_, trainer = run(tmp_path, ChannelsLast, recipe(**CASES["adamw"]))
+    _, state = read_state(checkpoint_path(tmp_path / "checkpoints", 6), 0, 1)
+    assert strided(trainer)
+    for name, weight in trainer.model.named_parameters():
+        np.testing.assert_array_equal(state[f"model.{name}"], weight.detach().cpu().numpy())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_of_an_update_is_laid_out_anew(monkeypatch: pytest.MonkeyPatch, case: str):
+    trainer = ChannelsLast(digits_recipe(**CASES[case]), COMM)
+    train(trainer)
+    made: list[tuple[int, ...]] = []
+    original = torch.empty_like
+
+    def noted(tensor: Any, *arguments: Any, **named: Any) -> Any:
+        if named.get("device") != "meta":
+            made.append(tuple(tensor.shape))
+        return original(tensor, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty_like", noted)
+        trainer._optimizer.step()
+    assert made == []
+
+
+def test_a_layout_that_differs_in_name_alone_is_none():
+    """The stride of a dimension of size 1: all 1 x 1 convolutions have gradients and weights that differ so."""
+    for side in (1, 3):
+        weight = torch.zeros(4, 3, side, side).to(memory_format=torch.channels_last)
+        gradient = torch.randn(4, 3, side, side)
+        assert gradient.stride() != weight.stride()
+        found = laid_out(gradient, weight)
+        assert (found is gradient) == (side == 1)
+        assert torch.equal(found, gradient) and found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.thorough
+def test_a_compiled_network_trains_as_one_that_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    torch.compiler.reset()
+    trainers = [
+        kind(digits_recipe(compile=mode, **CASES["lars"]), COMM)
+        for kind, mode in ((Contiguous, "off"), (ChannelsLast, "on"))
+    ]
+    assert trainers[1].compiled and strided(trainers[1])
+    for trainer in trainers:
+        train(trainer)
+    assert_near(*trainers)
