@@ -108,7 +108,12 @@ class Terminal:
                     tell(f"  to resume: {resume_command(place)}")
 
             yield Audience(
-                show=show, output=console.output, errors=console.errors, notice=console.notice, failed=failed
+                show=show,
+                output=console.output,
+                errors=console.errors,
+                shown=console.has_shown,
+                notice=console.notice,
+                failed=failed,
             )
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> Summary:

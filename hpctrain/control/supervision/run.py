@@ -157,6 +157,8 @@ def _run(job: RunningJob, follower: Follower, leave: Callable[[], str | None]) -
         first_dead=job.first_dead,
         fault_tolerant=rules.fault_tolerant,
     )
+    if failure and failure.printed:
+        failure = replace(failure, shown=job.run.audience.shown(failure.printed))
     if job.never_met and not (failure and failure.lost_hosts):
         failure = job.never_met
     if failure and _is_unexplained(failure, job):

@@ -296,10 +296,9 @@ def _exit_status(stop: SystemExit) -> Ending | None:
 def _describe(error: BaseException) -> Ending:
     kind = type(error).__name__
     if not isinstance(error, HpctrainError):
-        return Ending(exit_code=1, kind=kind, message=f"{error}{_explain(error)}")
-    said = f"{error.advice}{_explain(error)}"
+        return Ending(exit_code=1, kind=kind, message=f"{error}\n{_explain(error)}".rstrip("\n"))
     refused = error.exit_code != stopping.RESUMABLE and not isinstance(error, TransientError)
-    return Ending(exit_code=error.exit_code, kind=kind, message=said, code=error.code, refused=refused)
+    return Ending(exit_code=error.exit_code, kind=kind, message=error.advice, code=error.code, refused=refused)
 
 
 def _print_error(error: BaseException, script: Script | None) -> None:
@@ -307,15 +306,14 @@ def _print_error(error: BaseException, script: Script | None) -> None:
         print(f"hpctrain: {error}", file=sys.stderr)
     else:
         traceback.print_exception(type(error), error, _from_script(error, script))
-        if explained := _explain(error):
-            print(f"hpctrain: {explained.removeprefix('; ')}", file=sys.stderr)
+        print(_explain(error), end="", file=sys.stderr)
 
 
 def _explain(error: BaseException) -> str:
-    """What one of PyTorch's own errors means to a script; empty if it needs no explanation."""
+    """A line on what one of PyTorch's own errors means to a script; empty if it needs no explanation."""
     if parallel := sys.modules.get("hpctrain.worker.adapters.torch.parallel.division"):
         explained: str = parallel.of_divided_tensors(error)
-        return explained and f"; {explained}"
+        return explained and f"hpctrain: {explained}\n"
     return ""
 
 

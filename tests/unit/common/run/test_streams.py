@@ -23,6 +23,24 @@ else:
     print("of a fork", file=sys.stderr)
     os._exit(0)
 """
+PIECES = """
+import os, sys
+from hpctrain.common.run.streams import mark_stderr
+mark_stderr()
+print("a", 1, file=sys.stderr)
+print("b", end="", file=sys.stderr)
+print("c", 2)
+print("d", end="", file=sys.stderr, flush=True)
+os.system("echo e")
+print("f", end="", file=sys.stderr)
+if pid := os.fork():
+    os.waitpid(pid, 0)
+    print("h")
+    print("i", end="", file=sys.stderr)
+    os.kill(os.getpid(), 9)
+print("g")
+os._exit(0)
+"""
 TEXTS = ["one\n", "é 10%\r", "\x1f two", "\x02no mark\x03\r\n", "three", "\n\n"]
 
 
@@ -48,6 +66,16 @@ def test_both_streams_come_out_whole_and_in_order_however_the_log_is_read(sizes:
 
 def test_a_line_without_its_marks() -> None:
     assert without_marks(LOG.decode()) == "".join(TEXTS) + "of a fork\n"
+
+
+def test_a_line_in_pieces_is_whole_in_the_log_and_never_lost() -> None:
+    command = [sys.executable, "-u", "-c", PIECES]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    parts = list(Streams().divide(done.stdout))
+    assert done.returncode == -9
+    assert b"a 1\n" in done.stdout
+    assert "".join(text for is_stderr, text in parts if is_stderr) == "a 1\nbdfi"
+    assert "".join(text for is_stderr, text in parts if not is_stderr) == "c 2\ne\ng\nh\n"
 
 
 HARD = """
