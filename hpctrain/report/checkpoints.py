@@ -17,7 +17,8 @@ from hpctrain.common.checkpoints.reconcile import missing
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, kept
-from hpctrain.common.run.events.kinds import CheckpointEvent, EpochEvent, RunEvent, StartEvent, StoppedEvent
+from hpctrain.common.run.events.kinds import CheckpointEvent, EpochEvent
+from hpctrain.common.run.events.reader import BOUNDS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,7 +61,7 @@ def checkpoint_rows(directory: RunDirectory) -> list[CheckpointRow]:
         HpctrainError: this is no run's directory, or its events are damaged.
     """
     folder = require_checkpoints(directory)
-    outline = EventsFile(directory.events).outline(StartEvent, RunEvent, StoppedEvent, EpochEvent, CheckpointEvent)
+    outline = EventsFile(directory.events).outline(*BOUNDS, EpochEvent, CheckpointEvent)
     events = list(outline)
     accuracies = scores(kept(events))
     newest = newest_whole(folder)

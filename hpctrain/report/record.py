@@ -27,17 +27,15 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.common.run.events.reader import Events
+from hpctrain.common.run.events.reader import BOUNDS, Events
 
 Kind = TypeVar("Kind", bound=Event)
 
 # What a status shows; other kinds are not parsed for it.
 _OF_PROGRESS = (
-    StartEvent,
-    RunEvent,
+    *BOUNDS,
     EpochEvent,
     FaultEvent,
-    StoppedEvent,
     DamagedEvent,
     StallEvent,
     EnergyEvent,

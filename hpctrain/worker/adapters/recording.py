@@ -6,17 +6,32 @@ Rank 0 alone records, once per process. The other ranks record nothing, and noth
 from __future__ import annotations
 
 import atexit
+import functools
+import os
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.events import Event, EventsFile, EventWriter
-from hpctrain.common.run.events.kinds import LIMIT, EnergyEvent, LogEvent, RunEvent, StepEvent, StoppedEvent
+from hpctrain.common.run.events.kinds import (
+    LIMIT,
+    ContinuedEvent,
+    EnergyEvent,
+    LogEvent,
+    RunEvent,
+    SavedEvent,
+    StartEvent,
+    StepEvent,
+    StoppedEvent,
+)
+from hpctrain.worker.adapters.after_import import change_after_import
 from hpctrain.worker.comm import Communicator, forks
 
 if TYPE_CHECKING:
@@ -28,18 +43,68 @@ _PRINT_SECONDS = 1.0
 _ENERGY_SECONDS = 300.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class EarlierAttempts:
+    """What the earlier attempts of a script have done.
+
+    Attributes:
+        begun: when the first of them began.
+        saves: when the script has saved something or was stopped, and after which step.
+        stopped_at: the step after which the last of them was stopped; 0 if it was not.
+        reached: the last step of them, or the furthest that was saved.
+    """
+
+    begun: float
+    saves: Sequence[SavedEvent | StoppedEvent]
+    stopped_at: int
+    reached: int
+
+    @classmethod
+    def of(cls, events: EventsFile) -> EarlierAttempts | None:
+        """Those in a file; None if they made no step."""
+        last = events.last_step()
+        if last is None:
+            return None
+        saves = [
+            event for event in events.few(StoppedEvent, SavedEvent) if isinstance(event, StoppedEvent | SavedEvent)
+        ]
+        begun = min((event.time for event in events.few(StartEvent)), default=0.0)
+        stopped_at = saves[-1].iteration if saves and isinstance(saves[-1], StoppedEvent) else 0
+        reached = max(event.iteration for event in (*saves, last))
+        return cls(begun=begun, saves=saves, stopped_at=stopped_at, reached=reached)
+
+    def goes_on_at(self, loaded: Sequence[float | None], number: int | None) -> int:
+        """The step after which a script goes on that has loaded files of these times, and whose first one has a number.
+
+        A file was written when something was saved, whatever name it has by now. One from before the run, such as
+        weights to begin with, says nothing.
+        """
+        if number and 0 < number - 1 <= self.reached:
+            return number - 1
+        own = [time for time in loaded if time is None or time > self.begun]
+        if not own or not self.saves:
+            return self.stopped_at
+        if None in own:
+            return self.saves[-1].iteration
+        newest = max(time for time in own if time is not None)
+        return min(self.saves, key=lambda event: abs(event.time - newest)).iteration
+
+
 class Recording:
     """Counts steps, records logged values, and prints the newest now and then.
 
     Args:
         path: the run's events; None for a script that was started without ``hpctrain run``.
-        steps: how many steps the earlier attempts had done when the last one stopped.
-        resumed: whether an earlier attempt has done any step.
+        earlier: what earlier attempts have done; None for the first one.
     """
 
-    def __init__(self, path: Path | None = None, steps: int = 0, *, resumed: bool = False) -> None:
-        self.steps = steps
-        self.resumed = resumed
+    def __init__(self, path: Path | None = None, earlier: EarlierAttempts | None = None) -> None:
+        self.steps = earlier.stopped_at if earlier else 0
+        self.resumed = earlier is not None
+        # Until the first step of a resumed script, which has loaded its state by then.
+        self._earlier = earlier
+        self._loaded: list[float | None] = []
+        self._saved = self.steps
         # The launcher writes to the same file, and so do ranks that report a stall.
         self._events = EventWriter(path, alone=False) if path else None
         self._model: weakref.ref[object] | None = None
@@ -77,9 +142,13 @@ class Recording:
         )
         return True
 
-    def step_done(self, learning_rate: float | None) -> None:
-        """Count and record a step that ends now."""
+    def step_done(self, learning_rate: float | None, number: int | None = None) -> None:
+        """Count and record a step that ends now; ``number`` is what the script's own state says that it is."""
         now = time.perf_counter()
+        if self._earlier:
+            self.steps = self._saved = self._earlier.goes_on_at(self._loaded, number)
+            self._earlier = None
+            self._emit(ContinuedEvent(iteration=self.steps))
         self.steps += 1
         if self._events:
             self._emit(
@@ -96,6 +165,17 @@ class Recording:
         self._step_began = now
         if time.monotonic() - self._measured_at >= _ENERGY_SECONDS:
             self._measure()
+
+    def saved(self) -> None:
+        """Record that the script has saved something."""
+        if self._earlier is None and self.steps != self._saved:
+            self._saved = self.steps
+            self._emit(SavedEvent(iteration=self.steps))
+
+    def loaded(self, modified: float | None) -> None:
+        """Note that the script has loaded a file that was written at this time, None for one that is not known."""
+        if self._earlier:
+            self._loaded.append(modified)
 
     def stopped(self, reason: str) -> None:
         """Record that the script has saved its state and leaves, because it was asked to."""
@@ -147,9 +227,40 @@ def begin(path: Path) -> None:
     """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
     global _recording
     # The file may not exist yet: ranks that are started by hand may be the first to write it.
-    before = EventsFile(path)
-    stops = before.few(StoppedEvent)
-    _recording = Recording(path, steps=stops[-1].iteration if stops else 0, resumed=before.has_steps)
+    _recording = Recording(path, EarlierAttempts.of(EventsFile(path)))
+
+
+def watch_files() -> None:
+    """Note what the script saves and loads by PyTorch, by which it is known where it goes on after a resume."""
+    change_after_import({"torch": _watch_files})
+
+
+def _watch_files(torch: ModuleType) -> None:
+    save, load = torch.save, torch.load
+
+    @functools.wraps(save)
+    def saving(*arguments: Any, **settings: Any) -> Any:
+        done = save(*arguments, **settings)
+        if own := recording():
+            own.saved()
+        return done
+
+    @functools.wraps(load)
+    def loading(*arguments: Any, **settings: Any) -> Any:
+        found = load(*arguments, **settings)
+        if own := recording():
+            own.loaded(_modified(arguments[0] if arguments else settings.get("f")))
+        return found
+
+    torch.save, torch.load = saving, loading  # type: ignore[attr-defined]
+
+
+def _modified(file: Any) -> float | None:
+    try:
+        found = Path(file).stat() if isinstance(file, str | os.PathLike) else os.fstat(file.fileno())
+        return found.st_mtime
+    except (AttributeError, OSError):
+        return None
 
 
 def note_data_position() -> None:

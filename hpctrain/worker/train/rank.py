@@ -187,6 +187,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
         if script:
             if rank == 0:
                 recording.begin(directory.events)
+                recording.watch_files()
             try:
                 if plan.capabilities and plan.capabilities.distributes_scripts:
                     from hpctrain.worker.comm import init

@@ -347,6 +347,20 @@ class StoppedEvent(BaseEvent):
         return f"stopped after step {self.iteration}: {self.reason}" if self.iteration else f"stopped: {self.reason}"
 
 
+class SavedEvent(BaseEvent):
+    """A script has saved something with ``torch.save``. Written by its rank 0, once after a step."""
+
+    event: Literal["saved"] = "saved"
+    iteration: Count = Field(description="the last step")
+
+
+class ContinuedEvent(BaseEvent):
+    """A resumed script goes on. Written by its rank 0 ahead of the attempt's first step."""
+
+    event: Literal["continued"] = "continued"
+    iteration: Count = Field(description="the last step before the state that the script has loaded; 0 for none")
+
+
 class StallEvent(BaseEvent):
     """Ranks wait for another one. Written by the lowest rank that waits, once per wait."""
 
@@ -414,6 +428,8 @@ KnownEvent = (
     | EnergyEvent
     | OverlapEvent
     | StoppedEvent
+    | SavedEvent
+    | ContinuedEvent
     | StallEvent
     | FaultEvent
     | RecoveredFaultEvent

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import read_error
@@ -17,6 +17,7 @@ from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.events.index import LineIndex, line_at, load, save
 from hpctrain.common.run.events.kinds import (
     BrokenImagesEvent,
+    ContinuedEvent,
     EpochEvent,
     Event,
     LogEvent,
@@ -111,7 +112,7 @@ class EventsFile:
 
     def outline(self, *kinds: type[Event]) -> Iterator[Event]:
         """The same, or all events but steps and logs where no kind is named, with the last step of the attempt before
-        each end of an epoch: what :func:`kept` needs, if starts, runs and stops are among them.
+        each end of an epoch: what :func:`kept` needs, if :data:`BOUNDS` are among them.
         """
         names = {kind.model_fields["event"].default.encode() for kind in kinds}
         if not self._index.few:
@@ -150,10 +151,13 @@ class EventsFile:
             events = [self._parse(line_at(file, place), place.number) for place in places if place.number > begin]
         return [event for event in events if isinstance(event, kind)]
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether any attempt made a step."""
-        return bool(self._index.steps)
+    def last_step(self) -> StepEvent | None:
+        """The last step of any attempt; None without one."""
+        if not self._index.steps:
+            return None
+        with _refused(self._path), open_regular(self._path, links=False) as file:
+            place = self._index.steps[-1]
+            return cast(StepEvent, self._parse(line_at(file, place), place.number))
 
     def last(self) -> Event | None:
         """The last event; None without one."""
@@ -177,6 +181,8 @@ def update_index(path: Path) -> None:
 
 
 _AFTER_STEPS = (EpochEvent, BrokenImagesEvent)
+# By which it is known what was lost and done again.
+BOUNDS = (StartEvent, RunEvent, StoppedEvent, ContinuedEvent)
 
 
 @contextlib.contextmanager
@@ -223,22 +229,29 @@ class Kept:
     """Tells of the events of a run, in order, which are not lost and repeated.
 
     A run has one start an attempt. What lies after the checkpoint that an attempt goes on from was lost, although its
-    events are in the file.
+    events are in the file. A script has loaded its state by an attempt's first step, and then says where it goes on.
 
     Args:
         events: all attempts of the run that have begun. Attempts that begin later are not known to lose anything.
     """
 
     def __init__(self, events: Events) -> None:
-        few = events.few(StartEvent, RunEvent, StoppedEvent) if isinstance(events, EventsFile) else events
+        few = events.few(*BOUNDS) if isinstance(events, EventsFile) else events
         # A number undoes earlier events down to that iteration; None makes sure that earlier events stay.
         marks: list[int | None] = []
-        saves = ScriptSaves()
+        saves, told = ScriptSaves(), 0
+        # What a script logs after the step behind which it goes on is not logged again.
+        self._logs_stay = False
         for event in few:
             if isinstance(event, StartEvent):
                 marks.append(event.iteration)
             if saves.at(event):
                 marks.append(None)
+            if isinstance(event, ContinuedEvent):
+                # Better known than what was taken for true of a script until then.
+                marks[told:] = [event.iteration] * (len(marks) - told)
+                told = len(marks)
+                self._logs_stay = True
         self._limits: list[int | None] = []
         limit: int | None = None
         for mark in reversed(marks):
@@ -259,8 +272,11 @@ class Kept:
         if isinstance(event, StartEvent):
             self._next()
             self._done = event.iteration
+        elif isinstance(event, ContinuedEvent):
+            self._done = event.iteration
         self.needed = event.last_step_needed(self._done)
-        kept = self._limit is None or self.needed <= self._limit
+        needed = self.needed - (self._logs_stay and isinstance(event, LogEvent))
+        kept = self._limit is None or needed <= self._limit
         if self._saves.at(event):
             self._next()
             self._done = 0

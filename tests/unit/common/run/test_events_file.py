@@ -21,6 +21,7 @@ from hpctrain.common.run.events import index as index_module
 from hpctrain.common.run.events import reader as reader_module
 from hpctrain.common.run.events.kinds import (
     CheckpointEvent,
+    ContinuedEvent,
     EnergyEvent,
     EpochEvent,
     LogEvent,
@@ -273,6 +274,7 @@ EVENTS = st.one_of(
     st.builds(step, st.integers(1, 8)),
     st.builds(lambda iteration: LogEvent(iteration=iteration, values={"a": 1.0}), st.integers(1, 8)),
     st.builds(lambda iteration: StoppedEvent(iteration=iteration, reason="asked"), st.integers(1, 8)),
+    st.builds(lambda iteration: ContinuedEvent(iteration=iteration), st.integers(0, 6)),
     st.builds(lambda iteration: CheckpointEvent(iteration=iteration), st.integers(1, 8)),
     st.builds(epoch, st.integers(1, 3)),
     st.builds(run, st.sampled_from([None, "digits"])),
@@ -281,25 +283,33 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=30))
 def test_kept_is_what_no_later_start_undoes(events: list[Event]) -> None:
-    """By definition: each event against each later start, up to where a script has saved its state."""
+    """By definition: each event against each later start, up to where a script has saved its state.
+
+    Where a script says where it goes on, what went before since it last said so was that start, also what it had saved.
+    """
     wanted = []
-    done, script = 0, False
-    saves = []
+    done, told, script = 0, -1, False
+    starts: dict[int, int | None] = {}
     for number, event in enumerate(events):
         script = event.recipe is None if isinstance(event, RunEvent) else script
+        if isinstance(event, StartEvent):
+            starts[number] = event.iteration
         if isinstance(event, StoppedEvent) and (
             script or not any(isinstance(each, RunEvent) for each in events[:number])
         ):
-            saves.append(number)
+            starts[number] = None
+        if isinstance(event, ContinuedEvent):
+            starts |= dict.fromkeys((place for place in starts if place > told), event.iteration)
+            told = number
     for number, event in enumerate(events):
-        if isinstance(event, StartEvent | StepEvent):
+        if isinstance(event, StartEvent | StepEvent | ContinuedEvent):
             done = event.iteration
-        needed = event.last_step_needed(done)
-        end = min((save for save in saves if save >= number), default=len(events))
-        later = [start.iteration for start in events[number + 1 : end] if isinstance(start, StartEvent)]
-        if all(needed <= iteration for iteration in later):
+        needed = event.last_step_needed(done) - (isinstance(event, LogEvent) and told >= 0)
+        later = [starts[place] for place in starts if place >= number + isinstance(event, StartEvent)]
+        limits = later[: later.index(None)] if None in later else later
+        if all(needed <= limit for limit in limits):
             wanted.append(event)
-        if number in saves:
+        if number in starts and not isinstance(event, StartEvent):
             done = 0
     assert [*kept(events)] == wanted
 

@@ -16,7 +16,7 @@ import hpctrain as ht
 from hpctrain.cli.status import _table
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter, read_events
-from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.common.run.events.kinds import SavedEvent, StartEvent
 from hpctrain.common.run.events.reader import kept
 from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.control.schedulers.find_run import find_run
@@ -229,3 +229,41 @@ def test_a_line_holds_json_alone(directory):
     ht.log(loss=math.nan)
     for line in directory.events.read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "number", "place"),
+    [
+        # The file was written when step 5 had been saved, or a little later.
+        ([106.0], None, 5),
+        ([106.0, 50.0], None, 5),
+        ([111.5], None, 10),
+        # Where the time of what was loaded is not known, it was the newest.
+        ([None], None, 10),
+        # Nothing of this run was loaded.
+        ([], None, 0),
+        ([50.0], None, 0),
+        # The optimizer's own count, if it can be one of this run.
+        ([], 8, 7),
+        ([106.0], 1, 5),
+        ([106.0], 1000, 5),
+    ],
+)
+def test_where_a_killed_script_goes_on(directory, monkeypatch, loaded, number, place):
+    train(12)
+    with EventWriter(directory.events, alone=False) as events:
+        events.emit(SavedEvent(time=105.0, iteration=5))
+        events.emit(SavedEvent(time=110.0, iteration=10))
+    first, *others = directory.events.read_text().splitlines()
+    directory.events.write_text("\n".join([json.dumps({**json.loads(first), "time": 100.0}), *others, ""]))
+    monkeypatch.setattr(recording, "_recording", None)
+    recording.begin(directory.events)
+    own = recording.recording()
+    for time in loaded:
+        own.loaded(time)
+    own.saved()
+    own.step_done(0.1, number)
+    own.saved()
+    own.saved()
+    last = [(event.event, event.iteration) for event in [*read_events(directory.events)][-3:]]
+    assert last == [("continued", place), ("step", place + 1), ("saved", place + 1)]
