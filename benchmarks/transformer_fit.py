@@ -19,7 +19,6 @@ from transformer_runs import Run, Table
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.memory import memory
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
-from hpctrain.control.predict.transformers.search import USABLE
 from hpctrain.control.topology.fabric import Floats
 
 # Of the logarithm: of a run by itself, and of a software's factor.
@@ -221,7 +220,7 @@ def memory_line(table: Table) -> tuple[str, float]:
 
 def fits(run: Run) -> bool:
     """Whether a run is predicted to fit, as a search judges it."""
-    return memory(run.network, run.layout).used <= USABLE * run.room
+    return memory(run.network, run.layout).fits(run.room)
 
 
 def print_limits(table: Table) -> None:
@@ -336,7 +335,7 @@ def print_coverage(table: Table) -> None:
     for run in table.runs:
         if run.measured is None:
             reasons[
-                run.family, "time not published, memory alone" if run.peak else "it alone says whether it fits"
+                run.family, "time not published, memory alone" if run.peak else "only whether it fits is published"
             ] += 1
         elif run.assumed_gpu:
             reasons[run.family, "GPU not stated, order of layouts alone"] += 1

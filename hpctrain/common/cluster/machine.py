@@ -34,7 +34,7 @@ _DISTRIBUTIONS = {
 
 
 def _unknown() -> None:
-    """The memory of GPUs that nobody has asked for it."""
+    """The memory of GPUs where it was not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

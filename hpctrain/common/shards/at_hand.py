@@ -24,9 +24,12 @@ def manifest_at_hand(recipe: Recipe) -> ShardManifest | None:
     return read_manifest(folder) if os.path.exists(folder / MANIFEST) else None  # noqa: PTH110 - of over-long names
 
 
-def head_classes(recipe: Recipe) -> int:
-    """The outputs of the last layer of a recipe's network of images, as far as this is known here."""
+def head_classes(recipe: Recipe, manifest: ShardManifest | None) -> int:
+    """The outputs of the last layer of a recipe's network of images, as far as this is known here.
+
+    Args:
+        manifest: see :func:`manifest_at_hand`.
+    """
     if recipe.model.classes is not None:
         return recipe.model.classes
-    manifest = manifest_at_hand(recipe)
     return IMAGENET_CLASSES if manifest is None else len(manifest.classes)

@@ -88,6 +88,6 @@ def parameters(recipe: Recipe) -> int:
     if not of_class:
         return usual
     # Imported here because it loads NumPy.
-    from hpctrain.common.shards.at_hand import IMAGENET_CLASSES, head_classes
+    from hpctrain.common.shards.at_hand import IMAGENET_CLASSES, head_classes, manifest_at_hand
 
-    return usual + of_class * (head_classes(recipe) - IMAGENET_CLASSES)
+    return usual + of_class * (head_classes(recipe, manifest_at_hand(recipe)) - IMAGENET_CLASSES)

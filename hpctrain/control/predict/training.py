@@ -195,7 +195,8 @@ def recipe_training(recipe: Recipe) -> Training:
     require_data_parallel(recipe.mesh)
     sizes = None if recipe.data.name == "digits" else _sizes(recipe)
     mean = None if sizes is None else round(float(np.sqrt(np.mean(sizes**2))))
-    classes = head_classes(recipe)
+    shards = manifest_at_hand(recipe)
+    classes = head_classes(recipe, shards)
     return Training(
         workload=load_workload(recipe.model.name, image_size=mean, classes=classes),
         largest=load_workload(
@@ -205,7 +206,7 @@ def recipe_training(recipe: Recipe) -> Training:
         communication=recipe.communication,
         precision=recipe.precision,
         recipe=recipe,
-        shards=manifest_at_hand(recipe),
+        shards=shards,
     )
 
 

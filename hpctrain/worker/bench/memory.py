@@ -21,9 +21,10 @@ from mpi4py import MPI
 from torch import nn
 
 import hpctrain as ht
+from hpctrain.common.recipes.gpt import BENCHED
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.torch.pieces import local_tensor
-from hpctrain.worker.bench.workloads import GPT_SIZE, BenchWorkload, shared_workload
+from hpctrain.worker.bench.workloads import BenchWorkload, shared_workload
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.train.parallel_plan import plan_of
 
@@ -49,7 +50,7 @@ def variants(model: str, ranks: int) -> dict[str, Variant]:
         return found
     found |= {f"ZeRO {stage}": Variant(mesh=shards, zero=stage) for stage in (1, 2, 3)}
     found["ZeRO 3, recompute"] = Variant(mesh=shards, zero=3, recompute=True)
-    if model == "gpt" and GPT_SIZE.heads % ranks == 0:
+    if model == "gpt" and BENCHED.heads % ranks == 0:
         found[f"tp {ranks}"] = Variant(mesh=Mesh(tp=ranks).at(ranks))
     if model == "gpt" and ranks % 2 == 0 and ranks > 2:
         found["tp 2, ZeRO 3"] = Variant(mesh=Mesh(dp_shard=-1, tp=2).at(ranks), zero=3)
@@ -145,7 +146,7 @@ def train(work: BenchWorkload, model: nn.Module, optimizer: torch.optim.Optimize
 
 def own_parameters(work: BenchWorkload, mesh: Mesh) -> float:
     """How many parameters a rank holds: tp divides the linear layers of a GPT's blocks."""
-    whole, parts = sum(each.numel() for each in work.build().parameters()), GPT_SIZE.transformer.parameters
+    whole, parts = sum(each.numel() for each in work.build().parameters()), BENCHED.transformer.parameters
     divided = parts.layers * (parts.attention + parts.mlp) if mesh.tp > 1 else 0
     return whole - divided + divided / mesh.tp
 

@@ -18,7 +18,6 @@ from hpctrain.worker.models.torch_resnet import resnet50
 from hpctrain.worker.models.torch_transformer import small_encoder
 
 _IMAGE, _TOKENS, _LENGTH = 32, 8192, 64
-GPT_SIZE = BENCHED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,7 @@ def workload(model: str, *, batch: int, image_size: int, rank: int) -> BenchWork
     """
     random = torch.Generator().manual_seed(rank)
     if model in ("transformer", "gpt"):
-        tokens, build = (_TOKENS, small_encoder) if model == "transformer" else (GPT_SIZE.vocabulary, _gpt)
+        tokens, build = (_TOKENS, small_encoder) if model == "transformer" else (BENCHED.vocabulary, _gpt)
         x, y = (torch.randint(0, tokens, (batch, _LENGTH), generator=random) for _ in range(2))
         return BenchWorkload(build=_seeded(build), x=x, y=y)
     if model == "digits":
@@ -83,7 +82,7 @@ def shared_workload(comm: Communicator, mesh: Mesh, model: str, *, batch: int, i
 
 
 def _gpt() -> nn.Module:
-    return GPT(GPT_SIZE)
+    return GPT(BENCHED)
 
 
 def _seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -24,7 +24,6 @@ from hpctrain.control.predict.transformers.step import predict_step
 from hpctrain.control.predict.values import Values, drawn
 
 if TYPE_CHECKING:
-    from hpctrain.common.recipes.mesh import Axis
     from hpctrain.control.predict.calibration import Calibration
     from hpctrain.control.predict.curves import Curve
     from hpctrain.control.predict.network import Network
@@ -146,7 +145,7 @@ class HostSystem(System):
         }
 
     def ring(
-        self, layout: Layout, axis: Axis, size: int, stride: int, nbytes: float, values: Mapping[str, float]
+        self, share: float, size: int, stride: int, nbytes: float, values: Mapping[str, float]
     ) -> tuple[float, float]:
         """By the time of an all-reduce, whose two halves are a gather and a scatter; a host's groups take turns."""
         local = max(1, min(size, self.joined // stride))

@@ -19,6 +19,9 @@ from hpctrain.control.predict.zero import StateBytes, zero_bytes
 # ring and tree, on 32 channels: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. Assumed.
 NCCL_BYTES = 2 * 32 * 6 * 2**20
 
+# What libraries, other streams and changing shapes may need beside what is predicted.
+USABLE = 0.95
+
 # Logits that exist at a time where the loss is computed in chunks: _LOGITS of
 # hpctrain/worker/train/torch_chunked_loss.py.
 _CHUNK = 2**25
@@ -133,6 +136,10 @@ class RankMemory:
     def used(self) -> float:
         """The device's memory in use, as nvidia-smi shows it."""
         return self.reserved + self.communication + CONTEXT_BYTES
+
+    def fits(self, nbytes: float) -> bool:
+        """Whether a device with so many bytes has room."""
+        return self.used <= USABLE * nbytes
 
     @property
     def largest(self) -> str:

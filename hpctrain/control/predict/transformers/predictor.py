@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,14 @@ from hpctrain.control.predict.transformers.host import Hosts
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.memory import RankMemory, memory
 from hpctrain.control.predict.transformers.rates import System, step_constants, step_file
-from hpctrain.control.predict.transformers.search import USABLE, Candidate, require_fitting, search
+from hpctrain.control.predict.transformers.search import Candidate, require_fitting, search
 from hpctrain.control.predict.transformers.step import StepTime, predict_step
 from hpctrain.control.predict.values import Estimate, Values, drawn, estimate
+from hpctrain.control.topology.fabric import Floats
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.network import Network
     from hpctrain.control.predict.transformers.prediction import LanguageTraining
-    from hpctrain.control.topology.fabric import Floats
 
 _LARGEST = 1 << 16
 # Terms of a step in which ranks wait for each other's bytes, and in which they compute.
@@ -181,7 +181,7 @@ class Predictor:
         return fits
 
     def _fits(self, layout: Layout) -> bool:
-        return self.held(layout).used <= USABLE * self.memory_bytes
+        return self.held(layout).fits(self.memory_bytes)
 
     def choices(self, layout: Layout, held: RankMemory) -> Mapping[str, int]:
         """Bytes with what would make them fewer."""
@@ -240,6 +240,7 @@ class HostPredictor(Predictor):
     """The same on the cores of hosts, whose constants are drawn."""
 
     hosts: Hosts
+    _drawn: dict[Layout, Floats] = field(default_factory=dict, init=False)
 
     @cached_property
     def shares(self) -> None:
@@ -262,19 +263,21 @@ class HostPredictor(Predictor):
         return self.training.trained(layout, on_gpus=False)
 
     def drawn(self, candidate: Candidate) -> Floats:
-        """Seconds of a step, (columns,)."""
-        training, columns = self.training, range(self.values.columns)
-        steps = [
-            predict_step(
-                training.network,
-                candidate.layout,
-                self.hosts.system(self.network, column),
-                software=candidate.software,
-                sequence=training.sequence,
-            )
-            for column in columns
-        ]
-        return np.array([step.seconds for step in steps])
+        """Seconds of a step, (columns,), drawn once for each layout."""
+        training, layout = self.training, candidate.layout
+        if layout not in self._drawn:
+            steps = [
+                predict_step(
+                    training.network,
+                    layout,
+                    self.hosts.system(self.network, column),
+                    software=candidate.software,
+                    sequence=training.sequence,
+                )
+                for column in range(self.values.columns)
+            ]
+            self._drawn[layout] = np.array([step.seconds for step in steps])
+        return self._drawn[layout]
 
     def seconds(self, candidate: Candidate) -> Estimate:
         return estimate(self.drawn(candidate))

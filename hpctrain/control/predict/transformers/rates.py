@@ -180,14 +180,17 @@ class System:
         return step_constants()
 
     def ring(
-        self, layout: Layout, axis: Axis, size: int, stride: int, nbytes: float, values: Mapping[str, float]
+        self, share: float, size: int, stride: int, nbytes: float, values: Mapping[str, float]
     ) -> tuple[float, float]:
-        """Bytes a second of a collective among the ranks of an axis, which are some apart, and its latency."""
+        """Bytes a second of a collective among the ranks of an axis, which are some apart, and its latency.
+
+        Args:
+            share: of the adapters' rate that the axis gets.
+        """
         within = self.bus_rate(nbytes) * values["bus"]
         if size * stride <= self.joined:
             return within, values["local"]
         local = max(1, min(size, self.joined // stride))
-        share = self.shares(layout).get(axis, 1.0) if self.shares else 1.0
         between = self.network_bytes_per_s * share * values["wire"] * local
         return min(within, between), values["local"] + values["hop"] * math.ceil(size / local)
 

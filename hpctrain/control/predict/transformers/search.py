@@ -10,15 +10,13 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.layout import ONE_STAGE, Layout, divisors, require_positions
-from hpctrain.control.predict.transformers.memory import RankMemory, memory
+from hpctrain.control.predict.transformers.memory import USABLE, RankMemory, memory
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.step import StepTime, predict_step
 
 # Tokens of a sample on a rank along cp: shorter sequences need no division.
 _LEAST_CONTEXT = 8192
 _MOST_STAGES = 64
-# What libraries, other streams and changing shapes may need beside what is predicted.
-USABLE = 0.95
 # Schedules of a pipeline, each with the stages that a rank has.
 _SCHEDULES: tuple[tuple[str, int], ...] = (
     ("1f1b", 1),
@@ -115,7 +113,7 @@ def search(
             layout, software = trained(found)
             held = memory(network, layout, sequence=sequence)
             least = held.used if least is None else min(least, held.used)
-            if held.used <= USABLE * memory_bytes:
+            if held.fits(memory_bytes):
                 step = predict_step(network, layout, system, software=software, sequence=sequence)
                 fitting.append(Candidate(layout=layout, software=software, step=step, memory=held))
                 # Recomputing more than memory asks for only takes longer.

@@ -288,7 +288,12 @@ class _Step:
     def ring(self, axis: Axis, size: int, nbytes: float) -> tuple[float, float]:
         """Bytes a second of a collective among the ranks of an axis, and its latency; dp_shard is with cp."""
         stride = self.stride(axis) // (self.sizes["cp"] if axis == "dp_shard" else 1)
-        return self.system.ring(self.layout, axis, size, stride, nbytes, self.values)
+        return self.system.ring(self.shares.get(axis, 1.0), size, stride, nbytes, self.values)
+
+    @cached_property
+    def shares(self) -> Mapping[Axis, float]:
+        """What each axis gets of the adapters' rate, of those that share links."""
+        return self.system.shares(self.layout) if self.system.shares else {}
 
     def stride(self, axis: Axis) -> int:
         """How far apart neighbours along an axis are."""

@@ -23,7 +23,7 @@ from hpctrain.control.predict.transformers.prediction import (
     recipe_language_training,
 )
 from hpctrain.control.predict.transformers.rates import System
-from hpctrain.control.predict.transformers.search import USABLE, require_fitting, search
+from hpctrain.control.predict.transformers.search import require_fitting, search
 from hpctrain.control.predict.transformers.settings import Settings, parse_settings
 from hpctrain.control.predict.transformers.step import predict_step
 from support.refusals import refused
@@ -47,7 +47,7 @@ def test_all_found_fit_ranks_batch_and_memory_and_the_fastest_is_first():
     for each in found.fitting:
         assert each.layout.ranks == 16
         assert each.layout.global_batch == 64
-        assert each.memory.used <= USABLE * 80e9
+        assert each.memory.fits(80e9) and not each.memory.fits(each.memory.used)
         each.layout.check(named("llama3-8b"), ranks=16, global_batch=64)
     seconds = [each.step.seconds for each in found.fitting]
     assert seconds == sorted(seconds)
@@ -67,7 +67,7 @@ def test_a_search_finds_what_trying_all_would():
             sequence_parallel=tp > 1,
         )
         seconds = predict_step(network, layout, H100).seconds
-        if memory(network, layout).used <= USABLE * 80e9 and (best is None or seconds < best):
+        if memory(network, layout).fits(80e9) and (best is None or seconds < best):
             best = seconds
     assert best is not None
     assert found_for(network, 8, 64).fitting[0].step.seconds <= best
@@ -127,8 +127,8 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not():
     (row,) = predict_language(llama(Mesh(dp_shard=-1)), NODE, networks(4)).rows
     layout = llama(Mesh(dp_shard=-1)).layout(32)
     most = row.largest_batch
-    sizes = [memory(named("llama3-8b"), replace(layout, micro_batch=size)).used for size in (most, most + 1)]
-    assert sizes[0] <= USABLE * gpu("h100-sxm").memory_bytes < sizes[1]
+    held = [memory(named("llama3-8b"), replace(layout, micro_batch=size)) for size in (most, most + 1)]
+    assert [each.fits(gpu("h100-sxm").memory_bytes) for each in held] == [True, False]
 
 
 def test_a_mesh_larger_than_a_node_is_measured_against_the_fewest_nodes():
