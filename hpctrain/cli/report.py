@@ -39,10 +39,9 @@ def report(
 
     If the run was predicted, its measured figures are set beside the prediction.
     """
-    import json
-
     from hpctrain.cli.comparison import print_comparison
     from hpctrain.common.errors import HpctrainError
+    from hpctrain.common.files.utf8 import json_text
     from hpctrain.common.run.directory import RunDirectory
     from hpctrain.control.schedulers.find_run import LAST, last_run
     from hpctrain.control.supervision.repeats import array_series, read_series
@@ -77,7 +76,7 @@ def report(
     if prediction:
         keep_prediction(directory, prediction)
     if as_json:
-        answer(json.dumps(read_summary(directory), indent=2))
+        answer(json_text(read_summary(directory), indent=2))
         return
     page = write_report(directory)
     print_comparison(directory)

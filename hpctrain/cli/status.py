@@ -15,6 +15,9 @@ from hpctrain.report.say import answer, tell
 if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus
 
+# A longer name of a value that a script logs moves its own row alone.
+_WIDEST_NAME = 60
+
 Target = Annotated[
     str,
     typer.Argument(
@@ -70,34 +73,35 @@ def _show_runs(*, as_json: bool) -> None:
 def _table(run: RunStatus) -> str:
     from hpctrain.report.energy import energy_line
 
-    rows = {
-        run.title: " ".join([run.state, f"(attempt {run.attempt})" if (run.attempt or 1) > 1 else ""]).strip(),
-        "": run.message,
-        "resume with": run.resume,
-        "directory": run.run_dir,
-        "jobs": ", ".join(run.job_ids),
-        "hosts": _hosts(run),
-        "step": _of(run.step, run.steps),
-        "epoch": _of(run.epoch, run.epochs),
-        "step loss": _figure(run.step_loss, "{:.4g}"),
+    rows = [
+        (run.title, " ".join([run.state, f"(attempt {run.attempt})" if (run.attempt or 1) > 1 else ""]).strip()),
+        ("", run.message),
+        ("resume with", run.resume),
+        ("directory", run.run_dir),
+        ("jobs", ", ".join(run.job_ids)),
+        ("hosts", _hosts(run)),
+        ("step", _of(run.step, run.steps)),
+        ("epoch", _of(run.epoch, run.epochs)),
+        ("step loss", _figure(run.step_loss, "{:.4g}")),
         # The last epoch's figures have the names of the summary.
-        "train loss": _figure(run.train_loss),
-        "test accuracy": _figure(run.test_accuracy),
-        **{name: _figure(value, "{:.6g}") or "not finite" for name, value in run.logged.items()},
-        "throughput": None if run.samples_per_s is None else f"{run.samples_per_s:,.0f} samples/s",
-        "energy": energy_line(run.energy_kwh, run.energy_covers, run.slurm_energy_kwh),
-        "elapsed": _duration(run.elapsed_s),
-        "remaining": _remaining(run),
-        "last event": _last_event(run),
-        "survived": run.survived,
-        "stalls": run.stalls,
-    }
-    width = max(map(len, rows))
+        ("train loss", _figure(run.train_loss)),
+        ("test accuracy", _figure(run.test_accuracy)),
+        # A script may call what it logs like another row, or anything else.
+        *(
+            (name if name.isprintable() else repr(name), _figure(value, "{:.6g}") or "not finite")
+            for name, value in run.logged.items()
+        ),
+        ("throughput", None if run.samples_per_s is None else f"{run.samples_per_s:,.0f} samples/s"),
+        ("energy", energy_line(run.energy_kwh, run.energy_covers, run.slurm_energy_kwh)),
+        ("elapsed", _duration(run.elapsed_s)),
+        ("remaining", _remaining(run)),
+        ("last event", _last_event(run)),
+        ("survived", run.survived),
+        ("stalls", run.stalls),
+    ]
+    width = min(max(len(name) for name, _ in rows), _WIDEST_NAME)
     return "\n".join(
-        f"{name if first else '':<{width}}  {line}"
-        for name, value in rows.items()
-        if value
-        for first, line in _lines(value)
+        f"{name if first else '':<{width}}  {line}" for name, value in rows if value for first, line in _lines(value)
     )
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import read_error
+from hpctrain.common.files.disk import reading
 from hpctrain.common.files.printable import printable
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import parse_event
@@ -87,7 +87,9 @@ class _EventLines:
 
     def lines(self) -> list[str]:
         """New lines. An event that cannot be read is left out."""
-        for line in self._tail.lines(at_most=_MOST_BYTES):
+        with reading(self._tail.path, "the files in logs/ are what the ranks printed"):
+            lines = self._tail.lines(at_most=_MOST_BYTES)
+        for line in lines:
             with contextlib.suppress(HpctrainError):
                 self._console.show(parse_event(line, str(self._tail.path)))
         text = self._shown.getvalue()
@@ -107,7 +109,7 @@ class _Log(Tail):
 
     def new(self, *, last: bool, at_most: int) -> list[str]:
         """New lines. After the run's end, lines that are added while reading are not waited for."""
-        try:
+        with reading(self.path, "--rank leaves it out"):
             if last:
                 self._end = self._end or self.path.stat().st_size or 1
                 if self.offset >= self._end:
@@ -117,8 +119,6 @@ class _Log(Tail):
             while last and not lines and self.offset < self._end and (text := self.text(at_most=at_most)):
                 lines = self._add(text)
             return [*map(plain, lines or (self._lines.rest() if last else ()))]
-        except OSError as error:
-            raise read_error(error, self.path, "--rank leaves it out") from error
 
     def _add(self, piece: bytes) -> list[str]:
         return self._lines.add("".join(text for _, text in self._streams.divide(piece)))

@@ -26,7 +26,7 @@ from hpctrain.control.schedulers.slurm.energy import consumed_joules
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.energy import energy_text, kwh
 from hpctrain.report.faults import fault_line, trouble_lines
-from hpctrain.report.plots import curves, overlap
+from hpctrain.report.plots import MOST_NAMES, curves, overlap
 from hpctrain.report.predicted import PredictedRow, own_prediction, read_prediction
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title
@@ -83,9 +83,8 @@ def keep_prediction(directory: RunDirectory, file: Path) -> None:
     content, predicted = read_prediction(file, plan)
     write_whole(directory.prediction, content, private=True, elsewhere=_ELSEWHERE)
     if directory.summary.exists():
-        summary = read_model(directory.summary, Summary).model_dump()
         compared = comparison_keys(compare(Record.read(directory), plan, predicted))
-        write_json(directory.summary, summary | compared)
+        write_json(directory.summary, read_summary(directory) | compared)
 
 
 def render(directory: RunDirectory) -> str:
@@ -104,6 +103,7 @@ def render(directory: RunDirectory) -> str:
         last_time=_date(record.last_time) if record.last_time else "",
         figures=[*_figures(summary, plan.recipe), *_energy(summary, record)],
         curves={caption: _picture(svg) for caption, svg in curves(record, reported).items()},
+        left_out=len(record.logged_counts) - MOST_NAMES,
         overlaps=[(event.iteration, _picture(overlap(event.timeline))) for event in record.overlaps[:1]],
         hidden=_hidden_share(record.overlaps[0].timeline) if record.overlaps else None,
         comparison=compare(record, plan, predicted) if predicted else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 from array import array
@@ -58,6 +59,10 @@ _STYLE: dict[Any, Any] = {
 _POINTS = 600
 # Fewer points than this get a marker each.
 _MARKED = 30
+MOST_NAMES = 100
+"""Of more values that a script logs, the first are drawn: each curve takes a tenth of a second."""
+# Of more buckets, the first are drawn, and so many have a row of full height.
+_MOST_BUCKETS, _FULL_ROWS = 200, 20
 
 
 class Means:
@@ -129,10 +134,11 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
 
 def _by_step_alone(record: Record) -> dict[str, str]:
     """The curves of a script: its logged values by name, and the known values of its steps."""
-    series = {name: Means(count) for name, count in record.logged_counts.items()}
+    drawn = itertools.islice(record.logged_counts.items(), MOST_NAMES)
+    series = {name: Means(count) for name, count in drawn}
     for event in record.logs():
-        for name, value in event.values.items():
-            series[name].add(event.iteration, value)
+        for name in event.values.keys() & series.keys():
+            series[name].add(event.iteration, event.values[name])
     # Added last, because a script may log these names, too.
     rate, seconds = Means(record.totals.count), Means(record.timed.count)
     for step in record.steps():
@@ -148,7 +154,8 @@ def overlap(timeline: Sequence[Moment]) -> str:
     bars.
     """
     buckets = sorted({bucket for _, _, bucket in timeline})
-    height = 0.9 + 0.3 * min(len(buckets), 20)
+    timeline = [moment for moment in timeline if moment[2] <= buckets[:_MOST_BUCKETS][-1]]
+    height = 0.9 + 0.3 * min(len(buckets), _FULL_ROWS)
     # Not wider, so that its text can be read on a telephone.
     return _picture("overlap", lambda axes: _overlap(axes, timeline), width=6.2, height=height)
 
@@ -293,7 +300,7 @@ def _overlap(axes: Axes, timeline: Sequence[Moment]) -> None:
     if times["gradient"]:
         last = max(milliseconds for _, milliseconds in times["gradient"])
         axes.axvline(last, color=_SECOND, linestyle="--", linewidth=1, label="last gradient of the step")
-    axes.set_yticks(sorted({bucket for _, _, bucket in timeline}))
+    axes.yaxis.set_major_locator(MaxNLocator(_FULL_ROWS, integer=True, steps=[1, 2, 5, 10]))
     axes.invert_yaxis()
     axes.set_ylabel("bucket")
     axes.set_xlabel("milliseconds")

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events.kinds import EpochEvent
+from hpctrain.common.run.events.kinds import Count, EpochEvent, Seconds
 from hpctrain.common.run.plan import Plan
 from hpctrain.report.comparison import compare, comparison_keys
 from hpctrain.report.energy import energy_keys, energy_of
@@ -26,12 +26,12 @@ class Summary(BaseModel):
     framework: str | None = None
     backend: str | None = None
     shared_gpus: bool = False
-    seconds: float | None = None
-    epochs: int | None
-    steps: int | None
+    seconds: Seconds | None = None
+    epochs: Count | None
+    steps: Count | None
     samples_per_s: float | None
     communication_share: float | None
-    communication_bytes: int | None = None
+    communication_bytes: Count | None = None
     data_share: float | None = None
     energy_kwh: float | None = None
     joules_per_sample: float | None = None

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.main import main
-from support.fuzz.run_directories import cases, index, warm_up
+from support.fuzz.run_directories import add_rare_events, cases, index, warm_up
 
 
 @pytest.mark.long
 def test_no_directory_hurts(tmp_path: Path) -> None:
     run = tmp_path / "trained"
     assert main(["run", "digits", "--smoke", "-np", "2", "--oversubscribe", "--run-dir", str(run)]) == 0
+    add_rare_events(run)
     index(run)
     warm_up(run)
     (folder := tmp_path / "cases").mkdir()

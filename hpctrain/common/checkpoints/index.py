@@ -20,6 +20,8 @@ from hpctrain.common.files.regular import open_regular
 # After the name of what is a rank's own: whose it is.
 _WHOSE = re.compile(r"(.+)\.(\d{1,9})", re.DOTALL)
 _LENGTH_BYTES = 8
+# No reader of safetensors takes a longer one.
+_LONGEST_HEADER = 100_000_000
 
 
 class _Entry(BaseModel):
@@ -116,5 +118,5 @@ def _stored(file: Path) -> Iterator[Stored]:
 def _header(file: Path) -> dict[str, _Entry]:
     with open_regular(file) as opened:
         length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
-        # A damaged length must not ask for more than the file holds.
-        return _HEADER.validate_json(opened.read(min(length, file.stat().st_size)))
+        # A damaged length must not ask for more than the file holds, nor a file with holes for all of it.
+        return _HEADER.validate_json(opened.read(min(length, file.stat().st_size, _LONGEST_HEADER)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
@@ -47,6 +49,15 @@ def read_error(error: OSError, path: Path | str, hint: str = "", *, exit_code: i
     return HpctrainError(
         "HT-file-unreadable", "cannot read {path}: {reason}", hint, exit_code=exit_code, path=path, reason=reason
     )
+
+
+@contextlib.contextmanager
+def reading(path: Path | str, hint: str = "is this a run directory?", *, exit_code: int = 2) -> Iterator[None]:
+    """Make the error of :func:`read_error` of what the system refuses meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        raise read_error(error, path, hint, exit_code=exit_code) from error
 
 
 def require_empty(folder: Path) -> None:

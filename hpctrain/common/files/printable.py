@@ -6,9 +6,12 @@ import os
 import re
 import shlex
 
-# C0 without tabulators and new lines, DEL, C1, and what turns the direction of writing (Unicode 15, annex 9). Lone
-# surrogates stay: they are the bytes of names that are not UTF-8, of which no terminal makes a control character.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# C0 without tabulators and new lines, DEL, C1, what turns the direction of writing (Unicode 15, annex 9), and lone
+# surrogates, which no stream can write. Those that are the bytes of names that are not UTF-8 stay: no terminal makes a
+# control character of them.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]"
+)
 
 
 def printable(text: str) -> str:

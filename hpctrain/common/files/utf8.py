@@ -21,7 +21,12 @@ def encodable(text: str) -> str:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """The JSON of a value, in ASCII, with the lone surrogates in its keys and strings written out."""
-    text = json.dumps(value, indent=indent)
+    """The JSON of a value, in ASCII: lone surrogates in its keys and strings written out, and null for numbers that are
+    not finite, of which JSON has none.
+    """
+    try:
+        text = json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        text = json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), indent=indent)
     # Every step of a run comes here, and hardly any has one.
     return _LONE.sub(lambda found: found[1] or r"\\u", text) if r"\ud" in text else text

@@ -34,7 +34,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError, joined
-from hpctrain.common.files.disk import disk_error, read_error
+from hpctrain.common.files.disk import disk_error, reading
 from hpctrain.common.files.private import make_folder, private
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.files.utf8 import json_text
@@ -247,10 +247,10 @@ def read_model(path: Path, model: type[Model], *, limit: int = _MOST_BYTES, link
     Raises:
         HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.
     """
+    with reading(path):
+        content = read_regular(path, limit, links=links)
     try:
-        return model.model_validate_json(read_regular(path, limit, links=links))
-    except OSError as error:
-        raise read_error(error, path, "is this a run directory?") from error
+        return model.model_validate_json(content)
     except ValidationError as error:
         raise model_error(error, path, "the file is damaged: restore it, or run again") from error
 

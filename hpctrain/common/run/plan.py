@@ -186,6 +186,8 @@ class Plan(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
+        if (self.recipe is None) == (self.script is None):
+            raise InvalidValueError("HT-plan-not-one-work", "a plan is of a recipe or of a script")
         placed = {bool(host.places) for host in self.hosts}
         if len(placed) > 1:
             raise InvalidValueError(

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
+from hpctrain.common.run.events.kinds import Count, Seconds
 from hpctrain.common.run.processes import works_in
 
 # A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
@@ -39,15 +40,15 @@ class RankRecord(BaseModel):
         log_begin: where in its log this attempt begins, in bytes: there is one log for all.
     """
 
-    rank: int
+    rank: Count
     host: str
-    pid: int
-    started: float
+    pid: Count
+    started: Seconds
     status: Literal["running", "done", "failed", "resumable", "lost"]
     listens: bool = False
     joined: bool = False
-    log_begin: int = 0
-    ended: float = 0.0
+    log_begin: Count = 0
+    ended: Seconds = 0.0
     exit_code: int = 0
     error: RankError | None = None
 

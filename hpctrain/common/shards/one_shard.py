@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import read_error
+from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import open_descriptor, read_regular, sha256
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.shards.bounded import BeyondLimitsError, bounded
@@ -203,14 +203,12 @@ def _contents(members: Sequence[ImageFile], column: str | None) -> dict[ImageFil
 
 
 def _of_file(path: Path, members: Sequence[ImageFile]) -> dict[ImageFile, bytes]:
-    try:
+    with reading(path, "is the source still there?"):
         file = open_descriptor(path, os.O_RDONLY, links=True)
         try:
             return {member: os.pread(file, member.size, member.offset) for member in members}
         finally:
             os.close(file)
-    except OSError as error:
-        raise read_error(error, path, "is the source still there?") from error
 
 
 def _tar(

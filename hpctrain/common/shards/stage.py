@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import disk_error, read_error
+from hpctrain.common.files.disk import disk_error, reading
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.objects import Objects
 from hpctrain.common.files.printable import shell_word
@@ -189,12 +189,9 @@ def _copy(source: Path | Objects, to: Path, shard: ShardFile) -> None:
 
 def _blocks(path: Path) -> Iterator[bytes]:
     """The blocks of a file of the source; an error names it, and not the target."""
-    try:
-        with open_regular(path) as file:
-            while block := file.read(_BLOCK_BYTES):
-                yield block
-    except OSError as error:
-        raise read_error(error, path, "is it still there?", exit_code=1) from error
+    with reading(path, "is it still there?", exit_code=1), open_regular(path) as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
 
 
 def _copy_index(source: Path | Objects, to: Path, split: Split) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
-from hpctrain.common.files.disk import read_error
+from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.recipes.own import OwnImages, OwnText
 from hpctrain.common.shards.archives import SPLITS, find_source
@@ -105,10 +105,8 @@ def _sides_of_files(images: Sequence[ImageFile]) -> list[int]:
 
     def contents() -> Iterator[bytes]:
         for image in images:
-            try:
+            with reading(image.file, "make it readable"):
                 yield read_regular(Path(image.file), MOST_BYTES)
-            except OSError as error:
-                raise read_error(error, Path(image.file), "make it readable") from error
 
     return _sides(contents())
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import reading
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RUNS, RunDirectory, read_model
 from hpctrain.common.run.resuming import array_task, task_number
@@ -83,10 +84,12 @@ def find_run(target: str) -> FoundRun:
     else:
         path = _job_directory(target) if is_job_id(target) else _directory(target)
     found = RunDirectory(path)
-    task = array_task(found)
-    numbered = {task_number(folder): RunDirectory(folder) for folder in _folders(path)}
+    with reading(path, "name a run directory that you may read"):
+        task = array_task(found)
+        numbered = {task_number(folder): RunDirectory(folder) for folder in _folders(path)}
+        there = found.plan.exists()
     tasks = {number: numbered[number] for number in sorted(number for number in numbered if number is not None)}
-    if not tasks and not found.plan.exists():
+    if not tasks and not there:
         called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
         _refuse_series(path)
         hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"

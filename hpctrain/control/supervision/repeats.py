@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.disk import disk_error, reading
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.private import make_folder
 from hpctrain.common.recipes.schema import Recipe
@@ -178,16 +178,8 @@ def read_series(path: Path) -> Series | None:
         HpctrainError: its file is damaged, or cannot be looked for.
     """
     file = path / _FILE
-    try:
+    with reading(path):
         there = file.exists()
-    except OSError as error:
-        raise HpctrainError(
-            "HT-run-directory-unreadable",
-            "cannot read {path}: {reason}",
-            "is this a run directory?",
-            path=path,
-            reason=error.strerror,
-        ) from error
     return Series(path=path, seeds=read_model(file, _Seeds).seeds) if there else None
 
 

@@ -3,8 +3,9 @@
     python tests/support/fuzz/run_directories.py --cases 10000
 
 A command may refuse such a directory. It may not end in a traceback, send a signal, write outside of the directory,
-print what controls a terminal, or take more than two seconds of processor time or half a gigabyte. Each case is one
-seed: ``--seed 41 --cases 1`` repeats that one. Links and devices are put in place of files too.
+print what controls a terminal, write markup of others into the page or numbers into JSON that JSON has not, or take
+more than two seconds of processor time or half a gigabyte. Each case is one seed: ``--seed 41 --cases 1`` repeats that
+one. Links and devices are put in place of files too.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ MOST_SECONDS, MOST_MB = 2.0, 500
 _HUNG_SECONDS = 120
 _FAULT, _HUNG = 99, -1
 
-_NUMBERS = (0, -1, 1, 10**9, 10**18, 2**63, 1e308, float("nan"), 0.5)
+_NUMBERS = (0, -1, 1, 10**9, 10**18, 2**63, 10**400, 1e308, float("nan"), float("inf"), 1e-320, 0.5)
 _TERMINAL = "\x1b]0;x\x07\x9b2J\u202e"
-_TEXTS = ("", "n[1", "n[1-999999999]", _TERMINAL, "x" * 10**6, "../../outside", "-lead", "a\nb", "\ud800")
+_MARKUP = "<script>'$\\frac$[red]{x}%s"
+_TEXTS = ("", "n[1", "n[1-999999999]", _TERMINAL, _MARKUP, "x" * 10**6, "../../outside", "-lead", "a\nb", "\ud800")
 _COMMANDS: tuple[tuple[str, ...], ...] = (
     ("status",),
     ("status", "--json"),
@@ -53,7 +55,32 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
 # What no terminal should get, besides the styles of tables, which are not written to a pipe.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
+# A number as a line of indented JSON has it, which strict readers refuse.
+_NO_JSON = re.compile(r'^ *("[^"]*": )?-?(NaN|Infinity),?$', re.MULTILINE)
+
 _JSON = (".json", ".jsonl", ".index")
+
+# An event of each kind that a calm run has none of.
+_RARE: tuple[dict[str, Any], ...] = (
+    {"event": "damaged", "path": "step-00000003", "fault": "cut short", "kept_as": "damaged-step-00000003"},
+    {"event": "changed", "differences": {"optimizer.learning_rate": [0.1, 0.2]}},
+    {"event": "log", "iteration": 3, "values": {"loss": 0.3, "energy": 0.5}},
+    {"event": "non_finite", "iteration": 5, "epoch": 1, "rule": "skip", "ranks": [0, 1], "parameters": 3, "to": None},
+    {"event": "spike", "iteration": 6, "epoch": 1, "loss": 3.0, "median": 1.0},
+    {"event": "broken_images", "epoch": 1, "count": 2, "names": ["a.jpg", "b.jpg"]},
+    {"event": "energy", "iteration": 9, "hosts": {"n1": {"began": 1.7e9, "seconds": 9.0, "joules": {"gpu": 1.0}}}},
+    {
+        "event": "overlap",
+        "iteration": 2,
+        "timeline": [[0.0, "gradient", 0], [0.1, "launched", 0], [0.2, "finished", 0]],
+    },
+    {"event": "stall", "rank": 1, "host": "n2", "waiting_for": "a mean", "seconds": 20.0},
+    {"event": "fault", "rank": 1, "host": "n2", "message": "rank 1 was killed", "code": "HT-rank-killed"},
+    {"event": "fault", "rank": 1, "host": "n2", "message": "rank 1 was killed", "iteration": 7, "recovery_seconds": 1.0}
+    | {"samples_affected": 8, "ranks": 1},
+    {"event": "stopped", "iteration": 20, "reason": "SIGTERM"},
+    {"event": "of another version", "what": [1, 2]},
+)
 
 Mutation = Callable[[random.Random, Path, Path], None]
 
@@ -131,7 +158,8 @@ def _change(chance: random.Random, value: Any) -> None:
     if isinstance(value[key], dict | list) and value[key] and chance.random() < 0.7:
         _change(chance, value[key])
         return
-    others: tuple[Any, ...] = (None, [], {}, [["deep"] * 3] * 1000, True, os.getpid(), os.getppid(), 1)
+    deep = json.loads("[" * 400 + "]" * 400)
+    others: tuple[Any, ...] = (None, [], {}, [["wide"] * 3] * 1000, deep, True, os.getpid(), os.getppid(), 1)
     value[key] = chance.choice((*_NUMBERS, *_TEXTS, *others))
     if isinstance(value, dict) and chance.random() < 0.1:
         value[chance.choice(_TEXTS) or "new"] = value.pop(key)
@@ -266,7 +294,7 @@ def cases(run: Path, seeds: Sequence[int], folder: Path) -> Iterator[tuple[int, 
         command = mutate(seed, copy, outside)
         known = outside_state(outside)
         code, seconds, mb, said = ask(command)
-        wrong = _verdict(code, seconds, mb, said)
+        wrong = _verdict(code, seconds, mb, said) or _page_verdict(copy / "report.html")
         if outside_state(outside) != known or {each.name for each in folder.iterdir()} != {"outside", "runs"}:
             wrong = "wrote outside of the directory"
         yield seed, command, f"{wrong}\n{said[-3000:]}" if wrong else ""
@@ -281,7 +309,22 @@ def _verdict(code: int, seconds: float, mb: float, said: str) -> str:
         return f"took {seconds:.1f} s and {mb:.0f} MB"
     if found := _CONTROLS.search(said):
         return f"printed {found[0]!r}"
-    return ""
+    return "printed what is no JSON" if _NO_JSON.search(said) else ""
+
+
+def _page_verdict(page: Path) -> str:
+    if not _is_small(page) or not (text := page.read_bytes()).startswith(b"<!doctype"):
+        return ""
+    return "wrote markup of others" if b"<script>'" in text else ""
+
+
+def add_rare_events(run: Path) -> None:
+    """Write an event of each other kind between those of a run."""
+    place = run / "events.jsonl"
+    lines = place.read_text().splitlines(keepends=True)
+    moment = json.loads(lines[-1])["time"]
+    rare = [json.dumps({"time": moment, **event}) + "\n" for event in _RARE]
+    place.write_text("".join([*lines[:-1], *rare, lines[-1]]))
 
 
 def index(run: Path) -> None:
@@ -312,6 +355,7 @@ def main() -> int:
             ["run", "digits", "--smoke", "-np", "2", "--oversubscribe", "--run-dir", str(run)]
         ):
             return 1
+        add_rare_events(run)
         index(run)
         warm_up(run)
         (folder := Path(name) / "cases").mkdir()

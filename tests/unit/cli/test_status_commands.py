@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.records import RankRecord, write_record
 from support.golden import check_text
 from support.refusals import codes
-from support.report.written_runs import recipe_plan, run_events, write_run
+from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
 from support.schedulers.slurm_programs import (
     NO_ACCOUNTING,
     NO_CONTROLLER,
@@ -68,6 +69,16 @@ def test_status_as_a_table(finished: RunDirectory, capsys: pytest.CaptureFixture
     said, _, ago = capsys.readouterr().out.replace(str(finished.path.parent), "/runs").partition("last event")
     assert ago.split()[-1] == "ago"
     check_text("status-done", said)
+
+
+def test_a_script_names_what_it_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"directory": 1.5, "throughput": 2.5, "a\nb": 3.5, "long " * 50: 4.5}
+    log = {"time": 2.0, "event": "log", "iteration": 1, "values": values}
+    directory = write_run(tmp_path / "run", script_plan(), [started(), log])
+    assert main(["status", str(directory.path)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["directory", "1.5"] in rows and ["directory", str(directory.path)] in rows and ["throughput", "2.5"] in rows
+    assert ["'a\\nb'", "3.5"] in rows and max(len(row) for row in rows) == 51
 
 
 def test_status_as_json(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +140,22 @@ def test_misuse(
     assert main([command, "4711"]) == 2
     said = capsys.readouterr().err
     assert codes(said) == ["HT-run-not-found"] and "4711, /," in said
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+def test_a_directory_that_nobody_may_list(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        (run := Path(name) / "run").mkdir(mode=0)
+        # Root may list everything, so that it is another user meanwhile.
+        before = os.geteuid()
+        if before == 0:
+            os.seteuid(65534)
+        try:
+            assert main([command, str(run)]) == 2
+        finally:
+            os.seteuid(before)
+    assert codes(capsys.readouterr().err) == ["HT-file-unreadable"]
 
 
 def test_logs(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_log_that_is_none(tmp_path: Path) -> None:
     with refused("HT-file-unreadable", path=directory.log(1)):
         list(RankLogs(directory, None, 2).lines(last=True))
     assert list(RankLogs(directory, frozenset({0}), 2).lines(last=True)) == []
+
+
+@pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)])
+def test_events_that_are_none(put: Callable[[Path], None], tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.logs.mkdir()
+    put(directory.events)
+    with refused("HT-file-unreadable", path=directory.events):
+        list(RankLogs(directory, None, 1, epochs=True).lines(last=True))
+    assert list(RankLogs(directory, None, 1).lines(last=True)) == []
 
 
 def test_what_is_written_while_it_is_read_does_not_count(tmp_path: Path) -> None:

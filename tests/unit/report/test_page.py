@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import textwrap
@@ -15,7 +17,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import FaultEvent
 from hpctrain.common.run.records import RankError, RankRecord, write_record
 from hpctrain.report.page import read_summary, render, settings, write_report
-from hpctrain.report.plots import curves, overlap
+from hpctrain.report.plots import MOST_NAMES, curves, overlap
 from hpctrain.report.record import Record
 from support.golden import check_text
 from support.refusals import refused
@@ -240,6 +242,8 @@ def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
         ("plan.json", "{}", "HT-file-missing-key", {"key": "ranks"}),
         ("summary.json", "{}", "HT-file-missing-key", {"key": "status"}),
         ("summary.json", "[1", "HT-file-not-json", {}),
+        ("plan.json", '{"ranks": 1, "threads_per_rank": 1}', "HT-plan-not-one-work", {}),
+        ("summary.json", f'{{"status": "done", "steps": {"9" * 400}}}', "HT-file-faults", {}),
         ("ranks/rank-0.json", "{", "HT-file-not-json", {}),
         ("ranks/rank-0.json", '{"rank": "x"}', "HT-file-value", {"key": "rank"}),
         ("events.jsonl", '{"time": 1, "event": "step"}\n', "HT-event-invalid", {"event": "step"}),
@@ -252,6 +256,22 @@ def test_damaged_files_are_named(
     with refused(code, **values) as caught:
         write_report(finished)
     assert caught.value.message.startswith(str(finished.path / file))
+
+
+def test_numbers_of_a_rank_that_no_clock_shows(finished: RunDirectory) -> None:
+    finished.rank(0).write_text(json.dumps(_rank(0, "node1", "done") | {"ended": math.inf}))
+    with refused("HT-file-value", key="ended"):
+        write_report(finished)
+
+
+def test_more_values_than_are_drawn(tmp_path: Path) -> None:
+    values = {f"value {number}": 1.0 for number in range(MOST_NAMES + 3)}
+    begin = {"time": 1.0, "event": "run", "recipe": None, "framework": "torch", "backend": "gloo", "ranks": 1}
+    begin |= dict.fromkeys(("epochs", "iterations_per_epoch", "parameters"))
+    log = {"time": 2.0, "event": "log", "iteration": 1, "values": values}
+    page = render(write_run(tmp_path / "run", script_plan(), [begin, log]))
+    assert page.count("<figure") == MOST_NAMES
+    assert ">3 more values were logged" in page
 
 
 def test_steps_of_no_run(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def parse_event(line: bytes, where: str) -> Event:
     try:
         # Decoded first, because json.loads takes zero bytes of a damaged line for UTF-16 or UTF-32.
         value = json.loads(line.decode())
+        text = json_text(value)
     except (ValueError, RecursionError) as error:
         raise HpctrainError(
             "HT-event-not-json", "{where}: not an event: {problem}", where=where, problem=str(error)
@@ -88,7 +89,7 @@ def parse_event(line: bytes, where: str) -> Event:
             second=value["event"],
         )
     try:
-        return class_of(value).model_validate(value)
+        return class_of(value).model_validate_json(text)
     except ValidationError as error:
         raise HpctrainError(
             "HT-event-invalid",
@@ -106,7 +107,10 @@ def _fault(error: ValidationError) -> str:
     wrong: dict[str, str] = {}
     for each in error.errors(include_url=False, include_context=False):
         name = ".".join(part if part.isprintable() else repr(part) for part in map(str, each["loc"]))
-        if each["type"] == "missing":
+        if not name:
+            # Nested too deeply.
+            wrong[""] = f"cannot be read: {each['msg']}"
+        elif each["type"] == "missing":
             missing.append(f"'{name}'")
         else:
             key = str(each["loc"][0])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import read_error
+from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.events.index import LineIndex, line_at, load, save
 from hpctrain.common.run.events.kinds import (
@@ -41,7 +41,7 @@ def read_events(path: Path) -> Iterator[Event]:
     Raises:
         HpctrainError: there is no such file, or a line within it is not an event; names the line and what is wrong.
     """
-    with _refused(path), open_regular(path, links=False) as file:
+    with reading(path), open_regular(path, links=False) as file:
         for number, line in enumerate(_whole_lines(file), start=1):
             yield parse_event(line, f"{path}:{number}")
 
@@ -77,7 +77,7 @@ class EventsFile:
         self._path = path
         self._damaged = damaged
         self._index = LineIndex()
-        with _refused(path), contextlib.suppress(FileNotFoundError), open_regular(path, links=False) as file:
+        with reading(path), contextlib.suppress(FileNotFoundError), open_regular(path, links=False) as file:
             self._index = load(path, file)
             known = self._index.length
             file.seek(known)
@@ -98,7 +98,7 @@ class EventsFile:
     def __iter__(self) -> Iterator[Event]:
         if not self.lines:
             return
-        with _refused(self._path), open_regular(self._path, links=False) as file:
+        with reading(self._path), open_regular(self._path, links=False) as file:
             for number in range(1, self.lines + 1):
                 yield self._parse(file.readline(LONGEST_LINE), number)
 
@@ -118,7 +118,7 @@ class EventsFile:
         if not self._index.few:
             return
         begin, parsed, last = 0, None, None
-        with _refused(self._path), open_regular(self._path, links=False) as file:
+        with reading(self._path), open_regular(self._path, links=False) as file:
             for place, step in self._index.few:
                 line = line_at(file, place)
                 kind = kind_of(line)
@@ -146,7 +146,7 @@ class EventsFile:
             return []
         # A start before all of them need not be found.
         few = itertools.takewhile(places[0].__lt__, (place for place, _ in reversed(self._index.few)))
-        with _refused(self._path), open_regular(self._path, links=False) as file:
+        with reading(self._path), open_regular(self._path, links=False) as file:
             begin = next((place.number for place in few if kind_of(line_at(file, place)) == b"start"), 0)
             events = [self._parse(line_at(file, place), place.number) for place in places if place.number > begin]
         return [event for event in events if isinstance(event, kind)]
@@ -164,7 +164,7 @@ class EventsFile:
         place = self._index.last()
         if place is None:
             return None
-        with _refused(self._path), open_regular(self._path, links=False) as file:
+        with reading(self._path), open_regular(self._path, links=False) as file:
             return self._parse(line_at(file, place), place.number)
 
     def _parse(self, line: bytes, number: int) -> Event:
@@ -183,14 +183,6 @@ def update_index(path: Path) -> None:
 _AFTER_STEPS = (EpochEvent, BrokenImagesEvent)
 # By which it is known what was lost and done again.
 BOUNDS = (StartEvent, RunEvent, StoppedEvent, ContinuedEvent)
-
-
-@contextlib.contextmanager
-def _refused(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise read_error(error, path, "is this a run directory?") from error
 
 
 def count_lines(path: Path) -> int:

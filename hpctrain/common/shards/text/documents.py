@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import read_error
+from hpctrain.common.files.disk import read_error, reading
 from hpctrain.common.files.regular import open_regular, read_regular
 
 _KINDS = (".txt", ".md", ".rst", ".jsonl")
@@ -68,10 +68,8 @@ def _files(source: Path) -> Iterator[TextFile]:
                 "a .txt, .md or .rst is one document; a .jsonl has one per line, an object with the key text",
                 path=path,
             )
-        try:
+        with reading(path, "name files or folders of text"):
             size = path.stat().st_size
-        except OSError as error:
-            raise read_error(error, path, "name files or folders of text") from error
         yield TextFile(path=path, name=str(path.relative_to(source)) if path != source else path.name, size=size)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,12 @@ ANY_CHARACTER = st.text(st.characters(exclude_categories=()) | st.sampled_from('
 def test_lone_surrogates_are_written_out(text: str, shown: str) -> None:
     assert encodable(text) == shown
     assert from_json(json_text([text])) == [shown]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_has_no_number_that_is_not_finite(indent: int | None) -> None:
+    text = json_text({"a": math.nan, "b": [math.inf, (-math.inf, 1.5)], "c": "NaN"}, indent=indent)
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, [None, 1.5]], "c": "NaN"}
 
 
 @given(st.dictionaries(ANY_CHARACTER, ANY_CHARACTER, max_size=3))

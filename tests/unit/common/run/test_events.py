@@ -10,7 +10,7 @@ import time
 import pytest
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.run.events import EventWriter, line_of, read_events
+from hpctrain.common.run.events import EventWriter, line_of, parse_event, read_events
 from hpctrain.common.run.events.kinds import (
     EndEvent,
     OtherEvent,
@@ -94,6 +94,17 @@ def test_a_wrong_line_is_named(tmp_path, line):
         list(read_events(path))
     assert caught.value.code in ("HT-event-not-json", "HT-event-lacks-keys")
     assert caught.value.values["where"] == f"{path}:2"
+
+
+@pytest.mark.parametrize("depth", [300, 600])
+@pytest.mark.parametrize("kind", ["changed", "fault", "of another version"])
+def test_what_could_not_be_shown_is_refused(kind, depth):
+    value = "[" * depth + "]" * depth
+    line = (
+        f'{{"time": 1, "event": "{kind}", "differences": {{"a": [{value}, 1]}}, "rank": 1, "host": "n", "message": ""}}'
+    )
+    with refused("HT-event-invalid", event=kind):
+        parse_event(line.encode(), "a line")
 
 
 def test_a_key_that_a_kind_lacks_is_named(tmp_path):
