@@ -155,7 +155,7 @@ class EventsFile:
         """The last step of any attempt; None without one."""
         if not self._index.steps:
             return None
-        with _refused(self._path), open_regular(self._path, links=False) as file:
+        with reading(self._path), open_regular(self._path, links=False) as file:
             place = self._index.steps[-1]
             return cast(StepEvent, self._parse(line_at(file, place), place.number))
 
