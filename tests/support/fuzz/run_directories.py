@@ -142,12 +142,20 @@ def _value(chance: random.Random, run: Path, outside: Path) -> None:
     text = path.read_text(errors="replace")
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     for _ in range(chance.choice((1, 1, 5))):
-        number = chance.randrange(len(lines)) if lines else 0
+        number = _some_line(chance, lines)
         with contextlib.suppress(ValueError, IndexError):
             value = json.loads(lines[number])
             _change(chance, value)
             lines[number] = json.dumps(value)
     path.write_text("\n".join([*lines, ""]))
+
+
+def _some_line(chance: random.Random, lines: Sequence[str]) -> int:
+    """The number of a line of JSON, by its kind first, as most events are steps."""
+    kinds: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        kinds.setdefault(line.partition('"event": ')[2].partition(",")[0], []).append(number)
+    return chance.choice(chance.choice([*kinds.values()] or [[0]]))
 
 
 def _change(chance: random.Random, value: Any) -> None:
