@@ -157,6 +157,8 @@ horovod: .venv/packages.stamp
 .frameworks/installed.stamp: .venv/packages.stamp
 	$(BIN)/python -m pip install --no-deps --target .frameworks lightning==2.6.6 lightning-utilities==0.15.3 \
 		torchmetrics==1.9.0 accelerate==1.15.0 transformers==5.23.0 regex==2026.11.15
+	$(BIN)/python -m pip install --no-deps --target .frameworks/streams datasets==5.2.0 torchdata==0.11.0 \
+		pandas==3.1.1 dill==0.4.1 multiprocess==0.70.19
 	touch $@
 
 # And Spark, which is 460 MB of Java's.

@@ -154,6 +154,14 @@ SHARE_GPUS = Setting[bool | None](
     default=None,
     purpose="Whether ranks of one host share its GPUs over NCCL, to try things out; `--share-gpus` sets it itself.",
 )
+RANKS_ALONE = Setting(
+    name="HPCTRAIN_RANKS_ALONE",
+    valid="1 or 0",
+    parse={"1": True, "0": False}.get,
+    default=False,
+    purpose="1: each rank of a script is meant to train by itself, or the script joins them in a way of its own, such "
+    "as its own sockets, so that the run ends as done.",
+)
 STAGE = Setting[str | None](
     name="HPCTRAIN_STAGE",
     valid="a folder",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parent / "programs" / "streams.py"
+from support.pages import ROOT
+
+PROGRAMS = Path(__file__).parent / "programs"
+# `make test` puts them beside the environment.
+_BESIDE = ROOT / ".frameworks" / "streams"
 
 
 @pytest.mark.parametrize(
@@ -21,8 +27,24 @@ PROGRAM = Path(__file__).parent / "programs" / "streams.py"
 def test_streams_and_samplers_give_the_batches_of_one_process(mpirun, tmp_path, ranks, backend):
     pytest.importorskip("torch")
     pytest.importorskip("webdataset")
-    mpirun(PROGRAM, ranks, backend, str(tmp_path / "out"), timeout=300)
+    mpirun(PROGRAMS / "streams.py", ranks, backend, str(tmp_path / "out"), timeout=300)
     for rank in range(ranks):
         found = json.loads((tmp_path / f"out-{rank}.json").read_text())
         assert all(found[name] < 1e-12 for name in found if name.startswith("weights")), found
         assert len(found) > 10
+
+
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(3, marks=pytest.mark.long), *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2))]
+)
+def test_datasets_and_torchdata_give_the_batches_of_one_process(mpirun, tmp_path, ranks):
+    pytest.importorskip("torch")
+    if not _BESIDE.exists() and not all(map(find_spec, ("datasets", "torchdata"))):
+        pytest.skip("no datasets and torchdata: make .frameworks/installed.stamp")
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_BESIDE))))
+    variables = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub"), "TMPDIR": str(tmp_path)}
+    mpirun(PROGRAMS / "hub_streams.py", ranks, "mpi", str(tmp_path / "out"), timeout=300, **variables)
+    for rank in range(ranks):
+        found = json.loads((tmp_path / f"out-{rank}.json").read_text())
+        assert found.pop("weights_of_a_stream_of_datasets") < 1e-12
+        assert len(found) > 5 and not any(found.values()), found

@@ -38,6 +38,10 @@ _BAD_START = re.compile(r"PMIx\s+server's\s+listener\s+thread\s+failed\s+to\s+st
 _NO_DAEMON = re.compile(r"daemon\s+failed\s+to\s+report\s+back.*?Remote\s+host:\s+(?P<host>\S+)", re.S)
 # What Gloo says of a connection that the other side closed.
 _LOST_CONNECTION = re.compile(r"Connection (?:reset|closed) by peer|Broken pipe")
+# What Open MPI says of a connection over TCP that the other side closed, before it ends the rank that noticed.
+_LOST_PEER = re.compile(
+    r"peer\s+process\s+has\s+unexpectedly\s+disconnected.+?PID:\s+(?P<pid>\d+)\s+Peer\s+host:\s+(?P<host>\S+)", re.S
+)
 _INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SIGNAL:\s+(?P<signal>\d+)", re.S)
 
 
@@ -151,6 +155,8 @@ def find_failure(
     # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if there is no other.
     if killed and (killed[1] != signal.SIGTERM or (first_dead is None and not failed)):
         return _killed_failure(directory, records, *killed)
+    if lost := _lost_peer(directory, records, output):
+        return lost
     if first_dead is not None:
         return _rank_failure(
             directory,
@@ -219,6 +225,18 @@ def _missed(directory: RunDirectory, first: RankRecord, silent: Sequence[RankRec
         return replace(_raised(directory, first), exit_code=RESUMABLE)
     what = f"ended before its work was done, without an error, and rank {first.rank} lost its connection to it"
     return _rank_failure(directory, silent[0], "HT-rank-silent", what, exit_code=RESUMABLE)
+
+
+def _lost_peer(directory: RunDirectory, records: Mapping[int, RankRecord], output: str) -> Failure | None:
+    """The failure where a rank's MPI ended it because it had lost a rank of another host, if that can be only one."""
+    for match in _LOST_PEER.finditer(output):
+        noticed = [each for each in records.values() if each.pid == int(match["pid"]) and each.host != match["host"]]
+        silent = [each for each in records.values() if each.host == match["host"] and each.status == "running"]
+        if len(noticed) == len(silent) == 1:
+            what = "ended before its work was done, without an error, and rank {} lost its connection to it"
+            what = what.format(noticed[0].rank)
+            return _rank_failure(directory, silent[0], "HT-rank-silent", what, exit_code=RESUMABLE)
+    return None
 
 
 def _silent(

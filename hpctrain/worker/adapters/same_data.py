@@ -6,6 +6,7 @@ numbers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +34,8 @@ _LARGE_TOLERANCE = 2e-2
 _FEW = 8
 _SUMS = _FEW + 1
 _BY_MEANS = " by means"
-_DEPTH = 6
+# How deep in containers and objects; it ends at an object that refers to itself.
+_DEPTH = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,27 +72,44 @@ Sample = Mapping[str, LeafSummary] | None
 
 
 def summarise(sample: Any) -> dict[str, LeafSummary]:
-    """Summaries of a sample's leaves: numbers, texts and arrays in containers and dataclasses."""
+    """Summaries of a sample's leaves: numbers, texts and arrays in containers and objects."""
     return {name: _summarise_leaf(leaf) for name, leaf in leaves(sample)}
 
 
 def leaves(value: Any, name: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
-    """What is in the containers and dataclasses of a sample, with its place in them."""
+    """What is in the containers and objects of a sample, with its place in them."""
     if isinstance(value, Mapping):
         members: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
         members = enumerate(value)
     elif isinstance(value, set | frozenset):
-        members = enumerate(sorted(value, key=repr))
+        # Not by their repr(), which may say where in memory an object is.
+        members = enumerate(sorted(value, key=lambda each: [str(look) for look in summarise(each).values()]))
     elif isinstance(value, np.ndarray) and value.dtype == object:
         members = enumerate(value.ravel().tolist())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         members = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+    elif state := _state_of(value) if depth else ():
+        members = enumerate(state)
     else:
         yield name, value
         return
     for key, member in members if depth else ():
         yield from leaves(member, f"{name}[{key!r}]", depth - 1)
+
+
+def _state_of(value: Any) -> tuple[Any, ...]:
+    """An object's kind and what it would be pickled as; nothing for what has a value of its own, or no such parts."""
+    dense = isinstance(value, np.ndarray) or str(getattr(value, "layout", "")) == "torch.strided"
+    if dense or isinstance(value, type | str | bytes | bool | int | float | None) or array_of(value) is not None:
+        return ()
+    with contextlib.suppress(Exception):  # that of a library's object may fail in any way
+        made = value.__reduce_ex__(2)
+        if isinstance(made, tuple):
+            _, arguments, state, listed, named = (*made, None, None, None)[:5]
+            parts = state, *(list(each) for each in (listed, named) if each is not None)
+            return type(value).__qualname__, *(each for each in arguments if not isinstance(each, type)), *parts
+    return ()
 
 
 def _summarise_leaf(leaf: Any) -> LeafSummary:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from hpctrain.common.run.plan import Plan
-from hpctrain.worker.adapters.after_import import change_after_import
+from hpctrain.worker.comm.after_import import change_after_import
 
 
 def serve_tensorflow_scripts(plan: Plan) -> None:

@@ -11,19 +11,16 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from hpctrain.common.cluster.launcher import TORCHRUN, detect
 from hpctrain.common.run.plan import Plan
-from hpctrain.worker.adapters.after_import import change_after_import
+from hpctrain.worker.comm.after_import import change_after_import
 from hpctrain.worker.comm.torchrun import torchrun_variables
 
-_GROUPS, _OPTIMIZERS = "torch.distributed.distributed_c10d", "torch.optim.optimizer"
+_GROUPS = "torch.distributed.distributed_c10d"
 _IN_HOST_MEMORY = ("gloo", "mpi")
-# The step at whose end a script whose ranks train alone is told so.
-_TOLD_AT_STEP = 2
 
 
 def serve_torchrun_scripts(plan: Plan, rank: int) -> None:
@@ -40,10 +37,7 @@ def serve_torchrun_scripts(plan: Plan, rank: int) -> None:
         elif not (launcher and launcher.name == TORCHRUN):
             # torchrun's own variables stay: they say where its store is.
             os.environ[name] = value
-    changes: dict[str, Callable[[ModuleType], None]] = {_GROUPS: _give_default_group}
-    if plan.ranks > 1:
-        changes[_OPTIMIZERS] = functools.partial(_watch_steps, rank, plan.processes)
-    change_after_import(changes)
+    change_after_import({_GROUPS: _give_default_group})
 
 
 def script_variables(plan: Plan, rank: int) -> dict[str, str]:
@@ -85,19 +79,3 @@ def _give_default_group(module: ModuleType) -> None:
     for namespace in (module, sys.modules.get("torch.distributed")):
         if namespace is not None and hasattr(namespace, "init_process_group"):
             namespace.init_process_group = joining  # type: ignore[attr-defined]
-
-
-def _watch_steps(rank: int, ranks: int, module: ModuleType) -> None:
-    """Tell a script at its first steps that each of its ranks trains by itself."""
-    steps = 0
-
-    def stepped(*_: object) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == _TOLD_AT_STEP:
-            from hpctrain.worker.comm import mention_forgotten
-
-            mention_forgotten(rank, ranks)
-
-    # It stays: PyTorch does not let a hook remove itself.
-    module.register_optimizer_step_post_hook(stepped)

@@ -23,8 +23,8 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import missing_extra
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run import stopping
-from hpctrain.common.settings import BACKEND, BACKEND_REASON, TIMEOUT
-from hpctrain.worker.comm import forks
+from hpctrain.common.settings import BACKEND, BACKEND_REASON, RANKS_ALONE, TIMEOUT
+from hpctrain.worker.comm import forgotten, forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
 from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, ignore_import, others_imported
 from hpctrain.worker.comm.graph_errors import original_error
@@ -97,6 +97,7 @@ def init(backend: str | None = None) -> Communicator:
         _others = _others or others_imported()
         _current = _connect(wanted, launcher)
         _joined = True
+        watch(_current.rank, _current.size)
         leave_at_exit(_leave)
         if _current.rank == 0:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
@@ -173,6 +174,16 @@ def make_last_checks() -> None:
             _current.make_last_checks()
 
 
+def watch(rank: int, ranks: int) -> None:
+    """Watch whether the ranks of a user's script train, each by itself; it is told so at its first steps.
+
+    Raises:
+        HpctrainError: ``HPCTRAIN_RANKS_ALONE`` is neither 1 nor 0.
+    """
+    if ranks > 1 and not RANKS_ALONE.read():
+        forgotten.watch(lambda: mention_forgotten(rank, ranks))
+
+
 def mention_forgotten(rank: int, ranks: int) -> Forgotten | None:
     """Say on rank 0, once, that each rank of a user's script trains alone; returns what was said or would be now."""
     global _distributed, _mentioned
@@ -198,7 +209,13 @@ def require_distributed(rank: int, ranks: int) -> None:
     """
     found = mention_forgotten(rank, ranks)
     if found and found.alone:
-        raise HpctrainError("HT-ranks-trained-alone", "{problem}", exit_code=1, problem=found.text)
+        raise HpctrainError(
+            "HT-ranks-trained-alone",
+            "{problem}",
+            f"{RANKS_ALONE.name}=1 hpctrain run … says that this is meant, or that they join in a way of their own",
+            exit_code=1,
+            problem=found.text,
+        )
 
 
 def _show_again() -> None:

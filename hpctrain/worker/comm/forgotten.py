@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import gc
+import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
-import numpy
+from hpctrain.common.settings import RANKS_ALONE
+from hpctrain.worker.comm.after_import import change_after_import
 
 # A script that imports one of these knows of the other ranks without hpctrain.
 _OTHERS = ["mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras", "deepspeed"]
 
 # A script that imports one of these may have built on torch.distributed's default group, if there is one.
 _ON_GROUPS = ("accelerate", "lightning_fabric", "lightning.fabric")
+
+_OPTIMIZERS, _KERAS_OPTIMIZERS = "torch.optim.optimizer", "keras.src.optimizers.base_optimizer"
+_GROUPS = "torch.distributed.distributed_c10d"
+# PyTorch's processes meet in one of these: by the place of the argument that says how many they are.
+_STORES = {"TCPStore": 2, "FileStore": 1}
+# The update at whose end a script whose ranks train alone is told so.
+_TOLD_AT_UPDATE = 2
+_updates = 0
+_watching = _met = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,61 @@ def ignore_import(name: str) -> None:
         _OTHERS.remove(name)
 
 
+def watch(mention: Callable[[], object]) -> None:
+    """Watch from now on whether the script trains, and whether it meets other processes by PyTorch. Idempotent.
+
+    Args:
+        mention: is called once, when the script has trained for a moment.
+    """
+    global _watching
+    if _watching:
+        return
+    _watching = True
+
+    def updated(*_: object) -> None:
+        global _updates
+        _updates += 1
+        if _updates == _TOLD_AT_UPDATE:
+            mention()
+
+    change_after_import(
+        {
+            # PyTorch does not let a hook remove itself.
+            _OPTIMIZERS: lambda module: module.register_optimizer_step_post_hook(updated),
+            _KERAS_OPTIMIZERS: functools.partial(_watch_keras, updated),
+            _GROUPS: _watch_stores,
+        }
+    )
+
+
+def _watch_keras(updated: Callable[[], object], module: ModuleType) -> None:
+    apply = module.BaseOptimizer.apply
+
+    @functools.wraps(apply)
+    def watched(*arguments: Any, **settings: Any) -> Any:
+        updated()
+        return apply(*arguments, **settings)
+
+    module.BaseOptimizer.apply = watched
+
+
+def _watch_stores(module: ModuleType) -> None:
+    for name, place in _STORES.items():
+        # A build of PyTorch without torch.distributed has none.
+        if kind := getattr(getattr(module.torch._C, "_distributed_c10d", None), name, None):
+            kind.__init__ = _noting_others(kind.__init__, place)
+
+
+def _noting_others(make: Callable[..., None], place: int) -> Callable[..., None]:
+    @functools.wraps(make)
+    def noted(self: object, *arguments: Any, **settings: Any) -> None:
+        global _met
+        make(self, *arguments, **settings)
+        _met |= settings.get("world_size", (*arguments, *[None] * place)[place]) != 1
+
+    return noted
+
+
 def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool = False) -> Forgotten | None:
     """What a script of several ranks has forgotten so far; None if nothing.
 
@@ -49,19 +115,19 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool
         distributed: whether it called ``ht.distribute``, asked for the run's process groups, or reduced arrays itself.
         others: what :func:`others_imported` said before ``ht.init``, which imports some of them.
     """
-    if ranks == 1 or distributed:
+    if ranks == 1 or distributed or RANKS_ALONE.read():
         return None
-    trained, group = _trained(), _has_group()
+    trained, group = _updates > 0, _has_group()
     if joined:
         if not trained or (group and any(name in sys.modules for name in _ON_GROUPS)):
             return None
         text = (
-            f"{ranks} ranks train, each by itself: the script made an optimizer, but never passed it to ht.distribute. "
+            f"{ranks} ranks train, each by itself: the script has an optimizer, but never passed it to ht.distribute. "
             "Its results are rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all"
         )
         # Over Gloo and NCCL ht.init() makes the group on which DDP or FSDP may have built.
         return Forgotten(text, alone=not (group or others))
-    if group or others_imported() or _has_tensorflow_workers():
+    if group or _met or others_imported() or _has_tensorflow_workers():
         return None
     unnamed = "tensorflow" in sys.modules and "TF_CONFIG" not in os.environ
     strategy = " Strategies of tf.distribute need --backend multi_worker." if unnamed else ""
@@ -74,9 +140,9 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool
 
 
 def _has_group() -> bool:
-    """Whether torch.distributed has a default group."""
+    """Whether torch.distributed has a default group of several processes."""
     groups = sys.modules.get("torch.distributed")
-    return groups is not None and bool(groups.is_available() and groups.is_initialized())
+    return bool(groups and groups.is_available() and groups.is_initialized() and groups.get_world_size() > 1)
 
 
 def _has_tensorflow_workers() -> bool:
@@ -85,28 +151,3 @@ def _has_tensorflow_workers() -> bool:
     context = eager and eager.context_safe()
     server: Any = context and context._collective_ops_server_def
     return bool(server) and sum(len(job.tasks) for job in server.cluster.job) > 1
-
-
-def _trained() -> bool:
-    """Whether an optimizer of PyTorch was made, or one of Keras that is still there has updated something."""
-    optim = sys.modules.get("torch.optim.optimizer")
-    if optim is not None and any(_is_used(kind) for kind in _subclasses(optim.Optimizer)):
-        return True
-    keras = sys.modules.get("keras.src.optimizers.base_optimizer")
-    if keras is None:
-        return False
-    # Not isinstance(), which reads __class__ of the object: a weakref.proxy whose object is gone raises there.
-    made = (each for each in gc.get_objects() if issubclass(type(each), keras.BaseOptimizer))
-    # In the scope of a strategy the count is a variable of each replica, of which int() knows nothing.
-    return any(int(numpy.asarray(each.iterations)) > 0 for each in made)
-
-
-def _is_used(kind: Any) -> bool:
-    """Whether an optimizer of this class was made: PyTorch then wraps the class's ``step`` for its profiler."""
-    return getattr(vars(kind).get("step"), "hooked", False)
-
-
-def _subclasses(kind: Any) -> Iterator[Any]:
-    for child in kind.__subclasses__():
-        yield child
-        yield from _subclasses(child)

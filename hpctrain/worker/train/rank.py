@@ -193,6 +193,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
                     from hpctrain.worker.comm import init
 
                     init()
+                _watch(rank, plan.processes)
                 serve_torchrun_scripts(plan, rank)
                 serve_tensorflow_scripts(plan)
                 _run_script(script)
@@ -229,6 +230,12 @@ def _make_last_checks() -> None:
     """Check now what can still fail the run; exit handlers come too late for the record."""
     if comm := sys.modules.get("hpctrain.worker.comm"):
         comm.make_last_checks()
+
+
+def _watch(rank: int, ranks: int) -> None:
+    from hpctrain.worker.comm import watch
+
+    watch(rank, ranks)
 
 
 def _require_distributed(rank: int, ranks: int) -> None:

@@ -1,6 +1,6 @@
 """Runs the scripts of others unchanged under each launcher, whole and with a killed rank, and prints the table.
 
-python tests/support/comers/table.py [--scripts ddp,trainer] [--launchers mpirun,ssh] [--json FILE]
+python tests/support/comers/table.py [--scripts ddp,trainer] [--launchers mpirun,ssh] [--only killed] [--json FILE]
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _reason(cell: Cell) -> str:
     return errors[-1].partition("[")[2].partition("]")[0] if errors else f"status {cell.status}"
 
 
-def measured(scripts: list[str], columns: list[str], kills: bool) -> Iterator[tuple[str, str, bool, Cell]]:
-    """Every cell: script, column, whether a rank was killed, and what came of it."""
+def measured(scripts: list[str], columns: list[str], kinds: list[bool]) -> Iterator[tuple[str, str, bool, Cell]]:
+    """Every cell: script, column, whether a rank was killed, and what came of it. ``kinds``: which of both."""
     with tempfile.TemporaryDirectory(prefix="comers-") as made, warm_interpreters():
         folder = Path(made)
         expected = {script: cells.alone(cells.framework(script)) for script in scripts}
@@ -111,7 +111,7 @@ def measured(scripts: list[str], columns: list[str], kills: bool) -> Iterator[tu
                 place.mkdir()
                 launcher = COLUMNS[name].launcher(stack, place)
                 for script in scripts:
-                    for kill in (False, True) if kills and COLUMNS[name].kills else (False,):
+                    for kill in [each for each in kinds if COLUMNS[name].kills or not each]:
                         own = place / f"{script}-{'killed' if kill else 'whole'}"
                         own.mkdir()
                         cell = (cells.killed if kill else cells.whole)(script, launcher, own, expected[script])
@@ -123,15 +123,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scripts", default=",".join(NAMES), help="by default all")
     parser.add_argument("--launchers", default=",".join(COLUMNS), help="by default all")
-    parser.add_argument("--no-kills", action="store_true", help="kill no rank")
+    parser.add_argument("--only", choices=("whole", "killed"), help="without those with a killed rank, or these alone")
     parser.add_argument("--json", type=Path, help="a file for the cells, with what was printed in them")
     given = parser.parse_args()
     for reason in (local_slurm.obstacle(), local_hosts.obstacle()):
         if reason:
             sys.exit(reason)
     scripts, columns = given.scripts.split(","), given.launchers.split(",")
+    kinds = [kill for kill in (False, True) if given.only != ("whole" if kill else "killed")]
     found: dict[tuple[str, str, bool], Cell] = {}
-    for script, column, kill, cell in measured(scripts, columns, not given.no_kills):
+    for script, column, kill, cell in measured(scripts, columns, kinds):
         found[script, column, kill] = cell
         print(f"{script} {column}{' killed' if kill else ''}: {shown(cell)}", flush=True)
         if given.json:

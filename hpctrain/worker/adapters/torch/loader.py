@@ -31,6 +31,8 @@ class ShardedLoader:
         self._weights = batch_weights(comm)
         self._evaluation = evaluation
         self._started = 0
+        _refuse_loaded_state(loader)
+        self._given = loader
         make = StreamSource if isinstance(loader.dataset, IterableDataset) else MapSource
         self._source: Source = make(loader, comm, evaluation=evaluation, seed=seed)
         self._loader = self._source.loader
@@ -43,6 +45,7 @@ class ShardedLoader:
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
+        _refuse_loaded_state(self._given)
         if not self._evaluation:
             warn_of_data_restart(self._comm)
         self._hear_epoch()
@@ -138,6 +141,21 @@ class ShardedLoader:
             self._handed_out = Place(epoch + 1)
 
 
+def _refuse_loaded_state(loader: DataLoader[Any]) -> None:
+    """Refuse a state that was loaded into torchdata's StatefulDataLoader itself.
+
+    Raises:
+        HpctrainError: says where a state is loaded.
+    """
+    if getattr(loader, "next_iter_state", None) is not None:
+        raise HpctrainError(
+            "HT-shard-loaded-state",
+            "a state was loaded into this {kind}, which ht.shard does not use",
+            "load_state_dict of what ht.shard returns takes what its state_dict() returned",
+            kind=type(loader).__name__,
+        )
+
+
 def shard(
     data: DataLoader[Any], *, comm: Communicator | None = None, evaluation: bool = False, seed: int = 0
 ) -> ShardedLoader:
@@ -184,13 +202,6 @@ def shard(
             module=type(data).__module__,
             kind=type(data).__name__,
             wanted="a torch DataLoader, which ht.shard divides",
-        )
-    if getattr(data, "next_iter_state", None) is not None:  # torchdata's StatefulDataLoader
-        raise HpctrainError(
-            "HT-shard-loaded-state",
-            "a state was loaded into this {kind}, which ht.shard does not use",
-            "load_state_dict of what ht.shard returns takes what its state_dict() returned",
-            kind=type(data).__name__,
         )
     sharded = ShardedLoader(data, comm, evaluation=evaluation, seed=seed)
     if not evaluation:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hpctrain.common.errors import HpctrainError
@@ -82,10 +82,16 @@ def order_of(loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, s
         return _DividedOrder(loader, comm, divides, evaluation=evaluation, seed=seed)
     sampler: Any = loader.sampler
     # A sampler's class may be another's child, with an order of its own.
-    once = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    once = type(sampler) is SequentialSampler or (_shuffles(sampler) and not sampler.replacement)
     if loader.batch_size and once and len(sampler) == len(sampler.data_source) == len(loader.dataset):  # type: ignore[arg-type]
         return _OwnOrder(loader, comm, seed=seed)
     return _SamplerOrder(loader, comm, seed=seed)
+
+
+def _shuffles(sampler: Any) -> bool:
+    """Whether this is PyTorch's RandomSampler, or that of torchdata's StatefulDataLoader."""
+    kind = type(sampler)
+    return kind.__name__ == "RandomSampler" and kind.__module__.startswith(("torch.utils.data.", "torchdata."))
 
 
 def divided_by_itself(*objects: Any) -> Any:
@@ -108,7 +114,7 @@ class _OwnOrder:
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int) -> None:
         assert loader.batch_size is not None
         self._comm = comm
-        self._shuffled = type(loader.sampler) is RandomSampler
+        self._shuffled = _shuffles(loader.sampler)
         self._samples, self._size, self._drop_last = len(loader.dataset), loader.batch_size, loader.drop_last  # type: ignore[arg-type]
         self._seed = seed
         self.identity = _identity(loader, seed if self._shuffled else -1)
@@ -345,10 +351,8 @@ def _identity(loader: DataLoader[Any], seed: int) -> dict[str, Any]:
         samples = len(loader.dataset)  # type: ignore[arg-type]
     size = loader.batch_size or -1
     identity: dict[str, Any] = {"samples": samples, "batch_size": size, "drop_last": loader.drop_last, "seed": seed}
-    if not isinstance(loader.batch_sampler, BatchSampler) or type(loader.sampler) not in (
-        SequentialSampler,
-        RandomSampler,
-    ):
+    usual = type(loader.sampler) is SequentialSampler or _shuffles(loader.sampler)
+    if not (usual and isinstance(loader.batch_sampler, BatchSampler)):
         identity["sampler"] = type(loader.sampler if loader.batch_size else loader.batch_sampler).__name__
     return identity
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import datetime
+import decimal
+import pathlib
+import types
+import uuid
 
 import numpy as np
 import pytest
@@ -52,6 +57,23 @@ def test_a_fingerprint_is_that_of_samples_in_one_order(samples):
     assert Fingerprint.of(samples[:63]).differs(Fingerprint.of(samples))
 
 
+class Opaque:
+    """An object of a user's class, which refers to itself, and holds what cannot be pickled."""
+
+    def __init__(self, number):
+        self.number, self.itself, self.read = number, self, (letter for letter in "abc")
+
+    def __repr__(self):
+        return f"opaque at {id(self)}"
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+
 @pytest.mark.parametrize(
     "sample",
     [
@@ -60,12 +82,24 @@ def test_a_fingerprint_is_that_of_samples_in_one_order(samples):
         lambda number: np.full(300, number, np.float32),
         lambda number: {f"{number}", "all"},
         lambda number: np.array([number, "text"], dtype=object),
+        lambda number: {"made of": Opaque(number)},
+        lambda number: types.SimpleNamespace(inner=[Opaque(number)]),
+        lambda number: Slotted(torch.full((3,), float(number))),
+        lambda number: torch.eye(number + 2).to_sparse(),
+        lambda number: torch.eye(3).mul(number + 1).to_sparse_csr(),
+        lambda number: datetime.datetime(2026, 1, 1 + number),
+        lambda number: decimal.Decimal(number) / 7,
+        lambda number: uuid.UUID(int=number),
+        lambda number: pathlib.Path(f"{number}.png"),
+        lambda number: range(number),
+        lambda number: frozenset(Opaque(number + more) for more in range(9)),
     ],
 )
 def test_parts_of_a_stream_that_is_divided_by_hand_differ(sample):
     parts = [[sample(number) for number in range(rank, 24, 3)] for rank in range(3)]
     looks = [Fingerprint.of(part) for part in parts]
     assert looks[0].differs(looks[1]) and looks[1].differs(looks[2])
+    assert not any(look.differs(Fingerprint.of([sample(n) for n in range(r, 24, 3)])) for r, look in enumerate(looks))
     assert not any(Fingerprint.from_numbers(each.numbers()).differs(each) for each in looks)
 
 
@@ -78,5 +112,14 @@ def test_a_fingerprint_allows_for_two_decoders():
 
 
 def test_a_fingerprint_of_nothing_or_of_what_has_no_numbers():
-    for samples in ([0.0] * 9, [np.zeros(300)] * 9, [float("nan"), float("inf")], [object()], [None]):
+    for samples in (
+        [0.0] * 9,
+        [np.zeros(300)] * 9,
+        [float("nan"), float("inf")],
+        [object()],
+        [lambda: 0],
+        [torch.float32],
+        [iter([])],
+        [None],
+    ):
         assert not Fingerprint.of(samples).differs(Fingerprint.of(samples))

@@ -1,70 +1,117 @@
-"""The hint at the end of a script whose ranks trained each by itself."""
+"""Whether the ranks of a script have trained each by itself."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
-import weakref
 
 import pytest
 
-from hpctrain.worker import comm
 from hpctrain.worker.comm import forgotten
-from hpctrain.worker.comm.forgotten import forgotten_calls
 
-BASE = "keras.src.optimizers.base_optimizer"
+# Each of CASES is done in a fork of its own, by names of the program. Printed is what a rank of two is told at its
+# end, if the script never joined and if it called ht.init(), and how often it was told something at its steps.
+PYTORCH = """
+import os, sys, types
+from hpctrain.worker.comm import forgotten
+said = []
+forgotten.watch(lambda: said.append(None))
+import torch
+import torch.distributed as dist
+
+def optimizer(kind):
+    found = kind([torch.zeros(2, requires_grad=True)], lr=0.1)
+    found.param_groups[0]["params"][0].grad = torch.ones(2)
+    return found
+
+def steps():
+    own = optimizer(torch.optim.SGD)
+    own.step(), own.step()
+
+def store(name, processes):
+    return dist.FileStore(name, processes)
+
+def told():
+    alone = [forgotten.forgotten_calls(2, joined=joined, distributed=False) for joined in (False, True)]
+    print([found and found.alone for found in alone], len(said), flush=True)
+
+for number, case in enumerate(sys.argv[1:]):
+    if not os.fork():
+        exec(case)
+        told()
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+CASES = {
+    "pass": "[False, None] 0",
+    "kept = optimizer(torch.optim.AdamW)": "[False, None] 0",  # for an evaluation
+    "steps()": "[True, True] 1",
+    "kept = store('a', 1); steps()": "[True, True] 1",
+    # By a bare ProcessGroupGloo, by torch.distributed.rpc, or by the store itself.
+    "kept = store('b', 2); steps()": "[None, True] 1",
+    "dist.init_process_group('gloo', store=store('c', 1), rank=0, world_size=1); steps()": "[True, True] 1",
+    "sys.modules['mpi4py.MPI'] = types; steps()": "[None, True] 1",
+}
+KERAS = """
+from hpctrain.worker.comm import forgotten
+forgotten.watch(lambda: None)
+import keras, numpy
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+# As of a model that is loaded: its optimizer has made steps, but not in this process.
+model.optimizer.build(model.trainable_variables)
+model.optimizer.iterations.assign(5)
+x, y = numpy.ones((8, 2)), numpy.ones((8, 1))
+model.evaluate(x, y, verbose=0)
+print(forgotten.forgotten_calls(2, joined=True, distributed=False))
+model.fit(x, y, verbose=0)
+print(forgotten.forgotten_calls(2, joined=True, distributed=False).alone)
+"""
 
 
-@pytest.fixture
-def optimizers(monkeypatch):
-    """Keras's class of optimizers, of which none is there yet."""
-
-    class BaseOptimizer:
-        iterations = 0
-
-    monkeypatch.delitem(sys.modules, "torch.optim.optimizer", raising=False)
-    monkeypatch.setitem(sys.modules, BASE, types.SimpleNamespace(BaseOptimizer=BaseOptimizer))
-    return BaseOptimizer
+def printed(folder, *arguments: str) -> list[str]:
+    command = [sys.executable, "-c", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
-def test_a_used_optimizer_is_found_beside_objects_that_are_gone(optimizers):
-    gone = optimizers()
-    proxies = [weakref.proxy(gone)]
-    del gone
-    assert forgotten_calls(2, joined=True, distributed=False) is None
-    used = optimizers()
-    used.iterations = 3
-    assert forgotten_calls(2, joined=True, distributed=False)
-    assert len(proxies) == 1
+def test_who_trains_alone_with_pytorch(tmp_path):
+    pytest.importorskip("torch")
+    assert dict(zip(CASES, printed(tmp_path, PYTORCH, *CASES), strict=True)) == CASES
 
 
-def test_a_hint_that_cannot_be_had_ends_nothing(optimizers, monkeypatch):
-    unfinished = optimizers()
-    unfinished.iterations = None
-    monkeypatch.setattr(comm, "_joined", True)
-    monkeypatch.setattr(comm, "_distributed", False)
-    comm.mention_forgotten(0, 2)
+def test_who_trains_alone_with_keras(tmp_path):
+    pytest.importorskip("keras")
+    assert printed(tmp_path, KERAS)[-2:] == ["None", "True"]
 
 
-def groups(*, made: bool) -> types.SimpleNamespace:
-    return types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: made)
+def groups(*, size: int) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: size > 0, get_world_size=lambda: size
+    )
 
 
-def test_who_may_have_built_on_the_default_group_has_not_failed(optimizers, monkeypatch):
-    used = optimizers()
-    used.iterations = 3
-    found = forgotten_calls(2, joined=True, distributed=False)
+def test_who_may_have_built_on_the_default_group_has_not_failed(monkeypatch):
+    monkeypatch.setattr(forgotten, "_updates", 3)
+    monkeypatch.setitem(sys.modules, "torch.distributed", groups(size=0))
+    for name in ("accelerate", *forgotten._OTHERS):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    found = forgotten.forgotten_calls(2, joined=True, distributed=False)
     assert found and found.alone
     # Neither a reduction by mpi4py or Horovod nor DDP on the group that ht.init() made can be told apart from none.
-    assert not forgotten_calls(2, joined=True, distributed=False, others=True).alone
-    monkeypatch.setitem(sys.modules, "torch.distributed", groups(made=True))
-    assert forgotten_calls(2, joined=False, distributed=False) is None
-    found = forgotten_calls(2, joined=True, distributed=False)
+    assert not forgotten.forgotten_calls(2, joined=True, distributed=False, others=True).alone
+    monkeypatch.setitem(sys.modules, "torch.distributed", groups(size=2))
+    assert forgotten.forgotten_calls(2, joined=False, distributed=False) is None
+    found = forgotten.forgotten_calls(2, joined=True, distributed=False)
     assert found and not found.alone
     monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
-    assert forgotten_calls(2, joined=True, distributed=False) is None
-    monkeypatch.setitem(sys.modules, "torch.distributed", groups(made=False))
-    assert forgotten_calls(2, joined=True, distributed=False)
+    assert forgotten.forgotten_calls(2, joined=True, distributed=False) is None
+    monkeypatch.setitem(sys.modules, "torch.distributed", groups(size=0))
+    assert forgotten.forgotten_calls(2, joined=True, distributed=False)
+    monkeypatch.setenv("HPCTRAIN_RANKS_ALONE", "1")
+    assert forgotten.forgotten_calls(2, joined=True, distributed=False) is None
 
 
 def test_mpi_that_hpctrain_itself_imports_says_nothing_of_the_script(monkeypatch):

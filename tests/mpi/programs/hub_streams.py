@@ -1,0 +1,194 @@
+"""What ``ht.shard`` does with Hugging Face's ``datasets`` and with torchdata. ``python hub_streams.py BACKEND OUT``.
+
+Each rank compares its parts with the batches of one process, which are also those of the plain loader.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from pathlib import Path
+
+import datasets
+import torch
+import torchdata.nodes
+from datasets.distributed import split_dataset_by_node
+from situations import Named, refused, run
+from streams import SAMPLES, as_one_process, as_record, begin, difference, drawn, numbers, once, own_of, resumes
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import hpctrain as ht
+from hpctrain.worker.comm import current
+
+SITUATIONS = situation = Named()
+# A stream of Parquet files that is left before its end sleeps for 5 seconds otherwise.
+datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
+datasets.disable_progress_bars()
+FOLDER = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR"))) / "data"
+
+
+def files(comm) -> Path:
+    """The samples in five Parquet and five JSON files, the same for all ranks."""
+    folder = Path(comm.broadcast_object(str(FOLDER)))
+    if comm.rank == 0 and not folder.exists():
+        folder.mkdir()
+        x, y = (each.tolist() for each in numbers())
+        for shard in range(5):
+            rows = [{"number": n, "x": x[n], "y": y[n]} for n in range(shard, SAMPLES, 5)]
+            data = datasets.Dataset.from_list(rows)
+            data.to_parquet(folder / f"{shard}.parquet")
+            data.to_json(folder / f"{shard}.json")
+    comm.barrier()
+    return folder
+
+
+def streamed(kind: str = "parquet"):
+    paths = [str(files(current()) / f"{shard}.{kind}") for shard in range(5)]
+    return datasets.load_dataset(kind, data_files=paths, split="train", streaming=True)
+
+
+def collate(samples) -> torch.Tensor:
+    return torch.tensor([int(each["number"]) for each in samples])
+
+
+def loader(data, workers=0, kind=DataLoader, **settings):
+    return kind(data, batch_size=6, num_workers=workers, collate_fn=collate, **settings)
+
+
+def shuffled():
+    read = streamed().shuffle(seed=4, buffer_size=10).map(lambda each: {**each, "more": 1})
+    return read.filter(lambda each: each["more"]).with_format("torch")
+
+
+def interleaved():
+    even = streamed().filter(lambda each: each["number"] % 2 == 0).shuffle(seed=1, buffer_size=4)
+    odd = streamed("json").filter(lambda each: each["number"] % 2 == 1)
+    settings = {"stopping_strategy": "all_exhausted_without_replacement", "probabilities": [0.6, 0.4], "seed": 3}
+    return datasets.interleave_datasets([even, odd], **settings)
+
+
+@situation
+def streams_of_datasets(comm):
+    for make, workers, kind in [
+        (shuffled, 0, DataLoader),
+        (shuffled, 2, DataLoader),
+        (interleaved, 0, StatefulDataLoader),
+    ]:
+        found = as_one_process(lambda m=make, w=workers, k=kind: loader(m(), w, k))
+        once(found)
+        assert found[0] != found[1]
+        assert drawn(loader(make(), workers, kind)) == found[0]
+        resumes(lambda m=make, w=workers, k=kind: loader(m(), w, k), 3)
+
+
+class TellsEpochs(DataLoader):
+    """Tells its stream which epoch begins, as loops for one process do."""
+
+    epochs = 0
+
+    def __iter__(self):
+        self.dataset.set_epoch(self.epochs)
+        self.epochs += 1
+        return super().__iter__()
+
+
+@situation
+def weights_of_a_stream_of_datasets(comm):
+    def pairs(samples):
+        return tuple(torch.stack([each[name].double() for each in samples]) for name in ("x", "y"))
+
+    return difference(lambda: TellsEpochs(shuffled(), batch_size=6, collate_fn=pairs))
+
+
+@situation
+def a_shuffle_without_a_seed(comm):
+    sharded = ht.shard(loader(streamed().shuffle(buffer_size=10)))
+    if comm.size > 1:
+        refused(lambda: list(sharded), "HT-loader-different-streams", number=0)
+
+
+@situation
+def a_state_that_the_script_has_loaded_into_its_stream(comm):
+    """It counts in its own epoch, which the script has told the stream."""
+    first = streamed()
+    first.set_epoch(3)
+    read = iter(first)
+    seen = [next(read)["number"] for _ in range(12)]
+    state = first.state_dict()
+
+    def make():
+        again = streamed()
+        again.set_epoch(3)
+        again.load_state_dict(state)
+        return loader(again)
+
+    plain = drawn(make())
+    assert sorted(seen + sum(plain, [])) == list(range(SAMPLES))
+    sharded = ht.shard(make())
+    assert drawn(sharded) == [own_of(batch) for batch in plain]
+    assert sharded.state_dict()["epoch"] == 4
+    assert sum(map(len, drawn(sharded))) > sum(map(len, [own_of(batch) for batch in plain]))  # a whole epoch
+
+
+@situation
+def streams_that_datasets_has_divided(comm):
+    for change in (lambda data: data, lambda data: data.shuffle(seed=3, buffer_size=5).map(lambda each: each)):
+        data = change(split_dataset_by_node(streamed(), comm.rank, comm.size))
+        sharded = ht.shard(DataLoader(data, batch_size=comm.size, drop_last=True, collate_fn=collate))
+        seen = sum(sum(comm.allgather_object(drawn(sharded)), []), [])
+        assert len(seen) == len(set(seen)) > SAMPLES - comm.size
+    other = split_dataset_by_node(streamed(), 0, comm.size + 1)
+    refused(lambda: ht.shard(loader(other, drop_last=True)), "HT-shard-other-part", ranks=comm.size + 1)
+    if comm.size > 1:
+        whole = datasets.Dataset.from_list([{"number": number} for number in range(SAMPLES)])
+        part = split_dataset_by_node(whole, comm.rank, comm.size)
+        refused(lambda: ht.shard(loader(part)), "HT-shard-different-data")
+
+
+@situation
+def data_sets_of_datasets_in_torchdatas_loader(comm):
+    data = datasets.Dataset.from_list([{"number": number} for number in range(SAMPLES)]).with_format("torch")
+    for kind in (DataLoader, StatefulDataLoader):
+        found = as_one_process(lambda k=kind: loader(data, kind=k, shuffle=True))
+        once(found)
+        assert found[0] != found[1]
+        resumes(lambda k=kind: loader(data, kind=k, shuffle=True), 3)
+    stateful = loader(data, kind=StatefulDataLoader)
+    list(itertools.islice(stateful, 2))
+    state = stateful.state_dict()
+    sharded = ht.shard(loader(data, kind=StatefulDataLoader))
+    list(sharded)
+    stateful = loader(data, kind=StatefulDataLoader)
+    sharded = ht.shard(stateful)
+    stateful.load_state_dict(state)
+    refused(lambda: iter(sharded), "HT-shard-loaded-state", kind="StatefulDataLoader")
+
+
+class Nodes(IterableDataset):
+    """A graph of torchdata's nodes, begun anew for each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        order = RandomSampler(range(SAMPLES), generator=torch.Generator().manual_seed(self.epoch))
+        node = torchdata.nodes.SamplerWrapper(order, initial_epoch=self.epoch)
+        yield from torchdata.nodes.Loader(torchdata.nodes.ParallelMapper(node, int, num_workers=2, method="thread"))
+
+
+@situation
+def nodes_of_torchdata(comm):
+    found = as_one_process(lambda: DataLoader(Nodes(), batch_size=6))
+    once(found)
+    assert found[0] != found[1]
+    resumes(lambda: DataLoader(Nodes(), batch_size=6), 3)
+    nodes = torchdata.nodes.Loader(torchdata.nodes.IterableWrapper(range(SAMPLES)))
+    refused(lambda: ht.shard(nodes), "HT-call-wrong-object", module="torchdata.nodes.loader")
+
+
+if __name__ == "__main__":
+    run({name: as_record(action) for name, action in SITUATIONS.items()}, begin)
