@@ -31,8 +31,8 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.worker.adapters.after_import import change_after_import
 from hpctrain.worker.comm import Communicator, forks
+from hpctrain.worker.comm.after_import import change_after_import
 
 if TYPE_CHECKING:
     from hpctrain.worker.energy_meter import HostMeter
