@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+_Change = Callable[[ModuleType], None]
 
-def change_after_import(changes: Mapping[str, Callable[[ModuleType], None]]) -> None:
+
+def change_after_import(changes: Mapping[str, _Change]) -> None:
     """Call each change, by the module's name, with the module: now if it is imported already, else once it is."""
-    sys.meta_path.insert(0, _AfterImport(changes))
+    for name, change in changes.items():
+        if name in sys.modules:
+            change(sys.modules[name])
+        else:
+            _finder.changes[name].append(change)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
 
 
 class _AfterImport(MetaPathFinder):
     """Finds modules as the other finders do, and changes some of them once they have been executed."""
 
-    def __init__(self, changes: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._changes = dict(changes)
-        for name in [name for name in self._changes if name in sys.modules]:
-            self._changes.pop(name)(sys.modules[name])
+    def __init__(self) -> None:
+        self.changes: defaultdict[str, list[_Change]] = defaultdict(list)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._changes:
+        if fullname not in self.changes:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
@@ -35,8 +42,11 @@ class _AfterImport(MetaPathFinder):
 
         def changed(module: ModuleType) -> None:
             execute(module)
-            if change := self._changes.pop(fullname, None):
+            for change in self.changes.pop(fullname, ()):
                 change(module)
 
         spec.loader.exec_module = changed  # type: ignore[method-assign]
         return spec
+
+
+_finder = _AfterImport()
