@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # A cluster's own mpirun goes first; a machine without one gets Open MPI from a wheel.
-TRAIN := torch
+TRAIN := torch,imagenet,report
 ifeq ($(shell command -v mpirun 2>/dev/null),)
 TRAIN := $(TRAIN),mpi
 endif

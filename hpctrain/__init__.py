@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
@@ -62,6 +62,18 @@ _HOME = {
     "trace": "hpctrain.worker.tracing.trace",
 }
 _MODULES = ("keras", "lightning")
+# What other libraries have as functions of their module.
+_OF_INIT = (
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast_object",
+    "host",
+    "local_rank",
+    "local_size",
+    "rank",
+    "size",
+)
 
 __all__ = [
     "RESUMABLE",
@@ -94,4 +106,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"hpctrain.worker.adapters.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'hpctrain' has no attribute {name!r}")
+    missing = f"module 'hpctrain' has no attribute {name!r}"
+    if name in _OF_INIT:
+        missing += f": hpctrain.init().{name} has it"
+    elif not name.startswith("_"):
+        missing += f": {nearest(name, (each for each in __all__ if not each.startswith('_')))}"
+    raise AttributeError(missing)

@@ -121,7 +121,7 @@ def _name_unknown_options(command: Any) -> None:
             if not hasattr(error, "possibilities"):
                 raise
             option: str = error.option_name
-            known = [each for parameter in command.params for each in parameter.opts]
+            known = [each for parameter in command.params for each in parameter.opts if each.startswith("-")]
             script = next((word for word in given if word.endswith(".py")), None)
             name = option.lstrip("-").replace("_", "-")
             if name in _OF_RANKS:

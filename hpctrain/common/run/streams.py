@@ -89,11 +89,25 @@ class _MarkedFile(io.FileIO):
             left = left[super().write(left) :]
 
 
+_marked: _MarkedFile | None = None
+
+
 def mark_stderr() -> None:
     """Put marks around what Python writes to stderr from here on."""
+    global _marked
     out, err = _MarkedFile(1), _MarkedFile(2)
     # What a fork writes does not end a line of this process.
     os.register_at_fork(before=err.flush)
     before = cast(io.TextIOWrapper, sys.stdout)
     sys.stdout = io.TextIOWrapper(out, before.encoding, before.errors, write_through=before.write_through)
     sys.stderr = io.TextIOWrapper(err, "utf-8", "backslashreplace", write_through=True)
+    _marked = err
+
+
+def write_stderr(text: str) -> None:
+    """Write to stderr without the lock of sys.stderr, which a process forked at this moment would hold for ever."""
+    data = text.encode()
+    if _marked:
+        _marked.write(data)
+    else:
+        os.write(2, data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, EventWriter, kept
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.streams import write_stderr
 from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import Communicator, init
 from hpctrain.worker.comm.stall_reports import reports
@@ -184,7 +184,6 @@ def _repeat(doing: str, ended: threading.Event, over: Callable[[], bool]) -> Non
     seconds = 0.0
     while not ended.wait(_PATIENT_SECONDS if seconds > _PATIENT_AFTER else _REPEAT_SECONDS) and not over():
         seconds = time.monotonic() - begun
-        # Not through sys.stderr, whose lock would stay taken for ever in a process forked at this moment. The main
-        # thread reports a full disk.
+        # The main thread reports a full disk.
         with contextlib.suppress(OSError):
-            os.write(2, f"hpctrain: still {doing} ({seconds:.0f} s)\n".encode())
+            write_stderr(f"hpctrain: still {doing} ({seconds:.0f} s)\n")

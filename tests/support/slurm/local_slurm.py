@@ -304,7 +304,7 @@ _TRY = """\
 export SLURM_CONF={conf}
 # sinfo; scontrol show topology
 # srun --nodes 4 hostname
-# sbatch --nodes 2 --wrap '.venv/bin/hpctrain doctor'
+# .venv/bin/hpctrain submit digits --nodes 2 --time 10 --wait
 # make cluster-stop
 """
 

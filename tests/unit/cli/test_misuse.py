@@ -290,6 +290,8 @@ def test_an_option_that_is_none_of_these(arguments: list[str], words: str, capsy
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert codes(said) == ["HT-option-unknown"] and words in said
+    _, _, valid = said.partition("valid: ")
+    assert all(option.startswith("-") for option in valid.split(", ") if valid)
 
 
 def test_what_begins_like_a_choice_is_meant_first() -> None:

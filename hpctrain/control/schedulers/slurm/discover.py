@@ -373,7 +373,7 @@ def _ask(*command: str) -> str:
         raise HpctrainError(
             "HT-slurm-no-answer",
             "Slurm does not answer: {command} exited {status}: {reason}",
-            "scontrol ping says whether its controller is up",
+            "scontrol ping says whether its controller is up; the variable SLURM_CONF names its slurm.conf",
             exit_code=1,
             command=" ".join(command),
             status=done.returncode,

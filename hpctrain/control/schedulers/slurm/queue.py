@@ -174,7 +174,8 @@ def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
             "squeue failed: {reason}",
             "ask Slurm itself with: scontrol ping",
             exit_code=1,
-            reason=done.stderr.strip() or f"exit status {done.returncode}",
+            # The last line says the most; the ones before it say how the client went there.
+            reason=(done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1],
         )
     return read_squeue(done.stdout)
 
