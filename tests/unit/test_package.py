@@ -8,7 +8,8 @@ import hpctrain
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("rank", "hpctrain.init().rank"), ("distribut", "'distribute'"), ("__wrapped__", "'__wrapped__'")]
+    ("name", "words"),
+    [("rank", "hpctrain.init().rank"), ("distribut", "'distribute'"), ("__wrapped__", "'__wrapped__'")],
 )
 def test_a_name_that_it_does_not_have(name: str, words: str) -> None:
     with pytest.raises(AttributeError, match="hpctrain") as caught:
