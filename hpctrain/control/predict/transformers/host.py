@@ -119,13 +119,14 @@ class HostSystem(System):
     def constants(self, layout: Layout) -> Mapping[str, float]:
         """Those of GPUs where they are about bytes and operators, and the hosts' own."""
         value, column = self.hosts.value, self.column
-        # What FSDP2 and tp each do in Python besides.
-        besides = 0.0
-        if layout.zero == 3 and layout.shards > 1:
+        # What FSDP2 and tp each do in Python besides. FSDP2 also reduces the gradients of copies of a divided model.
+        besides, pp = 0.0, layout.sizes["pp"]
+        if layout.mesh.data_ranks > 1 and (layout.zero == 3 or layout.sizes["tp"] * pp > 1):
             besides += value("cpu.sharded_layer", column) - 1
         if layout.sizes["tp"] > 1:
             besides += value("cpu.tensor_layer", column) - 1
         gap = value("cpu.kernel_s", column) * self.hosts.crowd * (1 + besides)
+        step = value("cpu.step_s", column) + (value("cpu.pipeline_s", column) if pp > 1 else 0.0)
         pace = 1 / value("cpu.transformer", column) / value("step_residual", column)
         return {
             **step_constants(),
@@ -134,7 +135,7 @@ class HostSystem(System):
             "kernel": gap * _OPERATORS,
             "attention.ampere": 0.5,
             "launch": 0.0,
-            "step": value("cpu.step_s", column) * self.hosts.crowd,
+            "step": step * self.hosts.crowd,
             "overlap": 1.0,
             "replicas": 1.0,
             "tensor": 1.0,

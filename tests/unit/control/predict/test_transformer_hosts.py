@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 
-from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.load import load_recipe, mesh_overrides
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.control.predict.calibration import Calibration, read_calibration
 from hpctrain.control.predict.collectives import Ranks, allreduce
@@ -99,17 +100,59 @@ def test_groups_of_one_host_take_turns():
 
 
 def test_what_starts_operators_adds_up():
-    plain, sharded, tensor, both = (
-        terms(hosts(4), layout(**axes))["matmul"]
-        for axes in (
-            {"dp_replicate": 4},
-            {"dp_replicate": 2, "dp_shard": 2},
-            {"dp_replicate": 2, "tp": 2},
-            {"dp_shard": 2, "tp": 2},
+    plain, sharded, tensor, copies, both = (
+        terms(hosts(4), layout(samples, **axes))["matmul"]
+        for samples, axes in (
+            (16, {"dp_replicate": 4}),
+            (16, {"dp_replicate": 2, "dp_shard": 2}),
+            (8, {"tp": 2}),
+            (16, {"dp_replicate": 2, "tp": 2}),
+            (16, {"dp_shard": 2, "tp": 2}),
         )
     )
     assert plain < sharded < tensor < both
     assert both - tensor == pytest.approx(sharded - plain, rel=0.05)
+    # FSDP2 reduces the gradients of copies of a divided model.
+    assert copies == both
+
+
+def test_a_pipeline_s_step_has_a_part_of_its_own():
+    plain, alone, copies = (
+        terms(hosts(4), layout(samples, parts=parts, **axes))
+        for samples, parts, axes in (
+            (16, 1, {"dp_replicate": 4}),
+            (8, 2, {"pp": 2}),
+            (16, 2, {"dp_replicate": 2, "pp": 2}),
+        )
+    )
+    assert copies["matmul"] > alone["matmul"] == pytest.approx(plain["matmul"])
+    assert copies["step"] == alone["step"] > plain["step"]
+
+
+def test_the_order_of_meshes_is_that_of_their_processor_time():
+    """Milliseconds of all ranks' processor time in a step of a GPT of 4 layers of width 128, 4 ranks over mpi."""
+    measured = {
+        "dp_replicate=4": 158,
+        "pp=4": 272,
+        "dp_replicate=2,pp=2": 278,
+        "dp_shard=4": 286,
+        "dp_replicate=2,dp_shard=2": 294,
+        "dp_shard=2,pp=2": 295,
+        "pp=2,tp=2": 515,
+        "dp_replicate=2,tp=2": 591,
+        "dp_shard=2,tp=2": 621,
+        "tp=4": 632,
+    }
+    network = parse("layers=4,width=128,heads=4,vocabulary=2048,context=64")
+    system = replace(hosts(4), values=drawn(known(**TRUE), count=0), cores=2, measured=1).system(NETWORK)
+    said = []
+    for mesh in measured:
+        of = Layout.of_recipe(load_recipe("gpt2-124m", [*GPT, *mesh_overrides(mesh)]), 4)
+        said.append(predict_step(network, of, system, software="hpctrain").seconds)
+    pairs = [(one, two) for one, two in combinations(range(len(said)), 2)]
+    right = sum(said[one] < said[two] for one, two in pairs)
+    assert said[0] == min(said)
+    assert right / len(pairs) > 0.9
 
 
 @pytest.mark.parametrize(("cores", "waits"), [(4, 3.0), (2, 0.25), (1, 0.0)])
