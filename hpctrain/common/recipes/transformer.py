@@ -23,7 +23,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 # Larger than any that was trained; beyond it a typing error is more likely, and products stay exact in a float.
 _LARGEST = 10**7
-_MAY_BE_0 = ("head_width", "other_rows")
+_MAY_BE_0 = ("head_width", "other_rows", "window")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,7 @@ class Transformer:
         tied: the head is the embedding.
         causal: tokens attend to those before them; without it the network has BERT's head for masked words.
         head_width: numbers a head; 0 for width / heads.
+        window: tokens that a causal token attends to at most, itself among them; 0 for all before it.
         other_rows: rows of further tables that are looked up for each token: BERT's two types, OPT's two paddings.
 
     Raises:
@@ -128,6 +129,7 @@ class Transformer:
     bias: Bias = "all"
     causal: bool = True
     head_width: int = 0
+    window: int = 0
     other_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -177,6 +179,13 @@ class Transformer:
         """The MLP's matrices."""
         return 3 if self.kind == "swiglu" else 2
 
+    def attended(self, sequence: int) -> float:
+        """Tokens of a sample that one of them attends to in the mean."""
+        if not self.causal:
+            return sequence
+        window = min(self.window or sequence, sequence)
+        return window - window**2 / (2 * sequence)
+
     @cached_property
     def parameters(self) -> Parameters:
         """How many parameters there are."""
@@ -211,7 +220,8 @@ class Transformer:
                 arXiv 2204.02311, appendix B); ``half`` only those that a causal network uses; ``flash`` what
                 FlashAttention's kernels compute (Dao et al. 2022, arXiv 2205.14135), the same as ``half`` forward.
         """
-        pairs = (sequence or self.context) * (0.5 if self.causal and scores != "full" else 1)
+        sequence = sequence or self.context
+        pairs = sequence if scores == "full" else self.attended(sequence)
         return Flops(
             layers=self.layers,
             attention=4 * self.width * (self.queries + self.keys),

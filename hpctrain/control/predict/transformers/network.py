@@ -39,6 +39,7 @@ class Known(Section):
     kv_heads: Count | None = None
     vocabulary: Count | None = None
     context: Count | None = None
+    window: Count | None = None
     tied: bool | None = None
     parameters: Count | None = None
 
@@ -262,10 +263,26 @@ class _Config:
 
     def transformer(self) -> Transformer:
         """The transformer, whose mistakes are those of the file."""
+        if self.values.get("quantization_config") is not None:
+            self.refuse("quantization_config")
         try:
             return _made(CONFIGS[self.kind](self))
         except HpctrainError as error:
             raise error if "path" in error.values else error.but(before=f"{self.path}: ") from None
+
+    def absent(self, *keys: str) -> None:
+        """Refuse keys that make another network where they are true."""
+        for key in keys:
+            if self.flag(key, default=False):
+                self.refuse(key)
+
+    def window(self, default: int = 0) -> int:
+        """The window of attention that all layers have."""
+        kinds = self.values.get("layer_types") or ["full_attention"]
+        if not isinstance(kinds, list) or kinds[0] not in _WINDOWS or any(each != kinds[0] for each in kinds):
+            self.refuse("layer_types")
+        own = self.number("sliding_window", default=0) if "sliding_window" in self.values else default
+        return own if "layer_types" not in self.values or kinds[0] == "sliding_attention" else 0
 
     def usual(self) -> dict[str, Any]:
         """The keys that most kinds call the same."""
@@ -279,6 +296,7 @@ class _Config:
 
 
 def _gpt2(config: _Config) -> dict[str, Any]:
+    config.absent("add_cross_attention")
     width = config.number("n_embd")
     return {
         "layers": config.number("n_layer"),
@@ -292,8 +310,7 @@ def _gpt2(config: _Config) -> dict[str, Any]:
 
 
 def _llama(config: _Config) -> dict[str, Any]:
-    if config.flag("mlp_bias", default=False) or config.flag("attention_bias", default=False):
-        config.refuse("attention_bias" if config.flag("attention_bias", default=False) else "mlp_bias")
+    config.absent("attention_bias", "mlp_bias", "use_sliding_window")
     found = config.usual()
     # These stand for a missing key; null is one head of keys and values for each head.
     missing = "num_key_value_heads" not in config.values
@@ -304,13 +321,13 @@ def _llama(config: _Config) -> dict[str, Any]:
         "mlp": config.number("intermediate_size"),
         "kv_heads": config.number("num_key_value_heads", default=usual),
         "head_width": config.number("head_dim", default=0),
+        "window": 0 if config.kind == "qwen2" else config.window(_WINDOW.get(config.kind, 0)),
         "tied": config.flag("tie_word_embeddings", default=False),
     }
 
 
 def _bert(config: _Config) -> dict[str, Any]:
-    if config.flag("add_cross_attention", default=False):
-        config.refuse("add_cross_attention")
+    config.absent("add_cross_attention", "is_decoder")
     return {
         **config.usual(),
         "mlp": config.number("intermediate_size"),
@@ -331,6 +348,9 @@ def _opt(config: _Config) -> dict[str, Any]:
     found = config.usual()
     if config.number("word_embed_proj_dim", default=found["width"]) != found["width"]:
         config.refuse("word_embed_proj_dim")
+    for key in ("enable_bias", "layer_norm_elementwise_affine"):
+        if not config.flag(key, default=True):
+            config.refuse(key)
     # Positions begin at 2 (OPTLearnedPositionalEmbedding in Transformers, modeling_opt.py).
     tied = config.flag("tie_word_embeddings", default=True)
     return {**found, "mlp": config.number("ffn_dim"), "other_rows": 2, "tied": tied}
@@ -343,6 +363,8 @@ def _mpt(config: _Config) -> dict[str, Any]:
         ffn.refuse("ffn_type")
     if attention.values.get("attn_type") == "multiquery_attention":
         attention.refuse("attn_type")
+    if not attention.flag("alibi", default=True):
+        attention.refuse("alibi")
     return {
         "layers": config.number("n_layers"),
         "width": width,
@@ -362,6 +384,7 @@ def _starcoder2(config: _Config) -> dict[str, Any]:
         **config.usual(),
         "mlp": config.number("intermediate_size"),
         "kv_heads": config.number("num_key_value_heads"),
+        "window": config.window(),
         "positions": "rotary",
         "bias": "all" if config.flag("use_bias", default=True) else "none",
         "tied": config.flag("tie_word_embeddings", default=True),
@@ -384,6 +407,9 @@ CONFIGS: Mapping[str, Callable[[_Config], dict[str, Any]]] = {
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 # Heads of keys and values of MistralConfig and Qwen2Config in Transformers 5.23 where a file has no such key.
 _KV_HEADS = {"mistral": 8, "qwen2": 32}
+# The same for the window of attention; that of Qwen2 is off unless ``use_sliding_window`` is true.
+_WINDOW = {"mistral": 4096}
+_WINDOWS = ("full_attention", "sliding_attention")
 
 
 @cache

@@ -256,7 +256,7 @@ class _Step:
             share *= values["cudnn_attention"]
         width = network.queries // network.heads
         share *= values["narrow_heads"] ** min(1.0, max(0.0, math.log2(128 / width)))
-        forward = flops * (0.5 if network.causal else 1.0) / (self.wide_peak * share)
+        forward = flops * network.attended(self.sequence) / self.sequence / (self.wide_peak * share)
         return forward, _FLASH_BACKWARD * forward
 
     @cached_property

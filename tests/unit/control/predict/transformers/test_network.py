@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -68,7 +69,14 @@ QWEN2 = {**LLAMA, "bias": "qkv"}
             {"kv_heads": 4, "mlp": 256},
         ),
         ({"model_type": "llama", **GROUPED}, LLAMA),
-        ({"model_type": "mistral", **GROUPED, "head_dim": 8}, {**LLAMA, "head_width": 8}),
+        ({"model_type": "mistral", **GROUPED, "head_dim": 8}, {**LLAMA, "head_width": 8, "window": 4096}),
+        ({"model_type": "mistral", **GROUPED, "sliding_window": None}, LLAMA),
+        ({"model_type": "phi3", **GROUPED, "sliding_window": 16}, {**LLAMA, "window": 16}),
+        (
+            {"model_type": "mistral", **GROUPED, "sliding_window": 16, "layer_types": ["full_attention"] * 2},
+            LLAMA,
+        ),
+        ({"model_type": "qwen2", **GROUPED, "sliding_window": 16, "use_sliding_window": False}, QWEN2),
         ({"model_type": "phi3", **GROUPED}, LLAMA),
         ({"model_type": "qwen2", **GROUPED, "tie_word_embeddings": True}, {**LLAMA, "bias": "qkv", "tied": True}),
         ({"model_type": "bert", **CONFIG}, {"kv_heads": 4, "causal": False, "other_rows": 2}),
@@ -76,8 +84,11 @@ QWEN2 = {**LLAMA, "bias": "qkv"}
         ({"model_type": "opt", **CONFIG, "ffn_dim": 96}, {"kv_heads": 4, "other_rows": 2}),
         (MPT, OF_MPT),
         ({"model_type": "starcoder2", **GROUPED}, {"positions": "rotary"}),
-        ({"model_type": "mistral", **CONFIG, "num_attention_heads": 16}, {**LLAMA, "heads": 16, "kv_heads": 8}),
-        ({"model_type": "mistral", **CONFIG, "num_key_value_heads": None}, {**LLAMA, "kv_heads": 4}),
+        (
+            {"model_type": "mistral", **CONFIG, "num_attention_heads": 16},
+            {**LLAMA, "heads": 16, "kv_heads": 8, "window": 4096},
+        ),
+        ({"model_type": "mistral", **CONFIG, "num_key_value_heads": None}, {**LLAMA, "kv_heads": 4, "window": 4096}),
         ({"model_type": "qwen2", **CONFIG, "num_attention_heads": 64}, {**QWEN2, "heads": 64, "kv_heads": 32}),
         ({"model_type": "llama", **GROUPED, "num_local_experts": 1}, LLAMA),
         ({**MPT, "ffn_config": {"ffn_type": "mptmlp"}}, OF_MPT),
@@ -121,6 +132,36 @@ def test_each_kind_of_configuration_is_tested():
             {"key": "attention_bias"},
         ),
         ({**MPT, "ffn_config": {"ffn_type": "mptglu"}}, "config-unsupported", {"key": "ffn_type"}),
+        ({**MPT, "attn_config": {"alibi": False}}, "config-unsupported", {"key": "alibi"}),
+        ({"model_type": "bert", **CONFIG, "is_decoder": True}, "config-unsupported", {"key": "is_decoder"}),
+        (
+            {"model_type": "gpt2", "n_embd": 64, "add_cross_attention": True},
+            "config-unsupported",
+            {"key": "add_cross_attention"},
+        ),
+        (
+            {"model_type": "opt", **CONFIG, "ffn_dim": 96, "enable_bias": False},
+            "config-unsupported",
+            {"key": "enable_bias"},
+        ),
+        (
+            {"model_type": "qwen2", **GROUPED, "use_sliding_window": True},
+            "config-unsupported",
+            {"key": "use_sliding_window"},
+        ),
+        (
+            {"model_type": "mistral", **GROUPED, "layer_types": ["full_attention", "sliding_attention"]},
+            "config-unsupported",
+            {"key": "layer_types"},
+        ),
+        (
+            {"model_type": "llama", **GROUPED, "quantization_config": {"bits": 4}},
+            "config-unsupported",
+            {"key": "quantization_config"},
+        ),
+        ({"model_type": "gemma2", **GROUPED}, "unknown-type", {"model": "gemma2"}),
+        ({"model_type": "falcon", "hidden_size": 64, "new_decoder_architecture": False}, "unknown-type", {}),
+        ({"model_type": "t5", "d_model": 64}, "unknown-type", {"model": "t5"}),
         ({**MPT, "ffn_config": {"ffn_type": "mb_moe"}}, "mixture-of-experts", {"model": "mpt"}),
         ({"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16}}, "mixture-of-experts", {"model": "dbrx"}),
         (
@@ -135,6 +176,18 @@ def test_other_configurations_are_refused(tmp_path, values, code, named_values):
     path.write_text(json.dumps(values))
     with refused(f"HT-transformer-{code}", **named_values):
         from_config(path)
+
+
+def test_a_window_bounds_what_tokens_attend_to():
+    plain = Transformer(**{**SMALL, **LLAMA})
+    for window, sequence in ((8, 32), (16, 32), (32, 32), (64, 32)):
+        counted = sum(min(token + 1, window) for token in range(sequence)) / sequence
+        found = replace(plain, window=window)
+        # A token counts half of itself.
+        assert found.attended(sequence) == pytest.approx(counted - min(window, sequence) / sequence / 2, rel=0.001)
+    assert replace(plain, window=32).attended(32) == plain.attended(32) == 16
+    assert replace(plain, window=8).forward_flops(scores="flash").scores < plain.forward_flops(scores="flash").scores
+    assert replace(plain, causal=False).attended(32) == 32
 
 
 def test_what_is_no_json_is_refused(tmp_path):
