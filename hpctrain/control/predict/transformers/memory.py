@@ -329,7 +329,8 @@ class _Rank:
             return item * self._parameters() + (item + layout.state.gradients) * layer
         embedding = parts.embedding / layout.vocabulary_ranks if self._first else 0
         ends = max(embedding, layout.head_parameters(self.network, self.rank))
-        return item * ((1 + layout.prefetch) * layer + ends) + (item + layout.state.gradients) * layer
+        layers = min(1 + layout.prefetch, layout.rank_layers(self.network, self.rank))
+        return item * (layers * layer + ends) + (item + layout.state.gradients) * layer
 
     def _activations(self) -> float:
         """Of all micro-batches in flight."""
