@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +16,8 @@ from hpctrain.cli.run_options import PredictedGpu, Repeat, StartOptions, StopOpt
 from hpctrain.cli.work import read_work
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.plan import HostOptions, Script, Start, Stop
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.plan import HostOptions, Plan, Script, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 
 
@@ -57,6 +60,13 @@ def run(
     repeat: Repeat = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what a shell would have to execute; run nothing.")
+    ] = False,
+    pdb: Annotated[
+        bool,
+        typer.Option(
+            "--pdb",
+            help="Debug a script: breakpoint() and errors of rank 0 open Python's debugger here; the others wait.",
+        ),
     ] = False,
     gpu: PredictedGpu = None,
     start: StartOptions,
@@ -103,7 +113,17 @@ def run(
     from hpctrain.cli.run_output import Terminal
     from hpctrain.control.supervision.begin import begin_or_resume
 
-    raise typer.Exit(begin_or_resume(request, Terminal(request.work, gpu), resume=resume))
+    with _lent(request) if pdb else contextlib.nullcontext():
+        code = begin_or_resume(request, Terminal(request.work, gpu), resume=resume)
+    raise typer.Exit(code)
+
+
+def _lent(request: TrainingRequest) -> AbstractContextManager[None]:
+    from hpctrain.cli.lent_terminal import lent_terminal
+
+    begun = request.run_dir and RunDirectory(request.run_dir).plan
+    work = request.work or (begun and begun.exists() and read_model(begun, Plan).script)
+    return lent_terminal(to_script=isinstance(work, Script), dry_run=request.dry_run)
 
 
 def _work(work: str | None, arguments: list[str], training: WorkOptions, *, resume: bool) -> Recipe | Script | None:

@@ -202,6 +202,14 @@ COLUMNS = Setting[int | None](
     purpose="The width of the terminal that shows rank 0's output as it comes.",
     set_by="internal",
 )
+DEBUGGER = Setting[str | None](
+    name="HPCTRAIN_DEBUGGER",
+    valid="HOST:TERMINAL",
+    parse=str,
+    default=None,
+    purpose="The terminal on which rank 0 is debugged.",
+    set_by="internal",
+)
 # The adapted CMake files of Horovod read the last three: see hpctrain/control/horovod/adapt.py.
 FINGERPRINT = Setting[str | None](
     name="HPCTRAIN_FINGERPRINT",

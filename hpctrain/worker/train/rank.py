@@ -9,7 +9,6 @@ import contextlib
 import faulthandler
 import os
 import runpy
-import shlex
 import socket
 import sys
 import time
@@ -43,6 +42,7 @@ from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.places import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
+from hpctrain.worker.train.debugger import look_at, use_debugger
 from hpctrain.worker.train.place import bind_rank
 
 
@@ -185,6 +185,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
         bind_rank(plan, rank)
         script = plan.script
         if script:
+            use_debugger(rank)
             if rank == 0:
                 recording.begin(directory.events)
                 recording.watch_files()
@@ -222,6 +223,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
             error = missing_extra(error) or error
         with contextlib.suppress(OSError):
             _print_error(error, script)
+        look_at(error, _from_script(error, script))
         return _describe(error)
     return None
 
@@ -249,8 +251,6 @@ def _run_script(script: Script) -> None:
 
     Returns only in the rank: a process that the script has forked ends here.
     """
-    if "PYTHONBREAKPOINT" not in os.environ:
-        sys.breakpointhook = _refuse_breakpoint
     sys.argv = [str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
     try:
@@ -266,16 +266,6 @@ def _run_script(script: Script) -> None:
             raise
     if forks.is_fork():
         _leave_fork(None, script)
-
-
-def _refuse_breakpoint(*_: object, **__: object) -> None:
-    """Say how to debug; Python's own debugger would end at once, because nobody can answer it."""
-    raise HpctrainError(
-        "HT-rank-no-terminal",
-        "breakpoint(): a rank of a run has no terminal",
-        f"python {shlex.join(sys.argv)} debugs the script in one process; the variable PYTHONBREAKPOINT names another "
-        "debugger, such as remote_pdb.set_trace, or 0 for none",
-    )
 
 
 def _leave_fork(error: BaseException | None, script: Script) -> None:

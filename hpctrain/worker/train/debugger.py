@@ -1,0 +1,73 @@
+"""Python's debugger in the ranks of a script: in rank 0, on the terminal of ``hpctrain run --pdb``, or nowhere."""
+
+from __future__ import annotations
+
+import bdb
+import os
+import pdb
+import socket
+import sys
+from types import TracebackType
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.settings import DEBUGGER
+
+_here = False
+
+
+def use_debugger(rank: int) -> None:
+    """Prepare this rank, if the run is debugged: rank 0 gets the terminal, and the others pass over breakpoints.
+
+    Raises:
+        HpctrainError: this is rank 0, and the terminal cannot be had.
+    """
+    global _here
+    terminal = DEBUGGER.read()
+    if terminal and rank == 0:
+        _take(terminal)
+        _here = True
+    elif terminal:
+        sys.breakpointhook = pdb.set_trace = _go_on
+    elif "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = _refuse
+
+
+def look_at(error: BaseException, trace: TracebackType | None) -> None:
+    """Open the debugger where an error was raised, in a rank that has a terminal."""
+    if _here and trace and not isinstance(error, KeyboardInterrupt | bdb.BdbQuit):
+        pdb.post_mortem(trace)
+
+
+def _take(terminal: str) -> None:
+    """Make the terminal this process's three streams, as for a program that was started there."""
+    host, _, path = terminal.partition(":")
+    try:
+        if host != socket.gethostname():
+            raise OSError(0, f"it is one of {host}")
+        descriptor = os.open(path, os.O_RDWR | os.O_NOCTTY)
+    except OSError as error:
+        raise HpctrainError(
+            "HT-rank-terminal-not-opened",
+            "rank 0 on {host} cannot open the terminal {path}: {reason}",
+            "start `hpctrain run --pdb` on the host of rank 0, outside of containers that hide its terminals",
+            host=socket.gethostname(),
+            path=path,
+            reason=error.strerror,
+        ) from error
+    for stream in range(3):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+
+
+def _go_on(*_: object, **__: object) -> None:
+    """Meet rank 0 at the next collective call."""
+
+
+def _refuse(*_: object, **__: object) -> None:
+    """Say how to debug; Python's own debugger would end at once, because nobody can answer it."""
+    raise HpctrainError(
+        "HT-rank-no-terminal",
+        "breakpoint(): a rank of a run has no terminal",
+        "hpctrain run SCRIPT.py --pdb lends it the one that the run is started on; the variable PYTHONBREAKPOINT names "
+        "another debugger, such as remote_pdb.set_trace, or 0 for none",
+    )
