@@ -9,7 +9,7 @@ import typer
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.resuming import resume_command
-from hpctrain.control.schedulers.outcome import last_words
+from hpctrain.control.schedulers.outcome import last_words, may_go_on
 from hpctrain.control.schedulers.slurm.submission import PreparedJob, check
 from hpctrain.control.schedulers.slurm.submission import submit as submit_job
 from hpctrain.report.say import answer, tell, terminal
@@ -78,6 +78,6 @@ def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
     if code:
         words = None if tasks else last_words(directory)
         tell(f"hpctrain: not finished; what the jobs printed is in {directory.logs}{f': {words}' if words else ''}")
-        if any(map(waiting.may_go_on, runs)):
+        if any(may_go_on(waiting.status_left(run), last_words(run)) for run in runs):
             tell(f"  to resume: {resume_command(directory)}")
     return code

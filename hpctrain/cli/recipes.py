@@ -26,7 +26,7 @@ from hpctrain.report.say import answer, tell
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-VALIDATION_SHARE = 0.2
+_VALIDATION_SHARE = 0.2
 """Of the images of one folder of classes, those that validate."""
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeatable.")]
@@ -137,7 +137,7 @@ def new(
 ) -> None:
     """Write a commented recipe for your own data, and print the commands that train it."""
     from hpctrain.common.checkpoints.weights import residual_network
-    from hpctrain.common.recipes.own import OwnText, Weights, own_recipe
+    from hpctrain.common.recipes.own import OwnText, OwnWeights, own_recipe
     from hpctrain.common.shards.survey import survey
 
     if not _NAME.fullmatch(name):
@@ -156,7 +156,7 @@ def new(
             path=file,
         )
     require_places([file])
-    found = survey(data, VALIDATION_SHARE)
+    found = survey(data, _VALIDATION_SHARE)
     if init_from and isinstance(found.data, OwnText):
         raise HpctrainError(
             "HT-recipe-tuning-of-text",
@@ -164,10 +164,10 @@ def new(
             "leave it out, and begin with other weights by --set model.init_from=PATH",
             path=data,
         )
-    weights = Weights(path=str(init_from.absolute()), model=residual_network(init_from)) if init_from else None
+    weights = OwnWeights(path=str(init_from.absolute()), model=residual_network(init_from)) if init_from else None
     folder = data if found.made else Path(f"{name}-shards")
     save({file: own_recipe(name, found.data, str(folder.absolute()), weights).encode()})
-    share = f" --validation-share {VALIDATION_SHARE}" if found.whole else ""
+    share = f" --validation-share {_VALIDATION_SHARE}" if found.whole else ""
     answer("next:")
     if not found.made:
         answer(f"  hpctrain data shard {shell_word(data)} {shell_word(folder)}{share}")

@@ -22,7 +22,7 @@ from hpctrain.common.run.records import read_records
 from hpctrain.common.run.resuming import resume_command
 from hpctrain.control.schedulers.cancel import launcher_process
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
-from hpctrain.control.schedulers.outcome import LastWords, last_words, summary_status
+from hpctrain.control.schedulers.outcome import LastWords, last_words, may_go_on, summary_status
 from hpctrain.control.schedulers.slurm.energy import consumed_joules
 from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.energy import energy_of, kwh
@@ -207,7 +207,9 @@ class KnownRun:
             task=self.task,
             state=state,
             message=self._message(state),
-            resume=resume_command(self.directory) if self._may_go_on(state) else None,
+            resume=resume_command(self.directory)
+            if state in ("resumable", "stopped") and may_go_on(self.summary, self._words)
+            else None,
             attempt=start.attempt if start else None,
             job_ids=self.job_ids,
             jobs=tuple(self.jobs),
@@ -274,9 +276,6 @@ class KnownRun:
     @cached_property
     def _words(self) -> LastWords | None:
         return last_words(self.directory, self.job_ids)
-
-    def _may_go_on(self, state: str) -> bool:
-        return state == "resumable" or (state == "stopped" and not (self._words and self._words.failed))
 
     def _times(self, state: str, now: float) -> dict[str, Any]:
         progress, job = self.progress, self._running

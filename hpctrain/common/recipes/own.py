@@ -38,7 +38,7 @@ class OwnText:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class OwnWeights:
     """What a network begins with.
 
     Attributes:
@@ -49,7 +49,7 @@ class Weights:
     model: str
 
 
-def own_recipe(name: str, data: OwnImages | OwnText, path: str, weights: Weights | None = None) -> str:
+def own_recipe(name: str, data: OwnImages | OwnText, path: str, weights: OwnWeights | None = None) -> str:
     """The text of a recipe.
 
     Args:
@@ -88,7 +88,7 @@ _RATES = """
   rates: {"conv1": 0.1, "bn1": 0.1, "layer*": 0.1}"""
 
 
-def _images(data: OwnImages, path: str, weights: Weights | None) -> str:
+def _images(data: OwnImages, path: str, weights: OwnWeights | None) -> str:
     size = min(224, max(32, data.side // 32 * 32))
     large = data.train >= LARGE
     model = _DRAWN % ("resnet50" if large else "resnet18")

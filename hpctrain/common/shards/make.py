@@ -29,8 +29,8 @@ from hpctrain.common.shards.manifest import (
     MANIFEST,
     SETTINGS,
     BrokenImage,
-    Settings,
     ShardManifest,
+    ShardSettings,
     Shrinking,
     Split,
     SplitName,
@@ -75,21 +75,15 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
     columns = Columns(image=sharding.image_column, label=sharding.label_column)
     share = sharding.validation_share
     source = call_confined(partial(find_source, divided=share is None), sharding.source, columns)
-    parts = {split: _list(sharding.source, split, parts, run) for split, parts in source.parts.items()}
+    parts = {split: list_images(sharding.source, split, parts, run) for split, parts in source.parts.items()}
     if share is not None:
         parts = divided(sharding.source, source.classes, parts["train"], share)
     splits = {split: list(chain.from_iterable(own)) for split, own in parts.items()}
     say(f"{sharding.source}: " + ", ".join(f"{len(found)} images in {split}" for split, found in splits.items()))
-    settings = Settings(
+    settings = ShardSettings(
+        **sharding.model_dump(exclude={"source", "folder"}),
         source=str(sharding.source.absolute()),
         listing=listing_digest(splits),
-        seed=sharding.seed,
-        shard_bytes=sharding.shard_bytes,
-        shard_samples=sharding.shard_samples,
-        image_column=sharding.image_column,
-        label_column=sharding.label_column,
-        shrinking=sharding.shrinking,
-        validation_share=share,
     )
     tasks = plan_shards(sharding, source.columns, parts)
     # The process that hands out the work holds the lock, since it may outlive the one that started it.
@@ -103,8 +97,12 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
         return _finish(sharding.folder, source.classes, settings, tasks)
 
 
-def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[list[ImageFile]]:
-    """The images of each part."""
+def list_images(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[list[ImageFile]]:
+    """The images of each part of a split.
+
+    Raises:
+        HpctrainError: there are none, two have one name, or a part cannot be read.
+    """
     found = list(run(partial(call_confined, list_part), parts))
     members = list(chain.from_iterable(found))
     if not members:
@@ -227,7 +225,7 @@ def cut_shards(
     return [tuple(group) for group in groups]
 
 
-def command(settings: Settings, folder: Path) -> str:
+def command(settings: ShardSettings, folder: Path) -> str:
     """The command that makes or completes a folder."""
     size = (
         f"--shard-samples {settings.shard_samples}"
@@ -252,7 +250,7 @@ def command(settings: Settings, folder: Path) -> str:
     )
 
 
-def _begin(folder: Path, wanted: Settings) -> None:
+def _begin(folder: Path, wanted: ShardSettings) -> None:
     """Make the folder for these settings, or go on with it."""
     path = folder / SETTINGS
     try:
@@ -261,7 +259,7 @@ def _begin(folder: Path, wanted: Settings) -> None:
             require_empty(folder)
             write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
         (folder / RECORDS).mkdir(exist_ok=True)
-        begun = read_model(path, Settings, links=True)
+        begun = read_model(path, ShardSettings, links=True)
         if begun != wanted:
             _require_same(folder, begun, wanted)
             # The same images have moved.
@@ -272,8 +270,8 @@ def _begin(folder: Path, wanted: Settings) -> None:
         raise disk_error(error, folder, "choose another folder") from error
 
 
-def _require_same(folder: Path, begun: Settings, wanted: Settings) -> None:
-    names = [name for name in Settings.model_fields if getattr(begun, name) != getattr(wanted, name)]
+def _require_same(folder: Path, begun: ShardSettings, wanted: ShardSettings) -> None:
+    names = [name for name in ShardSettings.model_fields if getattr(begun, name) != getattr(wanted, name)]
     if set(names) <= {"source"}:
         return
     what = "images" if "listing" in names else " and ".join(names)
@@ -302,7 +300,9 @@ def _work(tasks: Sequence[ShardTask], run: Map, say: Callable[[str], None]) -> N
             say(f"{number} of {len(tasks)} shards are done, {made} of them made now")
 
 
-def _finish(folder: Path, classes: tuple[str, ...], settings: Settings, tasks: Sequence[ShardTask]) -> ShardManifest:
+def _finish(
+    folder: Path, classes: tuple[str, ...], settings: ShardSettings, tasks: Sequence[ShardTask]
+) -> ShardManifest:
     splits: dict[SplitName, Split] = {}
     broken: list[BrokenImage] = []
     for split in dict.fromkeys(task.split for task in tasks):

@@ -102,7 +102,7 @@ class Shrinking(_Part):
     quality: int = Field(ge=1, le=100)
 
 
-class Settings(_Part):
+class ShardSettings(_Part):
     """The settings that determine the bytes of shards.
 
     ``listing`` is the SHA-256 of all keys, sizes and labels of the source; the columns are those of Parquet files.
@@ -126,7 +126,7 @@ class ShardManifest(_Part):
     classes: Annotated[tuple[str, ...], FailFast()]
     splits: dict[SplitName, Split]
     broken: Annotated[tuple[BrokenImage, ...], FailFast()]
-    settings: Settings
+    settings: ShardSettings
 
     @model_validator(mode="after")
     def _whole(self) -> ShardManifest:

@@ -18,8 +18,8 @@ from hpctrain.common.shards.archives import SPLITS, find_source
 from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.decoding import MOST_BYTES, BrokenImageError, look
 from hpctrain.common.shards.folders import holds_text
-from hpctrain.common.shards.listing import ClassFolder, ImageFile, list_part, require_distinct
-from hpctrain.common.shards.make import divided
+from hpctrain.common.shards.listing import ClassFolder, ImageFile
+from hpctrain.common.shards.make import divided, list_images
 from hpctrain.common.shards.manifest import MANIFEST, read_manifest
 from hpctrain.common.shards.read import Shards
 from hpctrain.common.shards.text.manifest import read_text_manifest
@@ -73,12 +73,10 @@ def survey(folder: Path, share: float) -> Survey:
             folder=folder,
         )
     _require_classes(folder, source.classes)
-    listed = {split: [call_confined(list_part, part) for part in parts] for split, parts in source.parts.items()}
+    listed = {split: list_images(folder, split, parts, map) for split, parts in source.parts.items()}
     if whole:
         listed = dict(divided(folder, source.classes, listed["train"], share))
     images = {split: [image for part in parts for image in part] for split, parts in listed.items()}
-    for members in images.values():
-        require_distinct(members)
     side = _median(folder, call_confined(_sides_of_files, _spread(images["train"])))
     counts = {split: len(images[split]) for split in SPLITS}
     return Survey(data=OwnImages(classes=len(source.classes), side=side, **counts), whole=whole)

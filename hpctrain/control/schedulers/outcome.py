@@ -49,6 +49,16 @@ class LastWords(NamedTuple):
         return f"{self.error or self.line} ({self.log})"
 
 
+def may_go_on(status: str | None, words: LastWords | None) -> bool:
+    """Whether a run that is not done may get further when it is resumed: no error of its own ended it.
+
+    Args:
+        status: in its summary.
+        words: the end of its job's log.
+    """
+    return status == "resumable" or (status is None and not (words and words.failed))
+
+
 def last_words(directory: RunDirectory, jobs: Sequence[str] = ()) -> LastWords | None:
     """The end of the log of a run's last job; None without a log.
 

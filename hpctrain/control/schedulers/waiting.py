@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers.find_run import find_run, jobs_of
-from hpctrain.control.schedulers.outcome import last_words, summary_status
+from hpctrain.control.schedulers.outcome import summary_status
 from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.control.supervision.follow import Follower
 
@@ -57,18 +57,11 @@ def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[s
 
 def exit_code(directories: Iterable[RunDirectory]) -> int:
     """0 if all runs are done, 4 if the others can be resumed, else 1."""
-    codes = {_CODES.get(_status(directory) or "", 1) for directory in directories}
+    codes = {_CODES.get(status_left(directory) or "", 1) for directory in directories}
     return next(code for code in (1, 4, 0) if code in codes)
 
 
-def may_go_on(directory: RunDirectory) -> bool:
-    """Whether a run that is not done may get further when it is resumed: no error of its own ended it."""
-    status = _status(directory)
-    words = last_words(directory) if status is None else None
-    return status == "resumable" or (status is None and not (words and words.failed))
-
-
-def _status(directory: RunDirectory) -> str | None:
+def status_left(directory: RunDirectory) -> str | None:
     """How the run ended; None if its summary is damaged, which must not hide how the other runs ended."""
     with contextlib.suppress(HpctrainError):
         return summary_status(directory)

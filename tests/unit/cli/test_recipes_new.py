@@ -13,7 +13,7 @@ from PIL import Image
 from hpctrain.cli.main import main
 from hpctrain.common.recipes.entries import load_entry
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.own import LARGE, OwnImages, OwnText, Weights, own_recipe
+from hpctrain.common.recipes.own import LARGE, OwnImages, OwnText, OwnWeights, own_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.make import validates
 from hpctrain.common.shards.manifest import read_manifest
@@ -127,7 +127,7 @@ def test_every_recipe_is_one(tmp_path: Path, train: int, side: int) -> None:
     assert recipe.batch.size == 8 or 20 * (recipe.batch.size or 0) <= train
     assert 32 <= recipe.images.size <= 224
     assert max(map(len, path.read_text().splitlines())) <= 120
-    given = Weights(path="it's here/model.safetensors", model="resnet50")
+    given = OwnWeights(path="it's here/model.safetensors", model="resnet50")
     path.write_text(own_recipe("own", OwnImages(classes=2, train=train, val=2, side=side), "shards", given))
     tuned = load_recipe(str(path))
     assert (tuned.model.init_from, tuned.model.name) == (given.path, given.model)

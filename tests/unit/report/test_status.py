@@ -20,8 +20,8 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.control.schedulers.find_run import find_run
+from hpctrain.control.schedulers.outcome import last_words, may_go_on
 from hpctrain.control.schedulers.slurm.queue import JobState
-from hpctrain.control.schedulers.waiting import may_go_on
 from hpctrain.report.page import render
 from hpctrain.report.record import Progress, Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
@@ -151,10 +151,10 @@ def test_the_reason_in_a_jobs_log(tmp_path: Path) -> None:
     status = known(tmp_path, [], jobs=[], job_ids=("13",))
     assert "HT-launcher-none-works" in status.message and status.resume is None
     assert "HT-launcher-none-works" in render(RunDirectory(tmp_path / "run"))
-    assert not may_go_on(RunDirectory(tmp_path / "run"))
+    assert not may_go_on(None, last_words(RunDirectory(tmp_path / "run")))
     for last in ("stopped[HT-disk-full]: no space", "out of memory"):
         (logs / "job-13.log").write_text(f"{last}\n")
-        assert may_go_on(RunDirectory(tmp_path / "run"))
+        assert may_go_on(None, last_words(RunDirectory(tmp_path / "run")))
         assert known(tmp_path, [], jobs=[], job_ids=("13",)).resume
     # The page of a run that may still go on does not take any line for an error.
     assert "out of memory" not in render(RunDirectory(tmp_path / "run"))

@@ -222,15 +222,15 @@ def most_gpus(text: str) -> dict[str, int]:
     for line in text.splitlines():
         fields = line.split("|", 7)
         if len(fields) == 8:
-            found[fields[0]] = max(found.get(fields[0], 0), _all_gpus(fields[7]))
+            listed = sum(int(match[2]) if match else math.inf for match in _listed_gpus(fields[7]))
+            found[fields[0]] = max(found.get(fields[0], 0), listed)
     return {partition: int(gpus) for partition, gpus in found.items() if gpus != math.inf}
 
 
-def _all_gpus(gres: str) -> float:
-    """The GPUs of a node of all kinds; infinite where that is not clear."""
+def _listed_gpus(gres: str) -> list[re.Match[str] | None]:
+    """The type and number of each kind of GPU in ``gpu:a100:4(S:0-1),nvme:3600``; None for one that is not clear."""
     listed = [each for each in re.sub(r"\([^)]*\)", "", gres).split(",") if each.startswith("gpu")]
-    counts = [re.fullmatch(r"gpu(?::[A-Za-z0-9_.-]+)?:([0-9]{1,4})", each) for each in listed]
-    return sum(int(match[1]) if match else math.inf for match in counts)
+    return [re.fullmatch(r"gpu(?::([A-Za-z0-9_.-]+))?:([0-9]{1,4})", each) for each in listed]
 
 
 def read_mpi_plugins(text: str) -> list[str]:
@@ -243,10 +243,8 @@ def read_mpi_plugins(text: str) -> list[str]:
 
 
 def _gpus(gres: str) -> dict[str, Any]:
-    """GPUs of ``gpu:a100:4(S:0-1),nvme:3600``; of several kinds the first one counts, which precedes its slices."""
-    listed = re.sub(r"\([^)]*\)", "", gres).split(",")
-    found = [match for each in listed if (match := re.fullmatch(r"gpu(?::([A-Za-z0-9_.-]+))?:([0-9]{1,4})", each))]
-    found = [match for match in found if int(match[2])]
+    """GPUs for a profile; of several kinds the first one counts, which precedes its slices."""
+    found = [match for match in _listed_gpus(gres) if match and int(match[2])]
     if not found:
         return {}
     others = " and ".join(match[0] for match in found[1:])

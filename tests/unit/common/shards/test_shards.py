@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpctrain.common.shards import read as shards_module
-from hpctrain.common.shards.manifest import INDEX_ROW, Settings, ShardFile, ShardManifest, Split, read_manifest
+from hpctrain.common.shards.manifest import INDEX_ROW, ShardFile, ShardManifest, ShardSettings, Split, read_manifest
 from hpctrain.common.shards.read import Shards, open_shards
 from support.refusals import refused
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
             "val": Split(samples=1, bytes=0, index_sha256="", shards=(validation,)),
         },
         broken=(),
-        settings=Settings(source="here", listing="", seed=0, shard_bytes=None, shard_samples=2),
+        settings=ShardSettings(source="here", listing="", seed=0, shard_bytes=None, shard_samples=2),
     )
     (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
     return tmp_path
