@@ -111,9 +111,15 @@ class Layout:
         Args:
             axes: the order in which ranks are numbered over the mesh, outermost axis first.
         """
-        levels = self._levels(*self.places(order, axes))
+        hosts, rails = self.places(order, axes)
+        levels = self._levels(hosts, rails)
         found = [
-            AxisTraffic(axis=axis, ranks=self.mesh.sizes[axis], sent=flows.sent, levels=_by_level(flows, levels))
+            AxisTraffic(
+                axis=axis,
+                ranks=self.mesh.sizes[axis],
+                sent=flows.sent,
+                levels=_by_level(flows.over_rails(hosts), levels),
+            )
             for axis, flows in self.flows.items()
         ]
         fabric, load = self.rings.fabric, self.load(order, axes)
@@ -126,8 +132,9 @@ class Layout:
 
     def cost(self, order: Order) -> tuple[float, ...]:
         """The bytes across leaves, and across each level above."""
-        levels = self._levels(*self.places(order))
-        sums = np.sum([_by_level(flows, levels) for flows in self.flows.values()], axis=0)
+        hosts, rails = self.places(order)
+        levels = self._levels(hosts, rails)
+        sums = np.sum([_by_level(flows.over_rails(hosts), levels) for flows in self.flows.values()], axis=0)
         return tuple(float(sums[level:].sum()) for level in range(2, len(sums)))
 
     def load(self, order: Order, axes: Sequence[Axis] = AXES) -> Floats:
@@ -139,7 +146,7 @@ class Layout:
         hosts, rails = self.places(order, axes)
         routes, adapters = self.rings.routes, self.rings.adapters[hosts, rails]
         total = np.zeros(len(routes.fabric.source))
-        for flows in self.flows.values():
+        for flows in (each.over_rails(hosts) for each in self.flows.values()):
             away = hosts[flows.source] != hosts[flows.target]
             source, target = adapters[flows.source[away]], adapters[flows.target[away]]
             total += routes.loads(source, target, flows.nbytes[away])
@@ -240,16 +247,44 @@ _LOOPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class MeshFlows:
-    """The bytes that ranks send in a step, from each source rank to the target rank at the same index."""
+    """The bytes that ranks send in a step, from each source rank to the target rank at the same index.
+
+    Attributes:
+        ring: the number of ranks in each of the rings, whose flows come one ring after the other, in its order; 1 for
+            flows that are none.
+    """
 
     source: Ints
     target: Ints
     nbytes: Floats
+    ring: int = 1
 
     @property
     def sent(self) -> float:
         """The most bytes that one rank sends."""
         return float(np.bincount(self.source, self.nbytes).max(initial=0.0))
+
+    def over_rails(self, hosts: Order) -> MeshFlows:
+        """The same where rings have several ranks on each of their hosts: these divide what goes to the next host.
+
+        NCCL has a ring for each adapter, which leaves a host where it came in (``NCCL_CROSS_NIC=0``,
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html), so that each rank sends its part to the one
+        at its own place on the next host. Rings that do not have equally many ranks on each host stay as they are.
+
+        Args:
+            hosts: of each rank.
+        """
+        members = self.source.reshape(-1, self.ring)
+        leaving = hosts[members] != np.roll(hosts[members], -1, axis=1)
+        here = self.ring // max(1, int(leaving[0].sum()))
+        if here == 1 or (leaving != (np.arange(1, self.ring + 1) % here == 0)).any():
+            return self
+        inside = ~leaving.ravel()
+        return MeshFlows(
+            source=np.concatenate([self.source[inside], self.source]),
+            target=np.concatenate([self.target[inside], np.roll(members, -here, axis=1).ravel()]),
+            nbytes=np.concatenate([self.nbytes[inside], self.nbytes / here]),
+        )
 
 
 def mesh_flows(work: MeshWork) -> dict[Axis, MeshFlows]:
@@ -360,7 +395,8 @@ def ring_flows(mesh: Mesh, axes: Sequence[Axis], nbytes: float) -> MeshFlows:
     """Every rank of each group sends ``nbytes`` to the next."""
     members = groups(mesh, axes)
     following = np.roll(members, -1, axis=1)
-    return MeshFlows(source=members.ravel(), target=following.ravel(), nbytes=np.full(members.size, float(nbytes)))
+    sent = np.full(members.size, float(nbytes))
+    return MeshFlows(source=members.ravel(), target=following.ravel(), nbytes=sent, ring=members.shape[1])
 
 
 def pipeline_flows(mesh: Mesh, nbytes: float, schedule: str) -> MeshFlows:

@@ -136,10 +136,12 @@ def test_ranks_of_a_host_share_its_rails():
     along = {each.axis: each for each in laid.axes}
     assert along["dp_shard"].levels[0] == 0 == sum(along["dp_shard"].levels[2:])
     assert along["tp"].between_nodes == 0
-    # Where tp goes over nodes, the last rank of one, which is on the second rail, sends to the first of the next.
-    crossing = layout(fabric, [0, 1], work_of(tp=8)).traffic_of(np.arange(2)).axes[0]
-    assert crossing.levels[0] == 6 * crossing.sent
-    assert sum(crossing.levels[2:]) == 2 * crossing.sent
+    # Where tp goes over nodes, each rank sends a quarter of that to the rank at its place, which is on its rail.
+    laid = layout(fabric, [0, 1], work_of(tp=8)).traffic_of(np.arange(2))
+    (crossing,) = laid.axes
+    assert crossing.levels[:2] == (6 * crossing.sent, 2 * crossing.sent)
+    assert sum(crossing.levels[2:]) == 0
+    assert laid.busiest_link == crossing.sent / 2
 
 
 def test_hosts_with_unlike_numbers_of_ranks():
