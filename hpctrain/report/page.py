@@ -257,8 +257,9 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or "—"
-    return str(value)
+        return ", ".join(map(_text, value)) or "—"
+    # 4 / 3 is as wide as a card of a narrow page.
+    return str(float(f"{value:.10g}") if isinstance(value, float) else value)
 
 
 def _duration(seconds: float) -> str:
