@@ -28,6 +28,29 @@ def test_the_page_has_every_script() -> None:
     assert found == {*NAMES, "sweep"}
 
 
+@pytest.mark.long
+def test_micro_batches_that_accelerate_accumulates(tmp_path: Path) -> None:
+    cells.require("accelerate_loop")
+    cells.execute(["run", "accelerate_accumulate.py", "-np", "2"], cells.on_this_machine, tmp_path)
+
+
+@pytest.mark.long
+def test_processes_that_a_rank_spawns_are_no_ranks(hpctrain: Launch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = (
+        "import torch.multiprocessing as mp\nimport hpctrain as ht\n{init}\nif __name__ == '__main__':\n    {body}\n"
+    )
+    body = "mp.spawn(print, nprocs=1)"
+    (tmp_path / "script.py").write_text(script.format(init="ht.init()", body=body))
+    result = hpctrain("run", "script.py", "-np", "2")
+    assert result.returncode == 1, result.stdout
+    assert "HT-init-in-child-process" in codes(result.stdout)
+    assert result.stdout.count("hpctrain: mp.spawn starts 1 ") == 1
+    (tmp_path / "script.py").write_text(script.format(init="", body=f"ht.init()\n    {body}"))
+    result = hpctrain("run", "script.py", "-np", "2")
+    assert result.returncode == 0, result.stdout
+
+
 @pytest.mark.parametrize(
     "script",
     [pytest.param(name, marks=pytest.mark.thorough if name != "nanogpt" else pytest.mark.long) for name in NAMES],

@@ -19,7 +19,7 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.worker.comm.after_import import change_after_import
 from hpctrain.worker.comm.torchrun import torchrun_variables
 
-_GROUPS = "torch.distributed.distributed_c10d"
+_GROUPS, _SPAWN = "torch.distributed.distributed_c10d", "torch.multiprocessing.spawn"
 _IN_HOST_MEMORY = ("gloo", "mpi")
 
 
@@ -38,6 +38,8 @@ def serve_torchrun_scripts(plan: Plan, rank: int) -> None:
             # torchrun's own variables stay: they say where its store is.
             os.environ[name] = value
     change_after_import({_GROUPS: _give_default_group})
+    if plan.ranks > 1 and rank == 0:
+        change_after_import({_SPAWN: functools.partial(_mention_spawn, plan.ranks)})
 
 
 def script_variables(plan: Plan, rank: int) -> dict[str, str]:
@@ -79,3 +81,20 @@ def _give_default_group(module: ModuleType) -> None:
     for namespace in (module, sys.modules.get("torch.distributed")):
         if namespace is not None and hasattr(namespace, "init_process_group"):
             namespace.init_process_group = joining  # type: ignore[attr-defined]
+
+
+def _mention_spawn(ranks: int, module: ModuleType) -> None:
+    """Say so where a script starts processes by ``torch.multiprocessing.spawn``, as scripts without a launcher do."""
+    original = module.start_processes
+
+    @functools.wraps(original)
+    def starting(function: Any, args: Any = (), nprocs: int = 1, *more: Any, **settings: Any) -> Any:
+        print(
+            f"hpctrain: mp.spawn starts {nprocs} processes from each of the {ranks} ranks, and these are no ranks. "
+            "What is to train together is called on each rank, as under torchrun",
+            file=sys.stderr,
+            flush=True,
+        )
+        return original(function, args, nprocs, *more, **settings)
+
+    module.start_processes = starting  # type: ignore[attr-defined]

@@ -260,8 +260,10 @@ def _require_own_place(claim: LauncherClaim) -> None:
     """
     process = sys.modules.get("multiprocessing.process")
     parent = process and process.parent_process()
+    # While it imports the script, before it knows its parent.
+    begins = process and getattr(process.current_process(), "_inheriting", False)
     with contextlib.suppress(psutil.Error):
-        if parent and detect(psutil.Process(parent.pid).environ()) == claim:
+        if begins or (parent and detect(psutil.Process(parent.pid).environ()) == claim):
             raise HpctrainError(
                 "HT-init-in-child-process",
                 "ht.init() was called in process {pid}, which multiprocessing has started from rank "

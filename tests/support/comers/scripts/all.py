@@ -3,6 +3,6 @@
 import runpy
 from pathlib import Path
 
-for name in ("ddp", "nanogpt", "fsdp1", "titan", "fsdp2"):
+for name in ("ddp", "nanogpt", "fsdp1", "titan", "imagenet", "elastic", "fsdp2"):
     print(f"script {name}")
     runpy.run_path(str(Path(__file__).with_name(f"{name}.py")), run_name="__main__")
