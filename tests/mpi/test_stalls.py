@@ -28,6 +28,24 @@ for step in range(10):
 """
 
 
+STOPS_IN_PYTORCH = """
+import os, signal
+import torch
+import hpctrain as ht
+comm = ht.init()
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+if KIND == "fsdp":
+    ht.distribute(model, torch.optim.SGD(model.parameters(), 0.1), mesh=ht.mesh(dp_shard=comm.size))
+else:
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+for step in range(3):
+    if step == 1 and comm.rank == STOPPED:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    model(torch.ones(2, 8)).sum().backward()
+"""
+
+
 @pytest.fixture(scope="module")
 def parts(mpirun) -> dict[str, str]:
     """What was printed in each part of a run of four ranks on two hosts."""
@@ -107,6 +125,23 @@ def test_over_gloo_every_other_rank_names_the_one_that_is_stopped(mpirun, ranks,
         assert (each["code"], each["exit_code"]) == ("HT-wait-timed-out", 4)
         assert each["values"]["ranks"] == f"rank {stopped} on {each['host']}"
         assert each["values"]["what"] == "bucket" and each["after"] > 3.5
+
+
+@pytest.mark.parametrize(("kind", "stopped"), [("fsdp", 0), pytest.param("ddp", 1, marks=pytest.mark.thorough)])
+@pytest.mark.long
+def test_a_rank_that_is_stopped_is_named_in_calls_of_pytorchs_own_over_gloo(hpctrain, tmp_path, kind, stopped):
+    """Rank 0 keeps the store through which the others would learn of each other."""
+    (tmp_path / "script.py").write_text(f"KIND, STOPPED = {kind!r}, {stopped}\n{STOPS_IN_PYTORCH}")
+    result = hpctrain(
+        *("run", "script.py", "-np", "3", "--oversubscribe", "--backend", "gloo", "--run-dir", "run"),
+        timeout=200,
+        HPCTRAIN_TIMEOUT="3",
+    )
+    assert result.returncode == 4, result.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["failure"]["code"]) == ("resumable", "HT-wait-timed-out")
+    assert summary["failure"]["rank"] != stopped
+    assert f" for rank {stopped} on " in summary["failure"]["message"]
 
 
 @pytest.mark.long

@@ -283,10 +283,19 @@ def _abort_on_exception() -> None:
 
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
-        if not forks.is_fork():
-            _abort(_exit_code(original_error(error)))
+        if forks.is_fork():
+            return
+        if (said := explained(error)) is not error and isinstance(said, HpctrainError):
+            print(f"hpctrain: {said}", file=sys.stderr)
+        _abort(_exit_code(said))
 
     sys.excepthook = report_and_abort
+
+
+def explained(error: BaseException) -> BaseException:
+    """The error that ends this rank, as it was raised first, and in hpctrain's words where a library's say less."""
+    found = original_error(error)
+    return found if _current is None or forks.is_fork() else _current.explained(found)
 
 
 def _exit_code(error: BaseException) -> int:

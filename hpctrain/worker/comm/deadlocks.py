@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.worker.comm.places import left_at, script_line
 from hpctrain.worker.comm.stacks import Threads, held_up, own_threads
-from hpctrain.worker.comm.timeout import END, REDUCTION, Wait
+from hpctrain.worker.comm.timeout import COLLECTIVE, END, REDUCTION, Wait
 
 # A wait is announced after this time. Waits that end sooner cost no message.
 ANNOUNCE_SECONDS = 1.0
@@ -37,6 +37,9 @@ _STORE_SECONDS = 0.5
 _ANSWER_SECONDS = 2.0
 _STORE_ERROR = "hpctrain.deadlock"
 _STORE_QUESTION = "hpctrain.deadlock.question"
+_STORE_LATE = "hpctrain.late"
+# In which time ranks leave a call of PyTorch's own: the first closes its connections.
+_LEAVE_SECONDS = 3.0
 # How many ranks a message names.
 _NAMED = 8
 # The kinds of messages between detectors.
@@ -232,12 +235,13 @@ class StoreDeadlockDetector:
 
     Args:
         names: each rank's name and host for messages.
-        keeper: the rank in whose process the store is; None where it is in none.
+        keeper: what keeps the store, and so is stopped or gone where that does not answer: a rank with its name, or -1
+            with that of another process.
         passes: gives how many backward passes this rank has begun.
     """
 
     def __init__(
-        self, store: Any, rank: int, names: Sequence[str], keeper: int | None, passes: Callable[[], int]
+        self, store: Any, rank: int, names: Sequence[str], keeper: Mapping[int, str], passes: Callable[[], int]
     ) -> None:
         self._store = store
         self._rank, self._names, self._keeper = rank, names, keeper
@@ -261,11 +265,33 @@ class StoreDeadlockDetector:
         try:
             texts = reading.result(_ANSWER_SECONDS)
         except TimeoutError:
-            # A store is in a process that is stopped, or on a host that is gone.
-            return {} if self._keeper is None else {self._keeper: self._names[self._keeper]}
+            return self._keeper
         except RuntimeError:
             return {}
         return {rank: self._names[rank] for rank, text in enumerate(texts) if not text}
+
+    def missing(self, *, late: bool) -> Mapping[int, str]:
+        """The ranks that are not known to have left a call of PyTorch's own, which ranks leave at nearly the same time.
+
+        Args:
+            late: this rank waited in it to the limit. Otherwise it lost a connection: then none is missing unless
+                another rank has waited so long, as where one has died.
+        """
+        leaving = _beside(lambda: self._leave(late=late))
+        with contextlib.suppress(TimeoutError, RuntimeError):
+            if not leaving.result(2 * _LEAVE_SECONDS):
+                return {}
+        return self.stalled()
+
+    def _leave(self, *, late: bool) -> bool:
+        """Say that this rank leaves the call, and wait for others to; returns whether one had waited to the limit."""
+        self.announce(COLLECTIVE, "a call of torch.distributed")
+        if late:
+            self._store.set(_STORE_LATE, "1")
+        if not _soon(lambda: self._store.check([_STORE_LATE]), _LEAVE_SECONDS / 3):
+            return False
+        _soon(lambda: all(self._announced() or [""]), _LEAVE_SECONDS)
+        return True
 
     def _announced(self) -> list[str]:
         """What each rank has announced; nothing before all have begun."""
@@ -369,6 +395,14 @@ class _WatchedWait:
     def _store_answers(self) -> bool:
         # Calls of a store wait for each other.
         return self._looking is None or bool(futures.wait([self._looking], _ANSWER_SECONDS).done)
+
+
+def _soon(found: Callable[[], bool], seconds: float) -> bool:
+    """Whether something is so within some seconds."""
+    end = time.monotonic() + seconds
+    while not (there := found()) and time.monotonic() < end:
+        time.sleep(_LEAVE_SECONDS / 30)
+    return there
 
 
 def _beside(call: Callable[[], T]) -> Future[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,21 @@ def _leads(kind: str) -> bool:
         return False
     # Autograd reduces in threads of its own, for which the script waits.
     return kind != CONTROL or threading.current_thread() is threading.main_thread()
+
+
+# What Gloo's errors say, in PyTorch's own calls too.
+_TIMED_OUT = re.compile(r"Timed out waiting \d+ms")
+
+
+def is_late(error: BaseException | None) -> bool:
+    """Whether a wait lasted for too long, as an error or one that caused it says."""
+    while error is not None:
+        if isinstance(error, HpctrainError) and error.code == "HT-wait-timed-out":
+            return True
+        if isinstance(error, RuntimeError) and _TIMED_OUT.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _no_pause() -> None: ...

@@ -26,7 +26,7 @@ from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.deadlocks import StoreDeadlockDetector
 from hpctrain.worker.comm.narrowed import Narrowing
 from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous
-from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Timeout
+from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Timeout, is_late
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,6 +36,9 @@ _GROUPS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 _OPERATIONS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # Added to hpctrain's own limit, so that hpctrain, which knows what was waited for, reports first.
 _MARGIN_SECONDS = 5.0
+
+# What Gloo says of a connection that the other side closed.
+_LOST = re.compile(r"Connection (closed|reset) by peer")
 
 # torchrun's store outlives a group. A later group must not find the addresses of an earlier one there.
 _joined = itertools.count()
@@ -95,7 +98,7 @@ class TorchDistributedCommunicator(CheckedControl):
         self._address: str | None = met.address
         self.store_address = met.store_address
         with listening_at(met.address):
-            self._make_group(met.store, limit, [f"rank {rank} on {host}" for rank, host in enumerate(met.hosts)], 0)
+            self._make_group(met.store, limit, [f"rank {rank} on {host}" for rank, host in enumerate(met.hosts)])
 
     def _join_torchrun(self, limit: timedelta) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -104,10 +107,11 @@ class TorchDistributedCommunicator(CheckedControl):
         own = dist.PrefixStore(f"hpctrain-{next(_joined)}", store)  # type: ignore[attr-defined]
         self._address = self._torchruns_address(own)
         with listening_at(self._address):
-            # Its hosts are not known here, and its store is torchrun's.
+            # Its hosts are not known here, and its store is that of a torchrun, or of rank 0.
+            torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             names = [f"rank {rank}" for rank in range(self.size)]
             names[self.rank] += f" on {self.host}"
-            self._make_group(own, limit, names, None)
+            self._make_group(own, limit, names, torchrun)
 
     def _torchruns_address(self, store: Any) -> str | None:
         """The address at which ranks of other hosts reach this one; None if it cannot be found out.
@@ -124,8 +128,9 @@ class TorchDistributedCommunicator(CheckedControl):
             store.set(key, own)
         return None if ipaddress.ip_address(own).is_loopback else own
 
-    def _make_group(self, store: Any, limit: timedelta, names: Sequence[str], keeper: int | None) -> None:
+    def _make_group(self, store: Any, limit: timedelta, names: Sequence[str], torchrun: bool = False) -> None:
         make_default_group(self._group_of, store, self.rank, self.size, limit)
+        keeper = {-1: f"the torchrun on {os.environ['MASTER_ADDR']}"} if torchrun else {0: names[0]}
         self._deadlocks = StoreDeadlockDetector(store, self.rank, names, keeper, lambda: self.passes)
 
     def group_creation(self) -> AbstractContextManager[None]:
@@ -211,6 +216,14 @@ class TorchDistributedCommunicator(CheckedControl):
         """Start a collective and wait for it."""
         tensors = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
         self.finish(self.start(collective, *arguments), what, kind=kind, on_gpu=tensors[0].is_cuda)
+
+    def explained(self, error: BaseException) -> BaseException:
+        own = isinstance(error, HpctrainError)
+        late = not own and is_late(error)
+        if own or not (late or _LOST.search(str(error))) or not dist.is_initialized():
+            return error
+        missing = self._deadlocks.missing(late=late)
+        return self.timeout.out_of_time("a call of torch.distributed", [*missing]) if missing else error
 
     def _failed(self, error: Exception, what: str) -> HpctrainError:
         # Gloo's messages begin with a source file, and end with advice.

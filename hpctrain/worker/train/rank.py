@@ -39,7 +39,6 @@ from hpctrain.worker.adapters import recording
 from hpctrain.worker.adapters.tensorflow_scripts import serve_tensorflow_scripts
 from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
 from hpctrain.worker.comm import forks
-from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.places import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
 from hpctrain.worker.train.debugger import look_at, use_debugger
@@ -218,7 +217,8 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
                 return _describe(fault)
         return ending
     except BaseException as raised:
-        error = held.in_words(original_error(raised))
+        comm = sys.modules.get("hpctrain.worker.comm")
+        error = held.in_words(comm.explained(raised) if comm else raised)
         if script is None and isinstance(error, ModuleNotFoundError):
             error = missing_extra(error) or error
         with contextlib.suppress(OSError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm import deadlocks
 from hpctrain.worker.comm.deadlocks import (
     ANNOUNCE_SECONDS,
     DeadlockDetector,
@@ -167,7 +170,10 @@ def test_through_a_store_every_rank_has_to_look_again(looking):
     from torch.distributed import HashStore
 
     store = HashStore()
-    ranks = [StoreDeadlockDetector(store, rank, ["rank 0 on h1", "rank 1 on h1"], 0, lambda: 5) for rank in range(2)]
+    ranks = [
+        StoreDeadlockDetector(store, rank, ["rank 0 on h1", "rank 1 on h1"], {0: "rank 0"}, lambda: 5)
+        for rank in range(2)
+    ]
     ranks[0].announce(REDUCTION, "gradients")
     ranks[1].announce(CONTROL, "comm.barrier")
     for _ in range(2 if 1 in looking else 6):
@@ -196,7 +202,7 @@ def test_an_answer_is_stored_once():
             written.append(key)
             super().set(key, value)
 
-    ranks = [StoreDeadlockDetector(Store(), 1, ["rank 0", "rank 1", "rank 2"], 0, lambda: 5)]
+    ranks = [StoreDeadlockDetector(Store(), 1, ["rank 0", "rank 1", "rank 2"], {0: "rank 0"}, lambda: 5)]
     written.clear()
     ranks[0]._store.set("hpctrain.deadlock.question", "1")
     ranks[0].announce(REDUCTION, "gradients")
@@ -215,11 +221,49 @@ def test_through_a_store_ranks_in_one_place_are_not_told():
     from torch.distributed import HashStore
 
     store = HashStore()
-    ranks = [StoreDeadlockDetector(store, rank, ["rank 0 on h1", "rank 1 on h1"], 0, lambda: 5) for rank in range(2)]
+    ranks = [
+        StoreDeadlockDetector(store, rank, ["rank 0 on h1", "rank 1 on h1"], {0: "rank 0"}, lambda: 5)
+        for rank in range(2)
+    ]
     for _ in range(6):
         for rank in ranks:
             rank.announce(CONTROL, "comm.barrier")
             rank.look()
+
+
+@needs.pytorch
+@pytest.mark.parametrize("late", [{0}, set()])
+def test_the_rank_that_does_not_leave_a_call_is_missing_where_one_of_the_others_was_late(monkeypatch, late):
+    """Rank 0 waited to the limit, or else nobody did, as where rank 2 has died."""
+    from torch.distributed import HashStore
+
+    monkeypatch.setattr(deadlocks, "_LEAVE_SECONDS", 0.6)
+    store, names = HashStore(), ["rank 0", "rank 1", "rank 2"]
+    ranks = [StoreDeadlockDetector(store, rank, names, {0: "rank 0"}, lambda: 5) for rank in range(3)]
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda rank: ranks[rank].missing(late=rank in late), range(2)))
+    assert found == [{2: "rank 2"} if late else {}] * 2
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(lambda rank: rank.missing(late=True), ranks)) == [{}] * 3, "all have left"
+
+
+@needs.pytorch
+def test_what_keeps_a_store_that_does_not_answer_is_missing(monkeypatch):
+    from torch.distributed import HashStore
+
+    monkeypatch.setattr(deadlocks, "_LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(deadlocks, "_ANSWER_SECONDS", 0.1)
+    over = threading.Event()
+
+    class Store(HashStore):
+        def multi_get(self, keys):
+            over.wait(60)
+
+    rank = StoreDeadlockDetector(Store(), 0, ["rank 0"], {-1: "the torchrun on h1"}, lambda: 5)
+    try:
+        assert rank.missing(late=True) == {-1: "the torchrun on h1"}
+    finally:
+        over.set()
 
 
 def test_the_error_says_who_is_where_and_what_to_do():

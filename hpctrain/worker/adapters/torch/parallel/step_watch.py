@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.stall_reports import reports
+from hpctrain.worker.comm.timeout import is_late
 
 # A shorter action costs no message.
 _ANNOUNCE_SECONDS = 1.0
@@ -40,7 +40,6 @@ _MARGIN_SECONDS = 5.0
 _STORE_SECONDS = 2.0
 # In place of one stage: an action of all stages together.
 EVERY = -1
-_TIMED_OUT = re.compile(r"Timed out waiting \d+ms")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +131,7 @@ class StepWatch:
             self.note(Action(stage=stage, what=""))
         except BaseException as error:
             # A script may catch any error and go on, and this rank is then in no action.
-            if not (_is_late(error) and (late := self._error())):
+            if not (is_late(error) and (late := self._error())):
                 self._actions = deque()
                 raise
             # What is announced stays, for the others, which fail at nearly the same time.
@@ -257,14 +256,3 @@ def _end(thread: threading.Thread, ended: threading.Event) -> None:
     # The thread itself may hold the last reference to what it watches.
     if thread is not threading.current_thread():
         thread.join(_STORE_SECONDS)
-
-
-def _is_late(error: BaseException | None) -> bool:
-    """Whether a wait lasted for too long, as an error or the one that caused it says."""
-    while error is not None:
-        if isinstance(error, HpctrainError) and error.code == "HT-wait-timed-out":
-            return True
-        if isinstance(error, RuntimeError) and _TIMED_OUT.search(str(error)):
-            return True
-        error = error.__cause__
-    return False
