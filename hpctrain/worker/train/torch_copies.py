@@ -1,4 +1,4 @@
-"""Copies images to a GPU while it computes."""
+"""Copies images to a GPU, and a step's numbers from it, while it computes."""
 
 from __future__ import annotations
 
@@ -35,3 +35,20 @@ class ImageCopies:
             current.wait_stream(self._stream)
             # The memory is the other stream's, which may use it again as soon as this one is done with it.
             images.record_stream(current)
+
+
+class Reading:
+    """Numbers on their way from a device, which nothing that it is given later delays."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._numbers = numbers.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if numbers.is_cuda else None
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(numbers.device))
+
+    def wait(self) -> list[float]:
+        """The numbers, once they have come."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        numbers: list[float] = self._numbers.tolist()
+        return numbers

@@ -39,7 +39,7 @@ def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = Fal
         case "sgd" if not (settings.decoupled_decay or settings.rate_in_momentum):
             return torch.optim.SGD(decayed, rate, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
         case _:
-            return TorchRuleOptimizer(groups, settings)
+            return TorchRuleOptimizer(groups, settings, masked=bool(fused))
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, ParameterKind]:
@@ -54,21 +54,28 @@ def parameter_kinds(model: nn.Module) -> dict[str, ParameterKind]:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[torch.nn.Parameter], bound: float) -> None:
+def clip_gradients(parameters: Iterable[torch.nn.Parameter], bound: float, fault: torch.Tensor | None = None) -> None:
     """Scale the gradients by min(1, bound / their norm over all parameters), as TensorFlow and Keras do.
 
     torch.nn.utils.clip_grad_norm_ divides by the norm + 1e-6.
+
+    Args:
+        fault: on the parameters' device, 1 where the gradients are to stay as they are, else 0.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     # Where gradients are divided over ranks, full_tensor gives the norm over all of them.
-    scale_gradients(gradients, bound, norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    scale_gradients(gradients, bound, norm.full_tensor() if hasattr(norm, "full_tensor") else norm, fault)
 
 
-def scale_gradients(gradients: Iterable[torch.Tensor], bound: float, norm: torch.Tensor) -> None:
-    """Scale gradients by min(1, bound / norm)."""
+def scale_gradients(
+    gradients: Iterable[torch.Tensor], bound: float, norm: torch.Tensor, fault: torch.Tensor | None = None
+) -> None:
+    """Scale gradients by min(1, bound / norm), see :func:`clip_gradients`."""
     # A norm of 0 gives infinity, clamped to 1; norm - norm is NaN for a norm that is not finite, else 0.
     scale = torch.clamp(bound / norm, max=1.0) + (norm - norm)
+    if fault is not None:
+        scale = torch.where(fault > 0, 1.0, scale)
     for gradient in gradients:
         gradient.mul_(scale.to(gradient.device))
 

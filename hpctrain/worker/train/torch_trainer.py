@@ -38,7 +38,7 @@ from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.worker.train.torch_average import TorchAverage
 from hpctrain.worker.train.torch_chunked_loss import chunk_gradient, chunked_score
 from hpctrain.worker.train.torch_compile import compile_network, is_compiled, reporting
-from hpctrain.worker.train.torch_copies import ImageCopies
+from hpctrain.worker.train.torch_copies import ImageCopies, Reading
 from hpctrain.worker.train.torch_finetuning import freeze, load_weights
 from hpctrain.worker.train.torch_losses import TorchLoss, mixed, on_device
 from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained
@@ -100,6 +100,10 @@ class TorchTrainer:
         comm.watch_numbers()
         # Registered before distribute's hooks, one of which may find after the update that a rank died.
         optimizer.register_step_post_hook(self._updated)
+        self._masks = self._updates_early() and getattr(optimizer, "_step_supports_amp_scaling", False)
+        # Whether the optimizer has a state, which PyTorch's SGD would make of anything in an update that is left out.
+        self._begun = False
+        self._unread: Callable[[], bool] | None = None
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model, self._optimizer = model, optimizer
         self.compiled = is_compiled(recipe, comm, self._device)
@@ -138,6 +142,10 @@ class TorchTrainer:
             plan=plan,
         )
         self._statistics = statistics(self.model)
+
+    def _updates_early(self) -> bool:
+        """Whether updates are given to the device before the host knows that gradients are finite: a GPU waits less."""
+        return self._device.type == "cuda"
 
     def _has_channels_last(self) -> bool:
         """Whether the weights of convolutions lie in memory as images do, with which a GPU's kernels need no copies."""
@@ -192,28 +200,57 @@ class TorchTrainer:
         self._optimizer.zero_grad()
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
         gradients = values_of(self._unchecked())
-        norm = [torch.nn.utils.get_total_norm(gradients)] if gradients else []
-        if self._copies:
-            self.meanwhile()
+        masked = self._masks and self._begun and (self.alone or self._statistics.found_finite)
+        # The largest number cannot overflow as a norm's squares can; a CPU finds it slowly.
+        order = math.inf if masked else 2.0
+        norm = [torch.nn.utils.get_total_norm(gradients, order)] if gradients else []
         # Read together: on a GPU a reading waits until it has done what it was given.
-        read = torch.stack([each.to(self._device) for each in (*losses, *norm)]).tolist()
-        self.loss = sum(read[: len(losses)])
-        self.own_finite = math.isfinite(self.loss)
-        finite = self._finite(gradients, sum(read[len(losses) :]))
+        numbers = torch.stack([each.to(self._device) for each in (*losses, *norm)])
+        read = partial(self._read, Reading(numbers), len(losses), gradients)
+        finite = masked or read()
         self._scaler.unscale_(self._optimizer)
         # Also called before an update that is left out: the step counts only if all ranks have come this far.
         self.before_update()
-        if finite:
-            self.faulty = False
+        if masked:
+            self._update_masked(numbers[len(losses) :].isfinite().logical_not().any().float(), read)
+        elif finite:
             self._update()
         else:
-            # A factor of 1 or less does not make gradients overflow.
-            self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
-            self.own_finite = self.own_finite and not self.alone
+            self._leave_out()
             self._count()
             # After an update the optimizer's hook calls it.
             self.guard.step_done()
         return self.loss
+
+    def _read(self, reading: Reading, losses: int, gradients: list[torch.Tensor]) -> bool:
+        """Wait for a step's losses and the norm of its gradients; returns whether all gradients are finite."""
+        if self._copies:
+            self.meanwhile()
+        read = reading.wait()
+        self.loss = sum(read[:losses])
+        self.own_finite = math.isfinite(self.loss)
+        return self._finite(gradients, sum(read[losses:]))
+
+    def _leave_out(self) -> None:
+        """Note that the update of this step is left out."""
+        # A factor of 1 or less does not make gradients overflow.
+        self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
+        self.own_finite = self.own_finite and not self.alone
+
+    def _update_masked(self, fault: torch.Tensor, read: Callable[[], bool]) -> None:
+        """Give the device the update before the host knows whether it counts: with a ``fault`` of 1 it changes nothing.
+
+        The optimizer's hook then reads what the host has to know.
+        """
+        self._unread = read
+        # As a GradScaler does it; one that scales gives the optimizer its own.
+        self._optimizer.grad_scale, self._optimizer.found_inf = None, fault  # type: ignore[attr-defined]
+        try:
+            self._update()
+        finally:
+            self._unread = None
+            for name in ("grad_scale", "found_inf"):
+                vars(self._optimizer).pop(name, None)
 
     def place(self, samples: Samples) -> Samples:
         if not self._copies:
@@ -248,7 +285,7 @@ class TorchTrainer:
 
     def _update(self) -> None:
         if self._clip_norm:
-            clip_gradients(self.model.parameters(), self._clip_norm)
+            clip_gradients(self.model.parameters(), self._clip_norm, getattr(self._optimizer, "found_inf", None))
         self._scaler.step(self._optimizer)
 
     def rebuild(self) -> None:
@@ -336,6 +373,7 @@ class TorchTrainer:
     def _restore_rest(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore all of a state except the model."""
         load_optimizer(self._parameters(), self._optimizer, state, self._moments)
+        self._begun = False
         small = {name: tensor_of(state[name]) for name in state if name.startswith((_SCALER, _RANDOM))}
         if self._scaler.is_enabled():
             self._scaler.load_state_dict({name: value.item() for name, value in _with_prefix(_SCALER, small).items()})
@@ -370,8 +408,12 @@ class TorchTrainer:
                 torch.cuda.set_rng_state(tensor, self._device)
 
     def _updated(self, *_: object) -> None:
-        if self._average and self._average_weight is not None:
-            self._average.update(self._average_weight)
+        if self._unread is None or self._unread():
+            self.faulty, self._begun = False, True
+            if self._average and self._average_weight is not None:
+                self._average.update(self._average_weight)
+        else:
+            self._leave_out()
         self._count()
 
     def _count(self) -> None:

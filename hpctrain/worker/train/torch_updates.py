@@ -58,14 +58,17 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
     Args:
         groups: groups of parameters, each with its ``kind``.
         settings: any optimizer but adam and adamw.
+        masked: all parameters have fused kernels. A step then changes nothing where the attribute ``found_inf``, a
+            tensor as a GradScaler sets it, is 1; but for the rules whose numbers the host keeps or NaN would spoil.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], settings: Optimizer) -> None:
+    def __init__(self, groups: list[dict[str, Any]], settings: Optimizer, *, masked: bool = False) -> None:
         defaults: dict[str, Any] = {"lr": settings.learning_rate}
         if settings.transition:
             defaults["sgd_share"] = 1.0
         super().__init__(groups, defaults)
         self._settings = settings
+        self._step_supports_amp_scaling = masked and not settings.momentum_correction and settings.transition is None
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -92,10 +95,10 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
 
         PyTorch would divide each operation over its threads, and each would wait for the slowest in every one of them.
         """
-        settings = self._settings
+        settings, fault = self._settings, getattr(self, "found_inf", None)
 
         def update(one: tuple[dict[str, Any], Tensors, list[State]]) -> None:
-            _Update(settings, *one).apply()
+            _Update(settings, *one, fault).apply()
 
         parameters = [each for _, some, _ in lists for each in some]
         threads = min(torch.get_num_threads(), len(lists), len(os.sched_getaffinity(0)))
@@ -116,12 +119,21 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
 
 
 class _Update:
-    """One update of some parameters of a group: on one device, of one type, and divided over the same ranks."""
+    """One update of some parameters of a group: on one device, of one type, and divided over the same ranks.
+
+    Args:
+        fault: on that device, 1 where nothing is to change, else 0.
+    """
 
     def __init__(
-        self, settings: Optimizer, group: dict[str, Any], parameters: Tensors, states: Sequence[State]
+        self,
+        settings: Optimizer,
+        group: dict[str, Any],
+        parameters: Tensors,
+        states: Sequence[State],
+        fault: torch.Tensor | None,
     ) -> None:
-        self._settings, self._states = settings, states
+        self._settings, self._states, self._fault = settings, states, fault
         self._rate, self._sgd_share = group["lr"], group.get("sgd_share", 1.0)
         self._kind: ParameterKind = group["kind"]
         self._decay = rules.decay(settings, self._kind)
@@ -146,7 +158,7 @@ class _Update:
             case "rmsprop_to_sgd":
                 self._descend(self._rmsprop(), 0.0)
             case "sgd" if settings.decoupled_decay and self._decay:
-                torch._foreach_mul_(self._w, 1 - self._rate * self._decay)
+                torch._foreach_mul_(self._w, self._unless(1.0, 1 - self._rate * self._decay))
                 self._descend(self._g, 0.0)
             case _:
                 self._descend(self._g, self._decay)
@@ -188,7 +200,7 @@ class _Update:
         else:
             # After infinitely many updates there is nothing to correct.
             counted = [torch.full_like(each, math.inf, dtype=torch.float32) for each in updates]
-        torch._foreach_add_(updates, 1)
+        torch._foreach_add_(updates, self._unless(0.0, 1.0))
         # Adam's update of the decay alone, with the sign turned.
         direction = _times(self._w, self._decay)
         moments = self._slot("mean"), self._slot("square")
@@ -196,6 +208,7 @@ class _Update:
         named: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": epsilon, "amsgrad": False, "maximize": False}
         if self._fused:
             torch._foreach_add_(counted, 1)
+            named["found_inf"] = self._fault
             torch._fused_adam_(direction, self._g, *moments, [], counted, lr=-1.0, weight_decay=0.0, **named)
         else:
             adam(direction, self._g, *moments, [], counted, foreach=False, lr=-1.0, weight_decay=0.0, **named)
@@ -204,13 +217,15 @@ class _Update:
     def _subtract(self, direction: Tensors, ratio: torch.Tensor | None) -> None:
         """Subtract a direction times the rate and a ratio for each parameter."""
         if ratio is None:
+            if self._fault is not None:
+                torch._foreach_mul_(direction, self._unless(0.0, 1.0))
             torch._foreach_sub_(self._w, direction, alpha=self._rate)
-        elif _is_readable(ratio):
+        elif self._fault is None and _is_readable(ratio):
             # Numbers that can be read without waiting save a pass.
             for w, each, factor in zip(self._w, direction, (self._rate * ratio).tolist(), strict=True):
                 w.sub_(each, alpha=factor)
         else:
-            torch._foreach_mul_(direction, (self._rate * ratio).unbind())
+            torch._foreach_mul_(direction, self._unless(0.0, self._rate * ratio).unbind())
             torch._foreach_sub_(self._w, direction)
 
     def _rmsprop(self) -> Tensors:
@@ -263,9 +278,18 @@ class _Update:
         own = {"lr": rate, "dampening": 1 - factor} if velocity else {"lr": rate * factor, "dampening": 0.0}
         named: dict[str, Any] = {"weight_decay": decay, "momentum": settings.momentum, "maximize": False, **own}
         if self._fused:
+            named["found_inf"] = self._fault
             torch._fused_sgd_(w, direction, velocity, nesterov=settings.nesterov, is_first_step=False, **named)
         else:
             sgd(w, direction, velocity, foreach=False, nesterov=settings.nesterov, **named)  # type: ignore[arg-type]
+
+    @overload
+    def _unless(self, fault: float, factor: float) -> Any: ...
+    @overload
+    def _unless(self, fault: float, factor: torch.Tensor) -> torch.Tensor: ...
+    def _unless(self, fault: float, factor: Any) -> Any:
+        """A factor, or another one where nothing is to change."""
+        return factor if self._fault is None else torch.where(self._fault > 0, fault, factor)
 
     def _correct(self, velocity: Tensors) -> None:
         """Scale the momentum by the rate over the rate of the step before (Goyal et al. 2017, equation 10)."""
