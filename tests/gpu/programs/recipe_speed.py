@@ -31,6 +31,23 @@ from hpctrain.worker.train.ahead import SamplesAhead
 from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 Call = Callable[[], object]
+
+
+class Contiguous(TorchTrainer):
+    """A recipe whose convolutions have contiguous weights, as on a CPU."""
+
+    def _has_channels_last(self) -> bool:
+        return False
+
+
+class ReadFirst(TorchTrainer):
+    """A recipe that reads its losses and norm before the update, as on a CPU."""
+
+    def _updates_early(self) -> bool:
+        return False
+
+
+_OTHERS = {"recipe, contiguous weights": Contiguous, "recipe, read before the update": ReadFirst}
 _WARM_UP = 3
 
 
@@ -151,7 +168,7 @@ def _wait() -> None:
 
 
 def main(out: str, chosen: str) -> None:
-    """Measure ``recipe`` with the changes ``set``: ``rounds`` of ``together`` steps each."""
+    """Measure ``recipe`` with the changes ``set``, and ``others`` of it: ``rounds`` of ``together`` steps each."""
     options: dict[str, Any] = json.loads(chosen)
     recipe = load_recipe(options["recipe"], options["set"]).at(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -164,6 +181,8 @@ def main(out: str, chosen: str) -> None:
     with suppress(AttributeError):
         on_device = OnDevice(trainer, parts)
         calls["recipe, batch on the device"] = lambda: on_device(step)
+    for name in options["others"]:
+        calls[name] = steps_ahead(_OTHERS[name](recipe, ht.init("single")), recipe, parts)
     calls["plain"] = plain(recipe, parts, device, compiled=options["compile"])
     seconds = timed(calls, options["rounds"], options["together"])
     each = recipe.model.context if recipe.data.name == "text" else 1
