@@ -223,7 +223,11 @@ class TorchDistributedCommunicator(CheckedControl):
         if own or not (late or _LOST.search(str(error))) or not dist.is_initialized():
             return error
         missing = self._deadlocks.missing(late=late)
-        return self.timeout.out_of_time("a call of torch.distributed", [*missing]) if missing else error
+        if not missing:
+            return error
+        said = self.timeout.out_of_time("a call of torch.distributed", [*missing])
+        said.__cause__ = error
+        return said.with_traceback(error.__traceback__)
 
     def _failed(self, error: Exception, what: str) -> HpctrainError:
         # Gloo's messages begin with a source file, and end with advice.
