@@ -12,7 +12,10 @@ from hpctrain.common.files.regular import read_regular
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 
-_Figure = Annotated[float, Field(ge=0), AllowInfNan(False)]
+# No figure of a run is larger, and no run that reaches something takes fewer epochs: what follows from both is finite.
+_MOST, _FEWEST_EPOCHS = 1e30, 1e-3
+
+_Figure = Annotated[float, Field(ge=0, le=_MOST), AllowInfNan(False)]
 
 
 class Range(BaseModel):
@@ -38,7 +41,8 @@ class Range(BaseModel):
 
     def scaled(self, by: float) -> Range:
         """The figure and both ends of its interval, multiplied."""
-        return Range(value=self.value * by, low=self.low * by, high=self.high * by)
+        # More than a file may have is finite still.
+        return Range.model_construct(value=self.value * by, low=self.low * by, high=self.high * by)
 
 
 # A row takes about a kilobyte, and a file has one for each number of nodes.
@@ -71,7 +75,7 @@ class PredictedRow(BaseModel):
 
     def lasting(self, epochs: int) -> PredictedRow:
         """The row for a run of ``epochs``: reaching the result may take fewer than the recipe has."""
-        if self.epochs is None or not self.epochs.value:
+        if self.epochs is None or self.epochs.value < _FEWEST_EPOCHS:
             return self
         by = epochs / self.epochs.value
         return self.model_copy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ def test_a_run_trains_for_its_own_epochs(tmp_path: Path) -> None:
     assert found.kwh.value == 4 and found.step_s.value == 0.5
 
 
+@pytest.mark.parametrize("epochs", [0, 1e-320, 1e-3])
+def test_what_follows_from_few_epochs_is_finite(tmp_path: Path, epochs: float) -> None:
+    few = row(epochs=figure(0, epochs, 1), minutes=figure(0, 1e30, 1e30), kwh=figure(0, 1e30, 1e30))
+    assert math.isfinite(read(tmp_path, record(few)).kwh.value)
+
+
 def test_a_script_has_neither_recipe_nor_batch(tmp_path: Path) -> None:
     content = record(row(minutes=None, epochs=None, batch_per_gpu=7.0), recipe="resnet50")
     assert read(tmp_path, content, script_plan()).minutes is None
@@ -53,6 +60,7 @@ def test_a_script_has_neither_recipe_nor_batch(tmp_path: Path) -> None:
         ("[1]", "HT-prediction-bad-file", {"where": ""}),
         ({"recipe": "digits"}, "HT-prediction-bad-file", {"where": "rows: ", "problem": "Field required"}),
         (record(rows=[]), "HT-prediction-bad-file", {"where": "rows: "}),
+        (record(row(minutes=figure(0, 1, 1e308))), "HT-prediction-bad-file", {"where": "rows.0.minutes.high: "}),
         (record(row(step_s=3)), "HT-prediction-bad-file", {"where": "rows.0.step_s: "}),
         (
             record(row(step_s=figure(3, 2, 4))),
