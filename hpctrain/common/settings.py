@@ -16,6 +16,8 @@ from hpctrain.common.errors import HpctrainError
 PREFIX = "HPCTRAIN_"
 _Value = TypeVar("_Value")
 _LONGEST_SECONDS = 3600
+# Eleven days. Timers of Python end in an OverflowError where there is no limit.
+_LONGEST_WAIT = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ def _seconds(text: str) -> float | None:
         seconds = float(text)
     except ValueError:
         return None
-    return seconds if seconds > 0 else None
+    return seconds if 0 < seconds <= _LONGEST_WAIT else None
 
 
 def _whole(least: int, most: float = math.inf) -> Callable[[str], int | None]:
@@ -77,21 +79,21 @@ def _whole(least: int, most: float = math.inf) -> Callable[[str], int | None]:
 
 TIMEOUT = Setting(
     name="HPCTRAIN_TIMEOUT",
-    valid="a number of seconds above 0",
+    valid=f"a number of seconds above 0, at most {_LONGEST_WAIT}",
     parse=_seconds,
     default=600.0,
     purpose="How long a rank waits for the others before it gives up.",
 )
 STALL = Setting(
     name="HPCTRAIN_STALL",
-    valid="a number of seconds above 0",
+    valid=f"a number of seconds above 0, at most {_LONGEST_WAIT}",
     parse=_seconds,
     default=60.0,
     purpose="How long a rank waits before it names the ranks that it waits for; at most half of `HPCTRAIN_TIMEOUT`.",
 )
 OBJECT_TIMEOUT = Setting(
     name="HPCTRAIN_OBJECT_TIMEOUT",
-    valid="a number of seconds above 0",
+    valid=f"a number of seconds above 0, at most {_LONGEST_WAIT}",
     parse=_seconds,
     default=30.0,
     purpose="How long an object store may be silent before a request is tried again.",

@@ -25,7 +25,7 @@ _WRONG = {
     "HPCTRAIN_POD_CPUS": ("0", "1.5"),
     "HPCTRAIN_REPLICAS": ("0", "two"),
     "HPCTRAIN_STALL": ("", "0", "nan"),
-    "HPCTRAIN_TIMEOUT": ("", "0", "-1", "nan"),
+    "HPCTRAIN_TIMEOUT": ("", "0", "-1", "nan", "inf", "1e300"),
 }
 
 
@@ -72,7 +72,7 @@ def test_a_wrong_value_is_refused_by_name(name: str, text: str) -> None:
         ("HPCTRAIN_POD_CPUS", "", None),
         ("HPCTRAIN_POD_CPUS", "7", 7),
         ("HPCTRAIN_TIMEOUT", "0.5", 0.5),
-        ("HPCTRAIN_TIMEOUT", "inf", float("inf")),
+        ("HPCTRAIN_TIMEOUT", "1e6", 1e6),
     ],
 )
 def test_a_right_value_is_read(name: str, text: str, value: object) -> None:
