@@ -170,9 +170,8 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
     if last.layout is not None:
         lines += _layout_notes(last, explain=explain)
     if prediction.worthwhile is not None:
-        lines.append(
-            f"beyond {prediction.worthwhile} nodes another one adds less than half of the throughput of the first"
-        )
+        nodes = "1 node" if prediction.worthwhile == 1 else f"{prediction.worthwhile} nodes"
+        lines.append(f"beyond {nodes} another one adds less than half of the throughput of the first")
     if explain:
         lines += ["", "where the interval of the step's time comes from, by share of the variance:"]
         causes = [cause for cause in prediction.causes[:_EXPLAINED] if cause.share >= _LEAST_SHARE]
