@@ -9,28 +9,16 @@ import numpy as np
 import pytest
 
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.data.samples import Samples
 from support.digits_recipes import digits_recipe
 from support.small_runs import assert_same, assert_same_state, recipe, run
 
 torch = pytest.importorskip("torch")
 from hpctrain.worker.train import torch_updates  # noqa: E402
-from hpctrain.worker.train.torch_copies import ImageCopies, Reading  # noqa: E402
+from hpctrain.worker.train.torch_copies import Reading  # noqa: E402
 from hpctrain.worker.train.torch_rules import clip_gradients  # noqa: E402
-from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
+from support.early_updates import AVERAGED, INSIDE, MOMENTUM, OPTIMIZERS, STEPS, Early, Late, step  # noqa: E402
 
-COMM, STEPS = SingleCommunicator("test"), 6
-MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-3}
-INSIDE = {**MOMENTUM, "rate_in_momentum": True}
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "sgd": {"name": "sgd", "learning_rate": 0.02, **MOMENTUM, "nesterov": True, "clip_norm": 1.0},
-    "sgd, decoupled": {"name": "sgd", "learning_rate": 0.02, **INSIDE, "decoupled_decay": True},
-    "adam": {"name": "adam", "learning_rate": 1e-3},
-    "adamw": {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0},
-    "lars": {"name": "lars", "learning_rate": 0.5, **INSIDE, "trust_coefficient": 0.02, "unadapted": ["bias"]},
-    "lars, nesterov": {"name": "lars", "learning_rate": 0.5, **INSIDE, "trust_coefficient": 0.02, "nesterov": True},
-    "lamb": {"name": "lamb", "learning_rate": 0.01, "weight_decay": 0.01, "unadapted": ["bias"], "clip_norm": 1.0},
-}
+COMM = SingleCommunicator("test")
 # These are read first as before: NaN would spoil the one, and the host keeps numbers of the other.
 UNMASKED: dict[str, dict[str, Any]] = {
     "rmsprop": {
@@ -41,32 +29,6 @@ UNMASKED: dict[str, dict[str, Any]] = {
     },
     "sgd, corrected": {"name": "sgd", "learning_rate": 0.02, **INSIDE, "momentum_correction": True},
 }
-AVERAGED = {"averaging": {"decay": 0.8}}
-
-
-class Late(TorchTrainer):
-    """As on a CPU."""
-
-    def _updates_early(self) -> bool:
-        return False
-
-
-class Early(TorchTrainer):
-    """As on a GPU. Notes the steps whose update came before the reading."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        # Samples are taken ahead too.
-        self._copies = self._copies or ImageCopies(self._device)
-        self.early: list[int] = []
-
-    def _updates_early(self) -> bool:
-        return True
-
-    def _update(self) -> None:
-        if self._unread is not None:
-            self.early.append(self.updates)
-        super()._update()
 
 
 @pytest.fixture(autouse=True)
@@ -74,22 +36,6 @@ def _like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of a GPU are not read by updates on either side; and a GPU gives the same bits each time."""
     monkeypatch.setattr(torch_updates, "_is_readable", lambda tensor: False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-
-
-def step(trainer: TorchTrainer, number: int, bad: float | None) -> tuple[Any, ...]:
-    """A step of two parts, of which the second has a sample with a bad pixel; what the host knows after it."""
-    random = np.random.default_rng(number)
-    parts = [
-        Samples(images=random.random((4, 8, 8, 1), np.float32), labels=random.integers(0, 10, 4)) for _ in range(2)
-    ]
-    if bad is not None:
-        parts[1].images[1, 2, 3] = bad
-    rate = trainer._optimizer.param_groups[0]["lr"]
-    loss = trainer.step(parts, 2, 1 / 8, rate, number / STEPS, 0.2 if trainer._average else None)
-    return (
-        *map(repr, (loss, trainer.loss, trainer.gradient_numbers())),
-        *(trainer.updates, trainer.faulty, trainer.own_finite, trainer.guard.steps),
-    )
 
 
 # Which steps have a bad pixel: the first, one in the middle, two in a row, the last. That of 1e20 has a finite loss and
