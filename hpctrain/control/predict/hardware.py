@@ -92,6 +92,12 @@ class Hardware:
         Raises:
             HpctrainError: not stated.
         """
+        if self.gpus_per_node is None and self.gpu == CPU:
+            raise HpctrainError(
+                "HT-prediction-no-rank-count",
+                "how many ranks share the cores of a node?",
+                "--gpus-per-node N: a rank on cores takes the place of a GPU",
+            )
         if self.gpus_per_node is None:
             raise HpctrainError("HT-prediction-no-gpu-count", "how many GPUs has a node?", "--gpus-per-node N")
         return self.gpus_per_node

@@ -206,6 +206,7 @@ def test_an_unknown_gpu_and_hardware_that_is_not_whole():
         (Hardware(gpu="h10", gpus_per_node=8), "HT-gpu-unknown"),
         (Hardware(gpus_per_node=8), "HT-prediction-no-gpu"),
         (Hardware(gpu="h200"), "HT-prediction-no-gpu-count"),
+        (Hardware(gpu="cpu"), "HT-prediction-no-rank-count"),
         (Hardware(gpu="h200", gpus_per_node=8, topology="gpu"), "HT-topology-name-without-file"),
     ):
         with refused(code):
