@@ -131,8 +131,9 @@ class Console:
             if text:
                 self._open = None if text.endswith("\n") else stream
             return
-        for line in self._lines[stream].add(text):
-            self._print(line, stream)
+        # Together, because a rank may print faster than lines can be written one by one.
+        if lines := self._lines[stream].add(text):
+            self._print("\n".join(lines), stream)
 
     def _print(self, line: str, stream: TextIO) -> None:
         if self._bar and stream.isatty():
