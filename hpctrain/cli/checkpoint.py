@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from hpctrain.common.checkpoints.layout import MANIFEST, checkpoint_path, iterat
 from hpctrain.common.checkpoints.reconcile import GONE, missing
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.report.say import answer, tell
+from hpctrain.report.say import answer, answer_json, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
 
@@ -33,7 +32,7 @@ def list_checkpoints(
 
     rows = checkpoint_rows(RunDirectory(run_dir))
     if as_json:
-        answer(json.dumps({"checkpoints": [row.model_dump(mode="json") for row in rows]}, indent=2))
+        answer_json({"checkpoints": [row.model_dump(mode="json") for row in rows]})
     elif rows:
         print_table(checkpoint_table(rows))
     else:
@@ -51,7 +50,7 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
     faulty = any(found.values())
     if as_json:
         rows = [{"path": str(path), "faults": faults} for path, faults in found.items()]
-        answer(json.dumps({"status": "failed" if faulty else "ok", "checkpoints": rows}, indent=2))
+        answer_json({"status": "failed" if faulty else "ok", "checkpoints": rows})
         if faulty:
             raise typer.Exit(3)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.run_options import StartOptions
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.cluster.host_list import fold_hosts
-from hpctrain.report.say import answer, tell, terminal
+from hpctrain.report.say import answer_json, tell, terminal
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -55,7 +54,7 @@ def doctor(
         notice=lambda text: tell(f"hpctrain: {text}"),
     )
     if as_json:
-        answer(json.dumps({"checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
+        answer_json({"checks": [dataclasses.asdict(check) for check in checks]})
     else:
         _print(checks)
     if any(check.status == "failed" for check in checks):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -13,7 +12,7 @@ import typer
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.cluster.checks import Check
 from hpctrain.control.horovod.wheel import Progress
-from hpctrain.report.say import answer, tell, terminal
+from hpctrain.report.say import answer, answer_json, tell, terminal
 
 app = typer.Typer(
     add_completion=False,
@@ -47,7 +46,7 @@ def check(
 
     checks = report()
     if as_json:
-        answer(json.dumps({"checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
+        answer_json({"checks": [dataclasses.asdict(check) for check in checks]})
     else:
         for one in checks:
             answer(_line(one))

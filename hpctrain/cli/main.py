@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from hpctrain.cli import completion
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import missing_extra
-from hpctrain.report.say import answer, tell
+from hpctrain.report.say import answer, answer_json, tell
 
 # name: (module, its function or Typer application, help)
 _COMMANDS = {
@@ -212,6 +211,6 @@ def _print_error(error: HpctrainError, arguments: Sequence[str] | None) -> int:
     if "--json" in itertools.takewhile(lambda word: word != "--", words):
         # Stdout may be what cannot be written.
         with contextlib.suppress(OSError):
-            answer(json.dumps({"error": error.record()}, indent=2))
+            answer_json({"error": error.record()})
     tell(f"hpctrain: {error}")
     return error.exit_code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +23,7 @@ from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import rank_environment
 from hpctrain.control.planning.mesh import mesh_lines, parameters
 from hpctrain.control.planning.planner import make_plan
-from hpctrain.report.say import answer, tell
+from hpctrain.report.say import answer, answer_json, tell
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.zero import Stage, StateBytes
@@ -79,7 +78,7 @@ def plan(
     if as_json:
         kept = {stage: vars(each) for stage, each in _state_bytes(made).items()}
         further = {"state_bytes": kept} if kept else {}
-        answer(json.dumps({**made.model_dump(mode="json"), **further}, indent=2))
+        answer_json({**made.model_dump(mode="json"), **further})
     else:
         answer(_text(made))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,7 +46,7 @@ from hpctrain.report.prediction import (
     prediction_record,
     prediction_table,
 )
-from hpctrain.report.say import answer, tell
+from hpctrain.report.say import answer, answer_json, tell
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.prediction import Prediction
@@ -112,7 +111,7 @@ def predict(
             tell(f"hpctrain: warning: {options.write} is not as predicted: {difference}")
     save({file: content(found) for file, content in files.items()})
     if as_json:
-        answer(json.dumps(prediction_record(found), indent=2))
+        answer_json(prediction_record(found))
         return
     print_table(prediction_table(found))
     if found.candidates:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.say import answer, tell
+from hpctrain.report.say import answer, answer_json, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -220,6 +219,6 @@ def _show_differences(names: tuple[str, str], *, as_json: bool) -> None:
 def _print(what: Any) -> None:
     """Print a table, or other values as JSON."""
     if isinstance(what, dict | list):
-        answer(json.dumps(what, indent=2))
+        answer_json(what)
         return
     print_table(what)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.report.say import answer, tell
+from hpctrain.report.say import answer, answer_json, tell
 
 
 def report(
@@ -41,7 +41,6 @@ def report(
     """
     from hpctrain.cli.comparison import print_comparison
     from hpctrain.common.errors import HpctrainError
-    from hpctrain.common.files.utf8 import json_text
     from hpctrain.common.run.directory import RunDirectory
     from hpctrain.control.schedulers.find_run import LAST, last_run
     from hpctrain.control.supervision.repeats import array_series, read_series
@@ -76,7 +75,7 @@ def report(
     if prediction:
         keep_prediction(directory, prediction)
     if as_json:
-        answer(json_text(read_summary(directory), indent=2))
+        answer_json(read_summary(directory))
         return
     page = write_report(directory)
     print_comparison(directory)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpctrain.cli.tables import table_width
-from hpctrain.common.files.utf8 import json_text
 from hpctrain.common.run.directory import RUNS
-from hpctrain.report.say import answer, tell
+from hpctrain.report.say import answer, answer_json, tell
 
 if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus
@@ -49,7 +48,7 @@ def status(
     if problem:
         tell(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}")
     if as_json:
-        answer(json_text(found.model_dump(mode="json"), indent=2))
+        answer_json(found.model_dump(mode="json"))
     elif isinstance(found, ArrayStatus):
         answer(_array(found))
     else:
@@ -63,7 +62,7 @@ def _show_runs(*, as_json: bool) -> None:
     if problem:
         tell(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}")
     if as_json:
-        answer(json_text({"runs": [row.model_dump(mode="json") for row in rows]}, indent=2))
+        answer_json({"runs": [row.model_dump(mode="json") for row in rows]})
     elif rows:
         answer(runs_text(rows, RUNS, table_width()))
     else:

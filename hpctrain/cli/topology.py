@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from hpctrain.cli.placement_files import KINDS, parse_write, placement_file
 from hpctrain.cli.run_options import StartOptions
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.report.say import answer, tell, terminal
+from hpctrain.report.say import answer, answer_json, tell, terminal
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -106,7 +105,7 @@ def show(
         save(_drawings(fabric, rings, svg, png))
     if as_json:
         shape = {**counts(fabric), "by_subnet": subnets(fabric), "oversubscription": leaf_oversubscription(fabric)}
-        answer(json.dumps({**shape, "warnings": fabric.warnings}, indent=2))
+        answer_json({**shape, "warnings": fabric.warnings})
     else:
         _print_fabric(fabric, ", ".join(map(str, fabric_files)))
 
@@ -175,7 +174,7 @@ def place(
         rows = {name: _row(getattr(found, name), found) for name in ORDERS}
         optimal = {"already_optimal": found.already_optimal}
         traffic = {"mesh": laid.traffic.model_dump(mode="json")} if laid else {}
-        answer(json.dumps({"order": order, **rows, **optimal, **traffic}, indent=2))
+        answer_json({"order": order, **rows, **optimal, **traffic})
     else:
         _print_placement(found, order, laid)
 
@@ -396,7 +395,7 @@ def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], gained: Gain | 
     if as_json:
         rows = [{**asdict(flow), "source": str(flow.source), "target": str(flow.target)} for flow in flows]
         found = {"faults": [asdict(fault) for fault in faults], "gain": asdict(gained) if gained else None}
-        answer(json.dumps({"flows": rows, **found}, indent=2))
+        answer_json({"flows": rows, **found})
         return
     _print_flows(flows)
     for fault in faults:

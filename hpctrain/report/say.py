@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hpctrain.common.files.printable import printable
+from hpctrain.common.files.utf8 import json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 def answer(text: object, *, end: str = "\n") -> None:
     """Print an answer of a command, on stdout."""
     print(printable(str(text)), end=end, flush=True)
+
+
+def answer_json(value: Any) -> None:
+    """Print an answer of a command for programs, as :func:`hpctrain.common.files.utf8.json_text` writes it."""
+    answer(json_text(value, indent=2))
 
 
 def tell(text: object) -> None:

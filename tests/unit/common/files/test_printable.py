@@ -8,11 +8,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 from rich.table import Table
 from rich.text import Text
 
 from hpctrain.common.files.printable import printable
-from hpctrain.report.say import answer, tell, terminal
+from hpctrain.report.say import answer, answer_json, tell, terminal
 
 _HOSTILE = "a\x1b]0;title\x07b\x9b2J\u202ec\r"
 
@@ -44,3 +45,8 @@ def test_answers_remarks_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
     shown = stream.getvalue()
     assert "\x1b[1m" in shown, "its own styles"
     assert not any(each in shown for each in ("\x1b]", "\x07", "\x9b", "\u202e", "\r"))
+
+
+def test_an_answer_for_programs_is_read_by_strict_readers(capsys: pytest.CaptureFixture[str]) -> None:
+    answer_json({"path": "runs/\udcff", "loss": float("nan")})
+    assert from_json(capsys.readouterr().out, allow_inf_nan=False) == {"path": "runs/\\udcff", "loss": None}
