@@ -82,10 +82,9 @@ class Shards:
         Raises:
             HpctrainError: the shard is gone, cut short, or cannot be read or fetched.
         """
-        row = self._index[index]
-        shard, size = int(row["shard"]), int(row["size"])
+        shard, offset, size, *_ = self._index.item(index)
         try:
-            content = os.pread(self._file(shard).fileno(), size, int(row["offset"]))
+            content = os.pread(self._file(shard).fileno(), size, offset)
         except OSError as error:
             raise self._damaged(shard, error.strerror or str(error), self.key(index)) from error
         if len(content) < size:

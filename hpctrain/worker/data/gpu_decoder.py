@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +22,12 @@ from hpctrain.common.cluster.gpus import gpu_of
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.settings import SHARE_GPUS
-from hpctrain.common.shards.decoding import END, BrokenImageError, Header, decode, look
+from hpctrain.common.shards.decoding import END, BrokenImageError, decode
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.decoder import TRAINING, Broken, Decoder, DecodingJob, broken_image
-from hpctrain.worker.data.images import Crop, mean_colour, size_at, training_crop, validation_crop
+from hpctrain.worker.data.decoder import Broken, Cut, Decoder, DecodingJob, broken_image
+from hpctrain.worker.data.images import mean_colour
 from hpctrain.worker.data.loader import Piece
-from hpctrain.worker.data.sampling import Indices, repetition_of, sample_of
+from hpctrain.worker.data.sampling import Indices
 
 # Decodes JPEG files to a device, each to uint8 of shape (3, height, width); RuntimeError if it cannot decode one.
 DecodeAll = Callable[[Sequence[bytes], torch.device], Sequence[torch.Tensor]]
@@ -37,19 +36,6 @@ DecodeAll = Callable[[Sequence[bytes], torch.device], Sequence[torch.Tensor]]
 _BY_PROCESSES = ("augmentation", "jitter", "erasing")
 # The most pixels, of photographs filled up to the largest of them, that are decoded and resized together.
 _MOST_TOGETHER = 1 << 26
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """What becomes of a photograph: ``crop`` is resized to ``width`` x ``height``, of which the middle is shown."""
-
-    position: int
-    content: bytes
-    header: Header
-    crop: Crop
-    width: int
-    height: int
-    flip: bool
 
 
 def by_nvjpeg(contents: Sequence[bytes], device: torch.device) -> Sequence[torch.Tensor]:
@@ -191,14 +177,14 @@ class CardPool:
         blank = torch.from_numpy(mean_colour(self.job.images)).to(self._device)
         images = blank.expand(shape).clone()
         broken: list[Broken] = []
-        cuts = list(self._cuts(decoder, split, indices, epoch, broken))
+        cuts = list(decoder.cuts(indices, epoch, broken))
         self._count("read", begin)
         for together in _together(cuts):
             begin = time.perf_counter_ns()
             shown, photographs = [], []
             for cut, photograph in zip(together, self._photographs(together), strict=True):
                 if isinstance(photograph, BrokenImageError):
-                    broken.append(broken_image(cut.position, decoder.shards.key(_index(indices, cut)), photograph))
+                    broken.append(broken_image(cut.position, decoder.shards.key(cut.sample), photograph))
                 else:
                     shown.append(cut)
                     photographs.append(photograph)
@@ -217,26 +203,6 @@ class CardPool:
         now = time.perf_counter_ns()
         self.nanoseconds[stage] += now - begin
         return now
-
-    def _cuts(self, decoder: Decoder, split: str, indices: Indices, epoch: int, broken: list[Broken]) -> Iterator[Cut]:
-        images = self.job.images
-        drawn = zip(sample_of(indices).tolist(), repetition_of(indices).tolist(), strict=True)
-        for position, (index, repetition) in enumerate(drawn):
-            content = decoder.shards.read(index)
-            try:
-                header = look(content)
-            except BrokenImageError as error:
-                broken.append(broken_image(position, decoder.shards.key(index), error))
-                continue
-            flip = False
-            if split == TRAINING:
-                width = height = size_at(images, epoch)
-                crop, flip = training_crop(header, images, decoder.random.of(epoch, index, repetition))
-            else:
-                crop, width, height = validation_crop(header, images)
-            yield Cut(
-                position=position, content=content, header=header, crop=crop, width=width, height=height, flip=flip
-            )
 
     def _photographs(self, cuts: Sequence[Cut]) -> list[torch.Tensor | BrokenImageError]:
         """Each photograph as uint8 of shape (3, height, width), or why it cannot be decoded."""
@@ -267,10 +233,6 @@ class CardPool:
         except BrokenImageError as error:
             return error
         return torch.from_numpy(np.array(pixels)).to(self._device).permute(2, 0, 1)
-
-
-def _index(indices: Indices, cut: Cut) -> int:
-    return int(sample_of(indices)[cut.position])
 
 
 def _together(cuts: Sequence[Cut]) -> Iterator[list[Cut]]:

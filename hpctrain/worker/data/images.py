@@ -6,8 +6,7 @@ Everything random comes from the generator that is passed, so equal generators g
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -18,7 +17,7 @@ from hpctrain.worker.data.augment import augment, erase
 
 _TRIES = 10
 # The scales in eighths for which libjpeg-turbo has fast code; others take longer than decoding the whole photograph.
-SCALES = (1, 2, 4)
+_SCALES = (1, 2, 4, 8)
 # If an image shrinks more, the taps of bilinear interpolation after a small blur lie too far apart.
 _MOST_INTERPOLATED = 2.7
 # If an image shrinks less, a blur is not worth its time.
@@ -37,8 +36,7 @@ _COLOURS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0
 cv2.setNumThreads(1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Crop:
+class Crop(NamedTuple):
     """A rectangle of a photograph, in pixels."""
 
     left: int
@@ -61,24 +59,9 @@ def training_image(content: bytes, size: int, images: Images, random: np.random.
     Raises:
         BrokenImageError: it cannot be decoded.
     """
-    part, flip = training_part(content, size, images, random)
-    return changed(part, size, images, random, flip=flip)
-
-
-def training_part(
-    content: bytes, size: int, images: Images, random: np.random.Generator, scales: Sequence[int] = SCALES
-) -> tuple[Pixels, bool]:
-    """A random part of a photograph, not yet resized, and whether it is to be mirrored.
-
-    Args:
-        scales: at which it may be decoded besides its own, in eighths, from the smallest.
-
-    Raises:
-        BrokenImageError: it cannot be decoded.
-    """
     header = look(content)
     crop, flip = training_crop(header, images, random)
-    return _decoded(content, header, crop, size, size, scales), flip
+    return changed(decoded(content, header, crop, size, size), size, images, random, flip=flip)
 
 
 def training_crop(header: Header, images: Images, random: np.random.Generator) -> tuple[Crop, bool]:
@@ -95,9 +78,9 @@ def changed(
     Args:
         out: where the image is to be, if that is to save a copy; what is returned may still be elsewhere.
     """
-    image = resize(part, size, size, None if flip else out)
+    image = resize(part, size, size, out)
     if flip:
-        image = cv2.flip(image, 1, dst=out)
+        image = cv2.flip(image, 1, dst=image)
     if images.augmentation:
         image = augment(image, images.augmentation, random)
     if images.jitter:
@@ -117,21 +100,9 @@ def validation_image(content: bytes, images: Images) -> Pixels:
     Raises:
         BrokenImageError: it cannot be decoded.
     """
-    return middle(*validation_part(content, images), images.test_size)
-
-
-def validation_part(content: bytes, images: Images, scales: Sequence[int] = SCALES) -> tuple[Pixels, int, int]:
-    """A photograph, of an elongated one the middle, not yet resized; and the width and height to resize it to.
-
-    Args:
-        scales: see :func:`training_part`.
-
-    Raises:
-        BrokenImageError: it cannot be decoded.
-    """
     header = look(content)
     crop, wide, high = validation_crop(header, images)
-    return _decoded(content, header, crop, wide, high, scales), wide, high
+    return middle(decoded(content, header, crop, wide, high), wide, high, images.test_size)
 
 
 def validation_crop(header: Header, images: Images) -> tuple[Crop, int, int]:
@@ -160,10 +131,13 @@ def random_crop(width: int, height: int, images: Images, random: np.random.Gener
     After ten tries that do not fit: the largest part in the middle whose ratio is within the bounds (Szegedy et al.
     2015, section 6; the rules for what does not fit are torchvision's).
     """
+    least, most = images.crop_area
     low, high = images.crop_ratio
+    lowest, highest = math.log(low), math.log(high)
     for _ in range(_TRIES):
-        area = width * height * random.uniform(*images.crop_area)
-        ratio = math.exp(random.uniform(math.log(low), math.log(high)))
+        # What Generator.uniform computes, in a third of its time.
+        area = width * height * (least + (most - least) * random.random())
+        ratio = math.exp(lowest + (highest - lowest) * random.random())
         wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < tall <= height:
             left, top = int(random.integers(width - wide + 1)), int(random.integers(height - tall + 1))
@@ -206,16 +180,24 @@ def _deviation(variance: float) -> float:
     return math.sqrt(-0.5 / math.log(outer / (1 - 2 * outer)))
 
 
-def _decoded(content: bytes, header: Header, crop: Crop, width: int, height: int, scales: Sequence[int]) -> Pixels:
-    """A part of a photograph, at the smallest of the scales at which it has at least ``width`` x ``height`` pixels."""
+def decoded(content: bytes, header: Header, crop: Crop, width: int, height: int, *, exact: bool = False) -> Pixels:
+    """A part of a photograph, which is to be resized to ``width`` x ``height``.
+
+    Args:
+        exact: at full size, with interpolated colours; by default at the smallest scale at which it has enough pixels,
+            with colours as they are stored, if there is one.
+
+    Raises:
+        BrokenImageError: it cannot be decoded.
+    """
     pixels = header.pixels
     if pixels is None:
-        for eighths in scales:
+        for eighths in () if exact else _SCALES:
             if crop.width * eighths >= 8 * width and crop.height * eighths >= 8 * height:
                 break
         else:
-            eighths = 8
-        pixels = decode_rows(content, header, crop.top + crop.height, eighths)
+            eighths, exact = 8, True
+        pixels = decode_rows(content, header, crop.top + crop.height, eighths, exact=exact)
         if eighths < 8 and pixels.shape[:2] != (header.height, header.width):
             crop = _scaled(crop, eighths)
     return pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]

@@ -18,7 +18,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.read import open_shards
 from hpctrain.worker.data.decoder import STAGES, Broken, Decoder, DecodingJob
-from hpctrain.worker.data.images import SCALES
 from hpctrain.worker.data.samples import BROKEN, Samples
 from hpctrain.worker.data.sampling import Indices, sample_of
 from hpctrain.worker.data.worker import DecodingTask
@@ -78,8 +77,8 @@ class WorkerPool:
     """
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
-        scales = () if recipe.data.decode == "full" else SCALES
-        self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images, scales=scales)
+        exact = recipe.data.decode == "full"
+        self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images, exact=exact)
         self._count = recipe.data.workers
         self._workers: Workers | None = None
         self._open: Generator[Piece] | None = None

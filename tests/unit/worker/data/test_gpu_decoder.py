@@ -126,10 +126,7 @@ def test_resizing_is_pillows(size, flip):
     image = Image.fromarray(FLOWER).resize((1000, 800))
     crops = [Crop(left=0, top=0, width=size[0], height=size[1]), Crop(left=90, top=80, width=size[0], height=size[1])]
     photograph = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    cuts = [
-        Cut(position=0, content=b"", header=Header(1000, 800), crop=crop, width=96, height=96, flip=flip)
-        for crop in crops
-    ]
+    cuts = [Cut(0, 0, b"", Header(1000, 800), crop=crop, width=96, height=96, flip=flip, random=None) for crop in crops]
     found = resized([photograph, photograph], cuts, 96).numpy()
     for one, crop in zip(found, crops, strict=True):
         box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)

@@ -140,10 +140,13 @@ def test_crops_of_odd_photographs_are_torchvisions(content, most):
             left, top = (width - w) // 2, (height - h) // 2
         cut = whole.crop((left, top, left + w, top + h)).resize((224, 224), Image.Resampling.BILINEAR)
         expected = np.asarray(cut)[:, ::-1] if random.random() < 0.5 else np.asarray(cut)
-        assert rms(training_image(content, 224, Images(), rng(seed)), expected) <= most
-        place = np.zeros((224, 224, 3), np.uint8)
-        part, flip = module.training_part(content, 224, Images(), rng(seed))
-        assert module.changed(part, 224, Images(), rng(), flip=flip, out=place) is place
+        header = look(content)
+        crop, flip = module.training_crop(header, Images(), rng(seed))
+        for exact, more in ((True, 0), (False, 1)):
+            part = module.decoded(content, header, crop, 224, 224, exact=exact)
+            place = np.zeros((224, 224, 3), np.uint8)
+            assert module.changed(part, 224, Images(), rng(), flip=flip, out=place) is place
+            assert rms(place, expected) <= most + more
         np.testing.assert_array_equal(training_image(content, 224, Images(), rng(seed)), place)
     scale = 256 / min(width, height)
     wide, high = (max(256, int(side * scale)) for side in (width, height))
@@ -185,6 +188,18 @@ def test_rows_below_a_crop_are_left_out_and_the_others_are_those_of_the_whole(ki
         np.testing.assert_array_equal(found[:rows], whole[:rows])
         assert len(found) <= (bottom + 24) * eighths / 8
         assert len(found) < len(whole) or bottom > 400
+
+
+@pytest.mark.parametrize(
+    ("kind", "interpolates"), [("4:2:0", True), ("4:2:2", True), ("4:4:4", False), ("grey", False)]
+)
+def test_colours_are_interpolated_where_it_is_to_be_exact(kind, interpolates):
+    """At full size, the difference is in colour alone: PSNR of more than 35 dB."""
+    content = STORED[kind]
+    header = look(content)
+    exact, repeated = (decode_rows(content, header, 300, 8, exact=exact)[:300] for exact in (True, False))
+    np.testing.assert_array_equal(exact, decode(content, header.width, header.height)[:300])
+    assert (exact != repeated).any() == interpolates and rms(exact, repeated) < 255 * 10 ** (-35 / 20)
 
 
 @pytest.mark.parametrize("lost", [2, 1000])

@@ -21,12 +21,14 @@ import pytest
 
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import ModelSettings
+from hpctrain.common.recipes.sections import Jitter, ModelSettings
+from hpctrain.common.shards.decoding import Header
 from hpctrain.common.shards.read import open_shards
 from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import decoder, open_sources, with_head
-from hpctrain.worker.data.decoder import DecodingJob, _Random
+from hpctrain.worker.data.decoder import Cut, DecodingJob, _Random
+from hpctrain.worker.data.images import Crop
 from hpctrain.worker.data.loader import ImageNet, WorkerPool
 from hpctrain.worker.data.samples import BROKEN
 from hpctrain.worker.data.sampling import cut, epoch_order, global_batches, share
@@ -105,6 +107,22 @@ def test_who_makes_a_sample_does_not_change_a_bit_of_it(folder, reference, worke
         np.testing.assert_array_equal(labels, reference[1][order])
         again, _ = seen(source, cut(order, 7), epoch=4)
     assert (images != again).any(axis=(1, 2, 3)).all()
+
+
+def test_images_that_are_made_together_are_those_made_alone(folder, monkeypatch):
+    """Also what is drawn for them after the crops of those behind them; and files are not held without a bound."""
+    settings = recipe(0, jitter=Jitter(brightness=0.4, contrast=0.4, saturation=0.4, lighting=0.1))
+    with opened(folder, "train", settings) as source:
+        together, _ = seen(source, [np.arange(29)])
+        monkeypatch.setattr(decoder, "_TOGETHER_BYTES", 0)
+        alone, _ = seen(source, [np.arange(29)])
+    np.testing.assert_array_equal(together, alone)
+    monkeypatch.undo()
+    header = Header(1, 1, pixels=np.zeros((512, 512, 3), np.uint8))
+    cuts = iter([Cut(0, 0, b"", header, Crop(0, 0, 1, 1), 1, 1, flip=False, random=None)] * 40)
+    assert [len(list(decoder._together(cuts))) for _ in range(3)] == [3, 3, 3]
+    small = iter([next(cuts)._replace(header=Header(1, 1))] * 40)
+    assert [len(list(decoder._together(small))) for _ in range(4)] == [16, 16, 8, 0]
 
 
 def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index():
@@ -238,7 +256,7 @@ def test_closing_ends_a_stream_that_is_open(folder, workers, capfd):
 def test_an_unexpected_fault_in_a_worker_is_told_with_the_sample(folder, monkeypatch, capsys):
     settings = recipe(1)
     job = DecodingJob(folder=folder, seed=0, images=settings.images)
-    monkeypatch.setattr(decoder, "training_part", lambda *_: 1 // 0)
+    monkeypatch.setattr(decoder, "decoded", lambda *_, **__: 1 // 0)
     with contextlib.closing(open_shards(folder, "train")) as shards:
         memory = os.memfd_create("images")
         os.truncate(memory, 1 << 20)
