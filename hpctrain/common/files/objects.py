@@ -37,6 +37,8 @@ _LONGEST_PAUSE_SECONDS = 10.0
 _SHARE_OF_TIMEOUT = 1 / 3
 # An object that arrives more slowly is tried again: a server that sends a byte now and then never falls silent.
 _LEAST_BYTES_PER_SECOND = 1 << 20
+# The last attempt gets so many seconds too, or its error would be that it had none.
+_LEAST_SECONDS = 1.0
 _BLOCK_BYTES = 1 << 20
 # These say that an object is missing or forbidden, so another attempt would get the same answer.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -138,7 +140,7 @@ class Objects:
                 OBJECT_TIMEOUT.read() + (size or 0) / _LEAST_BYTES_PER_SECOND,
                 begun + most_seconds - time.monotonic(),
             )
-            _get(filesystem, self.at(name), fresh, limit, max(seconds, 0.1))
+            _get(filesystem, self.at(name), fresh, limit, max(seconds, _LEAST_SECONDS))
             _compare(fresh, sha256, size)
 
         retrying = Retrying(
@@ -150,6 +152,8 @@ class Objects:
             reraise=True,
         )
         try:
+            _connect(filesystem, most_seconds)
+            begun = time.monotonic()
             retrying(once)
             _make_durable(fresh, to)
         except Exception as error:
@@ -206,6 +210,14 @@ def _options(protocol: str) -> dict[str, Any]:
     own = {"connect_timeout": seconds, "read_timeout": seconds, "retries": {"total_max_attempts": 1}}
     # Parts that are fetched side by side would be a request each: several objects are fetched at a time anyway.
     return {"config_kwargs": {**configured, **own}, "max_concurrency": 1}
+
+
+def _connect(filesystem: AbstractFileSystem, seconds: float) -> None:
+    """Make the client of S3, once. On a busy machine it takes seconds, which are none of the server's silence."""
+    from fsspec.asyn import AsyncFileSystem, sync
+
+    if isinstance(filesystem, AsyncFileSystem) and hasattr(filesystem, "set_session"):
+        sync(filesystem.loop, filesystem.set_session, timeout=seconds)
 
 
 def _get(filesystem: AbstractFileSystem, url: str, to: Path, limit: int, seconds: float) -> None:

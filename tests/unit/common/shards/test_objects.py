@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import hashlib
@@ -209,6 +210,22 @@ def test_an_object_that_never_comes_is_named(
     assert words in caught.value.values["problem"] and 2 <= attempts <= 8
     assert not (folder / "train-000003.tar").exists() and not unfinished(tmp_path)
     assert len(shards.read(0)) > 0
+
+
+def test_a_client_that_is_made_slowly_is_no_silent_server(
+    server: S3Server, impatient: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine, where making it took up to 1.7 s."""
+    from s3fs import S3FileSystem
+
+    make = S3FileSystem.set_session
+
+    async def slowly(self: S3FileSystem, *arguments: object, **named: object) -> object:
+        await asyncio.sleep(0 if self._s3 else 1.5)
+        return await make(self, *arguments, **named)
+
+    monkeypatch.setattr(S3FileSystem, "set_session", slowly)
+    assert fetch_manifest(server.url) and server.gets["manifest.json"] == 1
 
 
 @pytest.mark.thorough
