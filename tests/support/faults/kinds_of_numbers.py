@@ -26,7 +26,9 @@ def once(scene: Scene, what: str, **arguments: Any) -> dict[str, Any]:
 def raise_on_rank(scene: Scene) -> Promise:
     injected = once(scene, "fail", message="the sensor is gone")
     scene.begin(injected=[injected])
-    return Promise(codes=RESTARTED, says=(rf"rank {injected['rank']} on \S+ failed: RuntimeError: the sensor is gone",))
+    return Promise(
+        codes=RESTARTED, says=(rf"rank {injected['rank']} on \S+ failed", "RuntimeError: the sensor is gone")
+    )
 
 
 @kind("a bit flipped in a rank's parameters", tm=3, th=3, km=2, kh=1)

@@ -120,8 +120,8 @@ def stop_for_good(scene: Scene, timeout: int = TIMEOUT) -> Promise:
     rank = scene.rank()
     training.send(signal.SIGSTOP, rank)
     # PyTorch itself waits on Gloo, and does not know for whom.
-    gloo, named = rf"rank {1 - rank} on \S+ failed: .*{timeout}000ms", rf"waited {timeout} s for rank {rank} on"
-    return Promise(codes=RESTARTED, says=(gloo if scene.case.backend == "gloo" else named,))
+    gloo, named = (rf"rank {1 - rank} on \S+ failed", f"{timeout}000ms"), (rf"waited {timeout} s for rank {rank} on",)
+    return Promise(codes=RESTARTED, says=gloo if scene.case.backend == "gloo" else named)
 
 
 @kind("a slow rank", tm=1, th=1, km=1, kh=1)
