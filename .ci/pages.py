@@ -22,7 +22,7 @@ from hpctrain.common.files.checked_yaml import subsection
 from hpctrain.common.recipes.compatibility import IDLE_KEYS, OWN_KEYS
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.control.predict.constants import Constant, buses, constants
-from hpctrain.control.predict.transformers.rates import step_file
+from hpctrain.control.predict.transformers.rates import step_constants, step_file
 
 # Figures of the predictions' code that have no spread: where each is, and the comment there has its source.
 _FIXED = (
@@ -106,7 +106,8 @@ def _step() -> str:
 
 def _software() -> str:
     rows = [
-        (f"`{name}`", f"{each.factor:g}", f"{each.launch:g}", each.about) for name, each in step_file().software.items()
+        (f"`{name}`", f"{step_constants()[f'software.{name}']:g}", f"{each.launch:g}", each.about)
+        for name, each in step_file().software.items()
     ]
     return _table(("software", "speed", "time to launch", "what it is"), rows, right=3)
 

@@ -18,7 +18,7 @@ from transformer_runs import Run, Table
 
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.memory import memory
-from hpctrain.control.predict.transformers.rates import step_constants, step_file
+from hpctrain.control.predict.transformers.rates import factors, step_constants, step_file
 from hpctrain.control.topology.fabric import Floats
 
 # Of the logarithm: of a run by itself, and of a software's factor.
@@ -60,15 +60,18 @@ class Fit:
         self.measured = np.log([run.measured for run in runs])
         free = {name: each for name, each in step_file().constants.items() if each.spread}
         self.fixed = {name: each.value for name, each in step_file().constants.items() if not each.spread}
-        software = sorted({run.software for run in runs})
+        shared = {name: each.like or name for name, each in step_file().software.items()}
+        self.software = [shared[run.software] for run in runs]
+        software = sorted(set(self.software))
         self.names = [*free, *(f"software.{name}" for name in software)]
         self.prior = np.log([each.prior for each in free.values()] + [1.0] * len(software))
         self.spread = np.array([each.spread for each in free.values()] + [_SOFTWARE_SPREAD] * len(software))
 
     def values(self, logs: Floats) -> dict[str, float]:
         """The constants by name."""
-        rest = {f"software.{name}": 1.0 for name in step_file().software}
-        return {**rest, **self.fixed, **dict(zip(self.names, np.exp(logs).tolist(), strict=True))}
+        found = dict(zip(self.names, np.exp(logs).tolist(), strict=True))
+        own = {name.removeprefix("software."): value for name, value in found.items()}
+        return {**self.fixed, **found, **factors(own)}
 
     def predicted(self, logs: Floats, which: Sequence[int] | None = None) -> Floats:
         """Logarithms of tokens a second."""
@@ -84,7 +87,7 @@ class Fit:
             moved = logs.copy()
             moved[index] += _DIFFERENCE
             if name.startswith("software."):
-                found[:, index] = [f"software.{run.software}" == name for run in self.runs]
+                found[:, index] = [f"software.{each}" == name for each in self.software]
             else:
                 found[:, index] = (self.predicted(moved) - at) / _DIFFERENCE
         return at, found

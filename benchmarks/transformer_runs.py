@@ -26,7 +26,7 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.layout import STATES, Layout
 from hpctrain.control.predict.transformers.memory import memory
-from hpctrain.control.predict.transformers.rates import System, step_file
+from hpctrain.control.predict.transformers.rates import System, factors, step_file
 from hpctrain.control.predict.transformers.step import predict_step
 
 Row = Mapping[str, str]
@@ -352,7 +352,7 @@ class _Reader:
             return layouts[0]
         room = gpu(self.gpu).memory_bytes * _USABLE
         prior = {name: each.prior for name, each in step_file().constants.items()}
-        prior |= {f"software.{name}": 1.0 for name in step_file().software}
+        prior |= factors({})
         fastest = sorted(
             layouts,
             key=lambda each: (

@@ -47,6 +47,7 @@ class Software(Section):
 
     Attributes:
         factor: its speed against the others; fitted where several publishers have it, else close to 1.
+        like: the software whose factor it shares.
         launch: time until the kernels of a layer are launched, against PyTorch's operators one by one.
         overlaps: it reduces gradients during the backward pass.
         stages_apart: ranks of one stage are neighbours (Megatron-LM's order), instead of those of one pipeline.
@@ -54,6 +55,7 @@ class Software(Section):
     """
 
     factor: Positive = 1.0
+    like: str | None = None
     launch: Positive
     overlaps: bool = True
     stages_apart: bool = False
@@ -78,7 +80,12 @@ def step_file() -> _File:
 def step_constants() -> Mapping[str, float]:
     """The constants' values by name; the factor of a software is ``software.NAME``."""
     found = {name: each.value for name, each in step_file().constants.items()}
-    return found | {f"software.{name}": each.factor for name, each in step_file().software.items()}
+    return found | factors({name: each.factor for name, each in step_file().software.items()})
+
+
+def factors(known: Mapping[str, float]) -> dict[str, float]:
+    """The factor of each software as ``software.NAME``: its own or its like's of those that are known, else 1."""
+    return {f"software.{name}": known.get(each.like or name, 1.0) for name, each in step_file().software.items()}
 
 
 def software_named(name: str) -> Software:

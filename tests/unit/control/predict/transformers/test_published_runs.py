@@ -262,6 +262,19 @@ def test_the_fit_finds_the_constants_of_runs_that_the_model_made(tmp_path: Path)
     assert {case.run.family for case in cases} == {"one", "two", "three"}
 
 
+def test_software_that_is_like_another_shares_its_factor(tmp_path: Path) -> None:
+    rows = [{**ROW, "framework": name, "dtype": "bf16"} for name in ("torchtitan", "Composer", "InternLM", "NeMo")]
+    fit = transformer_fit.Fit(table(tmp_path, rows).runs)
+    assert [name for name in fit.names if name.startswith("software.")] == ["software.nemo", "software.pytorch"]
+    logs = fit.prior.copy()
+    logs[fit.names.index("software.pytorch")] = np.log(0.5)
+    values = fit.values(logs)
+    assert [values[f"software.{name}"] for name in ("composer", "internlm", "pytorch", "nemo")] == [0.5, 0.5, 0.5, 1.0]
+    # Half the speed of the three, all of it.
+    assert np.allclose(fit.predicted(logs) - fit.predicted(fit.prior), [np.log(0.5)] * 3 + [0.0])
+    assert step_constants()["software.composer"] == step_constants()["software.pytorch"]
+
+
 def test_sweeps_have_kendall_s_tau_and_the_distance_from_the_best() -> None:
     sweep = transformer_fit.Sweep("a sweep", [4.0, 3.0, 2.0, 1.0], [4.0, 2.0, 3.0, 1.0])
     assert sweep.tau == pytest.approx(4 / 6) and sweep.short == 0
