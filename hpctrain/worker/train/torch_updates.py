@@ -13,9 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch._utils import _unflatten_dense_tensors
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Tensors = list[torch.Tensor]
+# One for each parameter, in an array where it can be read without waiting.
+Ratio = torch.Tensor | NDArray[Any]
+ArrayT = TypeVar("ArrayT", torch.Tensor, NDArray[Any])
 State = dict[str, torch.Tensor]
 
 # PyTorch's fused kernels, which read and write each number once, are there for these. Those of a CPU compute wrong
@@ -47,9 +53,19 @@ def _without_gaps(tensor: torch.Tensor) -> bool:
 
 # Tensors that no mode of PyTorch's has made, such as one without memory.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-# Each thread's memory for products, and for how many at most.
-_kept = threading.local()
+# For how many numbers of sums and of products each thread keeps memory at most.
 _MOST_KEPT = 1 << 22
+_START_SECONDS = 60.0
+
+
+class _Memory(threading.local):
+    """Each thread's memory for sums and products."""
+
+    def __init__(self) -> None:
+        self.kept: dict[object, torch.Tensor] = {}
+
+
+_memory = _Memory()
 
 
 class TorchRuleOptimizer(torch.optim.Optimizer):
@@ -67,7 +83,7 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
         if settings.transition:
             defaults["sgd_share"] = 1.0
         super().__init__(groups, defaults)
-        self._settings = settings
+        self._settings, self._names = settings, rules.slots(settings)
         self._step_supports_amp_scaling = masked and not settings.momentum_correction and settings.transition is None
 
     @overload
@@ -100,19 +116,21 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
         def update(one: tuple[dict[str, Any], Tensors, list[State]]) -> None:
             _Update(settings, *one, fault).apply()
 
-        parameters = [each for _, some, _ in lists for each in some]
         threads = min(torch.get_num_threads(), len(lists), len(os.sched_getaffinity(0)))
-        large = sum(each.numel() for each in parameters) > rules.TOGETHER["cpu"]
+        sizes = [sum(each.numel() for each in parameters) for _, parameters, _ in lists]
         # Neither ranks, whose messages have an order, nor GPUs have a part in it.
-        if threads > 1 and large and all(each.is_cpu and not _ranks(each) for each in parameters):
-            deque(_threads(threads).map(update, lists), maxlen=0)
+        alone = all(parameters[0].is_cpu and not _ranks(parameters[0]) for _, parameters, _ in lists)
+        if threads > 1 and alone and sum(sizes) > rules.TOGETHER["cpu"]:
+            # The largest first, so that no thread waits long for the last.
+            order = sorted(range(len(lists)), key=sizes.__getitem__, reverse=True)
+            deque(_threads(threads).map(update, [lists[number] for number in order]), maxlen=0)
         else:
             deque(map(update, lists), maxlen=0)
 
     def _begun(self, parameter: torch.Tensor) -> State:
         """A parameter's state, with what was missing in it."""
         state: State = self.state[parameter]
-        for name in rules.slots(self._settings):
+        for name in self._names:
             if name not in state:
                 state[name] = _number(parameter, name) if name in rules.SCALARS else torch.zeros_like(parameter)
         return state
@@ -137,53 +155,64 @@ class _Update:
         self._rate, self._sgd_share = group["lr"], group.get("sgd_share", 1.0)
         self._kind: ParameterKind = group["kind"]
         self._decay = rules.decay(settings, self._kind)
+        self._adapted = settings.name in ("lars", "lamb") and rules.adapted(settings, self._kind)
         self._ranks = _ranks(parameters[0])
         # This rank's parts.
         self._w = [local_tensor(each) for each in parameters]
         self._g = [_gradient(each) for each in parameters]
+        self._slots = {name: self._slot(name) for name in rules.slots(settings)}
         self._fused = takes_fused(self._w)
+        # What depends on a fault stays on its device.
+        self._readable = fault is None and all(map(_is_readable, self._w))
 
     @torch.no_grad()
     def apply(self) -> None:
         settings = self._settings
         match settings.name:
             case "lamb":
-                direction = self._adams_direction()
-                self._subtract(direction, self._ratio(direction))
-            case "lars" if settings.trust_denominator == "norm_of_sum":
-                direction = self._decayed(self._g, self._decay)
-                self._descend(direction, 0.0, self._ratio(direction))
-            case "lars":
-                self._descend(self._g, self._decay, self._ratio(self._g))
+                torch._foreach_add_(self._slots["updates"], self._unless(0.0, 1.0))
+                self._lamb()
+            case "lars" if self._adapted and settings.trust_denominator == "norm_of_sum":
+                norms, direction = self._norms(self._w), self._decayed(self._g, self._decay)
+                self._descend(direction, 0.0, self._ratio(norms, direction))
+            case "lars" if self._adapted:
+                self._descend(self._g, self._decay, self._ratio(self._norms(self._w), self._g))
             case "rmsprop_to_sgd":
                 self._descend(self._rmsprop(), 0.0)
-            case "sgd" if settings.decoupled_decay and self._decay:
-                torch._foreach_mul_(self._w, self._unless(1.0, 1 - self._rate * self._decay))
+            case "sgd" if settings.decoupled_decay:
+                self._shrink()
                 self._descend(self._g, 0.0)
             case _:
                 self._descend(self._g, self._decay)
 
-    def _ratio(self, other: Tensors) -> torch.Tensor | None:
-        """The trust ratio of each parameter, whose norm is compared with another's; None where all are 1."""
-        settings = self._settings
-        if not rules.adapted(settings, self._kind):
-            return None
-        w_norm, norm = self._norms(other)
-        defined = (w_norm > 0) & (norm > 0)
-        if settings.name == "lamb":
-            return _quotient(w_norm, norm, defined)
-        if settings.trust_denominator == "sum_of_norms":
-            norm = norm + rules.trust_decay(settings, self._kind) * w_norm
-        numerator, denominator = settings.trust_coefficient * w_norm, norm + rules.epsilon(settings)
-        if settings.trust_clip:
-            denominator = denominator * self._rate
-            defined = defined & (numerator < denominator)
-        return _quotient(numerator, denominator, defined)
+    def _shrink(self) -> None:
+        """The decay that is decoupled from the direction."""
+        if self._decay:
+            torch._foreach_mul_(self._w, self._unless(1.0, 1 - self._rate * self._decay))
 
-    def _norms(self, other: Tensors) -> torch.Tensor:
-        """The norms of the whole parameters, and of what the trust ratio compares them with."""
-        wide = torch.float32 if self._w[0].itemsize < 4 else None
-        norms = torch.stack(torch._foreach_norm([*self._w, *other], 2, wide)).view(2, -1)
+    def _norms(self, tensors: Tensors) -> Sequence[torch.Tensor]:
+        """Those of this rank's parts."""
+        return torch._foreach_norm(tensors, 2, torch.float32 if self._w[0].itemsize < 4 else None)
+
+    def _ratio(self, norms: Sequence[torch.Tensor], other: Tensors) -> Ratio:
+        """The trust ratio of each parameter, whose norm is compared with another's."""
+        settings = self._settings
+        whole = self._over_ranks(torch.stack([*norms, *self._norms(other)]).view(2, -1))
+        # A CPU takes longer to begin an operation of PyTorch than one of NumPy.
+        w_norm, norm = whole.numpy() if self._readable else whole
+        defined, numerator, denominator = (w_norm > 0) & (norm > 0), w_norm, norm
+        if settings.name == "lars":
+            if settings.trust_denominator == "sum_of_norms":
+                norm = norm + rules.trust_decay(settings, self._kind) * w_norm
+            numerator, denominator = settings.trust_coefficient * w_norm, norm + rules.epsilon(settings)
+            if settings.trust_clip:
+                denominator = denominator * self._rate
+                defined = defined & (numerator < denominator)
+        ratio: Ratio = _quotient(numerator, denominator, defined)
+        return ratio
+
+    def _over_ranks(self, norms: torch.Tensor) -> torch.Tensor:
+        """The norms of whole parameters from those of this rank's parts."""
         if not self._ranks:
             return norms
         squares = norms.square()
@@ -191,36 +220,41 @@ class _Update:
             torch.distributed.all_reduce(squares, group=group)
         return squares.sqrt()
 
-    def _adams_direction(self) -> Tensors:
-        """Update lamb's moments, and find its direction."""
-        settings, updates = self._settings, self._slot("updates")
-        if settings.bias_correction:
-            # Counted in float32.
-            counted = [each.to(torch.float32, copy=True) for each in updates]
-        else:
-            # After infinitely many updates there is nothing to correct.
-            counted = [torch.full_like(each, math.inf, dtype=torch.float32) for each in updates]
-        torch._foreach_add_(updates, self._unless(0.0, 1.0))
-        # Adam's update of the decay alone, with the sign turned.
-        direction = _times(self._w, self._decay)
-        moments = self._slot("mean"), self._slot("square")
-        (beta1, beta2), epsilon = settings.betas, rules.epsilon(settings)
-        named: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": epsilon, "amsgrad": False, "maximize": False}
-        if self._fused:
-            torch._foreach_add_(counted, 1)
-            named["found_inf"] = self._fault
-            torch._fused_adam_(direction, self._g, *moments, [], counted, lr=-1.0, weight_decay=0.0, **named)
-        else:
-            adam(direction, self._g, *moments, [], counted, foreach=False, lr=-1.0, weight_decay=0.0, **named)
-        return direction
+    def _lamb(self) -> None:
+        counted, moments = _never(self._w), (self._slots["mean"], self._settings.betas)
+        if self._settings.bias_correction:
+            counted = [each.float() for each in self._slots["updates"]]
+        if not self._adapted:
+            self._shrink()
+            self._adam(self._w, self._g, *moments, counted, self._rate)
+            return
+        # First, so that a CPU has the parameters in its cache for what follows.
+        norms, direction = self._norms(self._w), self._times(self._w, self._decay)
+        # An update of the decay alone, with the sign turned.
+        self._adam(direction, self._g, *moments, counted, -1.0)
+        self._subtract(direction, self._ratio(norms, direction))
 
-    def _subtract(self, direction: Tensors, ratio: torch.Tensor | None) -> None:
+    def _adam(
+        self, w: Tensors, g: Tensors, mean: Tensors, betas: tuple[float, float], counted: Tensors, rate: float
+    ) -> None:
+        """Adam's update of any tensors.
+
+        Args:
+            counted: the number of updates in float32, with this one.
+        """
+        square, epsilon = self._slots["square"], rules.epsilon(self._settings)
+        named: dict[str, Any] = {"lr": rate, "beta1": betas[0], "beta2": betas[1], "eps": epsilon, "weight_decay": 0.0}
+        if self._fused:
+            named["found_inf"] = self._fault
+            torch._fused_adam_(w, g, mean, square, [], counted, amsgrad=False, maximize=False, **named)
+        else:
+            # It counts by itself.
+            counted = [each - 1 for each in counted]
+            adam(w, g, mean, square, [], counted, foreach=False, amsgrad=False, maximize=False, **named)
+
+    def _subtract(self, direction: Tensors, ratio: Ratio) -> None:
         """Subtract a direction times the rate and a ratio for each parameter."""
-        if ratio is None:
-            if self._fault is not None:
-                torch._foreach_mul_(direction, self._unless(0.0, 1.0))
-            torch._foreach_sub_(self._w, direction, alpha=self._rate)
-        elif self._fault is None and _is_readable(ratio):
+        if isinstance(ratio, np.ndarray):
             # Numbers that can be read without waiting save a pass.
             for w, each, factor in zip(self._w, direction, (self._rate * ratio).tolist(), strict=True):
                 w.sub_(each, alpha=factor)
@@ -230,37 +264,32 @@ class _Update:
 
     def _rmsprop(self) -> Tensors:
         """The direction of rmsprop_to_sgd."""
-        transition, direction, square = (
-            self._settings.transition,
-            self._decayed(self._g, self._decay),
-            self._slot("square"),
-        )
+        transition = self._settings.transition
         assert transition is not None
-        torch._foreach_mul_(square, transition.square_decay)
-        torch._foreach_addcmul_(square, direction, direction, 1 - transition.square_decay)
-        root = torch._foreach_sqrt(square)
-        torch._foreach_add_(root, rules.epsilon(self._settings))
-        own = list(torch._foreach_mul(direction, self._sgd_share))
-        torch._foreach_addcdiv_(own, direction, root, (1 - self._sgd_share) * transition.rmsprop_rate)
+        direction = self._decayed(self._g, self._decay)
+        own = self._times(direction, self._sgd_share)
+        rate = (1 - self._sgd_share) * transition.rmsprop_rate
+        # Adam's update of SGD's part, whose mean is the direction itself.
+        self._adam(own, direction, direction, (0.0, transition.square_decay), _never(own), -rate)
         return own
 
-    def _descend(self, direction: Tensors, decay: float, ratio: torch.Tensor | None = None) -> None:
+    def _descend(self, direction: Tensors, decay: float, ratio: Ratio | None = None) -> None:
         """SGD's update by a direction times a ratio for each parameter, see :func:`hpctrain.common.optim.rules.sgd`.
 
         Args:
             decay: of the parameters, added to the direction.
         """
         settings, m = self._settings, self._settings.momentum
-        velocity = self._slot("momentum") if m else []
-        if settings.momentum_correction:
+        velocity = self._slots.get("momentum", [])
+        if "previous_rate" in self._slots:
             self._correct(velocity)
         # What the direction and what the change are multiplied by.
         own, rate = (self._rate, 1.0) if m and settings.rate_in_momentum else (1.0, self._rate)
-        factors = [own] if ratio is None else (own * ratio).tolist() if _is_readable(ratio) else []
+        factors = [own] if ratio is None else (own * ratio).tolist() if isinstance(ratio, np.ndarray) else []
         if not factors or (settings.nesterov and factors != [1.0]):
             # Kernels neither take a device's numbers nor multiply what Nesterov's momentum adds.
             direction, decay = self._decayed(direction, decay), 0.0
-            scale = own if ratio is None else (own * ratio).unbind()
+            scale = own if ratio is None else (own * ratio).unbind() if isinstance(ratio, torch.Tensor) else factors
             if direction is self._g:
                 # Gradients stay as they are.
                 direction = list(torch._foreach_mul(direction, scale))
@@ -294,7 +323,7 @@ class _Update:
     def _correct(self, velocity: Tensors) -> None:
         """Scale the momentum by the rate over the rate of the step before (Goyal et al. 2017, equation 10)."""
         # On the CPU, so that no GPU is waited for, except after loading.
-        previous = torch.stack([each.cpu() for each in self._slot("previous_rate")])
+        previous = torch.stack([each.cpu() for each in self._slots["previous_rate"]])
         now = torch.full_like(previous, self._rate)
         torch._foreach_mul_(velocity, _quotient(now, previous, previous > 0).unbind())
         for state, rate in zip(self._states, now.unbind(), strict=True):
@@ -302,21 +331,59 @@ class _Update:
 
     def _slot(self, name: str) -> Tensors:
         """What the states have by a name, laid out as the parameters are."""
+        found = []
         for state, w in zip(self._states, self._w, strict=True):
-            if name not in rules.SCALARS and not is_dtensor(state[name]):
+            value = local_tensor(state[name])
+            if name not in rules.SCALARS and value is state[name]:
                 # A state that was loaded may be laid out as the parameter was when it was saved.
-                state[name] = laid_out(state[name], w)
-        return [local_tensor(each[name]) for each in self._states]
+                value = state[name] = laid_out(value, w)
+            found.append(value)
+        return found
 
     def _decayed(self, direction: Tensors, decay: float) -> Tensors:
         """A direction with the decay added."""
-        return list(torch._foreach_add(direction, self._w, alpha=decay)) if decay else direction
+        if not decay:
+            return direction
+        kept = self._kept("decayed")
+        if kept is None:
+            return list(torch._foreach_add(direction, self._w, alpha=decay))
+        for each, w, total in zip(direction, self._w, kept, strict=True):
+            torch.add(each, w, alpha=decay, out=total)
+        return kept
+
+    def _times(self, tensors: Tensors, factor: float) -> Tensors:
+        """Products."""
+        kept = self._kept("times")
+        if kept is None:
+            return list(torch._foreach_mul(tensors, factor))
+        for each, product in zip(tensors, kept, strict=True):
+            torch.mul(each, factor, out=product)
+        return kept
+
+    def _kept(self, name: str) -> Tensors | None:
+        """Memory like the parameters' that this thread's next updates take, as new pages take a CPU longer.
+
+        Returns:
+            None where it would be too much, or not a CPU's.
+        """
+        numbers = sum(each.numel() for each in self._w)
+        plain = self._readable and all(each.is_contiguous() for each in self._w)
+        if not plain or numbers > _MOST_KEPT:
+            return None
+        kept, key = _memory.kept, (name, self._w[0].dtype)
+        if key not in kept or kept[key].numel() < numbers:
+            kept[key] = torch.empty(numbers, dtype=key[1], device="cpu")
+        return list(_unflatten_dense_tensors(kept[key][:numbers], self._w))
 
 
 @functools.cache
 def _threads(number: int) -> ThreadPoolExecutor:
-    """Threads in which PyTorch's operations are not divided."""
-    begun, before = threading.Barrier(number + 1), torch.get_num_threads()
+    """Threads in which PyTorch's operations are not divided.
+
+    Raises:
+        RuntimeError: the system has no more threads, or did not start them in time.
+    """
+    begun, before = threading.Barrier(number + 1, timeout=_START_SECONDS), torch.get_num_threads()
 
     def begin() -> None:
         # What a thread first asks for gives it as many as others have.
@@ -325,11 +392,17 @@ def _threads(number: int) -> ThreadPoolExecutor:
         begun.wait()
 
     pool = ThreadPoolExecutor(number, "hpctrain-update", begin)
-    for _ in range(number):
-        pool.submit(int)
-    begun.wait()
-    # Threads that begin later have as many as before.
-    torch.set_num_threads(before)
+    try:
+        for _ in range(number):
+            pool.submit(int)
+        begun.wait()
+    except BaseException:
+        # Lets the threads end that wait for others.
+        begun.abort()
+        raise
+    finally:
+        # Threads that begin later have as many as before.
+        torch.set_num_threads(before)
     return pool
 
 
@@ -377,21 +450,9 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     return laid_out(local_tensor(gradient), local_tensor(parameter))
 
 
-def _times(tensors: Tensors, factor: float) -> Tensors:
-    """Products, where they are few in memory that this thread's next products take: new pages take a CPU longer."""
-    numbers = sum(each.numel() for each in tensors)
-    plain = all(each.is_cpu and each.is_contiguous() and type(each) in _PLAIN for each in tensors)
-    if not plain or numbers > _MOST_KEPT:
-        return list(torch._foreach_mul(tensors, factor))
-    bytes_ = numbers * tensors[0].itemsize
-    memory: torch.Tensor | None = getattr(_kept, "memory", None)
-    if memory is None or memory.nbytes < bytes_:
-        memory = _kept.memory = torch.empty(bytes_, dtype=torch.uint8, device="cpu")
-    parts = memory[:bytes_].view(tensors[0].dtype).split([each.numel() for each in tensors])
-    products = [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
-    for each, product in zip(tensors, products, strict=True):
-        torch.mul(each, factor, out=product)
-    return products
+def _never(tensors: Tensors) -> Tensors:
+    """After infinitely many updates Adam has nothing to correct."""
+    return [torch.full((), math.inf, dtype=torch.float32, device=tensors[0].device)] * len(tensors)
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
@@ -406,6 +467,9 @@ def _number(parameter: torch.Tensor, name: str) -> torch.Tensor:
     return torch.zeros((), dtype=parameter.dtype, device=device)
 
 
-def _quotient(numerator: torch.Tensor, denominator: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
+def _quotient(numerator: ArrayT, denominator: ArrayT, defined: ArrayT) -> ArrayT:
     """The quotient where it is defined, 1 elsewhere."""
-    return torch.where(defined, numerator / torch.where(defined, denominator, 1.0), 1.0)
+    where: Any = torch.where if isinstance(defined, torch.Tensor) else np.where
+    with np.errstate(all="ignore"):
+        found: ArrayT = where(defined, numerator / where(defined, denominator, 1.0), 1.0)
+    return found

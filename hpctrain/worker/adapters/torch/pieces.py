@@ -15,6 +15,9 @@ from hpctrain.common.checkpoints.read import piece_of, shape_of
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+# An optimizer asks for each parameter: these types need no search for the other.
+_WHOLE = (torch.Tensor, torch.nn.Parameter)
+
 
 def pieces_of(tensor: torch.Tensor) -> list[Piece]:
     """This rank's pieces of a tensor, for a checkpoint: none, one, or with some placements several.
@@ -79,6 +82,8 @@ def local_pieces(tensor: torch.Tensor) -> list[tuple[tuple[slice, ...], Box]]:
 
 def is_dtensor(tensor: torch.Tensor) -> TypeGuard[DTensor]:
     """Whether a tensor is a DTensor. It does not import them, which takes a second: unless imported, there is none."""
+    if type(tensor) in _WHOLE:
+        return False
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
 

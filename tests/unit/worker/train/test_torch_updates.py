@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -180,6 +181,39 @@ def test_threads_give_the_same_numbers_and_leave_pytorchs_alone(monkeypatch: pyt
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_threads_that_cannot_start_end_the_update_before_it_changes_anything(monkeypatch: pytest.MonkeyPatch):
+    """The one that did start does not wait for the other, and the next update tries again."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    monkeypatch.setitem(rules.TOGETHER, "cpu", 20)
+    torch_updates._threads.cache_clear()
+    before, begun, start = torch.get_num_threads(), [], threading.Thread.start
+
+    def start_one(thread: threading.Thread) -> None:
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    model = network(torch.float64)
+    optimizer = torch_rules.make_optimizer(settings("lamb"), model)
+    give_gradients(model, 0)
+    kept = [each.detach().clone() for each in model.parameters()]
+    try:
+        torch.set_num_threads(2)
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+            patch.setattr(threading.Thread, "start", start_one)
+            optimizer.step()
+        begun[0].join(20)
+        assert not begun[0].is_alive()
+        assert torch.get_num_threads() == 2
+        assert all(torch.equal(*pair) for pair in zip(kept, model.parameters(), strict=True))
+        optimizer.step()
+        assert not torch.equal(kept[0], next(model.parameters()))
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
