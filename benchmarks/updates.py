@@ -1,8 +1,9 @@
 """Times the updates of ResNet-50 by each rule of recipes, as ratios to PyTorch's SGD with ``foreach``.
 
 ``python benchmarks/updates.py [--threads 1] [--rounds 15]``, on a GPU where there is one. Each rule is also timed one
-parameter at a time, in the operations of :mod:`hpctrain.common.optim.rules`. With one thread of a CPU the times are
-those of the processor, which a busy machine changes little.
+parameter at a time, in the operations of :mod:`hpctrain.common.optim.rules`. On a CPU
+the processor's time of all threads is printed too, which a busy machine changes less than the time that passes: threads
+that wait for another sleep.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+# Read when PyTorch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from hpctrain.common.optim import rules
@@ -86,23 +89,28 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    clock = time.process_time if device == "cpu" and chosen.threads == 1 else time.perf_counter
+    clocks = [time.perf_counter, time.process_time] if device == "cpu" else [time.perf_counter]
     timed = calls(device)
-    seconds: dict[str, list[float]] = {name: [] for name in timed}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in timed}
     for number in range(chosen.rounds + 2):
         for name, call in timed.items():
-            begin = clock()
+            begin = [clock() for clock in clocks]
             call()
             if device == "cuda":
                 torch.cuda.synchronize()
             if number > 1:
-                seconds[name].append(clock() - begin)
+                seconds[name].append([clock() - since for clock, since in zip(clocks, begin, strict=True)])
     basis = seconds["SGD, foreach"]
     print(f"{device}, {chosen.threads} threads, load {os.getloadavg()[0]:.1f}, median of {chosen.rounds} rounds")
+    print(f"{'':34}{'time passed':>19}" + f"{'of the processor':>19}" * (device == "cpu"))
     for name, each in seconds.items():
         # Each round's own ratio, as the load of the machine changes from round to round.
-        ratio = statistics.median(own / other for own, other in zip(each, basis, strict=True))
-        print(f"{name:34}{1e3 * statistics.median(each):9.2f} ms{ratio:8.2f}")
+        columns = [
+            f"{1e3 * statistics.median(row[clock] for row in each):9.2f} ms"
+            f"{statistics.median(row[clock] / other[clock] for row, other in zip(each, basis, strict=True)):7.2f}"
+            for clock in range(len(clocks))
+        ]
+        print(f"{name:34}" + "".join(columns))
 
 
 if __name__ == "__main__":

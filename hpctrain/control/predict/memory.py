@@ -230,7 +230,7 @@ def _rule_arrays(optimizer: Optimizer) -> int:
     """
     match optimizer.name:
         case "rmsprop_to_sgd":
-            return 3 if optimizer.weight_decay else 2
+            return 2 if optimizer.weight_decay else 1
         case "sgd":
             # What Nesterov's momentum adds is not multiplied by the kernels.
             return int(optimizer.rate_in_momentum and optimizer.nesterov)

@@ -113,6 +113,10 @@ class Bucket(ABC):
     def launch(self) -> None:
         """Start the reduction."""
 
+    @abstractmethod
+    def numbers(self) -> list[torch.Tensor]:
+        """The gradients of the last backward pass, with zeros for parameters that have none."""
+
     def finish(self) -> None:
         """Wait for the reduction."""
         assert self._work is not None
@@ -187,6 +191,10 @@ class FlatBucket(Bucket):
     def launch(self) -> None:
         self._work = self._engine.allreduce(self._reduced, self._name, self._wire)
 
+    def numbers(self) -> list[torch.Tensor]:
+        # One operation for all of them. What flags there are behind them are finite.
+        return [self._reduced]
+
 
 class LargeGradient(Bucket):
     """One gradient so large that it is reduced where autograd put it."""
@@ -217,6 +225,10 @@ class LargeGradient(Bucket):
         if flat.is_complex():
             flat = torch.view_as_real(flat).view(-1)
         self._work = self._engine.allreduce(flat, self._name)
+
+    def numbers(self) -> list[torch.Tensor]:
+        gradient = self.slots[0].parameter.grad
+        return [] if gradient is None else [gradient]
 
     def reset(self) -> None:
         super().reset()

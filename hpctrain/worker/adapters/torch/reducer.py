@@ -142,13 +142,12 @@ class GradientReducer:
         return all(bucket.finite is not False for bucket in self._buckets)
 
     def unchecked(self) -> list[torch.Tensor]:
-        """The gradients of the last backward pass that the engine did not check.
+        """The gradients of the last backward pass that the engine did not check, those of a bucket together.
 
         See :meth:`hpctrain.worker.comm.base.Communicator.watch_numbers`.
         """
-        unknown = (slot.parameter for bucket in self._buckets if bucket.finite is None for slot in bucket.slots)
-        sparse = (parameter for _, parameter in self._sparse)
-        return [each.grad for each in itertools.chain(unknown, sparse) if each.grad is not None]
+        unknown = [numbers for bucket in self._buckets if bucket.finite is None for numbers in bucket.numbers()]
+        return unknown + [each.grad for _, each in self._sparse if each.grad is not None]
 
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: discard a backward pass that failed, and allocate new buffers.
@@ -214,7 +213,7 @@ class GradientReducer:
         self.timeline = []
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._denominators.reduces()
-        if len(self._losses_changed):
+        if len(self._losses_changed) and self.comm.size > 1:
             self._denominators.fill_flag(self._losses_changed)
         self._turns.begin(self)
 
@@ -297,7 +296,7 @@ class GradientReducer:
             # A deferred gradient may arrive in a step in which no rank uses the parameter.
             if self._used[index] > 0 or (self.defers and self._slots[index].gradient.any()):
                 self._slots[index].parameter.grad = self._slots[index].gradient
-        if len(self._losses_changed):
+        if len(self._losses_changed) and self.comm.size > 1:
             self._denominators.read_flag(self._losses_changed)
         self._end()
         self.communication_seconds = time.perf_counter() - begin
