@@ -73,7 +73,7 @@ class EarlierAttempts:
         reached = max(event.iteration for event in (*saves, last))
         return cls(begun=begun, saves=saves, stopped_at=stopped_at, reached=reached)
 
-    def goes_on_at(self, loaded: Sequence[float | None], number: int | None) -> int:
+    def goes_on_at(self, loaded: Sequence[float], number: int | None) -> int:
         """The step after which a script goes on that has loaded files of these times, and whose first one has a number.
 
         A file was written when something was saved, whatever name it has by now. One from before the run, such as
@@ -81,12 +81,10 @@ class EarlierAttempts:
         """
         if number and 0 < number - 1 <= self.reached:
             return number - 1
-        own = [time for time in loaded if time is None or time > self.begun]
+        own = [time for time in loaded if time > self.begun]
         if not own or not self.saves:
             return self.stopped_at
-        if None in own:
-            return self.saves[-1].iteration
-        newest = max(time for time in own if time is not None)
+        newest = max(own)
         return min(self.saves, key=lambda event: abs(event.time - newest)).iteration
 
 
@@ -103,7 +101,7 @@ class Recording:
         self.resumed = earlier is not None
         # Until the first step of a resumed script, which has loaded its state by then.
         self._earlier = earlier
-        self._loaded: list[float | None] = []
+        self._loaded: list[float] = []
         self._saved = self.steps
         # The launcher writes to the same file, and so do ranks that report a stall.
         self._events = EventWriter(path, alone=False) if path else None
@@ -172,8 +170,8 @@ class Recording:
             self._saved = self.steps
             self._emit(SavedEvent(iteration=self.steps))
 
-    def loaded(self, modified: float | None) -> None:
-        """Note that the script has loaded a file that was written at this time, None for one that is not known."""
+    def loaded(self, modified: float) -> None:
+        """Note that the script has loaded a file that was written at this time."""
         if self._earlier:
             self._loaded.append(modified)
 
@@ -241,15 +239,16 @@ def _watch_files(torch: ModuleType) -> None:
     @functools.wraps(save)
     def saving(*arguments: Any, **settings: Any) -> Any:
         done = save(*arguments, **settings)
-        if own := recording():
+        # Objects that are pickled save their storages too, but into no file.
+        if _modified(arguments[1] if len(arguments) > 1 else settings.get("f")) and (own := recording()):
             own.saved()
         return done
 
     @functools.wraps(load)
     def loading(*arguments: Any, **settings: Any) -> Any:
         found = load(*arguments, **settings)
-        if own := recording():
-            own.loaded(_modified(arguments[0] if arguments else settings.get("f")))
+        if (modified := _modified(arguments[0] if arguments else settings.get("f"))) and (own := recording()):
+            own.loaded(modified)
         return found
 
     torch.save, torch.load = saving, loading  # type: ignore[attr-defined]

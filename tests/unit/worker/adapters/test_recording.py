@@ -238,8 +238,6 @@ def test_a_line_holds_json_alone(directory):
         ([106.0], None, 5),
         ([106.0, 50.0], None, 5),
         ([111.5], None, 10),
-        # Where the time of what was loaded is not known, it was the newest.
-        ([None], None, 10),
         # Nothing of this run was loaded.
         ([], None, 0),
         ([50.0], None, 0),
