@@ -53,17 +53,19 @@ _SOFTWARE = (
 _FUSED = ("nemo", "megatron-lm", "xla", "llm.c", "flash-attention")
 _SEQUENCE_PARALLEL = ("nemo", "megatron-lm", "pytorch", "other")
 _INTERLEAVING = ("nemo", "megatron-lm", "other")
-_UNKNOWN = ("?", "n/a", "na", "none", "unknown", "not stated")
+_UNKNOWN = ("?", "n/a", "na", "none", "unknown")
 _STATES = {"nemo": "megatron", "megatron-lm": "megatron", "internlm": "narrow", "deepspeed": "narrow"}
 # In small letters, without what is between words.
 _SCHEDULES = {
     "": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe", "afab": "gpipe", "interleaved": "interleaved_1f1b",
     "interleaved1f1b": "interleaved_1f1b", "1f1binterleaved": "interleaved_1f1b", "zbv": "zbv", "zbvzerobubble": "zbv",
     "interleavedzerobubble": "interleaved_zero_bubble", "loopedbfs": "looped_bfs", "bfs": "looped_bfs",
+    "noninterleaved": "1f1b", "pipedreamflush": "1f1b",
 }  # fmt: skip
+# By the first word; JAX's policies are named by what they save.
 _RECOMPUTATION = {
-    "none": "none", "no": "none", "off": "none", "false": "none", "full": "full", "minimal": "selective",
-    "selective": "selective", "save": "matmuls",
+    "none": "none", "no": "none", "off": "none", "false": "none", "everything": "none", "full": "full",
+    "nothing": "full", "minimal": "selective", "selective": "selective", "save": "matmuls",
 }  # fmt: skip
 _KINDS = (("allocated", "allocated"), ("reserved", "reserved"), ("nvidia-smi", "used"))
 _YES = ("yes", "true", "1", "on")
@@ -77,7 +79,9 @@ _OTHERS = (
     (r"lora|peft", "parameters besides frozen ones are trained"),
     (r"\b(u?l?m?t5|flan|bart|mamba|rwkv|vit|unet)\b", "no network of equal layers of attention and an MLP"),
 )
-# How far printed parameters may be from those of the printed sizes.
+# Models whose MLP has a gate.
+_GATED = r"llama|mistral|qwen|internlm|baichuan|gemma|\byi\b"
+# How far printed parameters may be from those of the printed sizes, with or without the embedding.
 _PARAMETERS = 1.5
 _COLUMNS = ("row_id", "source_id", "family", "model", "gpu_type", "framework", "printed_gb")
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -188,14 +192,19 @@ class _Reader:
         """A cell in small letters."""
         return self.row.get(key, "").lower()
 
+    def stated(self, key: str) -> str:
+        """The same, empty where a word says that it is unknown."""
+        text = self.text(key)
+        return "" if text in _UNKNOWN or text.startswith("not ") else text
+
     def number(self, key: str) -> float | None:
         """A cell's number, which may have commas between thousands; None where it is empty, unknown or 0.
 
         Raises:
             NotExpressedError: it is something else.
         """
-        text = self.text(key)
-        if text in ("", *_UNKNOWN):
+        text = self.stated(key)
+        if not text:
             return None
         plain = text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", text) else text
         try:
@@ -258,7 +267,7 @@ class _Reader:
             peak=peak,
             kind=next((each for word, each in _KINDS if word in kind), "not stated"),
             guessed=tuple(dict.fromkeys(self.guessed)),
-            assumed_gpu=not self.row.get("gpu_type"),
+            assumed_gpu=not self.stated("gpu_type"),
             fits=fits,
             room=(self.number("memory_gib") or 0) * 2**30 or gpu(self.gpu).memory_bytes,
         )
@@ -282,7 +291,7 @@ class _Reader:
     @cached_property
     def gpu(self) -> str:
         """The GPU's name in gpus.yaml."""
-        printed = self.row.get("gpu_type", "").upper()
+        printed = self.stated("gpu_type").upper()
         if not printed:
             self.guessed.append("gpu_type")
             return "a100-sxm-80" if "bf" in self.text("dtype") else "v100-sxm"
@@ -315,12 +324,15 @@ class _Reader:
             raise NotExpressedError("the sizes of the network are not stated")
         if not heads:
             self.guessed.append("heads")
-            heads = max(1, width // 128)
-        gated = "glu" in self.text("mlp") or "silu" in self.text("mlp")
+            # Of 128 numbers, and as many as tp and the heads of keys and values divide.
+            unit = math.lcm(self.count("tp") or 1, self.count("kv_heads") or 1)
+            heads = unit * max(1, round(width / 128 / unit))
+        mlp = self.stated("mlp")
+        gated = bool(re.search("glu|silu", mlp) if mlp else re.search(_GATED, self.text("model")))
         usual = {"vocab": 32000 if gated else 51200, "ffn": 4 * width, "seq_len": 2048}
         stated = {key: self.count(key) for key in usual}
         self.guessed += [key for key, value in stated.items() if value is None]
-        if not self.text("mlp"):
+        if not mlp:
             self.guessed.append("mlp")
         bert = "bert" in self.text("model")
         found = Transformer(
@@ -340,7 +352,8 @@ class _Reader:
             head_width=0 if width % heads == 0 else 128,
         )
         printed, made = self.number("n_params_b"), found.parameters.total / 1e9
-        if printed and not 1 / _PARAMETERS < printed / made < _PARAMETERS:
+        layers_alone = found.layers * found.parameters.layer / 1e9
+        if printed and not layers_alone / _PARAMETERS < printed < made * _PARAMETERS:
             raise NotExpressedError(f"its sizes make {made:.3g} billion parameters, {printed:g} are printed")
         return found
 
@@ -372,10 +385,10 @@ class _Reader:
             # The last is refused where the GPU has none.
             self.system.peak(found := next((each for each in named if each in flops), named[-1]))
             return found
-        if text not in ("", *_UNKNOWN) and not re.search("16|amp|mixed|half", text):
+        if self.stated("dtype") and not re.search("16|amp|mixed|half", text):
             raise NotExpressedError(f"the precision {text}")
         self.guessed.append("dtype")
-        if not text and self.software == "nemo" and "fp8" in flops:
+        if not self.stated("dtype") and self.software == "nemo" and "fp8" in flops:
             return "fp8"
         return "bf16" if "bf16" in flops else "fp16"
 
@@ -391,10 +404,12 @@ class _Reader:
 
     @cached_property
     def stated_zero(self) -> int | None:
-        """The stage of ZeRO by a number or a name: ``3``, ``ZeRO-1``, ``FSDP``."""
-        text = self.text("zero_stage")
-        if text in ("", *_UNKNOWN):
+        """The stage of ZeRO by a number or a name: ``3``, ``ZeRO-1``, ``FSDP``, Megatron-LM's distributed optimizer."""
+        text = self.stated("zero_stage")
+        if not text:
             return None
+        if text == "distributed optimizer":
+            return 1
         found = re.search(r"(?<![\d.])[0-3](?!\d)", text)
         if found or text in ("fsdp", "hsdp"):
             return int(found[0]) if found else 3
@@ -491,7 +506,7 @@ class _Reader:
     @property
     def sequence_parallel(self) -> bool:
         """Megatron's; software that is newer than it has it whether or not a row says so."""
-        stated = self.text("seq_par")
+        stated = self.stated("seq_par")
         return stated in _YES or (not stated and self.software in _SEQUENCE_PARALLEL)
 
     @property
@@ -524,8 +539,7 @@ class _Reader:
 
     def schedules(self, pp: int) -> Iterator[tuple[str, int]]:
         """Schedule and virtual stages."""
-        text, turns = self.text("pp_schedule"), self.count("vp") or 1
-        text = "" if text in _UNKNOWN else re.sub("[^a-z0-9]", "", text)
+        text, turns = re.sub("[^a-z0-9]", "", self.stated("pp_schedule")), self.count("vp") or 1
         if pp > 1 and text not in _SCHEDULES:
             raise NotExpressedError(f"the schedule {self.text('pp_schedule')}")
         schedule = _SCHEDULES.get(text, "1f1b")
@@ -546,14 +560,14 @@ class _Reader:
     def recomputations(self) -> Iterator[str]:
         """What the backward pass computes again."""
         text = self.text("act_ckpt")
-        if text in ("", *_UNKNOWN[:3], *_UNKNOWN[4:]):
+        if text != "none" and not self.stated("act_ckpt"):
             # What fits without is not recomputed.
             self.guessed.append("act_ckpt")
             yield from ("none", "selective", "matmuls", "full")
         elif self.software == "pytorch" and text.startswith("selective"):
             yield "matmuls"
         else:
-            known = next((how for word, how in _RECOMPUTATION.items() if text.startswith(word)), None)
+            known = _RECOMPUTATION.get(re.split("[^a-z]", text)[0])
             if known is None:
                 self.guessed.append("act_ckpt")
             yield from [known] if known else ("selective", "full")

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.recipes.mesh import AXES
+from hpctrain.control.predict.prediction import nodes_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,7 +63,7 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
             for name, each in prediction.constants.items()
         ],
         "causes": [asdict(cause) for cause in prediction.causes],
-        "warnings": list(prediction.warnings),
+        "warnings": [*prediction.warnings, *memory_warnings(prediction)],
     }
 
 
@@ -170,7 +171,7 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
     if last.layout is not None:
         lines += _layout_notes(last, explain=explain)
     if prediction.worthwhile is not None:
-        nodes = "1 node" if prediction.worthwhile == 1 else f"{prediction.worthwhile} nodes"
+        nodes = nodes_text([prediction.worthwhile])
         lines.append(f"beyond {nodes} another one adds less than half of the throughput of the first")
     if explain:
         lines += ["", "where the interval of the step's time comes from, by share of the variance:"]
@@ -207,10 +208,10 @@ def memory_warnings(prediction: Prediction) -> list[str]:
         return []
     most, gpu = short[0].largest_batch, prediction.node.gpu
     what = "not even one sample fits" if not most else f"up to {most} fit"
-    nodes = ", ".join(str(row.nodes) for row in short)
+    nodes = nodes_text([row.nodes for row in short])
     samples = max(row.at_once for row in short)
     return [
-        f"on {nodes} nodes a rank computes up to {samples} samples at once, for which the memory of {gpu} does not "
+        f"on {nodes} a rank computes up to {samples} samples at once, for which the memory of {gpu} does not "
         f"suffice ({what}): {_cut(short[0])}"
     ]
 

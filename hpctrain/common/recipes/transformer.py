@@ -153,6 +153,13 @@ class Transformer:
                     least=least,
                     most=_LARGEST,
                 )
+        if self.window and not self.causal:
+            raise HpctrainError(
+                "HT-transformer-window-not-causal",
+                "window is {window}, and causal is false",
+                "windows are of causal attention alone: leave one of both out",
+                window=self.window,
+            )
         for key, of in (("width", "heads"), ("heads", "kv_heads")):
             if getattr(self, key) % getattr(self, of) and not (key == "width" and self.head_width):
                 raise HpctrainError(

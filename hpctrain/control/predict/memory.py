@@ -7,7 +7,7 @@ gradients appear, and the largest sum counts. Nothing is measured here; the unit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
@@ -145,10 +145,8 @@ def largest_batch(workload: Workload, nbytes: float, settings: MemorySettings) -
         HpctrainError: not even one sample fits.
     """
 
-    def fits(batch: int) -> bool:
-        return memory(workload, batch=batch, settings=settings).total <= nbytes
-
-    if not fits(1):
+    most = most_samples(lambda batch: memory(workload, batch=batch, settings=settings).total <= nbytes)
+    if not most:
         wanted = memory(workload, batch=1, settings=settings).total
         raise HpctrainError(
             "HT-prediction-out-of-memory",
@@ -158,7 +156,12 @@ def largest_batch(workload: Workload, nbytes: float, settings: MemorySettings) -
             gigabytes=wanted / 1e9,
             available=nbytes / 1e9,
         )
-    low, high = 1, 2
+    return most
+
+
+def most_samples(fits: Callable[[int], bool]) -> int:
+    """The most samples at once that fit, where fewer fit too; 0 if not even one does."""
+    low, high = 0, 1
     while high < _LARGEST_BATCH and fits(high):
         low, high = high, 2 * high
     while high - low > 1:

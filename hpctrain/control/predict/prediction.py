@@ -393,15 +393,21 @@ def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration
 
 def idle_warnings(nodes: Sequence[int]) -> list[str]:
     """What is said about the numbers of nodes that have more ranks than samples."""
-    return [f"on {nodes[0]} nodes there are more ranks than samples in a step, so some have none"] if nodes else []
+    what = "there are more ranks than samples in a step, so some have none"
+    return [f"on {nodes_text(nodes[:1])} {what}"] if nodes else []
+
+
+def nodes_text(nodes: Sequence[int]) -> str:
+    """Numbers of nodes in words, such as ``1, 2 nodes``."""
+    return f"{', '.join(map(str, nodes))} node{'s' if list(nodes) != [1] else ''}"
 
 
 def _decoding(runs: Sequence[_Run], training: Training) -> str:
     """What is assumed about the input, and where it bounds the step."""
     rates = [(run, run.job.samples_per_s) for run in runs if run.job.samples_per_s is not None]
     needed = {run.nodes: run.job.batch / float(run.times.unfed[0]) for run, _ in rates}
-    bound = [str(run.nodes) for run, made in rates if made[0] < needed[run.nodes]]
-    said = f", which bounds the step on {', '.join(bound)} nodes" if bound else ""
+    bound = [run.nodes for run, made in rates if made[0] < needed[run.nodes]]
+    said = f", which bounds the step on {nodes_text(bound)}" if bound else ""
     how = "the GPU decodes" if training.decodes_on_gpu else f"{training.workers} workers a rank decode"
     return (
         f"{how} about {rates[-1][1][0]:.0f} images/s, and up to "

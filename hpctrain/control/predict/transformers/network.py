@@ -321,7 +321,7 @@ def _llama(config: _Config) -> dict[str, Any]:
         "mlp": config.number("intermediate_size"),
         "kv_heads": config.number("num_key_value_heads", default=usual),
         "head_width": config.number("head_dim", default=0),
-        "window": 0 if config.kind == "qwen2" else config.window(_WINDOW.get(config.kind, 0)),
+        "window": config.window(_WINDOW[config.kind]) if config.kind in _WINDOW else 0,
         "tied": config.flag("tie_word_embeddings", default=False),
     }
 
@@ -407,8 +407,9 @@ CONFIGS: Mapping[str, Callable[[_Config], dict[str, Any]]] = {
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 # Heads of keys and values of MistralConfig and Qwen2Config in Transformers 5.23 where a file has no such key.
 _KV_HEADS = {"mistral": 8, "qwen2": 32}
-# The same for the window of attention; that of Qwen2 is off unless ``use_sliding_window`` is true.
-_WINDOW = {"mistral": 4096}
+# The same for the window of attention. LlamaModel reads none, and that of Qwen2 is off unless ``use_sliding_window`` is
+# true.
+_WINDOW = {"mistral": 4096, "phi3": 0}
 _WINDOWS = ("full_attention", "sliding_attention")
 
 

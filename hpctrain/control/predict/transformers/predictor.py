@@ -13,6 +13,7 @@ import numpy as np
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.energy import FIGURES, Machines, Site, energy
+from hpctrain.control.predict.memory import most_samples
 from hpctrain.control.predict.prediction import SWITCH_PORTS, Cause, Node, Row, causes_of
 from hpctrain.control.predict.transformers.fabric import AxisShares
 from hpctrain.control.predict.transformers.host import Hosts
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from hpctrain.control.predict.network import Network
     from hpctrain.control.predict.transformers.prediction import LanguageTraining
 
-_LARGEST = 1 << 16
 # Terms of a step in which ranks wait for each other's bytes, and in which they compute.
 _TRAFFIC = ("tensor", "context", "sharding", "pipeline", "replicas")
 _COMPUTING = ("matmul", "attention", "memory", "recomputation", "head", "update")
@@ -172,16 +172,7 @@ class Predictor:
 
     def largest(self, layout: Layout) -> int:
         """The most samples that a rank can compute at once."""
-        fits, beyond = 0, 1
-        while beyond < _LARGEST and self._fits(replace(layout, micro_batch=beyond)):
-            fits, beyond = beyond, 2 * beyond
-        while beyond - fits > 1:
-            middle = (fits + beyond) // 2
-            fits, beyond = (middle, beyond) if self._fits(replace(layout, micro_batch=middle)) else (fits, middle)
-        return fits
-
-    def _fits(self, layout: Layout) -> bool:
-        return self.held(layout).fits(self.memory_bytes)
+        return most_samples(lambda batch: self.held(replace(layout, micro_batch=batch)).fits(self.memory_bytes))
 
     def choices(self, layout: Layout, held: RankMemory) -> Mapping[str, int]:
         """Bytes with what would make them fewer."""

@@ -294,7 +294,8 @@ def test_a_recipe_that_needs_an_engine_gets_it():
 
 def test_memory_that_does_not_suffice_is_said():
     short = of("goyal2017", 1, overrides=["batch.per_rank=4096"])
-    assert any("micro_batch" in warning for warning in memory_warnings(short))
+    (warning,) = memory_warnings(short)
+    assert "micro_batch" in warning and warning in prediction_record(short)["warnings"]
     assert memory_warnings(of("goyal2017", 1)) == []
 
 

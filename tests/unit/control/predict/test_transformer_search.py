@@ -10,6 +10,7 @@ import pytest
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.prediction import Node
@@ -26,6 +27,7 @@ from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.search import require_fitting, search
 from hpctrain.control.predict.transformers.settings import Settings, parse_settings
 from hpctrain.control.predict.transformers.step import predict_step
+from hpctrain.report.prediction import memory_warnings
 from support.refusals import refused
 
 SMALL = parse("layers=8,width=512,heads=8,vocabulary=32000,context=1024")
@@ -129,6 +131,14 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not():
     most = row.largest_batch
     held = [memory(named("llama3-8b"), replace(layout, micro_batch=size)) for size in (most, most + 1)]
     assert [each.fits(gpu("h100-sxm").memory_bytes) for each in held] == [True, False]
+
+
+def test_a_small_network_has_no_bound_of_the_search_itself():
+    network = Transformer(layers=1, width=8, heads=1, kv_heads=1, mlp=32, vocabulary=10, context=4)
+    settings = Settings(layout={"micro_batch": 2**17}, batch=2**20)
+    training = LanguageTraining(name="small", network=network, settings=settings, mesh=Mesh(dp_shard=-1))
+    found = predict_language(training, NODE, networks(1))
+    assert found.rows[0].largest_batch > 2**17 and memory_warnings(found) == []
 
 
 def test_a_mesh_larger_than_a_node_is_measured_against_the_fewest_nodes():

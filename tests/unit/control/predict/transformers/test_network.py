@@ -69,6 +69,7 @@ QWEN2 = {**LLAMA, "bias": "qkv"}
             {"kv_heads": 4, "mlp": 256},
         ),
         ({"model_type": "llama", **GROUPED}, LLAMA),
+        ({"model_type": "llama", **GROUPED, "sliding_window": 16}, LLAMA),
         ({"model_type": "mistral", **GROUPED, "head_dim": 8}, {**LLAMA, "head_width": 8, "window": 4096}),
         ({"model_type": "mistral", **GROUPED, "sliding_window": None}, LLAMA),
         ({"model_type": "phi3", **GROUPED, "sliding_window": 16}, {**LLAMA, "window": 16}),
@@ -216,6 +217,7 @@ GOOD = "layers=2,width=64,heads=4,vocabulary=100,context=32"
         (f"{GOOD},mlp=0", "size", {"key": "mlp", "least": 1}),
         (f"{GOOD},tied=yes", "not-boolean", {"value": "yes"}),
         (f"{GOOD},kind=moe", "unknown-choice", {"key": "kind", "value": "moe"}),
+        (f"{GOOD},causal=false,window=8", "window-not-causal", {"window": 8}),
         (f"{GOOD},kv_heads=3", "not-divisible", {"value": 4, "parts": 3}),
     ],
 )

@@ -47,6 +47,10 @@ ROW = {
 }
 
 
+# Its embedding has a fifth of its parameters, or more where the head has weights of its own.
+GEMMA = {"layers": "18", "heads": "8", "kv_heads": "1", "ffn": "16384", "vocab": "256128", "mlp": "geglu"}
+
+
 def table(tmp_path: Path, rows: Iterable[Mapping[str, str]]) -> transformer_runs.Table:
     """The table of a file of these rows."""
     path = tmp_path / "runs.csv"
@@ -165,6 +169,15 @@ def test_rows_that_cannot_be_expressed_are_named(tmp_path: Path, cells: dict[str
         ({"gpu_count": "10000", "dp": "", "global_batch": "10000"}, {"ranks": 10000}, set()),
         ({"seq_len": "1048576", "cp": "16", "gpu_count": "512"}, {"ranks": 512}, set()),
         ({"peak_mem_gb": "70%"}, {}, {"peak_mem_gb"}),
+        ({"act_ckpt": "nothing_saveable"}, {"recomputation": "full"}, set()),
+        ({"act_ckpt": "not printed"}, {}, {"act_ckpt"}),
+        ({"act_ckpt": "norms"}, {}, {"act_ckpt"}),
+        ({"zero_stage": "distributed optimizer"}, {"zero": 1}, set()),
+        ({"vp": "", "pp_schedule": "PipeDream-Flush"}, {"schedule": "1f1b"}, set()),
+        ({"seq_par": "?"}, {"sequence_parallel": True}, set()),
+        ({"heads": "", "hidden": "2560", "tp": "8", "dp": "2"}, {"ranks": 32}, {"heads"}),
+        ({"gpu_type": "not stated", "dtype": "bf16"}, {}, {"gpu_type"}),
+        ({"model": "Gemma-2B", "hidden": "2048", "n_params_b": "2"} | GEMMA, {}, set()),
     ],
 )
 def test_cells_are_understood_in_many_words_or_named(
@@ -176,6 +189,13 @@ def test_cells_are_understood_in_many_words_or_named(
     assert {key: getattr(run.layout, key) for key in found} == found
     assert set(run.guessed) == completed
     assert run.tokens_per_s() > 0
+
+
+@pytest.mark.parametrize(("model", "kind"), [("Llama-3-8B", "swiglu"), ("Qwen2.5-7B", "swiglu"), ("GPT 5B", "gelu")])
+def test_an_mlp_that_is_not_stated_is_the_model_s(tmp_path: Path, model: str, kind: str) -> None:
+    for unknown in ("", "?"):
+        (run,) = table(tmp_path, [{**ROW, "model": model, "mlp": unknown}]).runs
+        assert run.network.kind == kind and "mlp" in run.guessed
 
 
 @pytest.mark.parametrize(
