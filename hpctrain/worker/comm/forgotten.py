@@ -102,7 +102,8 @@ def _noting_others(make: Callable[..., None], place: int) -> Callable[..., None]
     def noted(self: object, *arguments: Any, **settings: Any) -> None:
         global _met
         make(self, *arguments, **settings)
-        _met |= settings.get("world_size", (*arguments, *[None] * place)[place]) != 1
+        processes = arguments[place] if len(arguments) > place else settings.get("world_size")
+        _met |= processes != 1
 
     return noted
 

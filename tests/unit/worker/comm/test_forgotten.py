@@ -50,6 +50,8 @@ CASES = {
     "kept = store('a', 1); steps()": "[True, True] 1",
     # By a bare ProcessGroupGloo, by torch.distributed.rpc, or by the store itself.
     "kept = store('b', 2); steps()": "[None, True] 1",
+    "kept = dist.FileStore(file_name='d', world_size=1); steps()": "[True, True] 1",
+    "kept = dist.FileStore(file_name='e', world_size=2); steps()": "[None, True] 1",
     "dist.init_process_group('gloo', store=store('c', 1), rank=0, world_size=1); steps()": "[True, True] 1",
     "sys.modules['mpi4py.MPI'] = types; steps()": "[None, True] 1",
 }
