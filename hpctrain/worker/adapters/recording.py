@@ -6,8 +6,10 @@ Rank 0 alone records, once per process. The other ranks record nothing, and noth
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
+import stat
 import sys
 import time
 import weakref
@@ -27,7 +29,6 @@ from hpctrain.common.run.events.kinds import (
     LogEvent,
     RunEvent,
     SavedEvent,
-    StartEvent,
     StepEvent,
     StoppedEvent,
 )
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 # Values that are logged more often are recorded, but not printed.
 _PRINT_SECONDS = 1.0
+# How often what is saved after one step is recorded: after a long evaluation a script may save once more.
+_SAVED_SECONDS = 1.0
 # The longest time whose energy a killed script may leave unrecorded.
 _ENERGY_SECONDS = 300.0
 
@@ -48,16 +51,18 @@ class EarlierAttempts:
     """What the earlier attempts of a script have done.
 
     Attributes:
-        begun: when the first of them began.
+        begun: when the first of them began to train.
         saves: when the script has saved something or was stopped, and after which step.
         stopped_at: the step after which the last of them was stopped; 0 if it was not.
         reached: the last step of them, or the furthest that was saved.
+        counted_before: the steps that the optimizer had counted when the first of them began.
     """
 
     begun: float
     saves: Sequence[SavedEvent | StoppedEvent]
     stopped_at: int
     reached: int
+    counted_before: int
 
     @classmethod
     def of(cls, events: EventsFile) -> EarlierAttempts | None:
@@ -68,19 +73,20 @@ class EarlierAttempts:
         saves = [
             event for event in events.few(StoppedEvent, SavedEvent) if isinstance(event, StoppedEvent | SavedEvent)
         ]
-        begun = min((event.time for event in events.few(StartEvent)), default=0.0)
+        begun = min((event.time for event in events.few(RunEvent)), default=0.0)
+        counted_before = max((event.counted_before for event in events.few(ContinuedEvent)), default=0)
         stopped_at = saves[-1].iteration if saves and isinstance(saves[-1], StoppedEvent) else 0
         reached = max(event.iteration for event in (*saves, last))
-        return cls(begun=begun, saves=saves, stopped_at=stopped_at, reached=reached)
+        return cls(begun=begun, saves=saves, stopped_at=stopped_at, reached=reached, counted_before=counted_before)
 
     def goes_on_at(self, loaded: Sequence[float], number: int | None) -> int:
         """The step after which a script goes on that has loaded files of these times, and whose first one has a number.
 
-        A file was written when something was saved, whatever name it has by now. One from before the run, such as
-        weights to begin with, says nothing.
+        A file was written when something was saved, whatever name it has by now. One from before the first step, such
+        as weights to begin with, says nothing.
         """
-        if number and 0 < number - 1 <= self.reached:
-            return number - 1
+        if number and 0 < (place := number - 1 - self.counted_before) <= self.reached:
+            return place
         own = [time for time in loaded if time > self.begun]
         if not own or not self.saves:
             return self.stopped_at
@@ -102,7 +108,8 @@ class Recording:
         # Until the first step of a resumed script, which has loaded its state by then.
         self._earlier = earlier
         self._loaded: list[float] = []
-        self._saved = self.steps
+        self._written: set[float | None] = set()
+        self._saved, self._saved_at = self.steps, time.monotonic()
         # The launcher writes to the same file, and so do ranks that report a stall.
         self._events = EventWriter(path, alone=False) if path else None
         self._model: weakref.ref[object] | None = None
@@ -144,9 +151,13 @@ class Recording:
         """Count and record a step that ends now; ``number`` is what the script's own state says that it is."""
         now = time.perf_counter()
         if self._earlier:
-            self.steps = self._saved = self._earlier.goes_on_at(self._loaded, number)
+            loaded = [each for each in self._loaded if each not in self._written]
+            self.steps = self._saved = self._earlier.goes_on_at(loaded, number)
+            self._emit(ContinuedEvent(iteration=self.steps, counted_before=self._earlier.counted_before))
             self._earlier = None
-            self._emit(ContinuedEvent(iteration=self.steps))
+        elif self.steps == 0 and number and number > 1:
+            # The optimizer of a model that was trained before.
+            self._emit(ContinuedEvent(iteration=0, counted_before=number - 1))
         self.steps += 1
         if self._events:
             self._emit(
@@ -164,11 +175,15 @@ class Recording:
         if time.monotonic() - self._measured_at >= _ENERGY_SECONDS:
             self._measure()
 
-    def saved(self) -> None:
-        """Record that the script has saved something."""
-        if self._earlier is None and self.steps != self._saved:
-            self._saved = self.steps
-            self._emit(SavedEvent(iteration=self.steps))
+    def saved(self, step: int, modified: float | None) -> None:
+        """Record that the script has saved what it had after a step, perhaps into a file, which has a time."""
+        now = time.monotonic()
+        if self._earlier:
+            # What this attempt has written itself does not say where it goes on.
+            self._written.add(modified)
+        elif step != self._saved or now - self._saved_at >= _SAVED_SECONDS:
+            self._saved, self._saved_at = step, now
+            self._emit(SavedEvent(iteration=step))
 
     def loaded(self, modified: float) -> None:
         """Note that the script has loaded a file that was written at this time."""
@@ -238,10 +253,15 @@ def _watch_files(torch: ModuleType) -> None:
 
     @functools.wraps(save)
     def saving(*arguments: Any, **settings: Any) -> Any:
+        own = recording()
+        # A thread may save while the script trains on.
+        step = own.steps if own else 0
         done = save(*arguments, **settings)
-        # Objects that are pickled save their storages too, but into no file.
-        if _modified(arguments[1] if len(arguments) > 1 else settings.get("f")) and (own := recording()):
-            own.saved()
+        modified = _modified(arguments[1] if len(arguments) > 1 else settings.get("f"))
+        # Objects that are pickled save their storages too, in memory and in PyTorch's old format. Others save in memory
+        # what they then write into a file.
+        if own and (modified or settings.get("_use_new_zipfile_serialization", True)):
+            own.saved(step, modified)
         return done
 
     @functools.wraps(load)
@@ -251,15 +271,17 @@ def _watch_files(torch: ModuleType) -> None:
             own.loaded(modified)
         return found
 
-    torch.save, torch.load = saving, loading  # type: ignore[attr-defined]
+    # In both places, because functions are pickled by the name of their module.
+    torch.save = torch.serialization.save = saving  # type: ignore[attr-defined]
+    torch.load = torch.serialization.load = loading  # type: ignore[attr-defined]
 
 
 def _modified(file: Any) -> float | None:
-    try:
+    """When a path or an open file was written; None for anything else, which may raise any error that says so."""
+    with contextlib.suppress(Exception):
         found = Path(file).stat() if isinstance(file, str | os.PathLike) else os.fstat(file.fileno())
-        return found.st_mtime
-    except (AttributeError, OSError):
-        return None
+        return found.st_mtime if stat.S_ISREG(found.st_mode) else None
+    return None
 
 
 def note_data_position() -> None:

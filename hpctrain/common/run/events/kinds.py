@@ -348,17 +348,20 @@ class StoppedEvent(BaseEvent):
 
 
 class SavedEvent(BaseEvent):
-    """A script has saved something with ``torch.save``. Written by its rank 0, once after a step."""
+    """A script has saved something with ``torch.save``. Written by its rank 0, at most once a second after a step."""
 
     event: Literal["saved"] = "saved"
     iteration: Count = Field(description="the last step")
 
 
 class ContinuedEvent(BaseEvent):
-    """A resumed script goes on. Written by its rank 0 ahead of the attempt's first step."""
+    """A resumed script goes on, or a first attempt with an optimizer that has been used. Written by its rank 0 ahead of
+    the attempt's first step.
+    """
 
     event: Literal["continued"] = "continued"
     iteration: Count = Field(description="the last step before the state that the script has loaded; 0 for none")
+    counted_before: Count = Field(default=0, description="steps that the optimizer had counted when the run began")
 
 
 class StallEvent(BaseEvent):
