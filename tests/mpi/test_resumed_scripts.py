@@ -125,8 +125,8 @@ model.fit(x, x[:, :1], batch_size=2, epochs=5 - done // 4, callbacks=[*ht.keras.
     ("text", "ranks", "deaths"),
     [
         pytest.param(PLAIN, "1", (8, 12), marks=needs.pytorch, id="plain"),
-        pytest.param(SHARDED, "2", (8,), marks=[needs.pytorch, pytest.mark.long], id="sharded"),
-        pytest.param(KERAS, "1", (12,), marks=pytest.mark.long, id="keras"),
+        pytest.param(SHARDED, "2", (8,), marks=[needs.pytorch, pytest.mark.thorough], id="sharded"),
+        pytest.param(KERAS, "1", (12,), marks=pytest.mark.thorough, id="keras"),
     ],
 )
 def test_steps_after_a_hard_death_are_neither_lost_nor_counted_twice(
