@@ -248,7 +248,7 @@ def test_a_line_holds_json_alone(directory):
         ([], 8, 7),
         ([106.0], 1, 5),
         ([106.0], 1000, 5),
-        # Saved once more long after step 5, by a thread that began at step 10 and ended at 12, and before the first step.
+        # Saved once more long after step 5, late by a thread that began at step 10, and before the first step.
         ([108.0], None, 5),
         ([115.0], None, 10),
         ([99.0], None, 0),

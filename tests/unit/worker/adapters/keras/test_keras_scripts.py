@@ -303,7 +303,7 @@ def test_steps_of_a_model_that_was_loaded_are_numbered_on(steps, together, tmp_p
     model.compile(optimizer, loss="mse", steps_per_execution=executed)
     model.fit(data, epochs=2, verbose=0)
     model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", safe_mode=True)
     adapter.distribute(loaded, loaded.optimizer, comm=comm)
     loaded.fit(data, verbose=0)
     assert [number for _, number in steps] == [*range(1, 6 // executed + 1)]
