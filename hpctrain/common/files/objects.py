@@ -152,7 +152,7 @@ class Objects:
             reraise=True,
         )
         try:
-            _connect(filesystem, most_seconds)
+            retrying(_connect, filesystem, most_seconds)
             begun = time.monotonic()
             retrying(once)
             _make_durable(fresh, to)

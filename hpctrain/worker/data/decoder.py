@@ -35,9 +35,8 @@ _MESSAGE_CHARACTERS = 200
 # What is done for an image, in this order: its file and header are read and its crop is drawn, it is decoded, resized
 # and augmented, and its pixels are put where the rank expects them.
 STAGES = ("read", "decode", "augment", "copy")
-# So many files are read, and their crops drawn, before the first of them is decoded: the same few lines at once take
-# half of the time that they take between decoding, which leaves none of them in the processor's caches. Beyond so many
-# bytes there is nothing to win, and files can be large.
+# So many files are read, and their crops drawn, before the first of them is decoded: code that runs between decoding
+# has left the processor's caches each time. When so many bytes are held, no more are read: files can be large.
 _TOGETHER, _TOGETHER_BYTES = 16, 1 << 21
 # The split whose images are cut at random; images of other splits are cut in the middle.
 TRAINING = "train"
@@ -93,7 +92,7 @@ class Decoder:
         shards: the split, whose files stay open until the caller closes it.
 
     Attributes:
-        nanoseconds: spent so far on each of :data:`STAGES`.
+        nanoseconds: spent so far on each of :data:`STAGES`, from decoding on by images that are not broken.
     """
 
     def __init__(self, job: DecodingJob, shards: Shards) -> None:
@@ -134,53 +133,53 @@ class Decoder:
         Raises:
             HpctrainError: a shard cannot be read.
         """
-        images, random, flip = self._job.images, None, False
         drawn = zip(sample_of(indices).tolist(), repetition_of(indices).tolist(), strict=True)
         for position, (index, repetition) in enumerate(drawn):
             self._index = index
-            content = self.shards.read(index)
             try:
-                header = look(content)
+                # No name here is bound to what is read, which would be held while the next is read.
+                yield self._cut(position, index, repetition, epoch)
             except BrokenImageError as error:
                 broken.append(broken_image(position, self.shards.key(index), error))
-                continue
-            if self.shards.split == TRAINING:
-                width = height = size_at(images, epoch)
-                random = next(self._random).of(epoch, index, repetition)
-                crop, flip = training_crop(header, images, random)
-            else:
-                crop, width, height = validation_crop(header, images)
-            yield Cut(position, index, content, header, crop, width, height, flip, random)
+
+    def _cut(self, position: int, index: int, repetition: int, epoch: int) -> Cut:
+        images, content = self._job.images, self.shards.read(index)
+        header = look(content)
+        if self.shards.split != TRAINING:
+            crop, width, height = validation_crop(header, images)
+            return Cut(position, index, content, header, crop, width, height, flip=False, random=None)
+        size, random = size_at(images, epoch), next(self._random).of(epoch, index, repetition)
+        crop, flip = training_crop(header, images, random)
+        return Cut(position, index, content, header, crop, size, size, flip, random)
 
     def _make(self, cuts: Iterator[Cut], images: NDArray[Any], broken: list[Broken]) -> bool:
         """Make some of the images; returns whether there were any."""
-        clock, settings, as_bytes = time.perf_counter_ns, self._job.images, images.dtype == np.uint8
-        decoding = augmenting = copying = 0
-        start = clock()
+        begin = time.perf_counter_ns()
         together = list(_together(cuts))
-        begin = clock()
-        reading = begin - start
+        self.nanoseconds["read"] += time.perf_counter_ns() - begin
         for cut in together:
-            self._index, place = cut.sample, images[cut.position]
+            self._index = cut.sample
             try:
-                part = decoded(cut.content, cut.header, cut.crop, cut.width, cut.height, exact=self._job.exact)
-                after = clock()
-                if cut.random:
-                    out = place if as_bytes else None
-                    image = changed(part, cut.width, settings, cut.random, flip=cut.flip, out=out)
-                else:
-                    image = middle(part, cut.width, cut.height, len(place))
+                self._show(cut, images[cut.position])
             except BrokenImageError as error:
                 broken.append(broken_image(cut.position, self.shards.key(cut.sample), error))
-                continue
-            made = clock()
-            self._put(image, place)
-            decoding, augmenting = decoding + after - begin, augmenting + made - after
-            # The time of a broken image counts as decoding the next.
-            begin = clock()
-            copying += begin - made
-        self.nanoseconds.update(dict(zip(STAGES, (reading, decoding, augmenting, copying), strict=True)))
         return bool(together)
+
+    def _show(self, cut: Cut, place: NDArray[Any]) -> None:
+        """Make an image. What is decoded for it is freed at the end: the next may take as much memory."""
+        clock, settings = time.perf_counter_ns, self._job.images
+        begin = clock()
+        part = decoded(cut.content, cut.header, cut.crop, cut.width, cut.height, exact=self._job.exact)
+        after = clock()
+        if cut.random:
+            out = place if place.dtype == np.uint8 else None
+            image = changed(part, cut.width, settings, cut.random, flip=cut.flip, out=out)
+        else:
+            image = middle(part, cut.width, cut.height, len(place))
+        made = clock()
+        self._put(image, place)
+        for stage, spent in zip(STAGES[1:], (after - begin, made - after, clock() - made), strict=True):
+            self.nanoseconds[stage] += spent
 
     def _put(self, pixels: Pixels, place: NDArray[Any]) -> None:
         if place.dtype != np.uint8:

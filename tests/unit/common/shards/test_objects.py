@@ -228,6 +228,21 @@ def test_a_client_that_is_made_slowly_is_no_silent_server(
     assert fetch_manifest(server.url) and server.gets["manifest.json"] == 1
 
 
+def test_credentials_that_come_at_another_attempt_are_enough(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client takes them when it is made, here from a program that fails at first."""
+    found = {"Version": 1, "AccessKeyId": os.environ["AWS_ACCESS_KEY_ID"], "SecretAccessKey": "of-the-test"}
+    program = tmp_path / "credentials"
+    program.write_text(f"#!/bin/sh\nmkdir {tmp_path}/asked && exit 1\necho '{json.dumps(found)}'\n")
+    program.chmod(0o700)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {program}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    assert fetch_manifest(server.url) and (tmp_path / "asked").is_dir()
+
+
 @pytest.mark.thorough
 def test_the_loader_names_an_object_whose_server_hangs(
     server: S3Server, impatient: float, monkeypatch: pytest.MonkeyPatch

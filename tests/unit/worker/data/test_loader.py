@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -12,16 +13,18 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Jitter, ModelSettings
+from hpctrain.common.recipes.sections import Images, Jitter, ModelSettings
 from hpctrain.common.shards.decoding import Header
 from hpctrain.common.shards.read import open_shards
 from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
@@ -123,6 +126,29 @@ def test_images_that_are_made_together_are_those_made_alone(folder, monkeypatch)
     assert [len(list(decoder._together(cuts))) for _ in range(3)] == [3, 3, 3]
     small = iter([next(cuts)._replace(header=Header(1, 1))] * 40)
     assert [len(list(decoder._together(small))) for _ in range(4)] == [16, 16, 8, 0]
+
+
+def test_large_images_one_after_the_other_take_no_more_memory_than_one(tmp_path):
+    image = np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)
+    files = [io.BytesIO() for _ in range(6)]
+    for file, kind in zip(files, ["JPEG", "PNG"] * 3, strict=True):
+        Image.fromarray(image).resize((2000, 2000)).save(file, kind)
+    samples = [(f"{number}", file.getvalue(), 0) for number, file in enumerate(files)]
+    settings = Images(crop_area=(1, 1), crop_ratio=(0.99, 1.01))
+    with contextlib.closing(open_shards(made(tmp_path, samples, 8), "train")) as shards:
+        maker = decoder.Decoder(DecodingJob(folder=tmp_path, seed=0, images=settings, exact=True), shards)
+
+        def peak(indices) -> int:
+            images = np.zeros((len(indices), 224, 224, 3), np.uint8)
+            tracemalloc.start()
+            assert maker.write(indices, 0, images) == []
+            held = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            return held
+
+        peak(range(6))
+        # One of them has 12 MB of pixels.
+        assert peak(range(6)) < max(peak([index]) for index in range(6)) + (4 << 20)
 
 
 def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index():
