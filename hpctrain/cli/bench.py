@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +16,7 @@ from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.utf8 import json_text
 from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def allreduce(
 
         save({plot: draw(rows)})
     if as_json:
-        answer(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows, "left_out": left_out}))
+        answer(json_text({"cores": usable_cores(), "load": max(loads), "rows": rows, "left_out": left_out}))
         return
     print_tables(*tables, left_out=left_out, load=max(loads))
 
@@ -153,7 +153,7 @@ def collectives(
         rows += own
         loads.append(measured["load"])
     if as_json:
-        answer(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows}))
+        answer(json_text({"cores": usable_cores(), "load": max(loads), "rows": rows}))
         return
     print_tables(*tables, left_out={}, load=max(loads))
 
@@ -228,7 +228,7 @@ def step(
     if as_json:
         settings = {"model": model, "cores": usable_cores(), "oversubscribed": more}
         settings |= {"batch": samples, "rounds": rounds}
-        answer(json.dumps({**settings, "rows": rows, **about}))
+        answer(json_text({**settings, "rows": rows, **about}))
         return
     where = f" of {measured['hosts']} hosts" if measured["hosts"] > 1 else ""
     title = f"one step of {model} on {measured['ranks']} ranks{where}, {samples} samples each, {rounds} rounds"
@@ -265,7 +265,7 @@ def _sweep(steps: TimedSteps, precision: PrecisionOption, *, as_json: bool) -> N
         cores=usable_cores(),
     )
     if as_json:
-        answer(json.dumps({"sweeps": [made.model_dump()], "load": measured["load"]}))
+        answer(json_text({"sweeps": [made.model_dump()], "load": measured["load"]}))
         return
     print_tables(sweep_table(made), left_out={}, load=measured["load"])
 
@@ -304,7 +304,7 @@ def loader(
     if as_json:
         settings = {"image_size": image_size, "cores": usable_cores(), "rounds": rounds}
         about = {name: measured[name] for name in ("images", "bytes_each", "load")}
-        answer(json.dumps({**settings, **about, "rows": rows}))
+        answer(json_text({**settings, **about, "rows": rows}))
         return
     title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
     print_tables(loader_table(rows, title), stages_table(rows), left_out={}, load=measured["load"])
@@ -345,7 +345,7 @@ def checkpoint(
     if as_json:
         settings = {"model": model, "ranks": ranks, "cores": usable_cores(), "oversubscribed": more, "rounds": rounds}
         about = {name: measured[name] for name in ("bytes", "load")}
-        answer(json.dumps({**settings, **about, "rows": rows}))
+        answer(json_text({**settings, **about, "rows": rows}))
         return
     title = (
         f"a checkpoint of {model} with momentum, {measured['bytes'] / 1e6:.0f} MB, by {ranks} ranks, {rounds} rounds"

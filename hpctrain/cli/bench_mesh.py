@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.utf8 import json_text
 from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def memory(
     rows = memory_rows(measured["variants"])
     if as_json:
         about = {name: measured[name] for name in ("ranks", "hosts", "gpu", "load")}
-        answer(json.dumps({"model": model, "batch": batch, "rows": rows, **about}))
+        answer(json_text({"model": model, "batch": batch, "rows": rows, **about}))
         return
     title = f"MB of {model} on each of {measured['ranks']} ranks, {batch} rows of 64 tokens for each"
     # A load of 0, because other processes do not change the ranks' memory.
@@ -92,7 +92,7 @@ def mesh_step(meshes: list[str], steps: TimedSteps, *, as_json: bool) -> None:
     if as_json:
         about = {name: measured[name] for name in ("ranks", "hosts", "load")}
         settings = {"model": model, "batch": samples, "rounds": rounds, "oversubscribed": more}
-        answer(json.dumps({**settings, "rows": rows, **about}))
+        answer(json_text({**settings, "rows": rows, **about}))
         return
     title = f"one step of {model} on {measured['ranks']} ranks, {samples} samples for each, {rounds} rounds"
     table = mesh_table(rows, title + (", oversubscribed" if more else ""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.printable import shell_word
+from hpctrain.common.files.utf8 import json_text
 from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def shard(
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
     broken = [image.model_dump() for image in manifest.broken]
     if as_json:
-        answer(json.dumps({"splits": counts, "classes": len(manifest.classes), "broken": broken}))
+        answer(json_text({"splits": counts, "classes": len(manifest.classes), "broken": broken}))
         return
     for name, count in counts.items():
         answer(f"{name}: {count['samples']} images of {len(manifest.classes)} classes in {count['shards']} shards")
@@ -231,7 +231,7 @@ def prepare_text(
     known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
     counts = {name: {"tokens": each.tokens, "documents": each.documents} for name, each in splits.items()}
     if as_json:
-        answer(json.dumps({"splits": counts, "vocabulary": known.vocabulary, "separator": known.separator}))
+        answer(json_text({"splits": counts, "vocabulary": known.vocabulary, "separator": known.separator}))
         return
     for name, count in counts.items():
         answer(f"{name}: {count['tokens']:,} tokens of {count['documents']:,} documents")
@@ -273,7 +273,7 @@ def verify(shards: Shards, as_json: AsJson = False) -> None:
         status = "failed" if found.faults else "ok"
         rows = [asdict(fault) for fault in found.faults]
         remedy = found.remedy if found.faults else ""
-        answer(json.dumps({"status": status, "shards": found.shards, "faults": rows, "remedy": remedy}))
+        answer(json_text({"status": status, "shards": found.shards, "faults": rows, "remedy": remedy}))
         if found.faults:
             raise typer.Exit(3)
         return
@@ -320,7 +320,7 @@ def stage(
         )
     done = copy(source, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:
-        answer(json.dumps(asdict(done)))
+        answer(json_text(asdict(done)))
         return
     linked = f", {done.linked} linked to {shards}" if done.linked else ""
     answer(f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were already there{linked}")

@@ -185,7 +185,7 @@ class Console:
                 "",
                 total=iterations(event, self._done, event.epochs),
                 completed=self._done,
-                epoch=min(event.epochs, self._done // event.iterations_per_epoch),
+                epoch=min(event.epochs, self._done // max(1, event.iterations_per_epoch)),
                 epochs=event.epochs,
                 detail="",
             )

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError
+from hpctrain.common.files.printable import dotted
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
@@ -111,7 +112,7 @@ def read_prediction(path: Path, plan: Plan) -> tuple[bytes, PredictedRow]:
         file = _File.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+        where = "".join(f"{part}: " for part in [dotted(first["loc"])] if part)
         raise HpctrainError(
             "HT-prediction-bad-file",
             "{path} is not a prediction: {where}{problem}",

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hpctrain.common.checkpoints.layout import MANIFEST, SUM, share_name
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import read_error
+from hpctrain.common.files.printable import dotted
 from hpctrain.common.files.private import private
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.run.directory import read_model
@@ -179,7 +180,7 @@ def _of_another_version(error: BaseException | None) -> str | None:
 
 
 def _difference(fault: ErrorDetails) -> str:
-    key = ".".join(map(str, fault["loc"]))
+    key = dotted(fault["loc"])
     if fault["type"] == "literal_error":
         return f"has {key!r} = {reprlib.repr(fault['input'])} instead of {fault['ctx']['expected']}"
     return f"{'lacks' if fault['type'] == 'missing' else 'has'} {key!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterable
 
 # C0 without tabulators and new lines, DEL, C1, what turns the direction of writing (Unicode 15, annex 9), and lone
 # surrogates, which no stream can write. Those that are the bytes of names that are not UTF-8 stay: no terminal makes a
@@ -13,10 +14,17 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]"
 )
 
+_LONGEST_KEY = 100
+
 
 def printable(text: str) -> str:
     """The text with its control characters, other than new lines and tabulators, written out as JSON does it."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def dotted(key: Iterable[object]) -> str:
+    """A key of a file with those above it, each without what is beyond any that has a meaning."""
+    return ".".join(text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…" for text in map(str, key))
 
 
 def shell_word(path: object) -> str:

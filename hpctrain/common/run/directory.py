@@ -35,6 +35,7 @@ from pydantic_core import ErrorDetails, PydanticSerializationError
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError, joined
 from hpctrain.common.files.disk import disk_error, reading
+from hpctrain.common.files.printable import dotted
 from hpctrain.common.files.private import make_folder, private
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.files.utf8 import json_text
@@ -263,7 +264,7 @@ def model_error(error: ValidationError, path: str | Path, hint: str) -> Hpctrain
 
 
 def _fault(fault: ErrorDetails, where: str) -> HpctrainError:
-    key = ".".join(map(str, fault["loc"]))
+    key = dotted(fault["loc"])
     own = fault.get("ctx", {}).get("error")
     # A file that is no JSON has no key to name.
     place = f"{where}: {key}: " if key else f"{where}: "

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hpctrain.common.bucket_groups import BUCKET_BYTES, BucketMember, group
 from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.files.printable import dotted
 from hpctrain.common.files.regular import read_text
 from hpctrain.common.files.whole import write_whole
 
@@ -350,7 +351,7 @@ def read_workload(path: Path) -> Workload:
                 path=path,
                 problem=first["ctx"]["error"],
             ) from error
-        where = ".".join(map(str, first["loc"]))
+        where = dotted(first["loc"])
         problem = ": ".join(filter(None, [where, first["msg"]]))
         raise HpctrainError(
             "HT-workload-invalid", "{path} is not a workload: {problem}", remedy, path=path, key=where, problem=problem

@@ -90,9 +90,11 @@ class Pack:
                 raise disk_error(error, self.archive, _ELSEWHERE) from error
 
     def _is_there(self) -> bool:
-        if not (self.facts.exists() and self.archive.exists()):
-            return False
-        if int(self.facts.read_text().split()[1]) != self.archive.stat().st_size:
+        try:
+            _, size, _ = self.facts.read_text().split()
+            if int(size) != self.archive.stat().st_size:
+                return False
+        except (FileNotFoundError, ValueError):
             return False
         for path in (self.archive, self.facts):
             os.utime(path)
@@ -175,8 +177,9 @@ class _Hashes:
         self._known: dict[str, list[int | str]] = {}
         self._seen: dict[str, list[int | str]] = {}
         # Without a readable file all hashes are computed again.
-        with contextlib.suppress(OSError, ValueError):
-            self._known = json.loads(self._path.read_text())
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+            found = json.loads(self._path.read_text())
+            self._known = {path: known for path, known in found.items() if isinstance(known, list)}
 
     def of(self, entry: Entry) -> str:
         if entry.source is None:

@@ -98,6 +98,16 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.endswith(" 10.5 s\n")
 
 
+def test_a_bar_of_epochs_without_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process wrote into the events need not be possible."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out, err = _Terminal(), _Terminal()
+    with Console(out, err) as console:
+        for event in typed_run():
+            console.show(event.model_copy(update={"iterations_per_epoch": 0} if event.event == "run" else {}))
+    assert "epoch 3/3" in err.getvalue()
+
+
 def test_lines_of_the_ranks_stay_in_a_redirected_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     out, err = io.StringIO(), _Terminal()

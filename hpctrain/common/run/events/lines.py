@@ -9,6 +9,7 @@ import reprlib
 from pydantic import ValidationError
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import dotted
 from hpctrain.common.files.utf8 import json_text
 from hpctrain.common.run.events.kinds import CLASSES, Event, FaultEvent, StallEvent, class_of
 
@@ -97,7 +98,7 @@ def parse_event(line: bytes, where: str) -> Event:
             where=where,
             event=value["event"],
             problem=_fault(error),
-            keys=[".".join(map(str, each["loc"])) for each in error.errors(include_url=False)],
+            keys=[dotted(each["loc"]) for each in error.errors(include_url=False)],
         ) from error
 
 
@@ -106,7 +107,7 @@ def _fault(error: ValidationError) -> str:
     missing: list[str] = []
     wrong: dict[str, str] = {}
     for each in error.errors(include_url=False, include_context=False):
-        name = ".".join(part if part.isprintable() else repr(part) for part in map(str, each["loc"]))
+        name = dotted(part if part.isprintable() else repr(part) for part in map(str, each["loc"]))
         if not name:
             # Nested too deeply.
             wrong[""] = f"cannot be read: {each['msg']}"

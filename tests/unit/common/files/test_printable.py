@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from rich.table import Table
 from rich.text import Text
 
-from hpctrain.common.files.printable import printable
+from hpctrain.common.files.printable import dotted, printable
 from hpctrain.report.say import answer, answer_json, tell, terminal
 
 _HOSTILE = "a\x1b]0;title\x07b\x9b2J\u202ec\r"
@@ -50,3 +50,8 @@ def test_answers_remarks_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_answer_for_programs_is_read_by_strict_readers(capsys: pytest.CaptureFixture[str]) -> None:
     answer_json({"path": "runs/\udcff", "loss": float("nan")})
     assert from_json(capsys.readouterr().out, allow_inf_nan=False) == {"path": "runs/\\udcff", "loss": None}
+
+
+def test_keys_of_others_are_not_repeated_at_any_length() -> None:
+    assert dotted(["recipe", 3, "batch"]) == "recipe.3.batch"
+    assert len(dotted(["x" * 10**6, "batch"])) < 200

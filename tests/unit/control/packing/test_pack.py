@@ -194,6 +194,15 @@ def test_a_cut_off_archive_is_made_again(environment: Path) -> None:
     archive.write_bytes(whole[:-1])
     pack(environment, write=True)
     assert archive.read_bytes() == whole, "the same environment gives the same bytes"
+    # What a full disk or another program left in the cache counts as not there.
+    facts = archive.with_name(archive.name.replace(".tar.gz", ".txt"))
+    (hashes,) = archive.parent.glob("hashes-*.json")
+    known = facts.read_text()
+    for damage in ("", "[1, 2]", "a b c", '{"a": 1}'):
+        facts.write_text(damage)
+        hashes.write_text(damage)
+        pack(environment, write=True)
+        assert facts.read_text() == known
 
 
 def add_finder(environment: Path, table: str) -> None:
