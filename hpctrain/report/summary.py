@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events.kinds import Count, EpochEvent, Seconds
+from hpctrain.common.run.events.kinds import Count, EpochEvent, Outcome, Seconds
 from hpctrain.common.run.plan import Plan
 from hpctrain.report.comparison import compare, comparison_keys
 from hpctrain.report.energy import energy_keys, energy_of
@@ -22,7 +22,7 @@ class Summary(BaseModel):
 
     model_config = ConfigDict(extra="allow", defer_build=True)
 
-    status: str
+    status: Outcome
     framework: str | None = None
     backend: str | None = None
     shared_gpus: bool = False

@@ -19,6 +19,7 @@ from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.recipes.tracking import DEFAULT, Tracker, Trackers
+from hpctrain.common.run.stopping import STOP_SIGNALS
 
 _RESTARTS = 3
 
@@ -145,7 +146,7 @@ class Stop(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    signal: str = "USR2"
+    signal: str = Field("USR2", pattern=rf"\A({'|'.join(STOP_SIGNALS)})\z")
     seconds: float = Field(60.0, gt=0)
     restarts: int | None = Field(None, ge=0)
     idle_restarts: int = Field(3, ge=0)

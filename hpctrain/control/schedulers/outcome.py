@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from hpctrain.common.files.printable import printable
 from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.events.kinds import Outcome
 from hpctrain.common.run.resuming import array_task
 
 # Of a longer line of a log the end is left out.
@@ -21,11 +22,11 @@ _ERROR = re.compile(r"(hpctrain: )?(error|stopped)\[HT-[a-z-]+\]: ")
 
 
 class _Summary(BaseModel):
-    status: str
+    status: Outcome
 
 
-def summary_status(directory: RunDirectory) -> str | None:
-    """``done``, ``failed`` or ``resumable`` from ``summary.json``; None without that file.
+def summary_status(directory: RunDirectory) -> Outcome | None:
+    """The status in ``summary.json``; None without that file.
 
     Raises:
         HpctrainError: it is damaged.

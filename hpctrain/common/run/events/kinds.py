@@ -37,6 +37,9 @@ Rate = Annotated[float, Strict(), Gt(0), AllowInfNan(False)]
 Number = Annotated[Annotated[float, Strict()] | None, BeforeValidator(_finite_or_none)]
 """What was measured; None for what is not finite or not known."""
 
+Outcome = Literal["done", "failed", "resumable"]
+"""What a run is when an attempt has ended."""
+
 
 class BaseEvent(BaseModel):
     """The fields that all kinds share."""
@@ -403,7 +406,7 @@ class EndEvent(BaseEvent):
     """The run ended."""
 
     event: Literal["end"] = "end"
-    status: Literal["done", "failed", "resumable"] = Field(description="what the run is then")
+    status: Outcome = Field(description="what the run is then")
     seconds: Seconds | None = Field(default=None, description="of a run that is done, in all its attempts")
 
 
