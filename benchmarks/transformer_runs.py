@@ -294,7 +294,9 @@ class _Reader:
         printed = self.stated("gpu_type").upper()
         if not printed:
             self.guessed.append("gpu_type")
-            return "a100-sxm-80" if "bf" in self.text("dtype") else "v100-sxm"
+            # The oldest that has the precision.
+            oldest = (("fp4", "b200"), ("fp8", "h100-sxm"), ("bf", "a100-sxm-80"))
+            return next((name for word, name in oldest if word in self.text("dtype")), "v100-sxm")
         # GH200 is no H200, and A300 no A30; 8xH100 is one.
         found = next((name for word, name in _GPUS if re.search(rf"(?<![A-WYZ]){word}(?!\d)", printed)), None)
         if found is None:
@@ -422,10 +424,10 @@ class _Reader:
             yield tp, pp, cp, self.zero
             return
         self.guessed.append("tp, pp")
-        per_node = min(8, self.system.joined)
+        per_node, turns = min(8, self.system.joined), self.count("vp") or 1
         for width, depth in itertools.product(
             [tp] if tp else [each for each in (1, 2, 4, 8) if each <= per_node],
-            [pp] if pp else [each for each in (1, 2, 4, 8, 16, 32) if each <= self.network.layers],
+            [pp] if pp else [each for each in (1, 2, 4, 8, 16, 32) if each * turns <= self.network.layers],
         ):
             if self.ranks % (width * depth * cp) == 0 and self.network.heads % width == 0:
                 yield width, depth, cp, self.zero

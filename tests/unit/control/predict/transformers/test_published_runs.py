@@ -177,6 +177,8 @@ def test_rows_that_cannot_be_expressed_are_named(tmp_path: Path, cells: dict[str
         ({"seq_par": "?"}, {"sequence_parallel": True}, set()),
         ({"heads": "", "hidden": "2560", "tp": "8", "dp": "2"}, {"ranks": 32}, {"heads"}),
         ({"gpu_type": "not stated", "dtype": "bf16"}, {}, {"gpu_type"}),
+        ({"gpu_type": "?"}, {"precision": "fp8"}, {"gpu_type"}),
+        ({"pp": "", "dp": "", "vp": "12"}, {"ranks": 32}, {"tp, pp"}),
         ({"model": "Gemma-2B", "hidden": "2048", "n_params_b": "2"} | GEMMA, {}, set()),
     ],
 )
