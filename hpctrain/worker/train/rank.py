@@ -167,7 +167,7 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
             events.emit(StallEvent(**asdict(stall)))
 
     def give_up(error: HpctrainError) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             _print_error(error, None)
         with contextlib.suppress(HpctrainError):
             _update(directory, record, **_ending_fields(_describe(error)))
@@ -221,7 +221,7 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
         error = held.in_words(comm.explained(raised) if comm else raised)
         if script is None and isinstance(error, ModuleNotFoundError):
             error = missing_extra(error) or error
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             _print_error(error, script)
         look_at(error, _from_script(error, script))
         return _describe(error)
@@ -269,7 +269,7 @@ def _run_script(script: Script) -> None:
 
 
 def _leave_fork(error: BaseException | None, script: Script) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         if isinstance(error, SystemExit) and not isinstance(error.code, int | None):
             print(error.code, file=sys.stderr)
         elif error and not isinstance(error, SystemExit):
@@ -286,7 +286,7 @@ def _exit_status(stop: SystemExit) -> Ending | None:
         if stop.code == stopping.RESUMABLE and not resumable:
             message += ", which says that it was stopped, but nobody asked it to stop"
         return Ending(exit_code=stop.code & 0xFF or 1, kind="SystemExit", message=message, resumable=resumable)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         print(stop.code, file=sys.stderr)
     return Ending(exit_code=1, kind="SystemExit", message=str(stop.code))
 

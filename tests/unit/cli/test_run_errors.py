@@ -37,6 +37,7 @@ def stderr_of(folder: Path, text: str) -> str:
         ("import sys; sys.exit(7)", "exit status 7", "HT-rank-exit"),
         ("import hpctrain; raise hpctrain.HpctrainError('HT-of-test', 'seen?', 'do it')", "seen?", "HT-of-test"),
         ("import sys; sys.stderr = None; raise ValueError('of nobody')", "of nobody", "HT-rank-exception"),
+        ("import sys; sys.stderr.close(); raise ValueError('of nobody')", "of nobody", "HT-rank-exception"),
     ],
 )
 def test_an_error_is_printed_once(tmp_path: Path, text: str, words: str, code: str) -> None:
