@@ -94,6 +94,7 @@ class KerasTrainer:
         )
         self._loss = KerasLoss.of(recipe)
         self._has_transition = recipe.optimizer.transition is not None
+        self._clips = recipe.optimizer.clip_norm is not None
         # Sums of a step's micro-batch gradients, made at the first step with several micro-batches.
         self._sums: list[tf.Variable] = []
         self._graphs: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -326,6 +327,9 @@ class KerasTrainer:
         """Reduce the gradients, and update if they are finite, which it returns."""
         means = list(gradients) if self.alone else self._reduction.mean(gradients)
         finite = all_finite(means)
+        if self._clips:
+            # Clipping would make NaN of finite gradients whose norm overflows.
+            finite &= tf.math.is_finite(tf.linalg.global_norm(means))
 
         def update() -> None:
             self._optimizer.apply(means, self.model.trainable_variables)

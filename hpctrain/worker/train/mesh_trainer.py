@@ -15,7 +15,6 @@ from torch.distributed.fsdp import FSDPModule
 from hpctrain.common.checkpoints.layout import STATISTICS
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.adapters.torch import distribute
-from hpctrain.worker.adapters.torch.finite import are_finite
 from hpctrain.worker.adapters.torch.parallel import Pipeline, device_mesh
 from hpctrain.worker.adapters.torch.pieces import fill, local_tensor, tensor_of
 from hpctrain.worker.data.samples import Samples
@@ -48,7 +47,7 @@ class MeshTrainer(TorchTrainer):
         return [local_tensor(each.grad) for _, each in self._parameters() if each.grad is not None]
 
     def _finite(self, gradients: list[torch.Tensor], norm: float) -> bool:
-        own = self.own_finite and are_finite(gradients, norm)
+        own = self.own_finite and self._are_finite(gradients, norm)
         finite = not self._comm.allreduce(np.array([float(not own)]), "max")[0]
         if not finite and gradients:
             # A GradScaler looks only at its own rank's gradients, so that each rank needs one that is not finite.
@@ -148,4 +147,4 @@ class PipelineTrainer(MeshTrainer):
             gradients = [each.grad for _, each in self._parameters() if each.grad is not None]
             scale_gradients(gradients, self._clip_norm, torch.tensor(self._pipeline.grad_norm()))
         self._pipeline.accept_gradients()
-        self._scaler.step(self._optimizer)
+        self._optimizer.step()

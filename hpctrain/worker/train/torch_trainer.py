@@ -201,8 +201,8 @@ class TorchTrainer:
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
         gradients = values_of(self._unchecked())
         masked = self._masks and self._begun and (self.alone or self._statistics.found_finite)
-        # The largest number cannot overflow as a norm's squares can; a CPU finds it slowly.
-        order = math.inf if masked else 2.0
+        # The largest number cannot overflow as a norm's squares can; a CPU finds it slowly. Clipping takes the norm.
+        order = math.inf if masked and not self._clip_norm else 2.0
         norm = [torch.nn.utils.get_total_norm(gradients, order)] if gradients else []
         # Read together: on a GPU a reading waits until it has done what it was given.
         numbers = torch.stack([each.to(self._device) for each in (*losses, *norm)])
@@ -243,14 +243,13 @@ class TorchTrainer:
         The optimizer's hook then reads what the host has to know.
         """
         self._unread = read
-        # As a GradScaler does it; one that scales gives the optimizer its own.
-        self._optimizer.grad_scale, self._optimizer.found_inf = None, fault  # type: ignore[attr-defined]
+        # As a GradScaler does it.
+        self._optimizer.found_inf = fault  # type: ignore[attr-defined]
         try:
             self._update()
         finally:
             self._unread = None
-            for name in ("grad_scale", "found_inf"):
-                vars(self._optimizer).pop(name, None)
+            del self._optimizer.found_inf  # type: ignore[attr-defined]
 
     def place(self, samples: Samples) -> Samples:
         if not self._copies:
@@ -270,8 +269,8 @@ class TorchTrainer:
         assign(trained(self.model), torch.from_numpy(vector).to(self._device))
 
     def _unchecked(self) -> list[torch.Tensor]:
-        """This rank's gradients, without those that were checked when they were reduced."""
-        if not self.alone:
+        """This rank's gradients; only where they are not clipped without those that were checked when reduced."""
+        if not (self.alone or self._clip_norm):
             return self._statistics.unchecked()
         return [each.grad for each in self.model.parameters() if each.grad is not None]
 
@@ -281,12 +280,17 @@ class TorchTrainer:
         Args:
             gradients: those that were not checked; ``norm`` is the norm over all of them.
         """
-        return (self.alone or self._statistics.found_finite) and are_finite(gradients, norm)
+        return (self.alone or self._statistics.found_finite) and self._are_finite(gradients, norm)
+
+    def _are_finite(self, gradients: list[torch.Tensor], norm: float) -> bool:
+        # Clipping would make NaN of finite gradients whose norm overflows.
+        return math.isfinite(norm) if self._clip_norm else are_finite(gradients, norm)
 
     def _update(self) -> None:
         if self._clip_norm:
             clip_gradients(self.model.parameters(), self._clip_norm, getattr(self._optimizer, "found_inf", None))
-        self._scaler.step(self._optimizer)
+        # Not by the scaler, which would read once more whether gradients are finite.
+        self._optimizer.step()
 
     def rebuild(self) -> None:
         self._statistics.rebuild()

@@ -48,7 +48,7 @@ class Reads(TorchDispatchMode):
         return operation(*args, **kwargs or {})
 
 
-def reads(patch: pytest.MonkeyPatch, optimizer: str, parts: int) -> int:
+def reads(patch: pytest.MonkeyPatch, optimizer: str, precision: str, parts: int) -> int:
     values = {
         "name": "test",
         "source": "none",
@@ -56,6 +56,7 @@ def reads(patch: pytest.MonkeyPatch, optimizer: str, parts: int) -> int:
         "model": {"name": "digits_cnn"},
         "data": {"name": "digits"},
         "batch": {"size": 8},
+        "precision": precision,
         "optimizer": {"name": optimizer, "learning_rate": 0.01, **OPTIMIZERS[optimizer]},
         "epochs": 1,
     }
@@ -64,20 +65,26 @@ def reads(patch: pytest.MonkeyPatch, optimizer: str, parts: int) -> int:
     samples = [
         Samples(images=random.random((2, 8, 8, 1), np.float32), labels=random.integers(0, 10, 2)) for _ in range(parts)
     ]
-    # The first step makes the optimizer's state.
-    trainer.step(samples, parts, 1 / parts, 0.01, 1.0)
+    # The first steps make the optimizer's state, lower the scale of fp16, and prove that the ranks train.
+    for _ in range(8):
+        trainer.step(samples, parts, 1 / parts, 0.01, 1.0)
     counted = Reads(patch)
     with counted:
         trainer.step(samples, parts, 1 / parts, 0.01, 1.0)
     return counted.count
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_step_reads_its_losses_and_the_norm_of_its_gradients_at_once(monkeypatch: pytest.MonkeyPatch, optimizer: str):
+@pytest.mark.parametrize(
+    ("optimizer", "precision"),
+    [*((each, "float32") for each in OPTIMIZERS), *((each, "fp16") for each in ("sgd", "lamb", "rmsprop_to_sgd"))],
+)
+def test_a_step_reads_its_losses_and_the_norm_of_its_gradients_at_once(
+    monkeypatch: pytest.MonkeyPatch, optimizer: str, precision: str
+):
     """However many micro-batches and parameters there are, and whatever the rule."""
     # On a CPU, where nothing has to be waited for, the updates read numbers that stay on a GPU.
     monkeypatch.setattr(torch_updates, "_is_readable", lambda tensor: False)
     with monkeypatch.context() as patch:
-        once = reads(patch, optimizer, 1)
+        once = reads(patch, optimizer, precision, 1)
     with monkeypatch.context() as patch:
-        assert (once, reads(patch, optimizer, 4)) == (1, 1)
+        assert (once, reads(patch, optimizer, precision, 4)) == (1, 1)

@@ -317,6 +317,20 @@ def test_an_update_by_odd_numbers_is_left_out(framework, parts):
     assert math.isfinite(one_step(trainer, TRAIN[8:12], parts=parts)) and not trainer.faulty
 
 
+@pytest.mark.long
+def test_gradients_whose_norm_overflows_are_not_clipped_to_nan(framework):
+    """They are finite, and so is the loss; without clipping they count."""
+    for bound in (0.5, None):
+        trainer = real(framework, recipe(optimizer={**MOMENTUM, "clip_norm": bound}))
+        one_step(trainer, TRAIN[:4])
+        before = bits(of_model(trainer))
+        part = TRAIN[4:8]
+        loss = one_step(trainer, Samples(images=part.images * np.float32(1e20), labels=part.labels))
+        assert math.isfinite(loss) and trainer.own_finite and trainer.faulty is (bound is not None)
+        assert (bits(of_model(trainer)) == before) is trainer.faulty
+        assert all(np.isfinite(each).all() for each in of_model(trainer).values())
+
+
 @pytest.mark.slow
 def test_a_step_that_is_left_out_counts_only_where_what_was_saved_is_proved(framework):
     """Ranks that are ahead of others when one dies have all been in the comparison ahead of that."""
