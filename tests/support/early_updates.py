@@ -13,6 +13,7 @@ from hpctrain.worker.train.torch_trainer import TorchTrainer
 STEPS = 6
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-3}
 INSIDE = {**MOMENTUM, "rate_in_momentum": True}
+TRANSITION = {"center": 1.0, "period": 1.0, "rmsprop_rate": 0.005}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "learning_rate": 0.02, **MOMENTUM, "nesterov": True, "clip_norm": 1.0},
     "sgd, decoupled": {"name": "sgd", "learning_rate": 0.02, **INSIDE, "decoupled_decay": True},
@@ -20,6 +21,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1, "clip_norm": 1.0},
     "lars": {"name": "lars", "learning_rate": 0.5, **INSIDE, "trust_coefficient": 0.02, "unadapted": ["bias"]},
     "lars, nesterov": {"name": "lars", "learning_rate": 0.5, **INSIDE, "trust_coefficient": 0.02, "nesterov": True},
+    "rmsprop": {"name": "rmsprop_to_sgd", "learning_rate": 0.02, **MOMENTUM, "transition": TRANSITION},
     "lamb": {"name": "lamb", "learning_rate": 0.01, "weight_decay": 0.01, "unadapted": ["bias"], "clip_norm": 1.0},
 }
 AVERAGED = {"averaging": {"decay": 0.8}}

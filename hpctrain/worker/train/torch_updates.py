@@ -75,7 +75,7 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
         groups: groups of parameters, each with its ``kind``.
         settings: any optimizer but adam and adamw.
         masked: all parameters have fused kernels. A step then changes nothing where the attribute ``found_inf``, a
-            tensor as a GradScaler sets it, is 1; but for the rules whose numbers the host keeps or NaN would spoil.
+            tensor as a GradScaler sets it, is 1; but for momentum correction, whose rates the host keeps.
     """
 
     def __init__(self, groups: list[dict[str, Any]], settings: Optimizer, *, masked: bool = False) -> None:
@@ -84,7 +84,7 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
             defaults["sgd_share"] = 1.0
         super().__init__(groups, defaults)
         self._settings, self._names = settings, rules.slots(settings)
-        self._step_supports_amp_scaling = masked and not settings.momentum_correction and settings.transition is None
+        self._step_supports_amp_scaling = masked and not settings.momentum_correction
 
     @overload
     def step(self, closure: None = None) -> None: ...
