@@ -39,7 +39,10 @@ FAULTS = (({0}, math.nan), ({2}, math.inf), ({0, 1, 3, 4, STEPS - 1}, math.nan),
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [*((name, "float32") for name in (*OPTIMIZERS, *UNMASKED)), *((name, "fp16") for name in ("sgd", "lars", "lamb", "rmsprop"))],
+    [
+        *((name, "float32") for name in (*OPTIMIZERS, *UNMASKED)),
+        *((name, "fp16") for name in ("sgd", "lars", "lamb", "rmsprop")),
+    ],
 )
 def test_a_step_that_is_not_finite_changes_nothing(name: str, precision: str):
     settings = digits_recipe(optimizer={**OPTIMIZERS, **UNMASKED}[name], precision=precision, **AVERAGED)
