@@ -49,6 +49,11 @@ def test_processes_that_a_rank_spawns_are_no_ranks(hpctrain: Launch, tmp_path: P
     (tmp_path / "script.py").write_text(script.format(init="", body=f"ht.init()\n    {body}"))
     result = hpctrain("run", "script.py", "-np", "2")
     assert result.returncode == 0, result.stdout
+    body = "mp.spawn(torch.distributed.init_process_group, ('env://',), nprocs=2)"
+    (tmp_path / "script.py").write_text("import torch\n" + script.format(init="", body=body))
+    # There is nothing at the address of the run that they could wait for.
+    result = hpctrain("run", "script.py", "-np", "2")
+    assert result.returncode == 1, result.stdout
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ def find_failure(
     # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if there is no other.
     if killed and (killed[1] != signal.SIGTERM or (first_dead is None and not failed)):
         return _killed_failure(directory, records, *killed)
-    if lost := _lost_peer(directory, records, output):
+    # A rank that raised an error closes its connections too, and the launcher ends those beside it.
+    if not failed and (lost := _lost_peer(directory, records, output)):
         return lost
     if first_dead is not None:
         return _rank_failure(

@@ -17,7 +17,7 @@ from typing import Any
 from hpctrain.common.cluster.launcher import TORCHRUN, detect
 from hpctrain.common.run.plan import Plan
 from hpctrain.worker.comm.after_import import change_after_import
-from hpctrain.worker.comm.torchrun import torchrun_variables
+from hpctrain.worker.comm.torchrun import NO_PORT, torchrun_variables
 
 _GROUPS, _SPAWN = "torch.distributed.distributed_c10d", "torch.multiprocessing.spawn"
 _IN_HOST_MEMORY = ("gloo", "mpi")
@@ -56,7 +56,7 @@ def script_variables(plan: Plan, rank: int) -> dict[str, str]:
         local_rank=local_rank,
         local_size=local_size,
         node=node,
-        address=(plan.hosts[0].host, 0),
+        address=(plan.hosts[0].host, NO_PORT),
     )
     if plan.capabilities is None or not (plan.capabilities.joins_ranks and plan.capabilities.has_meshes):
         return variables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ _Change = Callable[[ModuleType], None]
 def change_after_import(changes: Mapping[str, _Change]) -> None:
     """Call each change, by the module's name, with the module: now if it is imported already, else once it is."""
     for name, change in changes.items():
-        if name in sys.modules:
-            change(sys.modules[name])
+        # None stands there for a module that must not be imported.
+        if sys.modules.get(name):
+            # Another thread may still execute it: this waits for it.
+            change(importlib.import_module(name))
         else:
             _finder.changes[name].append(change)
     if _finder not in sys.meta_path:
@@ -34,7 +37,8 @@ class _AfterImport(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname not in self.changes:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
+        # Python too leaves out finders of the time before find_spec.
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
         if spec is None or spec.loader is None:
             return spec

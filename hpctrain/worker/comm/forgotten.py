@@ -63,16 +63,21 @@ def watch(mention: Callable[[], object]) -> None:
         return
     _watching = True
 
-    def updated(*_: object) -> None:
+    def updated() -> None:
         global _updates
         _updates += 1
         if _updates == _TOLD_AT_UPDATE:
             mention()
 
+    def stepped(optimizer: Any, *_: object) -> None:
+        # torch.distributed.checkpoint makes a step without effect, after which an optimizer has a state to load into.
+        if any(group.get("lr", 1) for group in optimizer.param_groups):
+            updated()
+
     change_after_import(
         {
             # PyTorch does not let a hook remove itself.
-            _OPTIMIZERS: lambda module: module.register_optimizer_step_post_hook(updated),
+            _OPTIMIZERS: lambda module: module.register_optimizer_step_post_hook(stepped),
             _KERAS_OPTIMIZERS: functools.partial(_watch_keras, updated),
             _GROUPS: _watch_stores,
         }

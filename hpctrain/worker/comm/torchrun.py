@@ -11,6 +11,10 @@ from hpctrain.common.cluster.launcher import AS_TORCHRUN, TORCHRUN, TORCHRUN_MAR
 from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.worker.comm.base import Communicator
 
+# In place of a store's port where there is no store. PyTorch refuses it at once; a process that a rank starts would
+# wait for a store at port 0 to PyTorch's limit of 30 minutes.
+NO_PORT = 65536
+
 
 def torchrun_variables(
     *, rank: int, size: int, local_rank: int, local_size: int, node: int, address: tuple[str, int]
@@ -19,7 +23,7 @@ def torchrun_variables(
 
     Args:
         node: the number of the rank's host, from 0.
-        address: host and port of torch.distributed's store; port 0 if there is none yet.
+        address: host and port of torch.distributed's store; ``NO_PORT`` if there is none.
     """
     return {
         "RANK": str(rank),
@@ -49,7 +53,7 @@ def set_torchrun_variables(comm: Communicator) -> None:
         local_rank=local_rank,
         local_size=local_size,
         node=node,
-        address=comm.store_address or ("127.0.0.1", 0),
+        address=comm.store_address or ("127.0.0.1", NO_PORT),
     )
     launcher = detect()
     if launcher and launcher.name == TORCHRUN:

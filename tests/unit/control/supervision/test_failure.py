@@ -149,6 +149,15 @@ def test_the_rank_that_lost_its_peer_is_not_to_blame(
         assert (failure.code, failure.rank) == ("HT-rank-silent" if blamed else "HT-rank-died", blamed)
 
 
+def test_a_lost_connection_to_the_host_of_an_error_leaves_the_cause_with_the_error(directory: RunDirectory) -> None:
+    """The launcher has ended a rank beside it, which recorded nothing."""
+    record(directory, 0, "running", host="n1")
+    record(directory, 1, "failed", "not a digit", host="n2", ended=2.0)
+    record(directory, 2, "running", host="n2")
+    failure = find_failure(directory, 3, output=LOST_PEER, exit_status=14)
+    assert failure and (failure.code, failure.rank) == ("HT-rank-exception", 1)
+
+
 def test_the_launchers_own_sigterm_is_no_cause(directory: RunDirectory) -> None:
     record(directory, 0, "failed", "the cause", ended=5.0)
     record(directory, 1, "running")

@@ -104,7 +104,7 @@ def test_every_script_gets_them(backend: str, meshes: bool) -> None:
     found, module, wrapped = run(plan(backend), *names, PL_TRAINER_DEVICES="7")
     # What the user sets stays.
     on_cpu = "true" if meshes else None
-    assert found == {"RANK": "2", "MASTER_PORT": "0", "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": on_cpu}
+    assert found == {"RANK": "2", "MASTER_PORT": "65536", "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": on_cpu}
     assert (module, wrapped) == ("torch.distributed.distributed_c10d", True)
 
 

@@ -19,6 +19,7 @@ said = []
 forgotten.watch(lambda: said.append(None))
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 def optimizer(kind):
     found = kind([torch.zeros(2, requires_grad=True)], lr=0.1)
@@ -46,6 +47,9 @@ for number, case in enumerate(sys.argv[1:]):
 CASES = {
     "pass": "[False, None] 0",
     "kept = optimizer(torch.optim.AdamW)": "[False, None] 0",  # for an evaluation
+    "model = torch.nn.Linear(2, 2); get_optimizer_state_dict(model, torch.optim.AdamW(model.parameters()))": (
+        "[False, None] 0"  # it makes a step of its own, without effect
+    ),
     "steps()": "[True, True] 1",
     "kept = store('a', 1); steps()": "[True, True] 1",
     # By a bare ProcessGroupGloo, by torch.distributed.rpc, or by the store itself.
