@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events.kinds import Count, EpochEvent, Outcome, Seconds
+from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.values import Count, Outcome, Seconds
 from hpctrain.report.comparison import compare, comparison_keys
 from hpctrain.report.energy import energy_keys, energy_of
 from hpctrain.report.predicted import PredictedRow, own_prediction

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
-from hpctrain.common.run.events.kinds import Count, Seconds
 from hpctrain.common.run.processes import works_in
+from hpctrain.common.run.values import Count, Seconds
 
 # A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
 _START_TOLERANCE_SECONDS = 2.0

@@ -23,7 +23,6 @@ from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.events import Event, EventsFile, EventWriter
 from hpctrain.common.run.events.kinds import (
-    LIMIT,
     ContinuedEvent,
     EnergyEvent,
     LogEvent,
@@ -32,6 +31,7 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
+from hpctrain.common.run.values import LIMIT
 from hpctrain.worker.comm import Communicator, forks
 from hpctrain.worker.comm.after_import import change_after_import
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.cluster.node_map import NodeMap, NumaNode, Slot
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.run.plan import Plan, Slots
+from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.place_hosts import Hosts, KnownFabric, place_hosts
 from hpctrain.control.planning.planner import make_plan
@@ -95,6 +97,7 @@ def test_places_for_all_ranks_or_for_none() -> None:
     with invalid("HT-plan-places-of-some-hosts"):
         Plan(
             ranks=2,
+            script=Script(path=Path("train.py")),
             hosts=(Slots(host="n1", slots=1, places=(slot,)), Slots(host="n2", slots=1)),
             threads_per_rank=1,
         )

@@ -1,0 +1,34 @@
+"""The values that events and records of a run may have."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Lt
+from pydantic import AllowInfNan, BeforeValidator, Strict
+
+
+def _finite_or_none(value: Any) -> Any:
+    """JSON has no word for numbers that are not finite, so an event has none from the start."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+LIMIT = 2**53
+"""From here on, numbers are not whole any more where they meet others."""
+
+Count = Annotated[int, Strict(), Ge(0), Lt(LIMIT)]
+
+Seconds = Annotated[float, Strict(), Ge(0), Lt(1e11), AllowInfNan(False)]
+"""No clock shows more."""
+
+Finite = Annotated[float, Strict(), AllowInfNan(False)]
+
+Rate = Annotated[float, Strict(), Gt(0), AllowInfNan(False)]
+"""A quantity per second."""
+
+Number = Annotated[Annotated[float, Strict()] | None, BeforeValidator(_finite_or_none)]
+"""What was measured; None for what is not finite or not known."""
+
+Outcome = Literal["done", "failed", "resumable"]
+"""What a run is when an attempt has ended."""
