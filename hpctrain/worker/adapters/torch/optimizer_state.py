@@ -52,13 +52,13 @@ def load_optimizer(
 
 def _like(parameter: torch.Tensor, state: Mapping[str, NDArray[Any]], key: str, slot: str) -> torch.Tensor:
     """A saved tensor, laid out as its parameter."""
-    if slot == _STEP or shape_of(state, key) != tuple(parameter.shape):
-        return tensor_of(state[key])
-    if not is_dtensor(parameter):
-        return laid_out(tensor_of(state[key]), parameter)
-    tensor = torch.empty_like(parameter, requires_grad=False)
-    fill(tensor, state, key)
-    return tensor
+    alike = slot != _STEP
+    if alike and is_dtensor(parameter) and shape_of(state, key) == tuple(parameter.shape):
+        tensor = torch.empty_like(parameter, requires_grad=False)
+        fill(tensor, state, key)
+        return tensor
+    tensor = tensor_of(state[key])
+    return laid_out(tensor, parameter) if alike and tensor.shape == parameter.shape else tensor
 
 
 def _updated(parameters: Named, optimizer: torch.optim.Optimizer) -> dict[int, tuple[str, torch.Tensor]]:
