@@ -1,8 +1,8 @@
 """Times the updates of ResNet-50 by each rule of recipes, as ratios to PyTorch's SGD with ``foreach``.
 
 ``python benchmarks/updates.py [--threads 1] [--rounds 15]``, on a GPU where there is one. Each rule is also timed one
-parameter at a time, in the operations of :mod:`hpctrain.common.optim.rules`. On a CPU
-the processor's time of all threads is printed too, which a busy machine changes less than the time that passes: threads
+parameter at a time, in the operations of :mod:`hpctrain.common.optim.rules`. On a CPU the
+processor's time of all threads is printed too, which a busy machine changes less than the time that passes: threads
 that wait for another sleep.
 """
 

@@ -18,6 +18,8 @@ _Value = TypeVar("_Value")
 _LONGEST_SECONDS = 3600
 # Eleven days. Timers of Python end in an OverflowError where there is no limit.
 _LONGEST_WAIT = 10**6
+_WAIT = f"a number of seconds above 0, at most {_LONGEST_WAIT}"
+_FLAG = {"1": True, "0": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,21 +81,21 @@ def _whole(least: int, most: float = math.inf) -> Callable[[str], int | None]:
 
 TIMEOUT = Setting(
     name="HPCTRAIN_TIMEOUT",
-    valid=f"a number of seconds above 0, at most {_LONGEST_WAIT}",
+    valid=_WAIT,
     parse=_seconds,
     default=600.0,
     purpose="How long a rank waits for the others before it gives up.",
 )
 STALL = Setting(
     name="HPCTRAIN_STALL",
-    valid=f"a number of seconds above 0, at most {_LONGEST_WAIT}",
+    valid=_WAIT,
     parse=_seconds,
     default=60.0,
     purpose="How long a rank waits before it names the ranks that it waits for; at most half of `HPCTRAIN_TIMEOUT`.",
 )
 OBJECT_TIMEOUT = Setting(
     name="HPCTRAIN_OBJECT_TIMEOUT",
-    valid=f"a number of seconds above 0, at most {_LONGEST_WAIT}",
+    valid=_WAIT,
     parse=_seconds,
     default=30.0,
     purpose="How long an object store may be silent before a request is tried again.",
@@ -152,14 +154,14 @@ MESH = Setting[str | None](
 SHARE_GPUS = Setting[bool | None](
     name="HPCTRAIN_SHARE_GPUS",
     valid="1 or 0",
-    parse={"1": True, "0": False}.get,
+    parse=_FLAG.get,
     default=None,
     purpose="Whether ranks of one host share its GPUs over NCCL, to try things out; `--share-gpus` sets it itself.",
 )
 RANKS_ALONE = Setting(
     name="HPCTRAIN_RANKS_ALONE",
     valid="1 or 0",
-    parse={"1": True, "0": False}.get,
+    parse=_FLAG.get,
     default=False,
     purpose="1: each rank of a script is meant to train by itself, or the script joins them in a way of its own, such "
     "as its own sockets, so that the run ends as done.",
