@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.readers.listing import Listing
 from hpctrain.control.topology.records import FabricNode, Link, Record, Remark
 
-_HEADING = re.compile(r"(?:(?P<adapter>CA): (?P<name>.*)|Switch: 0x(?P<guid>[0-9a-f]{16}) (?P<switch>.*)):\s*")
+_HEADING = re.compile(r"(?:(?P<other>CA|Router): (?P<name>.*)|Switch: 0x(?P<guid>[0-9a-f]{16}) (?P<switch>.*)):\s*")
 _ROW = re.compile(
     r'\s*(?:0x(?P<guid>[0-9a-f]{16})\s+)?(?:"\s*(?P<name>.*?)"\s+)?(?P<lid>[0-9]{1,5})\s+(?P<port>[0-9]{1,3})'
-    r"\[[ 0-9]*\]\s+==\((?P<state>.*?)\)==>\s+(?:0x(?P<peer>[0-9a-f]{16})\s+)?(?P<peer_lid>[0-9]{1,5})?\s+"
-    r'(?P<peer_port>[0-9]{1,3})?\[[ 0-9]*\]\s+"(?P<peer_name>.*)" \(.*\)\s*'
+    r"\[[ 0-9]*\]\s+==\((?P<state>.*?)\)==>\s+(?:(?:0x(?P<peer>[0-9a-f]{16})\s+)?(?P<peer_lid>[0-9]{1,5})?\s+"
+    r'(?P<peer_port>[0-9]{1,3})?\[[ 0-9]*\]\s+"(?P<peer_name>.*)" \(.*\)|"Port not available")\s*'
 )
 _LANES = re.compile(r"\s*([0-9]{1,2})X\s+([0-9.]+) Gbps( \(FDR10\))?")
 # Signalling rate of a lane as libibmad prints it.
@@ -30,13 +31,16 @@ _SPEEDS = {
 }
 
 
+Kind = Literal["switch", "adapter"]
+
+
 @dataclass(frozen=True, slots=True)
 class _Port:
     """One row, with the GUID that identifies its node in the file."""
 
     guid: str
     name: str
-    kind: Literal["switch", "adapter"] | None
+    kind: Kind | Literal["router"] | None
     row: re.Match[str]
     where: str
     lanes: tuple[int | None, str | None]
@@ -48,17 +52,21 @@ def read(text: str, where: str) -> Iterator[Record]:
     The format identifies an adapter by its port's GUID, so each port becomes a separate adapter. The default output
     names the other end of a cable only by its LID, which must belong to a node of the file, except in the output of
     ``--switches-only``, whose adapters get their LID, written as a GUID. ``--line`` does not distinguish switches from
-    adapters: a node with several ports is a switch, since an adapter's GUID here is that of one port.
+    adapters: a node with several ports is a switch, since an adapter's GUID here is that of one port. Routers and the
+    cables to them are skipped; ``--line`` does not tell them from adapters.
 
     Raises:
-        HpctrainError: the text is not such an output, or a line of it is damaged or cut off.
+        HpctrainError: the text is not such an output, a line of it is damaged or cut off, or the other end of a cable
+            is named by a LID that several nodes have.
     """
     listing = Listing(text, where, "iblinkinfo")
     ports = list(_ports(listing))
     if not ports:
         raise listing.fault("HT-fabric-no-nodes", "no port in it: not the output of iblinkinfo", 1)
+    by_lid = _by_lid(listing, ports)
+    routers = {port.guid for port in ports if port.kind == "router"}
+    ports = [port for port in ports if port.guid not in routers and _peer(port, by_lid) not in routers]
     nodes = _nodes(ports)
-    by_lid = {int(port.row["lid"]): port.guid for port in ports}
     if any(node.kind == "adapter" for node in nodes.values()):
         missing = [port.where for port in ports if _peer(port, by_lid) not in nodes and _is_up(port)]
         if missing:
@@ -120,7 +128,24 @@ def _port(listing: Listing, number: int, row: re.Match[str], heading: re.Match[s
         return _Port(heading["guid"], heading["switch"], "switch", row, at, lanes)
     if not row["guid"]:
         raise listing.fault("HT-fabric-port-no-guid", "a port of an adapter without its GUID", number, row.string)
-    return _Port(row["guid"], heading["name"], "adapter", row, at, lanes)
+    return _Port(row["guid"], heading["name"], "adapter" if heading["other"] == "CA" else "router", row, at, lanes)
+
+
+def _by_lid(listing: Listing, ports: list[_Port]) -> dict[int, str]:
+    """The node of each LID, which names the other ends of cables; without a subnet manager all LIDs are 0."""
+    owners: dict[int, set[str]] = {}
+    for port in ports:
+        owners.setdefault(int(port.row["lid"]), set()).add(port.guid)
+    for port in ports:
+        if _is_up(port) and not port.row["peer"] and len(owners.get(int(port.row["peer_lid"]), ())) > 1:
+            raise HpctrainError(
+                "HT-fabric-lid-twice",
+                "{where}: several nodes have the LID {lid}, which is all that names the other end of this cable",
+                f"iblinkinfo --line names it by its GUID: iblinkinfo --line > {listing.where}",
+                where=port.where,
+                lid=int(port.row["peer_lid"]),
+            )
+    return {lid: min(guids) for lid, guids in owners.items()}
 
 
 def _is_up(port: _Port) -> bool:
@@ -146,7 +171,7 @@ def _nodes(ports: list[_Port]) -> dict[str, FabricNode]:
     nodes: dict[str, FabricNode] = {}
     for port in ports:
         if port.guid not in nodes:
-            kind = port.kind or ("switch" if port.guid in several else "adapter")
+            kind: Kind = "switch" if port.kind == "switch" or (not port.kind and port.guid in several) else "adapter"
             nodes[port.guid] = FabricNode(
                 kind=kind,
                 guid=port.guid,

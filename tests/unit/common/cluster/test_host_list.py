@@ -25,11 +25,19 @@ from support.refusals import refused
         ("n[5,1-3]", ["n5", "n1", "n2", "n3"]),
         ("r[2,1]n[2,1]", ["r2n2", "r2n1", "r1n2", "r1n1"]),
         ("r[1-2]n[1-2]-ib", ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]),
+        ("n[098-101,7]", ["n098", "n099", "n100", "n101", "n7"]),
+        ("n[998-1001]", ["n998", "n999", "n1000", "n1001"]),
+        ("n[01-3]", ["n01", "n02", "n03"]),
         ("n[1-2],login.example.org", ["n1", "n2", "login.example.org"]),
     ],
 )
 def test_expanded_in_the_order_given(text: str, names: list[str]) -> None:
     assert list(expand_hosts(text, "--hosts")) == names
+
+
+def test_a_range_that_outgrows_its_zeros_is_expanded_as_slurm_does() -> None:
+    # `scontrol show hostlist` writes these 1,001 names as this list.
+    assert expand_hosts("n[001-1001]", "f:7") == tuple(f"n{number:03}" for number in range(1, 1002))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +58,7 @@ def test_expanded_in_the_order_given(text: str, names: list[str]) -> None:
             "@all",
             "*",
         ),
-        *("n[1-2]!n1", "n[1-2]/2", "n[a]", "n1\x00", "ñ1", "n" + "1" * 5000, "n[08-100]"),
+        *("n[1-2]!n1", "n[1-2]/2", "n[a]", "n1\x00", "ñ1", "n" + "1" * 5000),
     ],
 )
 def test_refused(text: str) -> None:

@@ -100,6 +100,49 @@ def test_routers_and_their_cables_are_passed_over() -> None:
         list(ibnetdiscover.read(router, "f"))
 
 
+@pytest.mark.parametrize("before", ["CA: n1", "CA: n2", "Switch: 0x0000000000000002", "Switch: 0x0000000000000003"])
+def test_routers_of_iblinkinfo_are_passed_over_too(before: str) -> None:
+    # Lines as infiniband-diags' iblinkinfo.c prints them.
+    router = "Router: r1:\n      0x0000000000000091      9    1[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>  "
+    router += '     1    4[  ] "MF0;leaf1:MQM9701/U1" ( )\n'
+    cable = '           1    4[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       9    1[  ] "r1" ( )\n'
+    text = IBLINKINFO.replace(before, router + before, 1).replace("           1    3", f"{cable}           1    3", 1)
+    found, plain = (build_fabric(iblinkinfo.read(each, "f")) for each in (text, IBLINKINFO))
+    assert (found.names, found.hosts, found.warnings) == (plain.names, plain.hosts, plain.warnings)
+    assert found.source.tolist() == plain.source.tolist()
+
+
+def test_a_port_of_iblinkinfo_whose_other_end_does_not_answer_has_no_cable() -> None:
+    down, up = (
+        '==(                Down/ Polling)==>             [  ] "" ( )',
+        "==( 4X        10.0 Gbps Initialize/  LinkUp)",
+    )
+    text = IBLINKINFO.replace(down, f'{up}==>      "Port not available"')
+    found, plain = (build_fabric(iblinkinfo.read(each, "f")) for each in (text, IBLINKINFO))
+    assert text != IBLINKINFO
+    assert (found.names, found.warnings) == (plain.names, plain.warnings)
+
+
+def test_a_lid_of_several_nodes_names_no_end_of_a_cable() -> None:
+    # Before a subnet manager has run.
+    text = IBLINKINFO.replace("      4    1", "      0    1").replace("      5    1", "      0    1")
+    with refused("HT-fabric-lid-twice", where="f:6", lid=0):
+        list(iblinkinfo.read(text, "f"))
+
+
+def test_ibnetdiscover_of_two_hosts_without_a_switch() -> None:
+    # Lines as infiniband-diags' ibnetdiscover.c prints them: a blank before the other adapter's port.
+    text = "".join(
+        f"vendid=0x2c9\ndevid=0x1021\nsysimgguid=0x{one}0\ncaguid=0x{one}0\n"
+        f'Ca\t1 "H-00000000000000{one}0"\t\t# "{host} mlx5_0"\n'
+        f'[1]({one}1) \t"H-00000000000000{other}0"[1] ({other}1) \t\t'
+        f'# lid {lid} lmc 0 "{peer} mlx5_0" lid {far} 4xNDR\n\n'
+        for one, host, lid, other, peer, far in (("a", "n1", 4, "b", "n2", 5), ("b", "n2", 5, "a", "n1", 4))
+    )
+    fabric = build_fabric(ibnetdiscover.read(text, "f"))
+    assert (fabric.hosts, fabric.lid.tolist(), fabric.bandwidth.tolist()) == (("n1", "n2"), [4, 5], [50e9, 50e9])
+
+
 def test_iblinkinfo_of_switches_only() -> None:
     text = IBLINKINFO[IBLINKINFO.index("Switch: ") :]
     fabric = build_fabric(iblinkinfo.read(text, "f"))
