@@ -490,6 +490,9 @@ class _Reader:
             "precision": self.precision,
             "state": STATES[self.state],
             "kernels": "fused" if self.software in _FUSED or self.text("compile") in _YES else "eager",
+            # --attention-dropout and --hidden-dropout are 0.1 unless a script says otherwise (megatron/arguments.py).
+            "dropout": not self.flash and "megatron" in self.text("framework") and self.network.kind == "gelu",
+            "deepspeed_pipeline": self.software == "megatron-deepspeed" and "deepspeed" in self.text("framework"),
         }
 
     @property
@@ -567,6 +570,9 @@ class _Reader:
             self.guessed.append("act_ckpt")
             yield from ("none", "selective", "matmuls", "full")
         elif self.software == "pytorch" and text.startswith("selective"):
+            if "op" not in text.split():
+                # Such as every second layer.
+                self.guessed.append("act_ckpt")
             yield "matmuls"
         else:
             known = _RECOMPUTATION.get(re.split("[^a-z]", text)[0])

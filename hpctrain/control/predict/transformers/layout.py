@@ -81,6 +81,9 @@ class Layout:
             engine's buckets; otherwise they appear in the backward pass of the first micro-batch.
         divided_vocabulary: tp divides embedding and head too, as Megatron-LM and torchtitan do, and hpctrain does not.
         chunked_loss: logits and loss are computed for some tokens at a time, as hpctrain does.
+        deepspeed_pipeline: DeepSpeed's pipeline engine runs the stages, one alone too. It refers to each stage's output
+            until its buffer is used again, copies each stage's input, and computes the loss as Megatron-LM does
+            (https://github.com/deepspeedai/DeepSpeed at v0.5.8, deepspeed/runtime/pipe/engine.py).
 
     Raises:
         HpctrainError: a value is invalid by itself; see :meth:`check` for those that do not fit a transformer.
@@ -106,6 +109,7 @@ class Layout:
     gradient_buffer: bool = True
     divided_vocabulary: bool = True
     chunked_loss: bool = False
+    deepspeed_pipeline: bool = False
 
     def __post_init__(self) -> None:
         for name, valid in CHOICES.items():

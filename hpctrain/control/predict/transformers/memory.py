@@ -288,7 +288,8 @@ class _Rank:
             communication=NCCL_BYTES * sum(size > 1 for size in self.layout.sizes.values()),
         )
         ended = replace(begun, gradients=state.gradients, activations=min(layer, begun.activations))
-        moments = [begun, ended, replace(ended, moment="update", **_NONE, working=self._update())]
+        idle = {**_NONE, "logits": begun.logits if self.layout.deepspeed_pipeline else 0.0}
+        moments = [begun, ended, replace(ended, moment="update", **idle, working=self._update())]
         if self._last:
             moments.append(replace(begun, moment="loss", logits=self._logits(), working=0))
         return max(moments, key=lambda each: each.allocated)
@@ -343,9 +344,13 @@ class _Rank:
         )
         tokens, item = self.layout.tokens(self.sequence), self.layout.item_bytes
         split = self.layout.sizes["tp"] if self.layout.sequence_parallel else 1
+        boundary = tokens * item * self.network.width
         if self._last:
             # The inputs of the last norm and of the head.
-            found += tokens * 2 * item * self.network.width / split
+            found += 2 * boundary / split
+        if self.layout.deepspeed_pipeline:
+            # The copied input, and the output, each where there is a stage before or behind.
+            found += in_flight(self.layout, self.rank) * boundary * ((not self._first) + (not self._last))
         if self._first:
             # The tokens' numbers, as int64.
             found += 8 * tokens * in_flight(self.layout, self.rank) / self.layout.virtual_stages
@@ -355,14 +360,21 @@ class _Rank:
         """At the loss: a fused one computes in place of the logits in float32; PyTorch's has the logarithms of the
         probabilities and two gradients, after the logits themselves are gone.
         """
-        each = self.layout.item_bytes + 4 if self.layout.kernels == "fused" else 12
+        fused = self.layout.kernels == "fused" or self.layout.deepspeed_pipeline
+        each = self.layout.item_bytes + 4 if fused else 12
         return self._logit_count * each + self._kept_logits(before=True)
 
     def _kept_logits(self, *, before: bool = False) -> float:
-        """What earlier micro-batches keep of their loss where no backward pass begins ahead of the last."""
+        """What earlier micro-batches keep of their loss where no backward pass begins ahead of the last, or where an
+        engine refers to the outputs of two.
+        """
+        if not self._last or self.layout.chunked_loss:
+            return 0.0
+        others = self.layout.micro_batches - before
+        if self.layout.deepspeed_pipeline:
+            return 4 * self._logit_count * min(2, others)
         all_first = self.layout.schedule in ("gpipe", "looped_bfs") and self.layout.sizes["pp"] > 1
-        count = self.layout.micro_batches - before if all_first and self._last and not self.layout.chunked_loss else 0
-        return 4 * self._logit_count * count
+        return 4 * self._logit_count * others if all_first else 0.0
 
     @property
     def _logit_count(self) -> float:

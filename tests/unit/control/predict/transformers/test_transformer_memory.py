@@ -211,3 +211,18 @@ def test_one_process_takes_what_is_tracked(sizes, settings, moment):
     found = memory(sizes, layout)
     assert found.moment == moment
     assert found.allocated / tracked(sizes, layout) == pytest.approx(1, abs=0.05), found
+
+
+@pytest.mark.parametrize(("pp", "batches", "held"), [(1, 1, 0), (1, 2, 1), (1, 8, 2), (2, 8, 2)])
+def test_deepspeed_s_pipeline_engine_keeps_inputs_outputs_and_logits(pp, batches, held):
+    network = replace(GPT, vocabulary=40000)
+    plain = Layout(mesh=mesh(pp=pp), micro_batch=64, micro_batches=batches, recomputation="full", zero=0)
+    found, usual = (rank_memories(network, replace(plain, deepspeed_pipeline=deepspeed)) for deepspeed in (True, False))
+    tokens = 64 * GPT.context
+    # 16 bits, float32, and float32 of earlier micro-batches, with Megatron-LM's loss in place of the logits.
+    assert found[-1].moment == "loss"
+    assert found[-1].logits == tokens * network.vocabulary * (2 + 4 + 4 * held)
+    # The first rank's output, and the last one's copied input, of each micro-batch in flight.
+    copies = [0] if pp == 1 else [2, 1]
+    for here, there, count in zip(found, usual, copies, strict=True):
+        assert here.activations - there.activations == count * tokens * 2 * GPT.width
