@@ -12,6 +12,7 @@ from typing import Any
 
 from hpctrain.common.settings import RANKS_ALONE
 from hpctrain.worker.comm.after_import import change_after_import
+from hpctrain.worker.comm.first_updates import FirstUpdates
 
 # A script that imports one of these knows of the other ranks without hpctrain.
 _OTHERS = ["mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras", "deepspeed"]
@@ -19,7 +20,7 @@ _OTHERS = ["mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras",
 # A script that imports one of these may have built on torch.distributed's default group, if there is one.
 _ON_GROUPS = ("accelerate", "lightning_fabric", "lightning.fabric")
 
-_OPTIMIZERS, _KERAS_OPTIMIZERS = "torch.optim.optimizer", "keras.src.optimizers.base_optimizer"
+_KERAS_OPTIMIZERS = "keras.src.optimizers.base_optimizer"
 _GROUPS = "torch.distributed.distributed_c10d"
 # PyTorch's processes meet in one of these: by the place of the argument that says how many they are.
 _STORES = {"TCPStore": 2, "FileStore": 1}
@@ -69,15 +70,9 @@ def watch(mention: Callable[[], object]) -> None:
         if _updates == _TOLD_AT_UPDATE:
             mention()
 
-    def stepped(optimizer: Any, *_: object) -> None:
-        # torch.distributed.checkpoint makes a step without effect, after which an optimizer has a state to load into.
-        if any(group.get("lr", 1) for group in optimizer.param_groups):
-            updated()
-
+    FirstUpdates(updated, wanted=_TOLD_AT_UPDATE)
     change_after_import(
         {
-            # PyTorch does not let a hook remove itself.
-            _OPTIMIZERS: lambda module: module.register_optimizer_step_post_hook(stepped),
             _KERAS_OPTIMIZERS: functools.partial(_watch_keras, updated),
             _GROUPS: _watch_stores,
         }
@@ -128,8 +123,9 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool
         if not trained or (group and any(name in sys.modules for name in _ON_GROUPS)):
             return None
         text = (
-            f"{ranks} ranks train, each by itself: the script has an optimizer, but never passed it to ht.distribute. "
-            "Its results are rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all"
+            f"{ranks} ranks train, each by itself: what they train was never passed to ht.distribute. The results are "
+            "rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all. Updates "
+            "without an optimizer need one, or gradients that comm.allreduce has averaged"
         )
         # Over Gloo and NCCL ht.init() makes the group on which DDP or FSDP may have built.
         return Forgotten(text, alone=not (group or others))

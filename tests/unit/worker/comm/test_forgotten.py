@@ -30,6 +30,18 @@ def steps():
     own = optimizer(torch.optim.SGD)
     own.step(), own.step()
 
+def by_hand(trained, update, steps=3):
+    for _ in range(steps):
+        loss = sum(torch.sum(each * torch.arange(1.0, 1 + each.numel()).reshape(each.shape)) for each in trained)
+        loss.backward()
+        with torch.no_grad():
+            for each in trained:
+                update(each)
+                each.grad = None
+
+def subtract(each):
+    each -= 0.1 * each.grad
+
 def store(name, processes):
     return dist.FileStore(name, processes)
 
@@ -51,6 +63,29 @@ CASES = {
         "[False, None] 0"  # it makes a step of its own, without effect
     ),
     "steps()": "[True, True] 1",
+    "own = optimizer(torch.optim.AdamW); own.zero_grad(); own.step(), own.step()": "[False, None] 0",
+    "own = optimizer(torch.optim.SGD); own.param_groups[0]['lr'] = 0.0; own.step(), own.step()": "[False, None] 0",
+    "by_hand([*torch.nn.Linear(2, 2).parameters()], lambda each: None)": "[False, None] 0",
+    "by_hand([*torch.nn.Linear(2, 2).parameters()], subtract)": "[True, True] 1",
+    "by_hand([*torch.nn.Linear(2, 2).parameters()], lambda each: each.data.add_(each.grad, alpha=-0.1))": (
+        "[True, True] 1"
+    ),
+    "by_hand([*torch.nn.Linear(2, 2).parameters()], subtract, steps=1)": "[False, None] 0",
+    "by_hand([torch.zeros(3, requires_grad=True)], subtract)": "[True, True] 1",
+    # An adversarial sample for a model.
+    "model = torch.nn.Linear(2, 2); by_hand([torch.zeros(3, requires_grad=True)], subtract)": "[False, None] 0",
+    # By autograd.grad(), of a model without a bias in 16 bits.
+    """model = torch.nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
+for _ in range(3):
+    (found,) = torch.autograd.grad(model(torch.ones(1, 2, dtype=torch.bfloat16)).sum(), model.parameters())
+    model.weight.data -= found""": "[True, True] 1",
+    # Micro-batches.
+    """model = torch.nn.Linear(2, 2)
+for number in range(40):
+    model(torch.ones(1, 2)).sum().backward()
+    if number % 16 == 15:
+        with torch.no_grad():
+            model.bias -= model.bias.grad""": "[True, True] 1",
     "kept = store('a', 1); steps()": "[True, True] 1",
     # By a bare ProcessGroupGloo, by torch.distributed.rpc, or by the store itself.
     "kept = store('b', 2); steps()": "[None, True] 1",
