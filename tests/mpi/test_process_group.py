@@ -58,5 +58,5 @@ def test_a_script_that_just_ends_gives_everything_back(mpirun):
 @pytest.mark.long
 def test_what_torch_builds_on_process_groups_equals_one_process(mpirun):
     output = mpirun(PROGRAM.with_name("parallel_over_group.py"), 4).stdout
-    for what in ("ddp", "fsdp", "hsdp", "narrow", "tensor parallel", "gpipe", "1f1b"):
+    for what in ("ddp", "joined", "fsdp", "hsdp", "narrow", "tensor parallel", "gpipe", "1f1b"):
         assert output.count(f"{what} agrees") == 4, output

@@ -89,6 +89,26 @@ def ddp() -> None:
     compare("ddp", model)
 
 
+def joined() -> None:
+    """Rank r has r + 1 batches, and the mean is over the ranks that still have one."""
+    alone, model = Net(), nn.parallel.DistributedDataParallel(Net())
+    optimizer, optimizers = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (alone, model))
+    for step in range(size):
+        optimizer.zero_grad()
+        for part in range(step, size):
+            loss = nn.functional.mse_loss(alone(mine(x, part, size)), mine(y, part, size))
+            (loss / (size - step)).backward()
+        optimizer.step()
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(rank + 1):
+            optimizers.zero_grad()
+            nn.functional.mse_loss(model(mine(x, rank, size)), mine(y, rank, size)).backward()
+            optimizers.step()
+    for found, one in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(found, one, rtol=0, atol=1e-12)
+    print("joined agrees", flush=True)
+
+
 def fsdp() -> None:
     model = Net()
     for block in model.blocks.values():
@@ -171,6 +191,7 @@ def pipeline(schedule: type, name: str) -> None:
 
 wanted = train_alone()
 ddp()
+joined()
 fsdp()
 hsdp()
 narrow()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.process_group.engine import GroupEngine
@@ -55,6 +57,7 @@ class Groups:
         self._made: list[HpctrainGroup] = []
         if NAME.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+            _keep_handles_of_join()
         _groups = self
 
     def join(self) -> tuple[str, int] | None:
@@ -133,3 +136,18 @@ def _create(options: Any, _: Any) -> HpctrainGroup:
             group=NAME,
         )
     return _groups.make(list(options.global_ranks_in_group) or list(range(options.group_size)), options.group_id)
+
+
+def _keep_handles_of_join() -> None:
+    """Keep the handles by which DDP's ``join()`` counts the ranks that still train.
+
+    DDP gives its handle to C++ alone, whose wait has no end once the Python object is gone.
+    """
+    notify = Join.notify_join_context
+    handles: weakref.WeakKeyDictionary[Joinable, dist.Work | None] = weakref.WeakKeyDictionary()
+
+    def notifying(joinable: Joinable) -> dist.Work | None:
+        handles[joinable] = work = notify(joinable)
+        return work
+
+    Join.notify_join_context = staticmethod(notifying)  # type: ignore[method-assign]
