@@ -144,9 +144,9 @@ def _keep_handles_of_join() -> None:
     DDP gives its handle to C++ alone, whose wait has no end once the Python object is gone.
     """
     notify = Join.notify_join_context
-    handles: weakref.WeakKeyDictionary[Joinable, dist.Work | None] = weakref.WeakKeyDictionary()
+    handles: weakref.WeakKeyDictionary[Joinable, Any] = weakref.WeakKeyDictionary()
 
-    def notifying(joinable: Joinable) -> dist.Work | None:
+    def notifying(joinable: Joinable) -> Any:
         handles[joinable] = work = notify(joinable)
         return work
 
