@@ -358,14 +358,7 @@ def _classes(
     found = set[Any]().union(*values.values())
     numbers = [value for value in found if isinstance(value, int)]
     if not numbers:
-        if values["train"] and (others := sorted(values["val"] - values["train"])):
-            raise HpctrainError(
-                "HT-parquet-class-only-in-val",
-                "{folder}: {classes}: a class only in val",
-                "write the labels of train and val alike, or leave its rows out",
-                folder=folder,
-                classes=", ".join(map(repr, others[:3])),
-            )
+        _require_trained(folder, values)
         return tuple(sorted(found))
     if len(numbers) < len(found):
         raise HpctrainError(
@@ -403,7 +396,21 @@ def _classes(
             folder=folder,
             label=largest,
         )
+    _require_trained(folder, values)
     return tuple(map(str, range(largest + 1)))
+
+
+def _require_trained(folder: Path, values: Mapping[SplitName, set[Any]]) -> None:
+    """Refuse classes of val that train lacks: the two are spelt differently, or numbered from 0 and from 1."""
+    train, val = values.get("train", set()), values.get("val", set())
+    if train and (others := sorted(val - train)):
+        raise HpctrainError(
+            "HT-parquet-class-only-in-val",
+            "{folder}: {classes}: a class only in val",
+            "write the labels of train and val alike, or leave its rows out",
+            folder=folder,
+            classes=", ".join(map(repr, others[:3])),
+        )
 
 
 def _name(path: Path) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, counted
 from hpctrain.common.files.disk import read_error, reading
 from hpctrain.common.files.regular import open_regular, read_regular
 
-_KINDS = (".txt", ".md", ".rst", ".jsonl")
+_LINES = ".jsonl"
+_KINDS = (".txt", ".md", ".rst", _LINES)
 _KEY = "text"
 # The limit for one document, a file or a line: each is in memory as a whole, several times.
 _MOST_DOCUMENT_BYTES = 1 << 31
@@ -42,17 +43,30 @@ class Span:
     end: int
 
 
-def list_files(sources: Sequence[Path]) -> list[TextFile]:
-    """The files of all sources, in their order; those of a folder by their names.
+def list_files(sources: Sequence[Path], say: Callable[[str], None]) -> list[TextFile]:
+    """The files of all sources, in their order; those of a folder by their names, without hidden ones.
+
+    Args:
+        say: is called with what is left out of each folder: other files, and links to folders, which could lead in
+            circles.
 
     Raises:
         HpctrainError: a source is not there, or holds no text.
     """
-    return [file for source in sources for file in _files(source)]
+    return [file for source in sources for file in _files(source, say)]
 
 
-def _files(source: Path) -> Iterator[TextFile]:
-    paths = sorted(path for path in source.rglob("*") if path.suffix in _KINDS) if source.is_dir() else [source]
+def _files(source: Path, say: Callable[[str], None]) -> Iterator[TextFile]:
+    paths = [source]
+    if source.is_dir():
+        found = {path: path.relative_to(source) for path in sorted(source.rglob("*"))}
+        seen = {path: name for path, name in found.items() if not any(part.startswith(".") for part in name.parts)}
+        paths = [path for path in seen if _is_text(path)]
+        others = [
+            str(name) for path, name in seen.items() if not _is_text(path) and (path.is_symlink() or path.is_file())
+        ]
+        if paths and others:
+            say(counted(f"{source}: left out, since they end in none of {', '.join(_KINDS)}", others))
     if not paths:
         raise HpctrainError(
             "HT-text-empty",
@@ -61,7 +75,7 @@ def _files(source: Path) -> Iterator[TextFile]:
             source=source,
         )
     for path in paths:
-        if path.suffix not in _KINDS:
+        if not _is_text(path):
             raise HpctrainError(
                 "HT-text-not-a-file",
                 "{path} is neither a text file nor a folder of text files",
@@ -71,6 +85,14 @@ def _files(source: Path) -> Iterator[TextFile]:
         with reading(path, "name files or folders of text"):
             size = path.stat().st_size
         yield TextFile(path=path, name=str(path.relative_to(source)) if path != source else path.name, size=size)
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix.lower() in _KINDS
+
+
+def _has_lines(path: Path) -> bool:
+    return path.suffix.lower() == _LINES
 
 
 def listing_digest(files: Iterable[TextFile]) -> str:
@@ -95,7 +117,7 @@ def divide(files: Iterable[TextFile], size: int) -> list[tuple[Span, ...]]:
 
 
 def _spans(file: TextFile, size: int) -> Iterator[Span]:
-    step = size if file.path.suffix == ".jsonl" else max(1, file.size)
+    step = size if _has_lines(file.path) else max(1, file.size)
     for begin in range(0, file.size, step):
         yield Span(path=file.path, begin=begin, end=min(file.size, begin + step))
 
@@ -107,10 +129,16 @@ def documents(span: Span) -> Iterator[str]:
         HpctrainError: the file cannot be read or is no text; names the byte.
     """
     try:
-        if span.path.suffix == ".jsonl":
+        if _has_lines(span.path):
             yield from _lines(span)
         else:
-            yield read_regular(span.path, _MOST_DOCUMENT_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
+            # Without the mark that editors on Windows put first, as json reads lines without it.
+            yield (
+                read_regular(span.path, _MOST_DOCUMENT_BYTES)
+                .decode("utf-8-sig")
+                .replace("\r\n", "\n")
+                .replace("\r", "\n")
+            )
     except OSError as error:
         raise read_error(error, span.path, "is the source still there?") from error
     except UnicodeDecodeError as error:

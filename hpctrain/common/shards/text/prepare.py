@@ -101,7 +101,7 @@ def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None])
         HpctrainError: a source or the tokeniser cannot be read, the folder is of another source or other settings,
             another process works in it, a split has no document, or the disk is full.
     """
-    files = list_files(preparation.sources)
+    files = list_files(preparation.sources, say)
     settings = TextSettings(
         sources=tuple(str(source.absolute()) for source in preparation.sources),
         listing=listing_digest(files),

@@ -183,6 +183,9 @@ def test_labels_of_categories(tmp_path: Path) -> None:
     ("train", "val", "code", "values"),
     [
         (["cat", "dog"], ["cat", "Dog"], "HT-parquet-class-only-in-val", {"classes": "'Dog'"}),
+        # One numbered from 0, the other from 1.
+        ([0, 1], [1, 2], "HT-parquet-class-only-in-val", {"classes": "2"}),
+        ([1, 2], [0, 1], "HT-parquet-class-only-in-val", {"classes": "0"}),
         ([0, 1 << 40], [0, 1], "HT-parquet-label-too-large", {"label": 1 << 40}),
         ([0, -1], [0, 1], "HT-parquet-bad-label", {"row": 1, "group": 0, "label": -1}),
     ],

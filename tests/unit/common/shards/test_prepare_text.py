@@ -231,10 +231,52 @@ def test_spans_of_any_size_have_each_line_once(tmp_path):
     lines = [json.dumps({"text": "x" * length}) for length in (0, 1, 5, 2, 9)]
     path.write_text("\n".join(lines) + "\n")
     for size in range(1, 60):
-        parts = divide(list_files([path]), size)
+        parts = divide(list_files([path], print), size)
         found = [len(each) for part in parts for span in part for each in documents(span)]
         assert found == [0, 1, 5, 2, 9], size
     assert [*documents(Span(path=path, begin=0, end=1))] == [""]
+
+
+def test_a_folder_s_text_is_taken_and_what_is_left_out_is_said(tmp_path):
+    folder, elsewhere = tmp_path / "texts", tmp_path / "elsewhere"
+    wanted = {
+        "A.TXT": (b"one\r\n", ["one\n"]),
+        # The mark of an editor on Windows.
+        "b.txt": ("\ufeffzwölf".encode(), ["zwölf"]),
+        "c.JSONL": (b'\xef\xbb\xbf{"text": "three"}\r\n\r\n{"text": "four"}', ["three", "four"]),
+        "with blanks/d.md": (b"five", ["five"]),
+    }
+    hidden = ("._b.txt", ".cache/e.txt", "with blanks/.ipynb_checkpoints/d.md")
+    for name, content in [
+        *((name, each) for name, (each, _) in wanted.items()),
+        *((name, b"\0\5\x16") for name in hidden),
+    ]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    elsewhere.mkdir()
+    (elsewhere / "f.txt").write_text("six")
+    for name in ("f.jsonl.gz", "g.parquet", "h.text"):
+        (folder / name).touch()
+    (folder / "books").symlink_to(elsewhere)
+    (folder / "loop").symlink_to(folder)
+    (folder / "linked.txt").symlink_to(elsewhere / "f.txt")
+    said: list[str] = []
+    files = list_files([folder], said.append)
+    found = {
+        file.name: [each for span in next(iter(divide([file], 5)), ()) for each in documents(span)] for file in files
+    }
+    assert [file.name for file in files] == ["A.TXT", "b.txt", "c.JSONL", "linked.txt", "with blanks/d.md"]
+    # A span of five bytes begins one line of the .jsonl.
+    assert found == {
+        **{name: texts for name, (_, texts) in wanted.items()},
+        "c.JSONL": ["three"],
+        "linked.txt": ["six"],
+    }
+    assert [*documents(Span(path=folder / "c.JSONL", begin=0, end=40))] == ["three", "four"]
+    (left_out,) = said
+    assert all(name in left_out for name in ("(5)", "books", "f.jsonl.gz", "g.parquet"))
+    list_files([folder / "with blanks", elsewhere / "f.txt"], said.append)
+    assert len(said) == 1
 
 
 def library(folder: Path, tokens: int = 300, special: tuple[str, ...] = ("<|endoftext|>",)) -> Path:
