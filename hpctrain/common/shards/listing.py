@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import tarfile
@@ -23,6 +24,7 @@ DOWNLOAD_AGAIN = "download it again, and compare it with --checksums"
 # What tarfile raises: for numbers in headers, and for a thousand extended headers in a row, other errors than its own.
 _DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 _KEY_BYTES = INDEX_ROW["key"].itemsize
+_HASH_DIGITS = 12
 # The longest header of a tar's member with its extensions, in bytes.
 _LONGEST_HEADER = 1 << 20
 # The limit for all headers of a tar together: 260,000 plain members have as many bytes.
@@ -174,9 +176,17 @@ class ClassFolder:
 
     def _key(self, path: Path) -> str:
         # WebDataset takes all after the first dot for the ending, and images of different classes can have one name.
-        stem = path.stem.replace(".", "_")
-        wnid = self.folder.name
-        return stem if stem.startswith((f"{wnid}_", "ILSVRC2012_val_")) else f"{wnid}_{stem}"
+        stem, wnid = (name.replace(".", "_") for name in (path.stem, self.folder.name))
+        return shortened(stem if stem.startswith((f"{wnid}_", "ILSVRC2012_val_")) else f"{wnid}_{stem}")
+
+
+def shortened(name: str, most: int = _KEY_BYTES) -> str:
+    """The name; one of more bytes than ``most`` ends in digits of its hash."""
+    content = os.fsencode(name)
+    if len(content) <= most:
+        return name
+    digits = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
+    return content[: most - _HASH_DIGITS - 1].decode(errors="ignore") + f"-{digits}"
 
 
 def require_size(where: str, size: int) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.shards.bounded import bounded
-from hpctrain.common.shards.listing import ImageFile, require_size
+from hpctrain.common.shards.listing import ImageFile, require_size, shortened
 from hpctrain.common.shards.manifest import SplitName
 
 if TYPE_CHECKING:
@@ -40,9 +38,8 @@ _ROWS = 1 << 20
 _LEAST_ROW_BYTES = 16
 # Larger labels do not number classes, and each class needs a name in the manifest.
 _MOST_CLASSES = 1 << 20
-# How much of a file's name a key has, before a row's 8 digits; a longer name ends in digits of its hash.
+# How much of a file's name a key has, before a row's 8 digits.
 _NAME_BYTES = 39
-_HASH_DIGITS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,11 +412,7 @@ def _require_trained(folder: Path, values: Mapping[SplitName, set[Any]]) -> None
 
 def _name(path: Path) -> str:
     """What keys begin with; WebDataset takes all after the first dot for the ending."""
-    name = "_".join(path.with_suffix("").parts).replace(".", "_")
-    if len(os.fsencode(name)) <= _NAME_BYTES:
-        return name
-    digits = hashlib.sha256(os.fsencode(name)).hexdigest()[:_HASH_DIGITS]
-    return os.fsencode(name)[: _NAME_BYTES - _HASH_DIGITS - 1].decode(errors="ignore") + f"-{digits}"
+    return shortened("_".join(path.with_suffix("").parts).replace(".", "_"), _NAME_BYTES)
 
 
 def _images(file: ParquetFile, path: Path, group: int, column: str) -> Iterator[bytes | None]:

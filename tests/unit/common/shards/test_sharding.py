@@ -137,6 +137,35 @@ def test_folders_of_classes_make_the_same_shards(source: Path, whole: Path, tmp_
     assert sorted(_by_webdataset(tmp_path / "shards", "val")) == sorted(_by_webdataset(whole, "val"))
 
 
+def test_classes_and_images_of_any_name(tmp_path: Path):
+    # The first two are of CUB-200-2011 and Stanford Dogs; torchvision numbers folders in the order of their names.
+    names = [
+        "001.Black_footed_Albatross",
+        "n02093428-American_Staffordshire_terrier",
+        "10",
+        "2",
+        "Zebra",
+        "a b",
+        "日本",
+    ]
+    wanted: dict[str, list[tuple[int, bytes]]] = {}
+    for split in ("train", "val"):
+        for label, name in enumerate(sorted(names)):
+            (tmp_path / "tree" / split / name).mkdir(parents=True)
+            # They differ behind the bytes that a key has.
+            for number, suffix in enumerate((".jpg", ".JPG", ".PnG")):
+                content = f"{split} {name} {number}".encode()
+                path = tmp_path / "tree" / split / name / f"Black_Footed.Albatross_0001_79611_{number}{suffix}"
+                path.write_bytes(content)
+                wanted.setdefault(split, []).append((label, content))
+    manifest, _ = _make(tmp_path / "tree", tmp_path / "shards")
+    assert list(manifest.classes) == sorted(names)
+    for split, samples in wanted.items():
+        found = _by_webdataset(tmp_path / "shards", split)
+        assert sorted((label, content) for _, label, content in found) == sorted(samples)
+        assert max(len(key.encode()) for key, *_ in found) == 48
+
+
 def test_the_seed_orders_training_alone(source: Path, whole: Path, tmp_path: Path):
     _make(source, tmp_path / "other", seed=1)
     assert [s[0] for s in _by_webdataset(tmp_path / "other", "train")] != [s[0] for s in _by_webdataset(whole, "train")]
