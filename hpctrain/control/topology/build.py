@@ -220,6 +220,9 @@ def _with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> F
     tables = np.full((len(row), max(*lids, int(fabric.lid.max())) + 1), NO_PORT, np.int16)
     tables[rows, lids] = ports
     warnings = list(fabric.warnings)
+    replaced = set(np.array(rows)[tables[rows, lids] != ports].tolist())
+    if differing := [fabric.names[node] for node, place in row.items() if place in replaced]:
+        warnings.append(counted("switches with several forwarding tables, the last of which counts", differing))
     if strangers:
         warnings.append(counted("forwarding tables of unknown switches, left out", list(strangers)))
     if without := [fabric.names[node] for node in switches.values() if node not in row]:

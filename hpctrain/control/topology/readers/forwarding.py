@@ -17,7 +17,8 @@ _SWITCH = re.compile(
 )
 _HEADING = re.compile(r"^Unicast", re.MULTILINE)
 _LID = re.compile(r"^Unicast lids .* of switch Lid ([0-9]{1,5}) ", re.MULTILINE)
-_ENTRY = re.compile(r"0x([0-9a-f]{4})\s+([0-9]{3})\s+: \(.*\)\s*")
+# ibroute -n leaves the destination out.
+_ENTRY = re.compile(r"0x([0-9a-f]{4})\s+([0-9]{3})\s+(?:: \(.*\)\s*)?")
 _COLUMNS = re.compile(r"\s*(?:Lid\s+Out\s+Destination|Port\s+Info)\s*")
 _END = re.compile(r"([0-9]{1,5}) (?:valid )?lids dumped\s*")
 # The port of a table's entries for LIDs that cannot be reached.

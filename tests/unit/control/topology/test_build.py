@@ -246,6 +246,12 @@ def test_forwarding_tables_join_their_switches() -> None:
     without = DUMP_LFTS[: DUMP_LFTS.index("Unicast lids [0x0-0x5] of switch Lid 3")]
     found = build_fabric([*cables, *forwarding.read(without, "t")]).warnings
     assert any(warning.endswith(" (1): spine") for warning in found)
+    # Tables of before and after a cable was lost, in one folder.
+    twice = build_fabric([*cables, *forwarding.read(wrong, "old"), *forwarding.read(DUMP_LFTS, "new")])
+    assert twice.tables is not None and twice.tables.tolist() == fabric.tables.tolist()
+    assert [warning for warning in twice.warnings if warning not in fabric.warnings and warning.endswith(" (1): spine")]
+    same = build_fabric([*cables, *forwarding.read(DUMP_LFTS, "t"), *forwarding.read(DUMP_LFTS, "t")])
+    assert len(same.warnings) == len(fabric.warnings)
     strange = DUMP_LFTS.replace("guid 0x000000000000000", "guid 0xf00000000000000").replace("Lid 2", "Lid 99")
     with refused(
         "HT-fabric-tables-of-others",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -188,6 +189,9 @@ def test_forwarding_tables() -> None:
     assert "iberror: failed" in remark.text
     dropped = DUMP_LFTS.replace("0x0002 003", "0x0002 255")
     assert [entry.lid for entry in _of(Forward, list(forwarding.read(dropped, "f")))[:3]] == [1, 4, 5]
+    # As ibroute -n prints it.
+    brief = re.sub(r"(?m) : \(.*\)$", " ", DUMP_LFTS)
+    assert _of(Forward, list(forwarding.read(brief, "f"))) == entries
 
 
 @pytest.mark.parametrize(
