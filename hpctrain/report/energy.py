@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.events import Event, attempts
 from hpctrain.common.run.events.kinds import EnergyEvent, EnergySource, HostEnergy, RunEvent
 from hpctrain.common.run.plan import Plan
@@ -100,7 +101,7 @@ def energy_line(
 
 
 def _covers(meters: Mapping[tuple[str, float], HostEnergy], events: Sequence[Event], plan: Plan) -> str:
-    missing = "; ".join(dict.fromkeys(text for reading in meters.values() for text in reading.missing))
+    missing = shortened("; ".join(dict.fromkeys(text for reading in meters.values() for text in reading.missing)))
     if not any(reading.joules for reading in meters.values()):
         return f"nothing here can be read: {missing or 'there is no counter'}"
     count = max(_host_count(events, plan), len({host for host, _ in meters}))

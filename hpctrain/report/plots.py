@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hpctrain.common.recipes.sections import Reported
 from hpctrain.common.run.events.kinds import EpochEvent, Moment, StepEvent
+from hpctrain.common.run.values import ratio
 from hpctrain.report.record import Record
 
 if TYPE_CHECKING:
@@ -217,10 +218,6 @@ def _finish(axes: Axes, x: str = "epoch") -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _samples_per_s(step: StepEvent) -> float | None:
-    return None if step.samples is None or not step.seconds else step.samples / step.seconds
-
-
 def _by_epoch(
     axes: Axes, record: Record, value: Callable[[EpochEvent], float | None], *, color: str, label: str
 ) -> None:
@@ -248,7 +245,7 @@ def _by_step(record: Record) -> _Steps:
         found.loss.add(x, step.loss)
         found.rate.add(x, step.learning_rate)
         if step.iteration not in record.first_steps:
-            found.samples_per_s.add(x, _samples_per_s(step))
+            found.samples_per_s.add(x, ratio(step.samples, step.seconds))
     return found
 
 

@@ -28,6 +28,7 @@ from hpctrain.common.run.events.kinds import (
     StoppedEvent,
 )
 from hpctrain.common.run.events.reader import BOUNDS, Events
+from hpctrain.common.run.values import ratio
 
 Kind = TypeVar("Kind", bound=Event)
 
@@ -98,17 +99,17 @@ class StepTotals:
     @property
     def samples_per_s(self) -> float | None:
         """The throughput over all ranks; None for a script, whose samples are not known."""
-        return self.samples / self.seconds if self.seconds and self.samples is not None else None
+        return ratio(self.samples, self.seconds)
 
     @property
     def communication_share(self) -> float | None:
         """The share of communication in the steps' time, 0 to 1; None if it was not measured."""
-        return self._communication / self._communication_of if self._communication_of else None
+        return ratio(self._communication, self._communication_of)
 
     @property
     def data_share(self) -> float | None:
         """The share of waiting for samples in the steps' time, 0 to 1; None if it was not measured."""
-        return self._data / self._data_of if self._data_of else None
+        return ratio(self._data, self._data_of)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,9 +328,11 @@ class Progress(Outline):
 
     @property
     def step_seconds(self) -> float | None:
-        """The mean time from one step to the next, with everything between them; None before two steps."""
+        """The mean time from one step to the next, in seconds, with everything between them; None before two steps, and
+        where the clock was set back meanwhile.
+        """
         times = [step.time for step in self.timed_steps]
-        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 and times[-1] >= times[0] else None
 
 
 def _outline(events: Iterable[Event]) -> Outline:

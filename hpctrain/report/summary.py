@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.values import Count, Outcome, Seconds
+from hpctrain.common.run.values import Count, Number, Outcome, Seconds, Text
 from hpctrain.report.comparison import compare, comparison_keys
 from hpctrain.report.energy import energy_keys, energy_of
 from hpctrain.report.predicted import PredictedRow, own_prediction
@@ -30,16 +30,16 @@ class Summary(BaseModel):
     seconds: Seconds | None = None
     epochs: Count | None
     steps: Count | None
-    samples_per_s: float | None
-    communication_share: float | None
+    samples_per_s: Number
+    communication_share: Number
     communication_bytes: Count | None = None
-    data_share: float | None = None
-    energy_kwh: float | None = None
-    joules_per_sample: float | None = None
-    energy_covers: str | None = None
+    data_share: Number = None
+    energy_kwh: Number = None
+    joules_per_sample: Number = None
+    energy_covers: Text | None = None
     predicted: dict[str, Any] | None = None
     outside: list[str] | None = None
-    metrics: dict[str, float | None]
+    metrics: dict[str, Number]
 
 
 def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:

@@ -15,6 +15,8 @@ _CONTROLS = re.compile(
 )
 
 _LONGEST_KEY = 100
+# No sentence is longer, but an error of a library can have a whole tensor in its message.
+_LONGEST_TEXT = 4000
 
 
 def printable(text: str) -> str:
@@ -22,9 +24,14 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def shortened(text: str, most: int = _LONGEST_TEXT) -> str:
+    """A text of at most ``most`` characters; where some are left out, it ends in an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def dotted(key: Iterable[object]) -> str:
     """A key of a file with those above it, each without what is beyond any that has a meaning."""
-    return ".".join(text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…" for text in map(str, key))
+    return ".".join(shortened(str(part), _LONGEST_KEY) for part in key)
 
 
 def shell_word(path: object) -> str:

@@ -6,12 +6,22 @@ import math
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
-from pydantic import AllowInfNan, BeforeValidator, Strict
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Strict
+
+from hpctrain.common.files.printable import shortened
 
 
 def _finite_or_none(value: Any) -> Any:
     """JSON has no word for numbers that are not finite, so an event has none from the start."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def ratio(amount: float | None, of: float | None) -> float | None:
+    """A quotient of measurements; None where one is not known, or it is not finite: files can have any divisor."""
+    if amount is None or not of:
+        return None
+    value = amount / of
+    return value if math.isfinite(value) else None
 
 
 LIMIT = 2**53
@@ -29,6 +39,9 @@ Rate = Annotated[float, Strict(), Gt(0), AllowInfNan(False)]
 
 Number = Annotated[Annotated[float, Strict()] | None, BeforeValidator(_finite_or_none)]
 """What was measured; None for what is not finite or not known."""
+
+Text = Annotated[str, AfterValidator(shortened)]
+"""What a reader is shown: of what is longer than any sentence, the beginning."""
 
 Outcome = Literal["done", "failed", "resumable"]
 """What a run is when an attempt has ended."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, StartEvent, StepEvent
+from hpctrain.common.run.values import ratio
 
 # MLflow takes no other names (mlflow/utils/validation.py), and a curve has the same name in every tracker.
 _REFUSED = re.compile(r"[^\w\-. :/]", re.ASCII)
@@ -93,13 +94,12 @@ def curve_name(name: str) -> str:
 
 
 def _step_values(step: StepEvent) -> dict[str, float | None]:
-    communication, samples = step.communication_seconds, step.samples
     return {
         "loss": step.loss,
         "learning_rate": step.learning_rate,
         "seconds": step.seconds,
-        "samples_per_s": None if samples is None or not step.seconds else samples / step.seconds,
-        "communication_share": None if communication is None or not step.seconds else communication / step.seconds,
+        "samples_per_s": ratio(step.samples, step.seconds),
+        "communication_share": ratio(step.communication_seconds, step.seconds),
     }
 
 

@@ -14,13 +14,13 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter, kept
-from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, SpikeEvent, StepEvent
+from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, RunEvent, SpikeEvent, StepEvent
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
 from hpctrain.report.faults import consecutive, event_line, spike_line
 from hpctrain.report.page import render
 from hpctrain.report.plots import Means
-from hpctrain.report.record import Record
+from hpctrain.report.record import Record, StepTotals
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise_record
 from support.golden import check_text
@@ -125,6 +125,19 @@ def test_status(directory: RunDirectory) -> None:
 def test_tensorboard(directory: RunDirectory) -> None:
     write_tensorboard(directory)
     assert next(directory.tensorboard.iterdir()).stat().st_size > 0
+
+
+def test_steps_of_next_to_no_time_have_no_speed() -> None:
+    step = StepEvent(
+        iteration=2, epoch=1, loss=0.1, learning_rate=0.1, samples=64, seconds=1e-320, communication_seconds=1.0
+    )
+    totals = StepTotals([step])
+    assert (totals.samples_per_s, totals.communication_share) == (None, None)
+    run = RunEvent(
+        recipe="gpt", framework="torch", backend="mpi", ranks=0, epochs=1, iterations_per_epoch=1, parameters=1
+    )
+    speeds = run.model_copy(update={"tokens": 4, "flops": 7, "peak_flops": 1.0}).speeds(2.0)
+    assert speeds == {"tokens_per_s": 8.0}
 
 
 def test_means_leave_gaps() -> None:

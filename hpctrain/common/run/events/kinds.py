@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Ge, Lt
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, Strict
 
-from hpctrain.common.run.values import Count, Finite, Number, Outcome, Rate, Seconds
+from hpctrain.common.run.values import Count, Finite, Number, Outcome, Rate, Seconds, Text, ratio
 
 
 class BaseEvent(BaseModel):
@@ -64,10 +64,10 @@ class StartEvent(BaseEvent):
         default=0,
         description="its number among the restarts without progress that a launcher made by itself, 0 if it is not one",
     )
-    job: str | None = Field(default=None, description="of Slurm, JOB_TASK for one of an array")
-    launcher: str | None = Field(default=None, description="what starts the ranks")
-    hosts: tuple[str, ...] | None = Field(default=None, description="in the order of the ranks")
-    host: str | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")
+    job: Text | None = Field(default=None, description="of Slurm, JOB_TASK for one of an array")
+    launcher: Text | None = Field(default=None, description="what starts the ranks")
+    hosts: tuple[Text, ...] | None = Field(default=None, description="in the order of the ranks")
+    host: Text | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")
     pid: Count | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")
     plan: str | None = Field(default=None, description="SHA-256 of plan.json, which holds the recipe")
     script: str | None = Field(
@@ -86,9 +86,9 @@ class DamagedEvent(BaseEvent):
     """An attempt skips a damaged checkpoint, or one that is gone. Written before the attempt's start."""
 
     event: Literal["damaged"] = "damaged"
-    path: str = Field(description="its name in checkpoints/ until then")
-    fault: str = Field(description="what is wrong with it")
-    kept_as: str | None = Field(description="the name that it has from now on; null for one that is gone")
+    path: Text = Field(description="its name in checkpoints/ until then")
+    fault: Text = Field(description="what is wrong with it")
+    kept_as: Text | None = Field(description="the name that it has from now on; null for one that is gone")
 
 
 class ChangedEvent(BaseEvent):
@@ -102,11 +102,11 @@ class RunEvent(BaseEvent):
     """What is trained. For a script, recipe, epochs and iterations_per_epoch are null."""
 
     event: Literal["run"] = "run"
-    recipe: str | None = Field(description="its name")
-    framework: str | None = Field(description="torch or keras")
-    backend: str = Field(description="of the communication")
+    recipe: Text | None = Field(description="its name")
+    framework: Text | None = Field(description="torch or keras")
+    backend: Text = Field(description="of the communication")
     ranks: Count = Field(description="how many")
-    hosts: tuple[str, ...] | None = Field(default=None, description="sorted, each once")
+    hosts: tuple[Text, ...] | None = Field(default=None, description="sorted, each once")
     epochs: Count | None = Field(description="how many are planned")
     iterations_per_epoch: Count | None = Field(description="steps, with the number of ranks at the beginning")
     parameters: Count | None = Field(description="how many; of a script, those of its first model")
@@ -116,7 +116,7 @@ class RunEvent(BaseEvent):
         "nothing is reduced (one rank, local SGD); of a script, that of its first model; null without buckets (Keras, "
         "a mesh that divides the model)",
     )
-    decode: str | None = Field(
+    decode: Text | None = Field(
         default=None, description="how photographs are decoded: data.decode, with what auto chose; null without any"
     )
     tokens: Count | None = Field(default=None, description="of a sample of text")
@@ -136,8 +136,10 @@ class RunEvent(BaseEvent):
         if samples_per_s is None or self.tokens is None:
             return {}
         found = {"tokens_per_s": samples_per_s * self.tokens}
-        if self.flops is not None and self.peak_flops is not None:
-            found["flops_utilisation"] = samples_per_s * self.flops / (self.peak_flops * self.ranks)
+        peak = None if self.peak_flops is None else self.peak_flops * self.ranks
+        done = None if self.flops is None else samples_per_s * self.flops
+        if (utilisation := ratio(done, peak)) is not None:
+            found["flops_utilisation"] = utilisation
         return found
 
 
@@ -190,7 +192,7 @@ class NonFiniteEvent(_OfStep):
         description="whose own loss was not finite, or whose gradients were not, where these are still known"
     )
     parameters: Count = Field(description="how many have a reduced gradient that is not finite")
-    parameter: str | None = Field(default=None, description="the first of them")
+    parameter: Text | None = Field(default=None, description="the first of them")
     to: Count | None = Field(
         description="the iteration of the checkpoint whose parameters the run has from then on; null for none"
     )
@@ -248,7 +250,7 @@ class BrokenImagesEvent(BaseEvent):
     event: Literal["broken_images"] = "broken_images"
     epoch: Count = Field(description="whose event comes before it")
     count: Count = Field(description="of images that could not be decoded")
-    names: tuple[str, ...] = Field(description="of the first 20")
+    names: tuple[Text, ...] = Field(description="of the first 20")
 
     def last_step_needed(self, done: int) -> int:
         return done + 1
@@ -262,7 +264,7 @@ class CheckpointEvent(_OfStep):
     seconds: Seconds | None = Field(default=None, description="until it was on disk")
     blocked_seconds: Seconds | None = Field(default=None, description="that training waited, on the writing rank")
     bytes: Count | None = Field(default=None, description="of all ranks' shares")
-    path: str | None = Field(default=None, description="its name in checkpoints/")
+    path: Text | None = Field(default=None, description="its name in checkpoints/")
     kept: tuple[Count, ...] | None = Field(
         default=None, description="iterations of all checkpoints that there are then"
     )
@@ -287,7 +289,7 @@ class HostEnergy(BaseModel):
     joules: dict[EnergySource, Joules] = Field(
         description="since then: gpu, cpu (the packages), dram; only of what could be read"
     )
-    missing: tuple[str, ...] = Field(default=(), description="what could not be read, and why")
+    missing: tuple[Text, ...] = Field(default=(), description="what could not be read, and why")
 
 
 class EnergyEvent(BaseEvent):
@@ -318,7 +320,7 @@ class StoppedEvent(BaseEvent):
 
     event: Literal["stopped"] = "stopped"
     iteration: Count = Field(description="the last step")
-    reason: str = Field(description="the signal, or why the ranks stopped by themselves")
+    reason: Text = Field(description="the signal, or why the ranks stopped by themselves")
 
     @property
     def text(self) -> str:
@@ -348,11 +350,11 @@ class StallEvent(BaseEvent):
 
     event: Literal["stall"] = "stall"
     rank: Count = Field(description="that is waited for, as the attempt began")
-    host: str = Field(description="of that rank")
+    host: Text = Field(description="of that rank")
     iteration: Count | None = Field(default=None, description="the step in progress")
-    waiting_for: str = Field(description="what the others wait in")
+    waiting_for: Text = Field(description="what the others wait in")
     seconds: Seconds = Field(description="that the others have waited")
-    state: str = Field(default="", description='of its process, in words; "" where it could not be seen')
+    state: Text = Field(default="", description='of its process, in words; "" where it could not be seen')
     stack: str = Field(default="", description='of its Python threads; "" where it could not be seen')
 
 
@@ -361,8 +363,8 @@ class FaultEvent(BaseEvent):
 
     event: Literal["fault"] = "fault"
     rank: Count | None = Field(description="null where it is not known")
-    host: str | None = Field(description="null where it is not known")
-    message: str = Field(description="what happened, in a sentence")
+    host: Text | None = Field(description="null where it is not known")
+    message: Text = Field(description="what happened, in a sentence")
     code: str = Field(default="", description="the name of this kind of error, of those in docs/reference/errors.md")
 
 

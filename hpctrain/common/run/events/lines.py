@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import reprlib
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import dotted
@@ -44,8 +44,8 @@ def kind_of(line: bytes) -> bytes:
     if begun and line.rfind(b'"event": "') < begun.end():
         return begun[1]
     try:
-        kind = str(json.loads(line.decode())["event"]).encode()
-    except (ValueError, RecursionError, LookupError, TypeError):
+        kind = str(from_json(line)["event"]).encode()
+    except (ValueError, LookupError, TypeError):
         return b""
     return b"" if begun and begun[1] != kind else kind
 
@@ -72,10 +72,8 @@ def parse_event(line: bytes, where: str) -> Event:
     if known := parse_known(line):
         return known
     try:
-        # Decoded first, because json.loads takes zero bytes of a damaged line for UTF-16 or UTF-32.
-        value = json.loads(line.decode())
-        text = json_text(value)
-    except (ValueError, RecursionError) as error:
+        value = from_json(line)
+    except ValueError as error:
         raise HpctrainError(
             "HT-event-not-json", "{where}: not an event: {problem}", where=where, problem=str(error)
         ) from error
@@ -90,7 +88,7 @@ def parse_event(line: bytes, where: str) -> Event:
             second=value["event"],
         )
     try:
-        return class_of(value).model_validate_json(text)
+        return class_of(value).model_validate(value)
     except ValidationError as error:
         raise HpctrainError(
             "HT-event-invalid",
@@ -108,10 +106,7 @@ def _fault(error: ValidationError) -> str:
     wrong: dict[str, str] = {}
     for each in error.errors(include_url=False, include_context=False):
         name = dotted(part if part.isprintable() else repr(part) for part in map(str, each["loc"]))
-        if not name:
-            # Nested too deeply.
-            wrong[""] = f"cannot be read: {each['msg']}"
-        elif each["type"] == "missing":
+        if each["type"] == "missing":
             missing.append(f"'{name}'")
         else:
             key = str(each["loc"][0])

@@ -85,6 +85,7 @@ def test_zeros_that_a_crash_of_the_machine_left_are_dropped(tmp_path):
         '{"\0": 1}\n{}',
         "[" * 100_000,
         "9" * 10_000,
+        '{"time": 1.0, "event": "log", "iteration": 1, "values": {"loss\\udcff": 1.0}}',
     ],
 )
 def test_a_wrong_line_is_named(tmp_path, line):
@@ -103,8 +104,16 @@ def test_what_could_not_be_shown_is_refused(kind, depth):
     line = (
         f'{{"time": 1, "event": "{kind}", "differences": {{"a": [{value}, 1]}}, "rank": 1, "host": "n", "message": ""}}'
     )
-    with refused("HT-event-invalid", event=kind):
+    with refused("HT-event-not-json", where="a line"):
         parse_event(line.encode(), "a line")
+
+
+def test_of_a_text_that_is_no_sentence_the_beginning_is_read(tmp_path):
+    line = f'{{"time": 1, "event": "fault", "rank": 1, "host": "n", "message": "{"x" * 10**6}"}}'
+    event = parse_event(line.encode(), "a line")
+    assert len(event.message) <= 4000 and event.message.startswith("xx")
+    # Written again, it is the same.
+    assert parse_event(line_of(event), "a line") == event
 
 
 def test_a_key_that_a_kind_lacks_is_named(tmp_path):
