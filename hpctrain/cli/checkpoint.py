@@ -13,6 +13,7 @@ from hpctrain.common.checkpoints.find import newest_whole, verify
 from hpctrain.common.checkpoints.layout import MANIFEST, checkpoint_path, iterations
 from hpctrain.common.checkpoints.reconcile import GONE, missing
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import reading
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.report.say import answer, answer_json, tell
 
@@ -90,7 +91,8 @@ def export(
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / MANIFEST).exists() or (path.is_dir() and path.name.startswith(("step-", "damaged-step-")))
+    with reading(path, "name a run directory that you may read"):
+        return (path / MANIFEST).exists() or (path.is_dir() and path.name.startswith(("step-", "damaged-step-")))
 
 
 def _paths(target: Path, gone: Sequence[Path]) -> list[Path]:

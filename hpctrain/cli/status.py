@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpctrain.cli.tables import table_width
+from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.directory import RUNS
 from hpctrain.report.say import answer, answer_json, tell
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus
 
 # A longer name of a value that a script logs moves its own row alone.
-_WIDEST_NAME = 60
+_WIDEST_NAME, _LONGEST_NAME = 60, 500
+# Beyond these the values, and the lines about faults and stalls, are counted; --json has all of them.
+_MOST_VALUES, _MOST_LINES = 100, 10
 
 Target = Annotated[
     str,
@@ -87,9 +91,13 @@ def _table(run: RunStatus) -> str:
         ("test accuracy", _figure(run.test_accuracy)),
         # A script may call what it logs like another row, or anything else.
         *(
-            (name if name.isprintable() else repr(name), _figure(value, "{:.6g}") or "not finite")
-            for name, value in run.logged.items()
+            (
+                shortened(name if name.isprintable() else repr(name), _LONGEST_NAME),
+                _figure(value, "{:.6g}") or "not finite",
+            )
+            for name, value in islice(run.logged.items(), _MOST_VALUES)
         ),
+        ("", f"and {more:,} more values" if (more := len(run.logged) - _MOST_VALUES) > 0 else None),
         ("throughput", None if run.samples_per_s is None else f"{run.samples_per_s:,.0f} samples/s"),
         ("energy", energy_line(run.energy_kwh, run.energy_covers, run.slurm_energy_kwh)),
         ("elapsed", _duration(run.elapsed_s)),
@@ -97,6 +105,7 @@ def _table(run: RunStatus) -> str:
         ("last event", _last_event(run)),
         ("survived", run.survived),
         ("stalls", run.stalls),
+        ("unreadable", run.unread),
     ]
     width = min(max(len(name) for name, _ in rows), _WIDEST_NAME)
     return "\n".join(
@@ -106,8 +115,10 @@ def _table(run: RunStatus) -> str:
 
 def _lines(value: str | tuple[str, ...]) -> Iterator[tuple[bool, str]]:
     """Each line, and whether it is the first."""
-    for number, line in enumerate([value] if isinstance(value, str) else value):
-        yield number == 0, line
+    from hpctrain.report.faults import first_of
+
+    for number, line in enumerate([value] if isinstance(value, str) else first_of(value, _MOST_LINES)):
+        yield number == 0, shortened(line)
 
 
 def _array(array: ArrayStatus) -> str:

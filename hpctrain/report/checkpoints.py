@@ -15,6 +15,7 @@ from hpctrain.common.checkpoints.layout import checkpoint_path, damaged_checkpoi
 from hpctrain.common.checkpoints.manifest import SavedProgress, read_manifest
 from hpctrain.common.checkpoints.reconcile import missing
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import reading
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, kept
 from hpctrain.common.run.events.kinds import CheckpointEvent, EpochEvent
@@ -86,7 +87,9 @@ def require_checkpoints(directory: RunDirectory) -> Path:
     Raises:
         HpctrainError: this is no run's directory.
     """
-    if not directory.plan.exists() and not directory.checkpoints.is_dir():
+    with reading(directory.path, "name a run directory that you may read"):
+        there = directory.plan.exists() or directory.checkpoints.is_dir()
+    if not there:
         raise HpctrainError(
             "HT-run-not-found",
             "{path} is not the directory of a run",

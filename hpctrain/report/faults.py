@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import (
     BrokenImagesEvent,
@@ -15,6 +16,11 @@ from hpctrain.common.run.events.kinds import (
     SpikeEvent,
     StallEvent,
 )
+
+
+def first_of(lines: Sequence[str], most: int) -> list[str]:
+    """The first of many lines, and how many more there are."""
+    return [*lines[:most], *([f"and {len(lines) - most:,} more"] if len(lines) > most else [])]
 
 
 def fault_line(fault: FaultEvent) -> str:
@@ -48,7 +54,7 @@ def non_finite_line(event: NonFiniteEvent) -> str:
         "stop": "the run ends",
     }
     where = f" on rank {', '.join(map(str, event.ranks))}" if event.ranks else ""
-    return f"step {event.iteration} had numbers that are not finite{where}: {went_on[event.rule]}"
+    return f"step {event.iteration} had numbers that are not finite{shortened(where)}: {went_on[event.rule]}"
 
 
 def spike_line(spikes: Sequence[SpikeEvent]) -> str:
@@ -75,7 +81,7 @@ def broken_images_line(broken: BrokenImagesEvent) -> str:
     count, names = broken.count, broken.names
     more = "" if count == len(names) else f" and {count - len(names)} more"
     images = "1 image" if count == 1 else f"{count} images"
-    return f"epoch {broken.epoch}: {images} could not be decoded and took no part: {', '.join(names)}{more}"
+    return f"epoch {broken.epoch}: {images} could not be decoded and took no part: {shortened(', '.join(names))}{more}"
 
 
 def damaged_line(damaged: DamagedEvent) -> str:
@@ -88,7 +94,7 @@ def damaged_line(damaged: DamagedEvent) -> str:
 def changed_line(changed: ChangedEvent) -> str:
     """The line of changed settings, with old and new values."""
     values = (f"{key} {old} → {new}" for key, (old, new) in changed.differences.items())
-    return f"the run went on with other settings: {', '.join(values)}"
+    return f"the run went on with other settings: {shortened(', '.join(values))}"
 
 
 # The order in which the report's page lists them.

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import reading
+from hpctrain.common.files.disk import matching, reading
 from hpctrain.common.files.printable import printable
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import parse_event
@@ -63,7 +63,7 @@ class RankLogs:
         """New lines; ``last`` says that the run has ended. Lines that other ranks print later are not merged."""
         logs = {
             int(name[1]): path
-            for path in self._directory.logs.glob("rank-*.log")
+            for path in matching(self._directory.logs, "rank-*.log")
             if (name := _RANK.fullmatch(path.name))
         }
         share = max(_LEAST_BYTES, _MOST_BYTES // max(1, len(logs)))
@@ -140,7 +140,7 @@ class JobLogs:
 
     def lines(self, *, last: bool) -> Iterator[str]:
         """New lines; ``last`` says that the run has ended. With several jobs, a heading names the log."""
-        for path in sorted(self._folder.glob(self._names), key=lambda path: (len(path.name), path.name)):
+        for path in sorted(matching(self._folder, self._names), key=lambda path: (len(path.name), path.name)):
             self._logs.setdefault(path, _Log(path))
         for path, log in self._logs.items():
             new = log.new(last=last, at_most=_MOST_BYTES)

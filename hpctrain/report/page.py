@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from hpctrain.common.cluster.gpus import SHARING_NOTE
+from hpctrain.common.cluster.host_list import fold_hosts
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import printable, shortened
 from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.recipes.compatibility import used_values
@@ -25,7 +29,7 @@ from hpctrain.control.schedulers.outcome import last_words
 from hpctrain.control.schedulers.slurm.energy import consumed_joules
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.energy import energy_text, kwh
-from hpctrain.report.faults import fault_line, trouble_lines
+from hpctrain.report.faults import fault_line, first_of, trouble_lines
 from hpctrain.report.plots import MOST_NAMES, curves, overlap
 from hpctrain.report.predicted import PredictedRow, own_prediction, read_prediction
 from hpctrain.report.record import PastAttempt, Record
@@ -33,6 +37,9 @@ from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
 
 UNFINISHED = "unfinished"
+# Of more lines and attempts, faults of one attempt, and ranks, a page counts the rest.
+_MOST_LINES, _MOST_FAULTS, _MOST_RANKS = 100, 10, 1000
+_LONGEST_NAME = 500
 _ELSEWHERE = "copy the run directory to a place of your own"
 
 
@@ -42,7 +49,7 @@ def write_report(directory: RunDirectory) -> Path:
     Raises:
         HpctrainError: the directory holds no run, or cannot be written.
     """
-    write_whole(directory.report, encodable(render(directory)).encode(), private=True, elsewhere=_ELSEWHERE)
+    write_whole(directory.report, encodable(printable(render(directory))).encode(), private=True, elsewhere=_ELSEWHERE)
     return directory.report
 
 
@@ -90,7 +97,8 @@ def keep_prediction(directory: RunDirectory, file: Path) -> None:
 def render(directory: RunDirectory) -> str:
     """Render the page."""
     plan, record = read_model(directory.plan, Plan), Record.read(directory)
-    ranks = read_records(directory).values()
+    unread: list[HpctrainError] = []
+    ranks = [*read_records(directory, unread).values()]
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
     predicted, fault = own_prediction(directory, plan)
     left = directory.summary.exists()
@@ -102,7 +110,7 @@ def render(directory: RunDirectory) -> str:
         sharing_note=SHARING_NOTE,
         last_time=_date(record.last_time) if record.last_time else "",
         figures=[*_figures(summary, plan.recipe), *_energy(summary, record)],
-        curves={caption: _picture(svg) for caption, svg in curves(record, reported).items()},
+        curves=[(shortened(name, _LONGEST_NAME), _picture(svg)) for name, svg in curves(record, reported).items()],
         left_out=len(record.logged_counts) - MOST_NAMES,
         overlaps=[(event.iteration, _picture(overlap(event.timeline))) for event in record.overlaps[:1]],
         hidden=_hidden_share(record.overlaps[0].timeline) if record.overlaps else None,
@@ -110,9 +118,14 @@ def render(directory: RunDirectory) -> str:
         prediction_fault=fault,
         settings=settings(plan),
         faults=_faults(record, ranks) or ([] if summary["status"] == "done" else _job_error(directory)),
-        survived=[*(fault_line(fault) for _, fault in record.survived), *trouble_lines(record.events)],
-        attempts=[_attempt_row(attempt) for attempt in record.attempts],
-        ranks=[_rank_row(rank) for rank in ranks],
+        survived=first_of(
+            [*(fault_line(fault) for _, fault in record.survived), *trouble_lines(record.events)], _MOST_LINES
+        ),
+        attempts=[_attempt_row(attempt) for attempt in record.attempts[-_MOST_LINES:]],
+        earlier_attempts=len(record.attempts) - _MOST_LINES,
+        ranks=_rank_rows(ranks),
+        more_ranks=len(ranks) - _MOST_RANKS,
+        unread=first_of([error.message for error in unread], _MOST_LINES),
     )
 
 
@@ -142,8 +155,8 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
         figures.append((result_title(recipe), "—" if value is None else f"{value:.4f}", reported_text(recipe)))
     else:
         figures += [
-            (name, "—" if value is None else f"{value:.6g}", "last logged value")
-            for name, value in summary["metrics"].items()
+            (shortened(name, _LONGEST_NAME), "—" if value is None else f"{value:.6g}", "last logged value")
+            for name, value in islice(summary["metrics"].items(), MOST_NAMES)
         ]
     if summary["samples_per_s"] is not None:
         figures.append(("throughput", f"{summary['samples_per_s']:,.0f}", "samples/s, all ranks"))
@@ -209,7 +222,7 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
 def _faults(record: Record, ranks: Iterable[RankRecord]) -> list[str]:
     """The run's fault events or, before the launcher wrote one, the errors of the ranks."""
     raised = [f"Rank {rank.rank} on {rank.host}: {_error(rank)}" for rank in ranks if rank.status == "failed"]
-    return [fault.message for fault in record.faults] or raised
+    return first_of([fault.message for fault in record.faults] or raised, _MOST_FAULTS)
 
 
 def _job_error(directory: RunDirectory) -> list[str]:
@@ -222,14 +235,22 @@ def _error(rank: RankRecord) -> str:
     return f"{rank.error.type}: {rank.error.message}" if rank.error else f"exit status {rank.exit_code}"
 
 
+def _rank_rows(ranks: Sequence[RankRecord]) -> list[tuple[Any, ...]]:
+    """The rows of the ranks; of very many, of those first that are not done."""
+    first = ranks if len(ranks) <= _MOST_RANKS else sorted(ranks, key=lambda rank: rank.status == "done")
+    return [_rank_row(rank) for rank in first[:_MOST_RANKS]]
+
+
 def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
     """A rank as the page's table shows it."""
     ended = rank.status != "running"
+    # A clock may have been set back meanwhile.
+    timed = ended and rank.ended >= rank.started
     return (
         rank.rank,
         rank.host,
         rank.status,
-        _duration(rank.ended - rank.started) if ended else None,
+        _duration(rank.ended - rank.started) if timed else None,
         # The exit code of a lost rank is not known.
         rank.exit_code if ended and rank.status != "lost" else None,
     )
@@ -238,10 +259,15 @@ def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
 def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
     """An attempt as the page's table shows it."""
     start = attempt.start
-    ending = [fault.message for fault in attempt.fatal] or [attempt.end.status if attempt.end else UNFINISHED]
-    if attempt.stopped and not attempt.fatal:
+    ending = [attempt.end.status if attempt.end else UNFINISHED]
+    if attempt.fatal:
+        ending = first_of([fault.message for fault in attempt.fatal], _MOST_FAULTS)
+    elif attempt.stopped:
         ending = [attempt.stopped.text]
-    begun = (start.attempt, _date(start.time), start.iteration, start.job, start.hosts) if start else (None,) * 5
+    begun: tuple[Any, ...] = (None,) * 5
+    if start:
+        hosts = start.hosts and fold_hosts(start.hosts)
+        begun = (start.attempt, _date(start.time), start.iteration, start.job, hosts)
     return (*begun, "\n".join(ending))
 
 
@@ -257,9 +283,9 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value)) or "—"
+        return shortened(", ".join(map(_text, value))) or "—"
     # 4 / 3 is as wide as a card of a narrow page.
-    return str(float(f"{value:.10g}") if isinstance(value, float) else value)
+    return shortened(str(float(f"{value:.10g}") if isinstance(value, float) else value))
 
 
 def _duration(seconds: float) -> str:

@@ -62,6 +62,7 @@ class RunStatus(BaseModel):
         last_event_s: the seconds since the last event.
         survived: the faults that it recovered from and the damaged checkpoints that it skipped, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
+        unread: why the records of some ranks cannot be read, which may then be alive, a line each.
         silent: whether it runs, but has recorded nothing for longer than its steps explain.
     """
 
@@ -98,6 +99,7 @@ class RunStatus(BaseModel):
     last_event_s: float | None = None
     survived: tuple[str, ...] = ()
     stalls: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     silent: bool = False
 
 
@@ -145,6 +147,7 @@ def run_status(
     submitted = found.submitted_jobs() if task is None else ()
     job_ids = tuple(dict.fromkeys([*progress.jobs, *submitted, *(job.id for job in jobs)]))
     in_a_job = bool(progress.start.job if progress.start else job_ids)
+    unread: list[HpctrainError] = []
     known = KnownRun(
         directory=directory,
         plan=read_model(directory.plan, Plan),
@@ -153,14 +156,19 @@ def run_status(
         job_ids=job_ids,
         task=task,
         summary=summary_status(directory),
-        alive=False if in_a_job and slurm_answers else _alive(directory, progress.start),
+        alive=False if in_a_job and slurm_answers else _alive(directory, progress.start, unread),
+        unread=tuple(error.message for error in unread),
     )
     return known.status(time.time())
 
 
-def _alive(directory: RunDirectory, start: StartEvent | None) -> bool | None:
-    """Whether the run's launcher or a rank is alive; None if they are on another host, or another user's."""
-    records = read_records(directory).values()
+def _alive(directory: RunDirectory, start: StartEvent | None, unread: list[HpctrainError]) -> bool | None:
+    """Whether the run's launcher or a rank is alive; None if they are on another host, or another user's.
+
+    Args:
+        unread: gets why the records of some ranks cannot be read.
+    """
+    records = [*read_records(directory, unread).values()]
     named = (start and launcher_process(start), *(record.process() for record in records))
     living = [process for process in named if process]
     if any(works_in(process, directory.path) for process in living):
@@ -193,6 +201,7 @@ class KnownRun:
     task: int | None
     summary: str | None
     alive: bool | None
+    unread: tuple[str, ...] = ()
 
     def status(self, now: float) -> RunStatus:
         """The status at a time, in seconds since the epoch."""
@@ -229,6 +238,7 @@ class KnownRun:
             energy_covers=energy.covers if energy else None,
             survived=(*map(fault_line, survived), *map(damaged_line, of_kind(progress.events, DamagedEvent))),
             stalls=tuple(map(stall_line, attempt.stalls if attempt else ())),
+            unread=self.unread,
             **self._times(state, now),
         )
 

@@ -8,6 +8,7 @@ from heapq import heapify, heapreplace
 from pathlib import Path
 
 from hpctrain.common.checkpoints.pieces import Place
+from hpctrain.common.files.disk import matching
 
 MANIFEST, SUM = "state.json", "state.sha256"
 # Tensors that differ by rank: random states, statistics that its layers computed from its samples, and what its
@@ -36,8 +37,8 @@ def share_name(rank: int, ranks: int) -> str:
 
 
 def iterations(folder: Path) -> list[int]:
-    """The iterations of all checkpoints in a folder, ascending."""
-    found = (_NAME.fullmatch(path.name) for path in folder.glob("step-*"))
+    """The iterations of all checkpoints in a folder, ascending. Raises HpctrainError, see :func:`matching`."""
+    found = (_NAME.fullmatch(path.name) for path in matching(folder, "step-*"))
     return sorted(int(match[1]) for match in found if match)
 
 
@@ -56,8 +57,8 @@ def damaged_path(path: Path) -> Path:
 
 
 def damaged_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints that were found damaged and renamed."""
-    return sorted(folder.glob(f"{_DAMAGED}step-*"))
+    """The checkpoints that were found damaged and renamed. Raises HpctrainError, see :func:`matching`."""
+    return matching(folder, f"{_DAMAGED}step-*")
 
 
 def shares(sizes: Iterable[tuple[str, int]], ranks: int, loads: Sequence[int] = ()) -> list[list[str]]:

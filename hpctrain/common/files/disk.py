@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import os
 import tempfile
 from collections.abc import Iterator
@@ -58,6 +59,17 @@ def reading(path: Path | str, hint: str = "is this a run directory?", *, exit_co
         yield
     except OSError as error:
         raise read_error(error, path, hint, exit_code=exit_code) from error
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """What a folder has of names that a pattern as of :mod:`fnmatch` describes, sorted; nothing where it is not there.
+
+    Raises:
+        HpctrainError: it cannot be listed, over which :meth:`Path.glob` would pass in silence.
+    """
+    with reading(folder, "its owner can give you the right to read it"), contextlib.suppress(FileNotFoundError):
+        return sorted(path for path in folder.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+    return []
 
 
 def require_empty(folder: Path) -> None:

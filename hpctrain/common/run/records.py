@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import psutil
 from pydantic import BaseModel
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import matching
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 from hpctrain.common.run.processes import works_in
-from hpctrain.common.run.values import Count, Seconds
+from hpctrain.common.run.values import Count, Seconds, Text
 
 # A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
 _START_TOLERANCE_SECONDS = 2.0
@@ -24,8 +28,8 @@ _PAUSE_SECONDS = 0.2
 class RankError(BaseModel):
     """The error of a rank. ``code``: of an error of hpctrain. ``refused``: another attempt would raise it again."""
 
-    type: str
-    message: str
+    type: Text
+    message: Text
     code: str = ""
     refused: bool = False
 
@@ -41,7 +45,7 @@ class RankRecord(BaseModel):
     """
 
     rank: Count
-    host: str
+    host: Text
     pid: Count
     started: Seconds
     status: Literal["running", "done", "failed", "resumable", "lost"]
@@ -82,33 +86,40 @@ def living_process(host: str, pid: int, at: float) -> psutil.Process | None:
 
 def ranks_listen(directory: RunDirectory) -> bool:
     """Whether the ranks have recorded that they end in good order when they are asked to stop."""
-    return any(record.listens for record in whole_records(directory))
+    return any(record.listens for record in read_records(directory).values())
 
 
-def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
-    """All records, by rank; a rank that never started has none.
-
-    Raises:
-        HpctrainError: one is damaged.
-    """
-    records = [read_model(path, RankRecord) for path in directory.ranks.glob("rank-*.json")]
-    return {record.rank: record for record in sorted(records, key=lambda record: record.rank)}
-
-
-def whole_records(directory: RunDirectory, problems: list[str] | None = None) -> list[RankRecord]:
-    """The records that can be read, by rank; a crash of the machine can damage others.
+def read_records(directory: RunDirectory, unread: list[HpctrainError] | None = None) -> dict[int, RankRecord]:
+    """The records that can be read, by rank; a rank that never started has none.
 
     Args:
-        problems: gets why the others cannot be read.
+        unread: gets why others cannot be read, which a crash of the machine can damage.
     """
     found: list[RankRecord] = []
-    for path in sorted(directory.ranks.glob("rank-*.json")):
-        try:
-            found.append(read_model(path, RankRecord))
-        except HpctrainError as error:
-            if problems is not None:
-                problems.append(error.message)
-    return sorted(found, key=lambda record: record.rank)
+    problems = [] if unread is None else unread
+    paths: list[Path] = []
+    with _collected(problems):
+        paths = matching(directory.ranks, "rank-*.json")
+    for path in paths:
+        with _collected(problems):
+            found.append(_read_record(directory, path))
+    return {record.rank: record for record in sorted(found, key=lambda record: record.rank)}
+
+
+@contextlib.contextmanager
+def _collected(problems: list[HpctrainError]) -> Iterator[None]:
+    try:
+        yield
+    except HpctrainError as error:
+        problems.append(error)
+
+
+def _read_record(directory: RunDirectory, path: Path) -> RankRecord:
+    record = read_model(path, RankRecord)
+    if directory.rank(record.rank) != path:
+        problem = f"it is {record.rank}, whose file is another"
+        raise HpctrainError("HT-file-value", "{where}: {key}: {problem}", where=path, key="rank", problem=problem)
+    return record
 
 
 def final_records(directory: RunDirectory) -> tuple[dict[int, RankRecord], list[str]]:
@@ -116,11 +127,11 @@ def final_records(directory: RunDirectory) -> tuple[dict[int, RankRecord], list[
     for number in range(_FINAL_TRIES):
         if number:
             time.sleep(_PAUSE_SECONDS)
-        problems: list[str] = []
-        found = whole_records(directory, problems)
-        if not problems:
+        unread: list[HpctrainError] = []
+        found = read_records(directory, unread)
+        if not unread:
             break
-    return {record.rank: record for record in found}, problems
+    return found, [error.message for error in unread]
 
 
 def is_own_record(directory: RunDirectory, rank: int) -> bool:

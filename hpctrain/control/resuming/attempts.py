@@ -21,7 +21,7 @@ from hpctrain.common.run.directory import RunDirectory, plan_sha256
 from hpctrain.common.run.events import Event, EventsFile, attempts
 from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StallEvent, StartEvent, StoppedEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.records import whole_records
+from hpctrain.common.run.records import read_records
 from hpctrain.common.run.resuming import resume_command
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.resuming.proof import script_sha256
@@ -147,7 +147,9 @@ def require_attempt_ended(directory: RunDirectory, events: Sequence[Event]) -> N
     host, outside of Slurm, on a file system without locks between hosts, cannot be seen.
     """
     running = [
-        record for record in whole_records(directory) if record.status == "running" and record.own_process(directory)
+        record
+        for record in read_records(directory).values()
+        if record.status == "running" and record.own_process(directory)
     ]
     if running:
         numbers = " ".join(str(record.pid) for record in running)

@@ -161,9 +161,10 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
         begun: ranks were started, even if none has written its record yet.
 
     Raises:
-        HpctrainError: such ranks run.
+        HpctrainError: such ranks run, or a rank's record cannot be read.
     """
-    records = read_records(directory).values()
+    unread: list[HpctrainError] = []
+    records = [*read_records(directory, unread).values()]
     running = [record for record in records if record.status == "running" and _may_live(record, directory)]
     if running:
         hosts = {record.host for record in running}
@@ -181,6 +182,8 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
             noun=ranks,
             ranks=names,
         )
+    if unread:
+        raise unread[0]
     if begun and not records:
         hint = "end its processes where they were started"
         raise HpctrainError(

@@ -14,7 +14,7 @@ from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.events import Event, EventWriter
 from hpctrain.common.run.events.kinds import DamagedEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.records import whole_records
+from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import needs_proof
@@ -132,7 +132,7 @@ class Execution(LiveRun):
         if failure and failure.exit_code == RESUMABLE and self._is_done():
             # A host or a rank was lost after all work was done, but before each rank had recorded it.
             return None
-        if failure and attempt.number > 1 and not self.interrupts.received and not whole_records(self.directory):
+        if failure and attempt.number > 1 and not self.interrupts.received and not read_records(self.directory):
             # Ranks could be started in an earlier attempt, so a host may be gone.
             return replace(failure, exit_code=RESUMABLE)
         return failure

@@ -48,7 +48,7 @@ class Tail:
         self.path = path
         self._longest = longest
         # Ends behind the last complete line, because the next attempt may remove an incomplete one.
-        self.offset = path.stat().st_size if path.exists() and not whole else 0
+        self.offset = path.stat().st_size if not whole and path.exists() else 0
         self._file: tuple[int, int] | None = None
         # Whether another file has taken its place, where the writer's further lines do not appear.
         self.replaced = False

@@ -22,7 +22,7 @@ from hpctrain.common.run.events import Event, parse_event
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.processes import send_signal
-from hpctrain.common.run.records import whole_records
+from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE, ask
 from hpctrain.control.launchers.command import Torchrun
 from hpctrain.control.launchers.launcher_choice import first_launcher
@@ -171,7 +171,7 @@ class _Pod:
         if self._process is None:
             return
         # Ranks that have outlived their launcher are found by their records.
-        recorded = (record.own_process(self._directory) for record in whole_records(self._directory))
+        recorded = (record.own_process(self._directory) for record in read_records(self._directory).values())
         members = [process for process in recorded if process]
         with contextlib.suppress(psutil.NoSuchProcess):
             members += psutil.Process(self._process.pid).children(recursive=True)

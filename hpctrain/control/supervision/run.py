@@ -20,7 +20,7 @@ from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Plan, Stop
 from hpctrain.common.run.processes import send_signal, works_in
-from hpctrain.common.run.records import RankRecord, ranks_listen, whole_records
+from hpctrain.common.run.records import RankRecord, ranks_listen, read_records
 from hpctrain.common.run.stopping import RESUMABLE, ask
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.control.launchers.command import Command
@@ -185,7 +185,7 @@ def _lost_directory_failure(failure: Failure, job: RunningJob) -> Failure:
     """The failure of a run whose directory was moved or deleted, which is also the cause of the ranks' own errors."""
     if not job.lost:
         return failure
-    if job.run.held.now() is None or not whole_records(job.directory):
+    if job.run.held.now() is None or not read_records(job.directory):
         return lost_directory(job.run.held, job.lost)
     ended = "all ranks saved their state and left" if failure.stopped else failure.message
     return replace(failure, message=f"{job.lost}; {ended}")
@@ -202,7 +202,7 @@ def lost_directory(held: HeldDirectory, fate: str) -> Failure:
 def _is_unexplained(failure: Failure, job: RunningJob) -> bool:
     """Whether neither a rank nor the launcher has recorded a cause."""
     known = failure.hint or failure.stopped or failure.lost_hosts or job.lost
-    return not known and all(record.status != "failed" for record in whole_records(job.directory))
+    return not known and all(record.status != "failed" for record in read_records(job.directory).values())
 
 
 def _with_shortages(failure: Failure, job: RunningJob) -> Failure:
@@ -215,7 +215,7 @@ def _with_shortages(failure: Failure, job: RunningJob) -> Failure:
         return failure
     faults = "; ".join(shortage.fault for shortage in found)
     remedies = "\n  ".join(shortage.remedy for shortage in found)
-    if job.rules.ranks == 1 or any(record.joined for record in whole_records(job.directory)):
+    if job.rules.ranks == 1 or any(record.joined for record in read_records(job.directory).values()):
         return replace(failure, hint=f"{faults}\n  {remedies}")
     return replace(failure, code="HT-host-shortage", message=f"{faults}; {failure.message}", hint=remedies)
 
@@ -376,7 +376,7 @@ class RunningJob:
 
     def _records(self) -> list[RankRecord]:
         """The records that can be read, without those that name processes which are not the run's."""
-        return [record for record in whole_records(self.directory) if not self._names_foreign_process(record)]
+        return [record for record in read_records(self.directory).values() if not self._names_foreign_process(record)]
 
     def _names_foreign_process(self, record: RankRecord) -> bool:
         """Whether a record names a process of this host that is not the rank's; warns once for each rank."""
@@ -442,7 +442,7 @@ class RunningJob:
         # A damaged record must not spare the other processes, and a forged one must not end any. The directory is
         # found by its descriptor, because it may have been moved just now.
         directory = self.run.held.work
-        recorded = (record.own_process(directory) for record in whole_records(directory))
+        recorded = (record.own_process(directory) for record in read_records(directory).values())
         members = {process for process in recorded if process}
         if self.process.poll() is None:
             members.update(psutil.Process(self.process.pid).children(recursive=True))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.records import whole_records
+from hpctrain.common.run.records import read_records
 
 if TYPE_CHECKING:
     from support.hosts.local_hosts import LocalHosts
@@ -223,7 +223,7 @@ class Training:
         """The processes of the ranks."""
         return {
             record.rank: process
-            for record in whole_records(self.place.directory)
+            for record in read_records(self.place.directory).values()
             if (process := record.process()) is not None
         }
 

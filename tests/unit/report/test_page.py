@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import textwrap
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +23,7 @@ from hpctrain.report.record import Record
 from support.golden import check_text
 from support.refusals import refused
 from support.report.written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan, write_run
+from support.small_disks import small_disk_at
 
 _VOID = {"meta", "br", "hr", "img", "link"}
 
@@ -154,14 +156,6 @@ def test_texts_that_are_not_utf8_are_shown_with_escapes(tmp_path: Path) -> None:
     assert re.search(f"failed:{shown}", _Page(directory).text)
 
 
-def test_a_page_of_a_script_whose_summary_has_such_a_name(tmp_path: Path) -> None:
-    """Files that another program wrote are not checked for this."""
-    directory = write_run(tmp_path / "run", script_plan(), [])
-    log = '{"time": 1.0, "event": "log", "iteration": 1, "values": {"loss\\udcff": 1.0}}\n'
-    directory.events.write_text(log)
-    assert "loss\\udcff" in _Page(directory).text
-
-
 def test_cause_that_the_launcher_found(finished: RunDirectory) -> None:
     """A rank that was killed left no error of its own."""
     with EventWriter(finished.events) as events:
@@ -244,8 +238,6 @@ def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
         ("summary.json", "[1", "HT-file-not-json", {}),
         ("plan.json", '{"ranks": 1, "threads_per_rank": 1}', "HT-plan-not-one-work", {}),
         ("summary.json", f'{{"status": "done", "steps": {"9" * 400}}}', "HT-file-faults", {}),
-        ("ranks/rank-0.json", "{", "HT-file-not-json", {}),
-        ("ranks/rank-0.json", '{"rank": "x"}', "HT-file-value", {"key": "rank"}),
         ("events.jsonl", '{"time": 1, "event": "step"}\n', "HT-event-invalid", {"event": "step"}),
     ],
 )
@@ -258,10 +250,50 @@ def test_damaged_files_are_named(
     assert caught.value.message.startswith(str(finished.path / file))
 
 
-def test_numbers_of_a_rank_that_no_clock_shows(finished: RunDirectory) -> None:
-    finished.rank(0).write_text(json.dumps(_rank(0, "node1", "done") | {"ended": math.inf}))
-    with refused("HT-file-value", key="ended"):
-        write_report(finished)
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"rank": 0, "ho',
+        '{"rank": "x"}',
+        json.dumps(_rank(1, "node2", "done")),
+        json.dumps(_rank(0, "node1", "done") | {"ended": math.inf}),
+    ],
+)
+def test_a_damaged_record_costs_the_row_of_its_rank(finished: RunDirectory, content: str) -> None:
+    finished.rank(0).write_text(content)
+    write_json(finished.rank(1), _rank(1, "node2", "done", ended=50.0))
+    page = render(finished)
+    assert f'<p class="note">{finished.rank(0)}: ' in page
+    # The clock of the other was set back.
+    assert "<td>1</td><td>node2</td><td>done</td><td>—</td><td>0</td>" in page
+    assert "<td>node1</td>" not in page
+
+
+def test_very_much_of_everything_is_counted(tmp_path: Path) -> None:
+    fault = {"time": 1.0, "event": "fault", "rank": 3, "host": "n" * 20_000, "message": "<" * 20_000}
+    start = {"time": 1.0, "event": "start", "attempt": 1, "iteration": 0, "hosts": [f"n{i}" for i in range(2000)]}
+    log = {"time": 1.0, "event": "log", "iteration": 1, "values": {"n" * 10**6: 1.0}}
+    events = [*[start, fault] * 110, log, *[fault] * 30]
+    directory = write_run(tmp_path / "run", script_plan("s" * 10**6), events)
+    for number in range(1010):
+        directory.rank(number).write_text(json.dumps(_rank(number, "n", "done" if number < 960 else "failed")))
+    page = render(directory)
+    assert len(page) < 4e6
+    assert page.count("<td>failed</td>") == 50 and page.count("<td>done</td>") == 950
+    for counted in ("and 21 more", "and 9 more", ">10 earlier attempts", ">10 more are in ranks/"):
+        assert counted in page, counted
+
+
+def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path) -> None:
+    with small_disk_at(tmp_path / "disk", "64k") as place:
+        directory = write_run(place / "run", recipe_plan(), run_events())
+        directory.report.write_text("before")
+        (place / "rest").write_bytes(b"x" * max(0, shutil.disk_usage(place).free - 8192))
+        with refused("HT-disk-full", path=directory.report):
+            write_report(directory)
+        assert directory.report.read_text() == "before"
+        assert not list(directory.path.glob(".*"))
 
 
 def test_more_values_than_are_drawn(tmp_path: Path) -> None:

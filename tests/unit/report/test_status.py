@@ -19,12 +19,14 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.records import RankRecord, write_record
+from hpctrain.control.schedulers.cancel import stop_launcher
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.schedulers.outcome import last_words, may_go_on
 from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.page import render
 from hpctrain.report.record import Progress, Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
+from support.refusals import refused
 from support.report.written_runs import Line, recipe_plan, run_events, write_run
 
 # Of run_events: the time of the last event of its second epoch.
@@ -288,6 +290,28 @@ def test_ranks_that_outlived_their_launcher(tmp_path: Path, monkeypatch: pytest.
     assert state() == "stopped"
     with HeldDirectory(directory):
         assert state() == "running"
+
+
+def test_a_record_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    directory = write_run(tmp_path / "run", recipe_plan(), [start(job=None, host=socket.gethostname(), pid=1)])
+    directory.ranks.mkdir(exist_ok=True)
+    directory.rank(1).write_text("")
+    status, _ = read_status(find_run(str(directory.path)))
+    assert isinstance(status, RunStatus) and status.state == "stopped"
+    (line,) = status.unread
+    assert line.startswith(f"{directory.rank(1)}: ")
+    # Nothing is known of that rank, which may be alive.
+    with refused("HT-file-not-json", where=directory.rank(1)):
+        list(stop_launcher(directory, None, 1.0))
+
+
+def test_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    events = run_events(2)
+    for number, event in enumerate(events):
+        event["time"] = 1000.0 - number
+    status = known(tmp_path, [start(), *events])
+    assert status.step == 8 and status.step_seconds is None and status.remaining_s is None
 
 
 def test_slurm_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 
 import pytest
 from pydantic import BaseModel, field_validator
 
+from hpctrain.common.checkpoints.layout import damaged_checkpoints, iterations
 from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Start, Stop
 from hpctrain.common.run.records import RankRecord, read_records, write_record
 from hpctrain.report.summary import Summary
-from support.refusals import refused
+from support.refusals import check, refused
 from support.report.written_runs import recipe_plan, write_run
 
 
@@ -31,6 +33,20 @@ def test_an_attempt_begins_without_what_killed_processes_left_half_written(tmp_p
     assert not any(path.exists() for path in leftovers)
     assert all(path.exists() for path in own)
     assert list(directory.ranks.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path):
+    directory = write_run(tmp_path / "run", recipe_plan(), [])
+    assert (read_records(directory), iterations(directory.checkpoints)) == ({}, [])
+    shutil.rmtree(directory.ranks, ignore_errors=True)
+    for folder in (directory.ranks, directory.checkpoints):
+        folder.write_text("")
+    unread = []
+    assert read_records(directory, unread) == {}
+    check(unread[0], "HT-file-unreadable", path=str(directory.ranks))
+    for look in (iterations, damaged_checkpoints):
+        with refused("HT-file-unreadable", path=directory.checkpoints):
+            look(directory.checkpoints)
 
 
 def test_an_option_that_is_not_utf8_is_refused_before_anything_is_written(tmp_path):
