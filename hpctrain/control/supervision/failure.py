@@ -27,6 +27,8 @@ _OPEN_MPI_SIGNAL = re.compile(
 )
 # srun names a signal as strsignal does, and lists several tasks of a host in brackets.
 _SRUN_SIGNAL = re.compile(r"srun: error: \S+: tasks? \[?(?P<rank>\d+)[^:]*: (?P<name>[A-Z][a-z]+(?: [a-z]+)*)")
+# srun says this first when a task has aborted the step, and kills the other tasks by SIGKILL.
+_SRUN_ABORTED = re.compile(r"srun: Job step aborted|\*\*\* STEP \S+ ON \S+ CANCELLED")
 _LOST_HOST = re.compile(
     r"lost\s+communication\s+with\s+a\s+remote\s+daemon.*?Remote\s+daemon:.*?on\s+node\s+(?P<open_mpi>\S+)"
     r"|srun: error: Node failure on (?P<srun>\S+)",
@@ -152,9 +154,9 @@ def find_failure(
         # The error ended the run, not a killed rank: the others would have gone on without that one.
         return _raised(directory, min(failed, key=lambda record: record.ended))
     killed = _killed(ranks, records, output, exit_status)
-    # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if there is no other.
-    if killed and (killed[1] != signal.SIGTERM or (first_dead is None and not failed)):
-        return _killed_failure(directory, records, *killed)
+    # What the launcher ended is the cause only if there is no other.
+    if killed and (not killed.by_launcher or (first_dead is None and not failed)):
+        return _killed_failure(directory, records, killed)
     # A rank that raised an error closes its connections too, and the launcher ends those beside it.
     if not failed and (lost := _lost_peer(directory, records, output)):
         return lost
@@ -275,24 +277,38 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_status: int) -> tuple[int, int] | None:
-    """The rank that a signal ended according to the launcher, and the signal; MPICH's launcher may name any rank.
+@dataclass(frozen=True)
+class _Killed:
+    """A rank that a signal ended according to the launcher; ``by_launcher``: which may itself have sent it."""
+
+    rank: int
+    signal: int
+    by_launcher: bool
+
+
+def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_status: int) -> _Killed | None:
+    """What the launcher says of a rank that was killed; MPICH's launcher may name any rank.
 
     A rank whose loss the others survived is not the cause.
     """
     if ranks == 1 and exit_status < 0:
-        return 0, -exit_status
+        return _Killed(0, -exit_status, by_launcher=exit_status == -signal.SIGTERM)
     for match in (*_OPEN_MPI_SIGNAL.finditer(output), *_INTEL_SIGNAL.finditer(output)):
         rank = int(match["rank"])
         if rank not in records or records[rank].status != "lost":
-            return rank, int(match["signal"])
-    if srun := _SRUN_SIGNAL.search(output):
-        named = [number for number in signal.valid_signals() if signal.strsignal(number) == srun["name"]]
-        return (int(srun["rank"]), int(named[0])) if named else None
+            number = int(match["signal"])
+            return _Killed(rank, number, by_launcher=number == signal.SIGTERM)
+    signals = {signal.strsignal(each): int(each) for each in signal.valid_signals()}
+    # Of a task that ended by itself it says in the same place that it exited.
+    for match in _SRUN_SIGNAL.finditer(output):
+        if number := signals.get(match["name"]):
+            aborted = number == signal.SIGKILL and _SRUN_ABORTED.search(output, 0, match.start())
+            return _Killed(int(match["rank"]), number, by_launcher=number == signal.SIGTERM or bool(aborted))
     return None
 
 
-def _killed_failure(directory: RunDirectory, records: Mapping[int, RankRecord], rank: int, by: int) -> Failure:
+def _killed_failure(directory: RunDirectory, records: Mapping[int, RankRecord], killed: _Killed) -> Failure:
+    rank, by = killed.rank, killed.signal
     what = f"was killed by signal {by} ({signal_name(by)})"
     if by == signal.SIGKILL:
         what += ", which is also what the system sends to a process when memory runs out"

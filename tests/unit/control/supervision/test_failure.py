@@ -29,6 +29,15 @@ INTEL = """\
 =   KILLED BY SIGNAL: {signal} (Killed)
 """
 
+# A task that calls MPI_Abort, and one that is killed, whose end the other notices first.
+SRUN = """\
+srun: Job step aborted: Waiting up to 5 seconds for job step to finish.
+slurmstepd-n1: error: *** STEP 3.0 ON n1 CANCELLED AT 2026-11-28T13:50:18 ***
+srun: error: n1: task 0: Exited with exit code {status}
+srun: launch/slurm: _step_signal: Terminating StepId=3.0
+srun: error: n2: task 1: {name}
+"""
+
 LOST_PEER = """\
 --------------------------------------------------------------------------
 An MPI communication peer process has unexpectedly disconnected.  This
@@ -108,6 +117,26 @@ def test_a_killed_rank_goes_before_the_ranks_that_missed_it(directory: RunDirect
     assert (failure.code, failure.rank, failure.host) == ("HT-rank-killed", 1, "n2")
     assert "(SIGKILL), " in failure.message
     crash = find_failure(directory, 2, output=text.format(signal=11), exit_status=139)
+    assert crash is not None
+    assert (crash.code, crash.rank) == ("HT-rank-killed", 1) and crash.message.endswith(" 11 (SIGSEGV)")
+
+
+def test_what_srun_kills_behind_an_error_is_not_the_cause(directory: RunDirectory) -> None:
+    for error, first, killed_first, cause in (
+        ("mine", None, False, ("HT-rank-exception", 0, 1)),
+        ("mine", None, True, ("HT-rank-killed", 1, RESUMABLE)),
+        ("", None, False, ("HT-rank-killed", 1, RESUMABLE)),
+        ("mine", 1, False, ("HT-rank-died", 1, RESUMABLE)),
+    ):
+        record(directory, 0, "failed" if error else "running", error, ended=5.0, exit_code=1)
+        record(directory, 1, "running")
+        lines = SRUN.format(status=1 if error else 14, name="Killed").splitlines()
+        output = "\n".join(lines[::-1] if killed_first else lines)
+        failure = find_failure(directory, 2, output=output, exit_status=1, first_dead=first)
+        assert failure is not None
+        assert (failure.code, failure.rank, failure.exit_code) == cause
+    record(directory, 0, "failed", "mine", ended=5.0, exit_code=1)
+    crash = find_failure(directory, 2, output=SRUN.format(status=14, name="Segmentation fault"), exit_status=139)
     assert crash is not None
     assert (crash.code, crash.rank) == ("HT-rank-killed", 1) and crash.message.endswith(" 11 (SIGSEGV)")
 
