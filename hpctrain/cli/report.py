@@ -42,13 +42,13 @@ def report(
     from hpctrain.cli.comparison import print_comparison
     from hpctrain.common.errors import HpctrainError
     from hpctrain.common.run.directory import RunDirectory
-    from hpctrain.control.schedulers.find_run import LAST, last_run
+    from hpctrain.control.schedulers.find_run import LAST, last_run_or_series
     from hpctrain.control.supervision.repeats import array_series, read_series
     from hpctrain.report.page import keep_prediction, read_summary, write_report
     from hpctrain.report.repeats import read_repeats, write_repeats_report
 
     if str(run_dir) == LAST:
-        run_dir = last_run()
+        run_dir = last_run_or_series()
     if tracking is not None:
         if as_json or prediction:
             other = "--json" if as_json else "--prediction"

@@ -45,7 +45,10 @@ def run(
     training: WorkOptions,
     hosts: HostsWithSlots,
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default runs/NAME-TIME.")
+        Path | None, typer.Option(
+            metavar="DIR",
+            help="Where the run's files go; by default runs/NAME-TIME. With --resume, `last` is the last run in runs/.",
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run in --run-dir, or start it if there is none.")
@@ -91,6 +94,10 @@ def run(
             "--plan says what --resume starts",
             "give --resume --run-dir DIR, and no recipe or script",
         )
+    if resume and run_dir == Path("last") and not run_dir.exists():
+        from hpctrain.control.schedulers.find_run import last_run_or_series
+
+        run_dir = last_run_or_series()
     request = TrainingRequest(
         host_options=HostOptions(**hosts.given()),
         start=Start(**start.changes()),

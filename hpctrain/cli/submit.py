@@ -22,6 +22,7 @@ from hpctrain.common.run.directory import default_directory
 from hpctrain.common.run.plan import Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.preparation import container_options, find_cluster, host_options, prepare, requested
+from hpctrain.control.schedulers.request import require_options
 from hpctrain.report.say import tell
 
 
@@ -66,7 +67,6 @@ def submit(
 
         require_no_series(run_dir)
     require_work(work)
-    found = find_cluster(cluster, job.partition)
     asked = job.asked()
     if repeat is not None:
         if job.array is not None:
@@ -76,6 +76,8 @@ def submit(
                 f"--array with --set seed=%a chooses the seeds; hpctrain submit {shell_word(work)} --repeat {repeat}",
             )
         asked["array"] = f"0-{repeat - 1}"
+    require_options(asked)
+    found = find_cluster(cluster, job.partition)
     request = requested(found, Path(work).stem, asked)
     if found.profile.kubernetes:
         from hpctrain.cli.submit_pods import PodSubmission, submit_pods

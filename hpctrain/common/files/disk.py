@@ -53,7 +53,7 @@ def read_error(error: OSError, path: Path | str, hint: str = "", *, exit_code: i
 
 
 @contextlib.contextmanager
-def reading(path: Path | str, hint: str = "is this a run directory?", *, exit_code: int = 2) -> Iterator[None]:
+def reading(path: Path | str, hint: str = "is this a run directory? `hpctrain status` lists those in runs/", *, exit_code: int = 2) -> Iterator[None]:
     """Make the error of :func:`read_error` of what the system refuses meanwhile."""
     try:
         yield

@@ -16,7 +16,7 @@ from hpctrain.control.schedulers.places import refuse_kubernetes_job
 from hpctrain.control.schedulers.slurm.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.control.schedulers.slurm.submission import Submission
 
-_RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
+_RUNS_HINT = "`hpctrain status` lists the runs in runs/; `squeue --me` lists jobs"
 
 # Names the newest run.
 LAST = "last"
@@ -69,6 +69,19 @@ def last_run() -> Path:
         )
     path = newest[1]
     return path.parent if array_task(RunDirectory(path)) is not None else path
+
+
+def last_run_or_series() -> Path:
+    """The directory of the :func:`last_run`, or of the series of seeds that it is one of.
+
+    Raises:
+        HpctrainError: there is none.
+    """
+    # Imported here because it loads the code that starts runs, which nothing else here needs.
+    from hpctrain.control.supervision.repeats import read_series
+
+    path = last_run()
+    return path.parent if read_series(path.parent) else path
 
 
 def find_run(target: str) -> FoundRun:

@@ -153,6 +153,23 @@ class JobRequest(Section):
         )
 
 
+def require_options(asked: Mapping[str, Any]) -> None:
+    """Refuse options that no cluster could meet, before one is asked.
+
+    Raises:
+        HpctrainError: a value that Slurm would misunderstand.
+    """
+    _validated({"name": "job", **{key: value for key, value in asked.items() if value is not None}})
+
+
+def _validated(values: dict[str, Any]) -> JobRequest:
+    """The request; values of a profile were checked with it, so that a fault is in the options."""
+    for option, value in values.get("sbatch", {}).items():
+        if fault := sbatch_fault(option, value):
+            raise fault.at().but(before="--sbatch ")
+    return validate(values, JobRequest, _option, "request", "hpctrain submit --help lists the options")
+
+
 def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) -> JobRequest:
     """The request for a run on a cluster.
 
@@ -166,9 +183,6 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
     """
     given = {key: value for key, value in asked.items() if value is not None}
     further = given.get("sbatch", {})
-    for option, value in further.items():
-        if fault := sbatch_fault(option, value):
-            raise fault.at().but(before="--sbatch ")
     gpus = given.get("gpus_per_node", profile.node.gpus)
     tasks = given.get("tasks_per_node", gpus or 1)
     values: dict[str, Any] = {
@@ -192,8 +206,7 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         **given,
         "sbatch": {**profile.sbatch, **further},
     }
-    # Values of the profile were checked with it, so a fault is in the options.
-    request = validate(values, JobRequest, _option, "request", "hpctrain submit --help lists the options")
+    request = _validated(values)
     if profile.max_nodes is not None and request.nodes > profile.max_nodes:
         raise HpctrainError(
             "HT-job-too-many-nodes",

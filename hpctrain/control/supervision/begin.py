@@ -67,7 +67,9 @@ def _resume(request: TrainingRequest, output: Output) -> int:
     """Resume the run or series in the directory, or begin it."""
     if request.run_dir is None:
         raise HpctrainError(
-            "HT-run-resume-without-directory", "--resume: which run?", "name its directory: --run-dir runs/…"
+            "HT-run-resume-without-directory",
+            "--resume: which run?",
+            "--run-dir last is the last one in runs/; `hpctrain status` lists them",
         )
     directory = RunDirectory(request.run_dir)
     if request.submitted and pod_index() and not request.dry_run:
@@ -87,7 +89,7 @@ def _resume(request: TrainingRequest, output: Output) -> int:
             raise HpctrainError(
                 "HT-run-not-found",
                 "{path} holds no run",
-                "name its directory, or what to start there",
+                "`hpctrain status` lists the runs in runs/; a recipe or a script is started there",
                 path=directory.path,
             )
         return _begin(request, output)

@@ -103,8 +103,9 @@ class Failure:
 
     @property
     def brief(self) -> str:
-        """The message, without the words of an error that the user has seen."""
-        return self.message.replace(f": {self.words}", ", as printed above", 1) if self.shown else self.message
+        """The message, without the words of an error that the user has seen, which is what rank 0 prints."""
+        seen = ", as printed above" if self.rank == 0 else ", with the same error as rank 0, printed above"
+        return self.message.replace(f": {self.words}", seen, 1) if self.shown else self.message
 
     def without_log_of(self, shown: int) -> str:
         """The text, with its code in front, for a reader who has seen all output of rank ``shown``: of its log only the

@@ -55,6 +55,9 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             ["submit", "digit", "--dry-run"],
             "error[HT-recipe-unknown]: unknown recipe 'digit'\n  did you mean 'digits'?",
         ),
+        # Wrong on any cluster, so that none is asked.
+        (["submit", "digits", "--nodes", "0"], "--nodes: "),
+        (["submit", "digits", "--sbatch", "nodes=3"], "use --nodes"),
         (["submit", "train.py"], "cannot read the script train.py: No such file"),
         *(
             (["submit", "digits", "--cluster", "cpu", "--dry-run", *wrong], code)

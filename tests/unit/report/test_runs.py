@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory, write_json
-from hpctrain.control.schedulers.find_run import last_run
+from hpctrain.control.schedulers.find_run import last_run, last_run_or_series
+from hpctrain.control.supervision.repeats import create_series
 from hpctrain.report.runs import RunRow, list_runs, runs_text
 from support.refusals import refused
 from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
@@ -73,7 +75,15 @@ def test_the_last_run_needs_no_name(runs: Path, capsys: pytest.CaptureFixture[st
         assert main(arguments) == 0, arguments
         capsys.readouterr()
     assert (newest / "report.html").exists() and not (runs / "done" / "report.html").exists()
-    assert last_run() == Path("runs/half")
+    assert last_run() == last_run_or_series() == Path("runs/half")
+    os.utime(runs / "done" / "events.jsonl", (2_100_000_000, 2_100_000_000))
+    assert main(["run", "--resume", "--run-dir", "last", "--dry-run"]) == 0
+    assert "runs/done" in capsys.readouterr().out
+    seed = create_series(Path("runs/seeds"), {1: recipe_plan()}).runs[1]
+    os.utime(seed.plan, (2_200_000_000, 2_200_000_000))
+    assert (last_run(), last_run_or_series()) == (seed.path, Path("runs/seeds"))
+    shutil.rmtree(runs / "seeds")
+    shutil.rmtree(runs / "done")
     (runs / "array").mkdir()
     newest.rename(runs / "array" / "task-1")
     write_submission(RunDirectory(runs / "array"), "12")

@@ -371,7 +371,8 @@ def _ask(*command: str) -> str:
         raise HpctrainError(
             "HT-slurm-no-answer",
             "Slurm does not answer: {command} exited {status}: {reason}",
-            "scontrol ping says whether its controller is up; the variable SLURM_CONF names its slurm.conf",
+            "scontrol ping says whether its controller is up, the variable SLURM_CONF names its slurm.conf; "
+            "--cluster generic --dry-run asks no Slurm",
             exit_code=1,
             command=" ".join(command),
             status=done.returncode,
