@@ -32,7 +32,7 @@ _MOST_HEADERS = 1 << 27
 # The memory for listing a tar; tars within the other limits take a third of it.
 _MOST_LISTING = 1 << 31
 _LISTING_SECONDS = 300
-_IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
+_IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 
 
 class ImageFile(NamedTuple):

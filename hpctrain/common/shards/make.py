@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -117,22 +118,25 @@ def list_images(source: Path, split: SplitName, parts: Sequence[Any], run: Map) 
     return found
 
 
-def validates(key: str, share: float) -> bool:
-    """Whether an image is for validation: by a hash of its name alone, so that images that come or go move no other."""
-    return int.from_bytes(hashlib.sha256(os.fsencode(key)).digest()[:8], "big") < share * 2**64
+def drawn(key: str) -> int:
+    """A number below 2^64 from an image's name alone; those below a limit validate (:func:`divided`)."""
+    return int.from_bytes(hashlib.sha256(os.fsencode(key)).digest()[:8], "big")
 
 
 def divided(
     source: Path, classes: Sequence[str], parts: Sequence[Sequence[ImageFile]], share: float
 ) -> dict[SplitName, list[list[ImageFile]]]:
-    """The images of each class for training and for validation.
+    """The images of each class for training and for validation, by their names, so that images that come or go move no
+    other; except that of two images or more each gets one.
 
     Raises:
-        HpctrainError: a class has none for one of the two.
+        HpctrainError: a class has a single image.
     """
     found: dict[SplitName, list[list[ImageFile]]] = {"train": [], "val": []}
     for name, members in zip(classes, parts, strict=True):
-        chosen = [validates(member.key, share) for member in members]
+        numbers = [drawn(member.key) for member in members]
+        limit = min(max(math.ceil(share * 2**64), min(numbers) + 1), max(numbers))
+        chosen = [number < limit for number in numbers]
         found["train"].append([member for member, held in zip(members, chosen, strict=True) if not held])
         found["val"].append([member for member, held in zip(members, chosen, strict=True) if held])
         for split, own in found.items():
@@ -140,7 +144,7 @@ def divided(
                 raise HpctrainError(
                     "HT-source-class-not-divisible",
                     "{folder} has {count} images, of which a validation share of {share:g} leaves none for {split}",
-                    "another --validation-share, more images, or leave the class out",
+                    "it needs two, or leave the class out",
                     folder=source / name,
                     count=len(members),
                     share=share,

@@ -15,7 +15,8 @@ from hpctrain.common.recipes.entries import load_entry
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.own import LARGE, OwnImages, OwnText, OwnWeights, own_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.shards.make import validates
+from hpctrain.common.shards.listing import ImageFile
+from hpctrain.common.shards.make import divided, drawn
 from hpctrain.common.shards.manifest import read_manifest
 from hpctrain.common.shards.read import Shards
 from support.refusals import codes
@@ -73,9 +74,25 @@ def test_class_folders_become_a_recipe_and_the_commands_that_train_it(
     assert codes(capfd.readouterr().err) == ["HT-shards-begun-otherwise"]
 
 
+def members(number: int, count: int) -> list[ImageFile]:
+    return [ImageFile("f", 0, 1, number, f"{number}_{image}") for image in range(count)]
+
+
 def test_a_share_is_kept_on_average() -> None:
-    held = sum(validates(f"image_{number}", 0.2) for number in range(10_000))
-    assert 1800 < held < 2200
+    (held,) = divided(Path("photos"), ["cat"], [members(0, 10_000)], 0.2)["val"]
+    assert 1800 < len(held) < 2200
+
+
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.999])
+def test_a_class_of_few_images_has_some_of_each(share: float) -> None:
+    classes = [members(number, 2 + number % 9) for number in range(500)]
+    found = divided(Path("photos"), [str(number) for number in range(500)], classes, share)
+    for number, whole in enumerate(classes):
+        train, val = found["train"][number], found["val"][number]
+        assert train and val
+        assert sorted([*train, *val]) == sorted(whole)
+        by_hash = [image for image in whole if drawn(image.key) < share * 2**64]
+        assert val == by_hash or len(val) == 1 or len(train) == 1
 
 
 def test_folders_that_are_divided_already(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

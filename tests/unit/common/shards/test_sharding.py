@@ -153,7 +153,7 @@ def test_classes_and_images_of_any_name(tmp_path: Path):
         for label, name in enumerate(sorted(names)):
             (tmp_path / "tree" / split / name).mkdir(parents=True)
             # They differ behind the bytes that a key has.
-            for number, suffix in enumerate((".jpg", ".JPG", ".PnG")):
+            for number, suffix in enumerate((".jpg", ".JPG", ".PnG", ".webp")):
                 content = f"{split} {name} {number}".encode()
                 path = tmp_path / "tree" / split / name / f"Black_Footed.Albatross_0001_79611_{number}{suffix}"
                 path.write_bytes(content)
