@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -28,6 +29,8 @@ _SOFTWARE_SPREAD = 0.1
 _ROBUST = 1.5
 _DIFFERENCE = 0.03
 _ITERATIONS = 6
+# Of the logarithm of a constant, by which a further iteration would move it at most.
+_SETTLED = 1e-3
 _CENTRAL = 0.8
 
 
@@ -51,6 +54,18 @@ class Case:
         return 1 / (1 + self.width) <= 1 + self.error <= 1 + self.width
 
 
+class _Read(dict[str, float]):
+    """Constants that remember which of them were read."""
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        super().__init__(values)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> float:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
 class Fit:
     """The runs that count, and the constants as logarithms."""
 
@@ -66,6 +81,9 @@ class Fit:
         self.names = [*free, *(f"software.{name}" for name in software)]
         self.prior = np.log([each.prior for each in free.values()] + [1.0] * len(software))
         self.spread = np.array([each.spread for each in free.values()] + [_SOFTWARE_SPREAD] * len(software))
+        # Tables have many rows of few trainings: each is predicted once.
+        first: dict[object, int] = {}
+        self.like = [first.setdefault(run.training, index) for index, run in enumerate(runs)]
 
     def values(self, logs: Floats) -> dict[str, float]:
         """The constants by name."""
@@ -76,21 +94,32 @@ class Fit:
     def predicted(self, logs: Floats, which: Sequence[int] | None = None) -> Floats:
         """Logarithms of tokens a second."""
         values = self.values(logs)
-        runs = self.runs if which is None else [self.runs[index] for index in which]
-        return np.log([run.tokens_per_s(values) for run in runs])
+        wanted = self.like if which is None else [self.like[index] for index in which]
+        found = {index: self.runs[index].tokens_per_s(values) for index in set(wanted)}
+        return np.log([found[index] for index in wanted])
 
     def slopes(self, logs: Floats) -> tuple[Floats, Floats]:
         """The predictions, and their slopes by each constant, (runs, constants)."""
-        at = self.predicted(logs)
-        found = np.empty((len(at), len(logs)))
+        at, found = self.predicted(logs), np.zeros((len(self.runs), len(logs)))
+        reads = self.reads(logs)
         for index, name in enumerate(self.names):
-            moved = logs.copy()
-            moved[index] += _DIFFERENCE
             if name.startswith("software."):
                 found[:, index] = [f"software.{each}" == name for each in self.software]
-            else:
-                found[:, index] = (self.predicted(moved) - at) / _DIFFERENCE
+                continue
+            moved = logs.copy()
+            moved[index] += _DIFFERENCE
+            which = [run for run, like in enumerate(self.like) if name in reads[like]]
+            found[which, index] = (self.predicted(moved, which) - at[which]) / _DIFFERENCE
         return at, found
+
+    def reads(self, logs: Floats) -> dict[int, set[str]]:
+        """The constants that the prediction of each training depends on."""
+        found = {}
+        for index in set(self.like):
+            values = _Read(self.values(logs))
+            self.runs[index].tokens_per_s(values)
+            found[index] = values.names
+        return found
 
     def weights(self, kept: Floats) -> Floats:
         """One over the standard error of each run; 0 for those that do not count."""
@@ -119,7 +148,9 @@ class Fit:
         logs = self.prior
         everything = np.ones(len(self.runs), bool)
         for _ in range(_ITERATIONS):
-            logs = self.moved(logs, *self.slopes(logs), everything)
+            before, logs = logs, self.moved(logs, *self.slopes(logs), everything)
+            if np.abs(logs - before).max() < _SETTLED:
+                break
         return logs
 
     def left_out(self, logs: Floats) -> Floats:
@@ -181,14 +212,19 @@ def guesses(runs: Sequence[Run]) -> list[float | None]:
     for run in runs:
         key = run.system.name, run.layout.precision
         shares[key].append((run.family, (run.measured or 0) * run.model_flops / run.system.peak(run.layout.precision)))
+
+    @cache
+    def median(key: tuple[str, str], family: str) -> float | None:
+        """Of the other families' runs of this kind, else of all."""
+        others = [share for other, share in shares[key] if other != family]
+        others = others or [share for each in shares.values() for other, share in each if other != family]
+        return float(np.median(others)) if others else None
+
     found: list[float | None] = []
     for run in runs:
         precision = run.layout.precision
-        others = [share for family, share in shares[run.system.name, precision] if family != run.family]
-        if not others:
-            others = [share for each in shares.values() for family, share in each if family != run.family]
-        rate = float(np.median(others)) * run.system.peak(precision) if others else None
-        found.append(None if rate is None else rate / run.model_flops)
+        share = median((run.system.name, precision), run.family)
+        found.append(None if share is None else share * run.system.peak(precision) / run.model_flops)
     return found
 
 
@@ -204,8 +240,8 @@ def summary(title: str, runs: Sequence[Run], said: Sequence[float]) -> tuple[str
     return f"{line}; mean {np.mean(errors):.1%}, families {mean:.1%}", mean
 
 
-def memory_line(table: Table) -> tuple[str, float]:
-    """Errors of peaks by what was published, never mixed, and the median of allocated ones."""
+def memory_line(table: Table) -> tuple[str, str]:
+    """Errors of peaks by what was published, never mixed, and the median of allocated ones in words."""
     off: dict[str, list[float]] = defaultdict(list)
     for run in table.runs:
         if run.peak and not run.assumed_gpu:
@@ -218,7 +254,8 @@ def memory_line(table: Table) -> tuple[str, float]:
         for kind, errors in sorted(off.items())
     ]
     allocated = off.get("allocated") or [each for errors in off.values() for each in errors]
-    return "\n".join(lines), float(np.median(np.abs(allocated))) if allocated else math.nan
+    median = f"memory {np.median(np.abs(allocated)):.1%}" if allocated else "memory: no peaks"
+    return "\n".join(lines or ["no peaks of memory were published"]), median
 
 
 def fits(run: Run) -> bool:
@@ -380,7 +417,7 @@ def report(table: Table, *, shipped: bool) -> None:
         peaks, median_peak = memory_line(table)
         print(f"\n{peaks}\n")
         print_limits(table)
-        print(f"all: 0 runs; memory {median_peak:.1%}")
+        print(f"all: 0 runs; {median_peak}")
         return
     cases = cases_shipped(runs) if shipped else cases_left_out(runs)
     logs: dict[str, list[float]] = defaultdict(list)
@@ -402,7 +439,7 @@ def report(table: Table, *, shipped: bool) -> None:
         print(summary("one share of the peak a GPU", [each.run for each in able], said)[0])
     line, mean = summary("all", runs, [case.predicted for case in cases])
     held = np.mean([case.inside for case in cases])
-    print(f"{line.partition(';')[0]}; families {mean:.1%}; ranges hold in {held:.0%}; memory {median_peak:.1%}")
+    print(f"{line.partition(';')[0]}; families {mean:.1%}; ranges hold in {held:.0%}; {median_peak}")
 
 
 def print_constants(table: Table) -> None:

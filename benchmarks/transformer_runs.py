@@ -87,6 +87,10 @@ _COLUMNS = ("row_id", "source_id", "family", "model", "gpu_type", "framework", "
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 # Of a GPU's memory, for what a layout needs in all.
 _USABLE = 0.97
+# Columns that say nothing about how a run was laid out.
+_FIGURES = {"row_id", "tokens_per_s_per_gpu_norm", "peak_mem_gb", "peak_mem_kind", "fits", "memory_gib", "printed_gb"}
+# What :meth:`_Reader.layout` found and completed, by the other cells.
+_CHOSEN: dict[frozenset[tuple[str, str]], tuple[Layout, list[str]]] = {}
 
 
 class NotExpressedError(Exception):
@@ -124,6 +128,12 @@ class Run:
     def name(self) -> str:
         """The row's name."""
         return self.row["row_id"]
+
+    @property
+    def training(self) -> tuple[object, ...]:
+        """All that a prediction depends on."""
+        system = self.system
+        return self.network, self.layout, self.software, system.name, system.joined, system.network_bytes_per_s
 
     def tokens_per_s(self, constants: Mapping[str, float] | None = None) -> float:
         """Predicted tokens a second and GPU."""
@@ -251,10 +261,7 @@ class _Reader:
             raise NotExpressedError("neither time nor memory was published")
         if not self.ranks:
             raise NotExpressedError("the number of GPUs is not stated")
-        layouts = list(self.layouts())
-        if not layouts:
-            raise NotExpressedError("no layout divides the GPUs, the heads and the batch")
-        layout = self.chosen(layouts)
+        layout = self.layout()
         kind = self.text("peak_mem_kind")
         return Run(
             row=self.row,
@@ -360,6 +367,24 @@ class _Reader:
         return found
 
     # The layout.
+
+    def layout(self) -> Layout:
+        """The layout of this row.
+
+        Raises:
+            NotExpressedError: there is none.
+        """
+        # Tables have many rows of few trainings.
+        cells = frozenset(item for item in self.row.items() if item[0] not in _FIGURES)
+        if cells not in _CHOSEN:
+            known = len(self.guessed)
+            layouts = list(self.layouts())
+            if not layouts:
+                raise NotExpressedError("no layout divides the GPUs, the heads and the batch")
+            _CHOSEN[cells] = self.chosen(layouts), self.guessed[known:]
+        found, guessed = _CHOSEN[cells]
+        self.guessed += guessed
+        return found
 
     def chosen(self, layouts: list[Layout]) -> Layout:
         """Of the layouts that a row allows, the fastest that fits the memory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hpctrain.common.errors import HpctrainError
@@ -206,12 +206,7 @@ class Layout:
         Where they do not divide evenly, embedding and head count as a layer each if that is even (Megatron-LM,
         ``account_for_embedding_in_pipeline_split``); else the stages in the middle have one more.
         """
-        each, more = divmod(network.layers, self.stages)
-        if more and (network.layers + 2) % self.stages == 0 and network.layers + 2 > self.stages:
-            whole = (network.layers + 2) // self.stages
-            return [whole - (stage in (0, self.stages - 1)) for stage in range(self.stages)]
-        first = (self.stages - more) // 2
-        return [each + (first <= stage < first + more) for stage in range(self.stages)]
+        return list(_divided_layers(network.layers, self.stages))
 
     def rank_layers(self, network: Transformer, rank: int) -> int:
         """How many layers all stages of a rank along pp have."""
@@ -236,11 +231,11 @@ class Layout:
 
     def has_first(self, rank: int) -> bool:
         """Whether a rank along pp has the first stage."""
-        return 0 in self.own_stages(rank)
+        return rank == 0
 
     def has_last(self, rank: int) -> bool:
         """Whether a rank along pp has the last stage."""
-        return self.stages - 1 in self.own_stages(rank)
+        return rank == (0 if self.schedule == "zbv" else self.sizes["pp"] - 1)
 
     def layer_parameters(self, network: Transformer) -> float:
         """Of one layer: tp divides matrices, and keys and values as far as they have heads."""
@@ -408,6 +403,17 @@ class Layout:
             divided_vocabulary=False,
             chunked_loss=True,
         )
+
+
+@lru_cache(maxsize=1024)
+def _divided_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """See :meth:`Layout.stage_layers`."""
+    each, more = divmod(layers, stages)
+    if more and (layers + 2) % stages == 0 and layers + 2 > stages:
+        whole = (layers + 2) // stages
+        return tuple(whole - (stage in (0, stages - 1)) for stage in range(stages))
+    first = (stages - more) // 2
+    return tuple(each + (first <= stage < first + more) for stage in range(stages))
 
 
 def require_positions(network: Transformer, sequence: int) -> None:
