@@ -69,6 +69,7 @@ _RECOMPUTATION = {
 }  # fmt: skip
 _KINDS = (("allocated", "allocated"), ("reserved", "reserved"), ("nvidia-smi", "used"))
 _YES = ("yes", "true", "1", "on")
+_NO = ("no", "false", "0", "off")
 _PRECISIONS = (
     ("fp4", "fp4"), ("fp8", "fp8"), ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"),
     ("fp32", "float32"), ("float32", "float32"),
@@ -170,11 +171,15 @@ def read_table(path: Path) -> Table:
     columns = [name.strip().lower() for name in next(rows, [])]
     if "layers" not in columns:
         raise SystemExit(f"{path}: the first line names no column `layers`; it names {', '.join(columns) or 'none'}")
+    if twice := sorted({name for name in columns if name and columns.count(name) > 1}):
+        raise SystemExit(f"{path}: the first line names {', '.join(twice)} more than once")
     for number, cells in enumerate(rows, start=2):
         if not any(cell.strip() for cell in cells):
             continue
         reader = _Reader(dict(zip(columns, cells, strict=False)), number)
         try:
+            if any(cell.strip() for cell in cells[len(columns) :]):
+                raise NotExpressedError(f"it has {len(cells)} cells, and the first line names {len(columns)} columns")
             runs.append(reader.run())
         except NotExpressedError as reason:
             left_out.append((reader.row, str(reason)))
@@ -289,8 +294,10 @@ class _Reader:
     @cached_property
     def software(self) -> str:
         """What trained."""
-        name = self.text("framework")
+        name = self.stated("framework")
         found = next((known for word, known in _SOFTWARE if word in name), "other")
+        if found == "other":
+            self.guessed.append("framework")
         # Before Hopper, Megatron-LM had neither Transformer Engine nor sequence parallelism by default.
         old = found == "megatron-lm" and self.gpu.startswith(("a", "v", "p"))
         return "megatron-deepspeed" if old and "flash" not in name else found
@@ -318,12 +325,17 @@ class _Reader:
     def system(self) -> System:
         """GPUs and network."""
         per_node = self.count("gpus_per_node") or 8
+        if self.ranks > per_node and not self.count("gpus_per_node"):
+            self.guessed.append("gpus_per_node")
         return System.of(self.gpu, gpus_per_node=per_node, network_bytes_per_s=self.network_rate(per_node))
 
     def network_rate(self, per_node: int) -> float:
         """Bytes a second of a GPU's share of the adapters."""
         text = self.row.get("network", "").upper()
-        return _stated_rate(text, per_node) or _USUAL_NETWORK.get(self.gpu.partition("-")[0], 50e9)
+        stated = _stated_rate(text, per_node)
+        if not stated and self.ranks > per_node:
+            self.guessed.append("network")
+        return stated or _USUAL_NETWORK.get(self.gpu.partition("-")[0], 50e9)
 
     @cached_property
     def network(self) -> Transformer:
@@ -337,12 +349,18 @@ class _Reader:
             unit = math.lcm(self.count("tp") or 1, self.count("kv_heads") or 1)
             heads = unit * max(1, round(width / 128 / unit))
         mlp = self.stated("mlp")
+        if mlp and not re.search("lu|mlp", mlp):
+            raise NotExpressedError(f"mlp is {mlp!r}")
         gated = bool(re.search("glu|silu", mlp) if mlp else re.search(_GATED, self.text("model")))
         usual = {"vocab": 32000 if gated else 51200, "ffn": 4 * width, "seq_len": 2048}
         stated = {key: self.count(key) for key in usual}
         self.guessed += [key for key, value in stated.items() if value is None]
         if not mlp:
             self.guessed.append("mlp")
+        if gated and not self.count("kv_heads"):
+            self.guessed.append("kv_heads")
+        if not self.stated("model"):
+            self.guessed.append("model")
         bert = "bert" in self.text("model")
         found = Transformer(
             layers=layers,
@@ -427,7 +445,12 @@ class _Reader:
             return 3
         if stated is not None:
             return stated
-        return 1 if self.software in ("nemo", "megatron-lm") else 3 if "fsdp" in self.text("framework") else 0
+        if self.software in ("nemo", "megatron-lm"):
+            return 1
+        if "fsdp" in self.text("framework"):
+            return 3
+        self.guessed.append("zero_stage")
+        return 0
 
     @cached_property
     def stated_zero(self) -> int | None:
@@ -463,8 +486,8 @@ class _Reader:
         """All layouts that a row allows."""
         for tp, pp, cp, zero in self.meshes():
             data = self.data_ranks(tp, pp, cp)
-            shard = min(self.count("dp_shard") or data, data) if zero else 1
-            if data % shard:
+            shard = min(self.count("dp_shard") or data // (self.count("dp_replicate") or 1), data) if zero else 1
+            if not shard or data % shard:
                 self.guessed.append("dp_shard")
                 shard = data
             common = {
@@ -506,6 +529,8 @@ class _Reader:
 
     def common(self, tp: int, pp: int) -> dict[str, Any]:
         """What all layouts of a row have in common."""
+        if self.software == "pytorch" and not self.stated("compile"):
+            self.guessed.append("compile")
         return {
             # Stages of a pipeline keep gathered parameters between micro-batches (torchtitan, reshard_after_forward).
             "reshard": self.stated_zero != 2 and pp == 1,
@@ -537,6 +562,8 @@ class _Reader:
     def sequence_parallel(self) -> bool:
         """Megatron's; software that is newer than it has it whether or not a row says so."""
         stated = self.stated("seq_par")
+        if stated not in ("", *_YES, *_NO):
+            raise NotExpressedError(f"seq_par is {stated!r}")
         return stated in _YES or (not stated and self.software in _SEQUENCE_PARALLEL)
 
     @property

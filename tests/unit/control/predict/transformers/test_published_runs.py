@@ -134,12 +134,14 @@ def test_a_network_is_read_as_a_gpu_s_share_of_it(tmp_path: Path, text: str, rat
         ({"model": "T5-11B"}, "network"),
         ({"framework": "NeMo LoRA"}, "frozen"),
         ({"gpu_count": "99999992", "dp": ""}, "dp_shard"),
+        ({"mlp": "#REF!"}, "mlp"),
+        ({"seq_par": "64 GPUs"}, "seq_par"),
     ],
 )
 def test_rows_that_cannot_be_expressed_are_named(tmp_path: Path, cells: dict[str, str], word: str) -> None:
     path = tmp_path / "runs.csv"
     with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, [*ROW, "pp_schedule", "zero_stage", "n_params_b"])
+        writer = csv.DictWriter(stream, [*ROW, "pp_schedule", "zero_stage", "n_params_b", "seq_par"])
         writer.writeheader()
         writer.writerows([ROW, {**ROW, **cells}])
     found = transformer_runs.read_table(path)
@@ -179,6 +181,12 @@ def test_rows_that_cannot_be_expressed_are_named(tmp_path: Path, cells: dict[str
         ({"gpu_type": "not stated", "dtype": "bf16"}, {}, {"gpu_type"}),
         ({"gpu_type": "?"}, {"precision": "fp8"}, {"gpu_type"}),
         ({"pp": "", "dp": "", "vp": "12"}, {"ranks": 32}, {"tp, pp"}),
+        ({"kv_heads": ""}, {}, {"kv_heads"}),
+        ({"framework": "in-house"}, {"zero": 0}, {"framework", "zero_stage"}),
+        ({"framework": "torchtitan", "dtype": "bf16"}, {"kernels": "eager"}, {"compile", "zero_stage"}),
+        ({"network": ""}, {}, {"network"}),
+        ({"gpus_per_node": ""}, {}, {"gpus_per_node"}),
+        ({"dp_replicate": "2", "zero_stage": "3"}, {"shards": 2}, set()),
         ({"model": "Gemma-2B", "hidden": "2048", "n_params_b": "2"} | GEMMA, {}, set()),
     ],
 )
@@ -212,9 +220,18 @@ def test_files_of_other_programs_are_read(tmp_path: Path, delimiter: str, end: s
     assert not found.left_out
 
 
-def test_a_file_without_names_of_columns_is_refused(tmp_path: Path) -> None:
+def test_a_row_with_more_cells_than_columns_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
-    path.write_text("1,2,3\n")
+    # 1,024 without quotes shifts what follows.
+    path.write_text(f"{','.join(ROW)}\n{','.join({**ROW, 'gpu_count': '1,024'}.values())}\n")
+    found = transformer_runs.read_table(path)
+    assert not found.runs and len(found.left_out) == 1
+
+
+@pytest.mark.parametrize("header", ["1,2,3", "layers,tp,TP"])
+def test_a_file_without_names_of_columns_or_with_one_twice_is_refused(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{header}\n")
     with pytest.raises(SystemExit):
         transformer_runs.read_table(path)
 
@@ -231,7 +248,8 @@ def test_few_rows_and_columns_are_reported(
         writer.writerows([ROW] * families)
     for shipped in (False, True):
         transformer_fit.report(transformer_runs.read_table(path), shipped=shipped)
-        assert capsys.readouterr().out.splitlines()[-1].startswith(f"all: {families} runs")
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.startswith(f"all: {families} runs") and last.endswith("; memory: no peaks") and "nan" not in last
 
 
 def test_a_row_without_its_layout_gets_one_that_fits(tmp_path: Path) -> None:
