@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -179,11 +179,16 @@ def _check_array(name: str, shape: tuple[int, ...], boxes: Mapping[Box, str]) ->
         )
 
 
-def _overlapping(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
-    """Two boxes of one array with a common element. A sweep along the first dimension."""
+def _overlapping(boxes: Collection[Box]) -> tuple[Box, Box] | None:
+    """Two boxes of one array with a common element; None without. There are at least two boxes.
+
+    A sweep along the dimension with the most begins: along the first, all columns of an array meet each other.
+    """
+    dimensions = range(len(next(iter(boxes)).offsets))
+    along = max(dimensions, key=lambda dimension: len({box.offsets[dimension] for box in boxes}))
     reached: list[Box] = []
-    for box in sorted(boxes):
-        reached = [each for each in reached if each.ends[:1] > box.offsets[:1]]
+    for box in sorted(boxes, key=lambda box: (box.offsets[along], box)):
+        reached = [each for each in reached if each.ends[along] > box.offsets[along]]
         for each in reached:
             if each.common(box):
                 return each, box

@@ -3,9 +3,10 @@
     python tests/support/fuzz/run_directories.py --cases 10000
 
 A command may refuse such a directory. It may not end in a traceback, send a signal, write outside of the directory,
-print what controls a terminal, write markup of others into the page or numbers into JSON that JSON has not, or take
-more than two seconds of processor time or half a gigabyte. Each case is one seed: ``--seed 41 --cases 1`` repeats that
-one. Links and devices are put in place of files too.
+print what controls a terminal, write markup of others into the page or numbers into JSON that JSON has not, print or
+write more than two million characters apart from logs, or take more than two seconds of processor time or half a
+gigabyte. Each case is one seed: ``--seed 41 --cases 1`` repeats that one. Links and devices are put in place of files
+too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from hpctrain.cli.main import main as hpctrain
 from hpctrain.common.run.events import index as events_index
 
 MOST_SECONDS, MOST_MB = 2.0, 500
+# A text of 10^6 characters in a file is in its JSON too. Logs are printed whole.
+MOST_CHARACTERS = 2 * 10**6
 # What a hung command gets before it is ended.
 _HUNG_SECONDS = 120
 _FAULT, _HUNG = 99, -1
@@ -303,6 +306,8 @@ def cases(run: Path, seeds: Sequence[int], folder: Path) -> Iterator[tuple[int, 
         known = outside_state(outside)
         code, seconds, mb, said = ask(command)
         wrong = _verdict(code, seconds, mb, said) or _page_verdict(copy / "report.html")
+        if len(said) > MOST_CHARACTERS and command[0] != "logs":
+            wrong = f"printed {len(said)} characters"
         if outside_state(outside) != known or {each.name for each in folder.iterdir()} != {"outside", "runs"}:
             wrong = "wrote outside of the directory"
         yield seed, command, f"{wrong}\n{said[-3000:]}" if wrong else ""
@@ -323,6 +328,8 @@ def _verdict(code: int, seconds: float, mb: float, said: str) -> str:
 def _page_verdict(page: Path) -> str:
     if not _is_small(page) or not (text := page.read_bytes()).startswith(b"<!doctype"):
         return ""
+    if len(text) > MOST_CHARACTERS:
+        return f"wrote a page of {len(text)} bytes"
     return "wrote markup of others" if b"<script>'" in text else ""
 
 

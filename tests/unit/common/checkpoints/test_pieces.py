@@ -143,3 +143,16 @@ def test_replicas_share_the_writing(replicate: int, shard: int) -> None:
 
 def test_whole_arrays_go_to_those_that_write_few_pieces() -> None:
     assert shares([("a", 5), ("b", 5)], 3, [100, 3, 7]) == [[], ["a"], ["b"]]
+
+
+@pytest.mark.parametrize("along", [0, 1])
+def test_pieces_are_not_all_compared_with_each_other(along: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, compared, common = 1000, [], Box.common
+    shape = (count, 3) if along == 0 else (3, count)
+    lengths = (1, 3) if along == 0 else (3, 1)
+    boxes = [Box(tuple(place if axis == along else 0 for axis in (0, 1)), lengths) for place in range(count)]
+    monkeypatch.setattr(Box, "common", lambda one, other: compared.append(one) or common(one, other))
+    check_cover((Place("w", shape, box), "a file") for box in boxes)
+    assert len(compared) < 10 * count
+    with refused("HT-checkpoint-pieces-overlap"):
+        check_cover((Place("w", shape, box), "a file") for box in [*boxes, Box((0, 0), (2, 2))])
