@@ -45,7 +45,8 @@ def run(
     training: WorkOptions,
     hosts: HostsWithSlots,
     run_dir: Annotated[
-        Path | None, typer.Option(
+        Path | None,
+        typer.Option(
             metavar="DIR",
             help="Where the run's files go; by default runs/NAME-TIME. With --resume, `last` is the last run in runs/.",
         ),

@@ -67,7 +67,8 @@ def started(
     folder: Path, terminal: Terminal, ranks: str, *options: str, **variables: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "hpctrain", "run", "script.py", "--pdb", "-np", ranks, "--run-dir", "run", *options]
+    run = ["run", "script.py", "--pdb", "-np", ranks, "--run-dir", "run", *options]
+    command = [sys.executable, "-m", "hpctrain", *run]
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
     process = subprocess.Popen(command, cwd=folder, env={**os.environ, **AS_ROOT, **variables}, **streams)
     try:
@@ -80,9 +81,7 @@ def started(
 
 
 @pytest.mark.parametrize("options", [(), ("--launcher", "torchrun", "--backend", "gloo")], ids=["mpirun", "torchrun"])
-def test_rank_0_is_debugged_while_the_others_wait(
-    tmp_path: Path, terminal: Terminal, options: tuple[str, ...]
-) -> None:
+def test_rank_0_is_debugged_while_the_others_wait(tmp_path: Path, terminal: Terminal, options: tuple[str, ...]) -> None:
     before = termios.tcgetattr(terminal.ours)
     with started(tmp_path, terminal, "2", *options, HPCTRAIN_TIMEOUT="2", HPCTRAIN_STALL="1") as process:
         terminal.wait_for(r"total = comm.*\(Pdb\) ")

@@ -20,6 +20,8 @@ _WRONG_PLACE = frozenset(
 ANOTHER_RUN = "choose another place with --run-dir"
 """How a user writes a run directory elsewhere."""
 
+NO_RUN_HINT = "is this a run directory? `hpctrain status` lists those in runs/"
+
 
 def disk_error(error: OSError, path: Path | None, elsewhere: str = ANOTHER_RUN) -> HpctrainError:
     """The error for a file that cannot be written; ``elsewhere`` says how to write to another place."""
@@ -53,7 +55,7 @@ def read_error(error: OSError, path: Path | str, hint: str = "", *, exit_code: i
 
 
 @contextlib.contextmanager
-def reading(path: Path | str, hint: str = "is this a run directory? `hpctrain status` lists those in runs/", *, exit_code: int = 2) -> Iterator[None]:
+def reading(path: Path | str, hint: str = NO_RUN_HINT, *, exit_code: int = 2) -> Iterator[None]:
     """Make the error of :func:`read_error` of what the system refuses meanwhile."""
     try:
         yield

@@ -302,9 +302,9 @@ def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_sta
     signals = {signal.strsignal(each): int(each) for each in signal.valid_signals()}
     # Of a task that ended by itself it says in the same place that it exited.
     for match in _SRUN_SIGNAL.finditer(output):
-        if number := signals.get(match["name"]):
-            aborted = number == signal.SIGKILL and _SRUN_ABORTED.search(output, 0, match.start())
-            return _Killed(int(match["rank"]), number, by_launcher=number == signal.SIGTERM or bool(aborted))
+        if (by := signals.get(match["name"])) is not None:
+            aborted = by == signal.SIGKILL and _SRUN_ABORTED.search(output, 0, match.start())
+            return _Killed(int(match["rank"]), by, by_launcher=by == signal.SIGTERM or bool(aborted))
     return None
 
 

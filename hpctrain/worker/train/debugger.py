@@ -49,7 +49,7 @@ def _take(terminal: str) -> None:
         raise HpctrainError(
             "HT-rank-terminal-not-opened",
             "rank 0 on {host} cannot open the terminal {path}: {reason}",
-            "start `hpctrain run --pdb` on the host of rank 0, the first one, outside of containers that hide its terminals",
+            "start `hpctrain run --pdb` on the first host (rank 0), outside of containers that hide its terminals",
             host=socket.gethostname(),
             path=path,
             reason=error.strerror,
