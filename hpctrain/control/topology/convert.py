@@ -36,7 +36,11 @@ class Switch:
     @property
     def below(self) -> str:
         """The hosts or switches below it, as Slurm's list."""
-        return ",".join(switch.name for switch in self.switches) or fold_hosts(self.hosts)
+        if self.switches:
+            return ",".join(switch.name for switch in self.switches)
+        # Slurm reads no list with anything behind its last bracket, such as n[1-2].example.org.
+        folded = fold_hosts([host for host in self.hosts if host[-1].isdecimal()])
+        return ",".join(filter(None, [folded, *(host for host in self.hosts if not host[-1].isdecimal())]))
 
     def depth_first(self) -> Iterator[Switch]:
         """This switch and all below it."""

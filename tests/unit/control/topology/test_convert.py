@@ -6,6 +6,8 @@ After a change that is meant: ``REGENERATE=1 python -m pytest tests/unit/control
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -219,3 +221,14 @@ SwitchName=s2 Nodes=n3
     assert all(expand_hosts(record.name, "f") == (record.name,) for record in records)
     with refused("HT-host-bad-slurm-name", host="a host"):
         topology_conf(Fabric(**{**vars(fabric), "hosts": ("a host", "n2", "n3")}))
+
+
+@pytest.mark.parametrize("write", WRITERS.values())
+def test_hosts_whose_names_end_in_no_number_are_written_one_by_one(write: Callable[[Fabric], str]) -> None:
+    # Slurm refuses n[1-2].example.org and n[1-2]-ib.
+    names = ("n1.example.org", "n2.example.org", "r1n1", "r1n2", "n1-ib", "n2-ib")
+    fabric = build_fabric(slurm.read(f"SwitchName=leaf Nodes={','.join(names)}\n", "f"))
+    text = write(fabric)
+    assert re.findall(r"\]([^,\s\"]+)", text) == []
+    (hosts,) = tree(text)
+    assert hosts == frozenset(names)
