@@ -21,7 +21,6 @@ from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models.torch_gpt import GPT
 from hpctrain.worker.train.parallel_plan import parallel_plan
 from hpctrain.worker.train.torch_chunked_loss import chunked_score
-from hpctrain.worker.train.torch_rules import scale_gradients
 from hpctrain.worker.train.torch_trainer import MODEL, TorchTrainer
 from hpctrain.worker.train.trainer import Timeline
 
@@ -142,9 +141,10 @@ class PipelineTrainer(MeshTrainer):
         loss_sum, correct = (self._ranks * each / labels[0].numel() for each in self._evaluated)
         return loss_sum, correct
 
+    def _total_norm(self) -> torch.Tensor:
+        return torch.tensor(self._pipeline.grad_norm())
+
     def _update(self) -> None:
-        if self._clip_norm:
-            gradients = [each.grad for _, each in self._parameters() if each.grad is not None]
-            scale_gradients(gradients, self._clip_norm, torch.tensor(self._pipeline.grad_norm()))
+        self._clip()
         self._pipeline.accept_gradients()
         self._optimizer.step()

@@ -19,7 +19,7 @@ _NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, n
 
 
 def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = False) -> torch.optim.Optimizer:
-    """The optimizer of a recipe for the trained parameters of a model, with one group for each kind and rate.
+    """The optimizer of a recipe for the trained parameters of a model, with one group for those that have like settings.
 
     It is PyTorch's own where the update is the same. Before each step, set ``lr`` of all groups to the rate times the
     group's ``factor``, and for rmsprop_to_sgd ``sgd_share`` (:func:`hpctrain.common.optim.schedule.sgd_share`) too.
@@ -28,7 +28,7 @@ def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = Fal
         divided: the parameters will be divided over ranks; what divides them then chooses PyTorch's kernels.
     """
     groups = _groups(model, rate_factors(model, settings.rates))
-    decayed = [{**group, "weight_decay": rules.decay(settings, group["kind"])} for group in groups]
+    decayed = _decayed(settings, groups)
     rate, epsilon = settings.learning_rate, rules.epsilon(settings)
     fused = True if not divided and takes_fused(model.parameters()) else None
     match settings.name:
@@ -53,25 +53,25 @@ def parameter_kinds(model: nn.Module) -> dict[str, ParameterKind]:
     return {name: _kind(model.get_submodule(owner), owner, own) for name, (owner, _, own) in owners.items()}
 
 
+def total_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
+    """The norm over the gradients of all parameters. Where they are divided over ranks, collective."""
+    norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole
+
+
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[torch.nn.Parameter], bound: float, fault: torch.Tensor | None = None) -> None:
-    """Scale the gradients by min(1, bound / their norm over all parameters), as TensorFlow and Keras do.
+def scale_gradients(
+    gradients: Iterable[torch.Tensor], bound: float, norm: torch.Tensor, fault: torch.Tensor | None = None
+) -> None:
+    """Clip gradients: scale them by min(1, bound / norm), as TensorFlow and Keras do.
 
     torch.nn.utils.clip_grad_norm_ divides by the norm + 1e-6.
 
     Args:
+        norm: the norm over all of them, see :func:`total_norm`.
         fault: on the parameters' device, 1 where the gradients are to stay as they are, else 0.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    # Where gradients are divided over ranks, full_tensor gives the norm over all of them.
-    scale_gradients(gradients, bound, norm.full_tensor() if hasattr(norm, "full_tensor") else norm, fault)
-
-
-def scale_gradients(
-    gradients: Iterable[torch.Tensor], bound: float, norm: torch.Tensor, fault: torch.Tensor | None = None
-) -> None:
-    """Scale gradients by min(1, bound / norm), see :func:`clip_gradients`."""
     # A norm of 0 gives infinity, clamped to 1; norm - norm is NaN for a norm that is not finite, else 0.
     scale = torch.clamp(bound / norm, max=1.0) + (norm - norm)
     if fault is not None:
@@ -86,6 +86,15 @@ def _groups(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, An
     for name, factor in factors.items():
         members.setdefault((kinds[name], factor), []).append(parameters[name])
     return [{"params": own, "kind": kind, "factor": factor} for (kind, factor), own in members.items()]
+
+
+def _decayed(settings: Optimizer, groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The groups of PyTorch's own optimizers, which know no kinds."""
+    members: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for group in groups:
+        key = rules.decay(settings, group["kind"]), group["factor"]
+        members.setdefault(key, []).extend(group["params"])
+    return [{"params": own, "weight_decay": decay, "factor": factor} for (decay, factor), own in members.items()]
 
 
 def _kind(owner: nn.Module, path: str, name: str) -> ParameterKind:

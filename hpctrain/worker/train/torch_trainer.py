@@ -42,7 +42,7 @@ from hpctrain.worker.train.torch_copies import ImageCopies, Reading
 from hpctrain.worker.train.torch_finetuning import freeze, load_weights
 from hpctrain.worker.train.torch_losses import TorchLoss, mixed, on_device
 from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained
-from hpctrain.worker.train.torch_rules import clip_gradients, make_optimizer
+from hpctrain.worker.train.torch_rules import make_optimizer, scale_gradients, total_norm
 from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
@@ -201,11 +201,9 @@ class TorchTrainer:
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
         gradients = values_of(self._unchecked())
         masked = self._masks and self._begun and (self.alone or self._statistics.found_finite)
-        # The largest number cannot overflow as a norm's squares can; a CPU finds it slowly. Clipping takes the norm.
-        order = math.inf if masked and not self._clip_norm else 2.0
-        norm = [torch.nn.utils.get_total_norm(gradients, order)] if gradients else []
+        norms = self._norms(gradients, masked)
         # Read together: on a GPU a reading waits until it has done what it was given.
-        numbers = torch.stack([each.to(self._device) for each in (*losses, *norm)])
+        numbers = torch.stack([each.to(self._device) for each in (*losses, *norms)])
         read = partial(self._read, Reading(numbers), len(losses), gradients)
         finite = masked or read()
         self._scaler.unscale_(self._optimizer)
@@ -223,7 +221,7 @@ class TorchTrainer:
         return self.loss
 
     def _read(self, reading: Reading, losses: int, gradients: list[torch.Tensor]) -> bool:
-        """Wait for a step's losses and the norm of its gradients; returns whether all gradients are finite."""
+        """Wait for a step's losses and the norms of its gradients; returns whether all gradients are finite."""
         if self._copies:
             self.meanwhile()
         read = reading.wait()
@@ -269,16 +267,29 @@ class TorchTrainer:
         assign(trained(self.model), torch.from_numpy(vector).to(self._device))
 
     def _unchecked(self) -> list[torch.Tensor]:
-        """This rank's gradients; only where they are not clipped without those that were checked when reduced."""
-        if not (self.alone or self._clip_norm):
-            return self._statistics.unchecked()
-        return [each.grad for each in self.model.parameters() if each.grad is not None]
+        """This rank's gradients; where they are reduced, without those that were checked then."""
+        if self.alone:
+            return [each.grad for each in self.model.parameters() if each.grad is not None]
+        return self._statistics.unchecked()
+
+    def _norms(self, gradients: list[torch.Tensor], masked: bool) -> Sequence[torch.Tensor]:
+        """The norm of each of the gradients, or where they are clipped, of all gradients of the model together."""
+        if self._clip_norm:
+            self._norm = self._total_norm()
+            return [self._norm]
+        # The largest number cannot overflow as a norm's squares can; a CPU finds it slowly.
+        return torch._foreach_norm(gradients, math.inf if masked else 2.0) if gradients else []
+
+    def _total_norm(self) -> torch.Tensor:
+        """The norm of all gradients of the model, the same on all ranks that have parts of them."""
+        return total_norm(self.model.parameters())
 
     def _finite(self, gradients: list[torch.Tensor], norm: float) -> bool:
         """Whether all gradients are finite; for reduced gradients all ranks get the same answer.
 
         Args:
-            gradients: those that were not checked; ``norm`` is the norm over all of them.
+            gradients: those that were not checked.
+            norm: the sum of what :meth:`_norms` returned.
         """
         return (self.alone or self._statistics.found_finite) and self._are_finite(gradients, norm)
 
@@ -287,10 +298,16 @@ class TorchTrainer:
         return math.isfinite(norm) if self._clip_norm else are_finite(gradients, norm)
 
     def _update(self) -> None:
-        if self._clip_norm:
-            clip_gradients(self.model.parameters(), self._clip_norm, getattr(self._optimizer, "found_inf", None))
+        self._clip()
         # Not by the scaler, which would read once more whether gradients are finite.
         self._optimizer.step()
+
+    def _clip(self) -> None:
+        if self._clip_norm:
+            # The norm is that of gradients that were scaled.
+            norm = self._norm / self._scaler.scale(torch.ones_like(self._norm))
+            gradients = (each.grad for _, each in self._parameters() if each.grad is not None)
+            scale_gradients(gradients, self._clip_norm, norm, getattr(self._optimizer, "found_inf", None))
 
     def rebuild(self) -> None:
         self._statistics.rebuild()
@@ -328,7 +345,7 @@ class TorchTrainer:
         self.model.eval()
         images, labels = self._tensors(samples)
         model = self._average.output if self._average else self.model
-        each, labels = labels[0].numel(), labels.flatten()
+        each, labels = labels.shape[1:].numel(), labels.flatten()
         if self._in_chunks:
             with self._autocast():
                 loss_sum, correct = model(images, partial(chunked_score, labels))
@@ -446,12 +463,11 @@ class TorchTrainer:
                 self._depth.draw(on_device(samples.depths, self._device))
             if samples.mixture:
                 images = mixed(images, samples.mixture)
-            loss_sum = self._loss_sum(images, labels.flatten(), samples.mixture)
-            loss = loss_sum * (scale / labels[0].numel())
-            # A loss that is not finite has no gradient that may be used, although it can have a finite one: the factor
-            # is 1 for a finite loss and NaN for others.
-            own = loss.detach()
-            self._scaler.scale(loss).backward(own * 0 + 1)
+            loss_sum, factor = self._loss_sum(images, labels.flatten(), samples.mixture), scale / labels.shape[1:].numel()
+            own = loss_sum.detach() * factor
+            # A loss that is not finite has no gradient that may be used, although it can have a finite one: what it is
+            # multiplied by becomes NaN.
+            self._scaler.scale(loss_sum).backward(own * 0 + factor)
         return own
 
     def _loss_sum(self, images: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
@@ -466,8 +482,10 @@ class TorchTrainer:
         with self._autocast():
             return model(images).flatten(0, -2).float()
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._device.type, self._computed_in, enabled=self._computed_in != torch.float32)
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self._computed_in == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, self._computed_in)
 
     def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
         """Images as (N, channels, height, width), the channels innermost in memory, and labels; tokens as they are."""

@@ -318,7 +318,13 @@ class _Update:
     def _unless(self, fault: float, factor: torch.Tensor) -> torch.Tensor: ...
     def _unless(self, fault: float, factor: Any) -> Any:
         """A factor, or another one where nothing is to change."""
-        return factor if self._fault is None else torch.where(self._fault > 0, fault, factor)
+        if self._fault is None:
+            return factor
+        if not isinstance(factor, torch.Tensor):
+            # Of two numbers torch.where makes one in float32, which would change weights in float64.
+            dtype = torch.promote_types(self._w[0].dtype, torch.float32)
+            factor = self._fault.new_full((), factor, dtype=dtype)
+        return torch.where(self._fault > 0, fault, factor)
 
     def _correct(self, velocity: Tensors) -> None:
         """Scale the momentum by the rate over the rate of the step before (Goyal et al. 2017, equation 10)."""

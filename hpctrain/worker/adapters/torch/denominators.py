@@ -64,7 +64,8 @@ def denominators_of(comm: Communicator) -> Denominators:
     """What the losses of these ranks are divided by. The first call begins to watch their backward passes."""
     if comm not in _all:
         _all[comm] = Denominators(comm)
-        watch_backward(_all[comm])
+        if comm.size > 1:
+            watch_backward(_all[comm])
     return _all[comm]
 
 

@@ -115,8 +115,11 @@ class GradientReducer:
         self.title = title
         self.number = self._turns.enter(comm, self)
         self.defers = isinstance(wire, TopK)
-        self._sparse = [(name, parameter) for name, parameter in parameters if name in sparse]
-        dense = [(name, parameter) for name, parameter in parameters if name not in sparse]
+        # One rank's gradients are the means: they stay where autograd puts them, without hooks.
+        self._alone = [parameter for _, parameter in parameters] if comm.size == 1 else []
+        reduced = [] if self._alone else parameters
+        self._sparse = [(name, parameter) for name, parameter in reduced if name in sparse]
+        dense = [(name, parameter) for name, parameter in reduced if name not in sparse]
         self._make_buckets = functools.partial(
             make_buckets, dense, self._engine, name=self._name, bucket_bytes=bucket_bytes, wire=wire
         )
@@ -147,7 +150,8 @@ class GradientReducer:
         See :meth:`hpctrain.worker.comm.base.Communicator.watch_numbers`.
         """
         unknown = [numbers for bucket in self._buckets if bucket.finite is None for numbers in bucket.numbers()]
-        return unknown + [each.grad for _, each in self._sparse if each.grad is not None]
+        elsewhere = (*self._alone, *(each for _, each in self._sparse))
+        return unknown + [each.grad for each in elsewhere if each.grad is not None]
 
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: discard a backward pass that failed, and allocate new buffers.

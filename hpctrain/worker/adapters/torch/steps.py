@@ -142,8 +142,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         _check_unreduced(optimizer, own, updates_reduced=updates_reduced)
     if not nested and (updates_reduced or _is_given(optimizer)):
         _compare_losses(optimizer, everyone)
-    comm = _records()[0].comm
-    if not closure or not updates_reduced or nested or comm.size == 1:
+    if not closure or not updates_reduced or nested or (comm := _records()[0].comm).size == 1:
         return None
     return with_closure(arguments, named, functools.partial(mean_loss, comm))
 

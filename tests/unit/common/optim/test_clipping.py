@@ -12,7 +12,7 @@ import keras
 import torch
 
 from hpctrain.worker.train import keras_rules
-from hpctrain.worker.train.torch_rules import clip_gradients
+from hpctrain.worker.train.torch_rules import scale_gradients, total_norm
 from support.optimizer_runs import START, keras_in_float64, settings
 
 
@@ -21,7 +21,8 @@ def in_torch(gradients, bound):
     idle = torch.nn.Parameter(torch.zeros(3))
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = torch.tensor(gradient)
-    clip_gradients([*parameters[:1], idle, *parameters[1:]], bound)
+    norm = total_norm([*parameters[:1], idle, *parameters[1:]])
+    scale_gradients([parameter.grad for parameter in parameters], bound, norm)
     assert idle.grad is None
     return [parameter.grad.numpy() for parameter in parameters]
 

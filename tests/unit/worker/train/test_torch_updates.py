@@ -117,6 +117,20 @@ def test_gives_what_the_rule_gives_for_each_parameter(chosen: str, dtype: torch.
     assert not optimizer.state.get(ours[5].weight)
 
 
+@pytest.mark.parametrize("chosen", ["sgd, decoupled", "lars", "lamb", "rmsprop_to_sgd"])
+def test_an_update_on_which_a_device_decides_is_as_precise(chosen: str):
+    read, decided = network(torch.float64), network(torch.float64)
+    for model in (read, decided):
+        optimizer = torch_rules.make_optimizer(settings(chosen), model)
+        if model is decided:
+            optimizer.found_inf = torch.zeros(())
+        for number in range(3):
+            give_gradients(model, number)
+            optimizer.step()
+    for one, other in zip(read.parameters(), decided.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-13, atol=1e-13)
+
+
 def test_updates_few_enough_numbers_at_once(monkeypatch: pytest.MonkeyPatch):
     """However parameters are put together, the numbers are the same."""
     results = []
