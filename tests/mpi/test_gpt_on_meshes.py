@@ -124,3 +124,9 @@ def test_compiled_meshes_have_the_losses_of_one_process_and_each_others_checkpoi
         assert _test_loss(tmp_path, name) == pytest.approx(test_loss, abs=1e-5)
         _same_where_held_twice(tmp_path, name, 2)
     assert any(folder.rglob("*.so"))
+
+
+@pytest.mark.long
+def test_a_norm_that_overflows_over_all_ranks_is_not_clipped_by(mpirun):
+    done = mpirun(FOLDER / "clipped_meshes.py", 2, "dp_shard=2", "tp=2", HPCTRAIN_BACKEND="gloo")
+    assert done.stdout.count("is through") == 2

@@ -90,6 +90,13 @@ def test_scripts_equal_one_process_on_the_full_batch(tmp_path: Path, plain: list
     _check_cluster([each["TF_CONFIG"] for each in told], backend)
 
 
+@pytest.mark.long
+def test_a_recipe_clips_by_the_norm_over_all_replicas() -> None:
+    program = _PROGRAM.with_name("clipped_replicas.py")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def _check_refusals(told: dict[str, dict[str, Any]], backend: str) -> None:
     own = "HT-model-in-strategy-scope" if backend == "multi_worker" else "HT-backend-distributes-itself"
     check(told["distribute"], own)

@@ -326,10 +326,8 @@ class KerasTrainer:
     def _traced_update(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         """Reduce the gradients, and update if they are finite, which it returns."""
         means = list(gradients) if self.alone else self._reduction.mean(gradients)
-        finite = all_finite(means)
-        if self._clips:
-            # Clipping would make NaN of finite gradients whose norm overflows.
-            finite &= tf.math.is_finite(tf.linalg.global_norm(means))
+        # Clipping would make NaN of finite gradients whose norm overflows.
+        finite = tf.math.is_finite(tf.linalg.global_norm(means)) if self._clips else all_finite(means)
 
         def update() -> None:
             self._optimizer.apply(means, self.model.trainable_variables)

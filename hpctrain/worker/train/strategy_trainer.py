@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -33,12 +33,15 @@ class StrategyTrainer(KerasTrainer):
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         assert comm.strategy is not None
         self._strategy = comm.strategy
+        self._clip_norm = recipe.optimizer.clip_norm
         with self._strategy.scope():
             super().__init__(recipe, comm)
 
     def _connect(self, recipe: Recipe) -> None:
         # Variables must exist on every replica before the first step, which cannot make them.
         self._optimizer.build(self.model.trainable_variables)
+        # Keras would clip each replica's part of the gradients before it adds them up.
+        self._rule.global_clipnorm = None
 
     def _traced_step(
         self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
@@ -50,12 +53,14 @@ class StrategyTrainer(KerasTrainer):
             return self._gradients(images[own], labels[own], scale, None)
 
         losses, gradients = self._strategy.run(part)
-        everyone = [local for each in gradients for local in self._strategy.experimental_local_results(each)]
-        finite = all_finite(everyone)
+        finite, factor = self._checked(gradients)
+
+        def apply(own: list[tf.Tensor]) -> None:
+            self._optimizer.apply([factor * each for each in own], self.model.trainable_variables)
 
         def update() -> None:
             # A second run, because an update cannot be left out within the first.
-            self._strategy.run(self._optimizer.apply, (gradients, self.model.trainable_variables))
+            self._strategy.run(apply, (gradients,))
 
         def leave_out() -> None:
             self._counts.assign(counts([self._sum(each) for each in gradients]))
@@ -63,6 +68,14 @@ class StrategyTrainer(KerasTrainer):
 
         tf.cond(finite, update, leave_out)
         return self._sum(losses), finite
+
+    def _checked(self, gradients: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Whether the replicas' gradients are finite, and what clipping multiplies them by."""
+        if self._clip_norm is None:
+            each = [local for own in gradients for local in self._strategy.experimental_local_results(own)]
+            return all_finite(each), tf.constant(1.0)
+        norm = tf.linalg.global_norm([self._sum(own) for own in gradients])
+        return tf.math.is_finite(norm), tf.minimum(1.0, self._clip_norm / norm)
 
     def _sum(self, value: Any) -> tf.Tensor:
         return self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)

@@ -19,7 +19,7 @@ _NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, n
 
 
 def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = False) -> torch.optim.Optimizer:
-    """The optimizer of a recipe for the trained parameters of a model, with one group for those that have like settings.
+    """The optimizer of a recipe for the trained parameters of a model, grouped by their settings.
 
     It is PyTorch's own where the update is the same. Before each step, set ``lr`` of all groups to the rate times the
     group's ``factor``, and for rmsprop_to_sgd ``sgd_share`` (:func:`hpctrain.common.optim.schedule.sgd_share`) too.

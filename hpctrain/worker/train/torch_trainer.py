@@ -463,7 +463,8 @@ class TorchTrainer:
                 self._depth.draw(on_device(samples.depths, self._device))
             if samples.mixture:
                 images = mixed(images, samples.mixture)
-            loss_sum, factor = self._loss_sum(images, labels.flatten(), samples.mixture), scale / labels.shape[1:].numel()
+            loss_sum = self._loss_sum(images, labels.flatten(), samples.mixture)
+            factor = scale / labels.shape[1:].numel()
             own = loss_sum.detach() * factor
             # A loss that is not finite has no gradient that may be used, although it can have a finite one: what it is
             # multiplied by becomes NaN.

@@ -139,7 +139,7 @@ def test_gradients_of_several_devices_are_sent_in_one_order():
             self.sent.append(buffer.dtype)
 
     engine, comm = Engine(), SingleCommunicator("test")
-    comm.torch = lambda: engine
+    comm.size, comm.torch = 2, lambda: engine
     model = torch.nn.ParameterList([torch.ones(3, dtype=torch.float64), torch.ones(3)])
     parameters = list(model.named_parameters())
     reducer = GradientReducer(comm, "test", parameters, sparse=frozenset(), bucket_bytes=1e6, wire=None)
