@@ -78,7 +78,9 @@ def _give_default_group(module: ModuleType) -> None:
 
         init_process_group(original, *arguments, **settings)
 
-    for namespace in (module, sys.modules.get("torch.distributed")):
+    # The last has it already where something imported PyTorch before this rank's program, as a sitecustomize.py may.
+    others = map(sys.modules.get, ("torch.distributed", "torch.distributed.device_mesh"))
+    for namespace in (module, *others):
         if namespace is not None and hasattr(namespace, "init_process_group"):
             namespace.init_process_group = joining  # type: ignore[attr-defined]
 
