@@ -19,6 +19,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Stop
+from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers.command import Command
@@ -254,6 +255,17 @@ def test_the_state_of_a_rank_is_not_that_of_another_process(
     monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
     monkeypatch.setattr(launching, "_POLLS_A_LOOK", 2)
     said: list[str] = []
+    looked_at: set[int] = set()
+
+    def looks(process: psutil.Process, path: Path) -> bool:
+        """A process that is about to end holds nothing any more, so it must not end while it is looked at."""
+        works = works_in(process, path)
+        looked_at.add(process.pid)
+        if len(looked_at) == 2:
+            Path("looked").touch()
+        return works
+
+    monkeypatch.setattr(launching, "works_in", looks)
     failure, _, _ = start(
         directory,
         f"""
@@ -262,6 +274,8 @@ other = subprocess.Popen(["sleep", "600"], pass_fds=passed, start_new_session=Tr
 dead = subprocess.Popen(["sleep", "600"], pass_fds=[held], start_new_session=True)
 record(0, "running", dead.pid)
 record(1, "running", other.pid)
+limit = time.time() + 60
+while not os.path.exists("looked") and time.time() < limit: time.sleep(0.02)
 dead.kill(); dead.wait()
 time.sleep({3 if own else 60})
 record(0, "lost"); record(1, "done")
