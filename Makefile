@@ -33,15 +33,17 @@ thorough: test-setup
 
 test-setup: horovod .mpich/installed.stamp .deepspeed/installed.stamp .frameworks/installed.stamp .pyspark/installed.stamp
 
-# Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need their cores also while
-# they wait, but two modules leave fewer of them idle. A module stays with one process, for what its tests share.
+# Unit tests need a core each, and jobs of Slurm and runs on hosts mostly wait beside them; ranks elsewhere need their
+# cores also while they wait, but two modules leave fewer of them idle. What is measured of links needs all cores. A
+# module stays with one process, for what its tests share.
 MODULES := --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) $(MODULES)
+LINKS := tests/hosts/test_verify.py
 define suite
 @rm -f $(FLAKY)
-$(call tests,$(SIDE_BY_SIDE) -m '$(1)' tests/slurm tests/unit)
-$(call tests,--numprocesses 2 $(MODULES) -m '$(1)' --ignore tests/slurm --ignore tests/unit --ignore tests/hosts)
-$(call tests,-m '$(1)' tests/hosts)
+$(call tests,$(SIDE_BY_SIDE) -m '$(1)' --ignore $(LINKS) tests/hosts tests/slurm tests/unit)
+$(call tests,--numprocesses 2 $(MODULES) -m '$(1)' --ignore tests/hosts --ignore tests/slurm --ignore tests/unit)
+$(call tests,-m '$(1)' $(LINKS))
 @if [ -s $(FLAKY) ]; then cat $(FLAKY); fi
 endef
 
@@ -138,8 +140,9 @@ horovod: .venv/packages.stamp
 	$(BIN)/python -m pip install --editable '.[$(TRAIN)]'
 	touch $@
 
+# Of these packages most modules are never imported: Python compiles those that are, when they are.
 .venv/packages.stamp: .venv/train.stamp
-	$(BIN)/python -m pip install --editable '.[$(TRAIN),keras,horovod,dev]'
+	$(BIN)/python -m pip install --no-compile --editable '.[$(TRAIN),keras,horovod,dev]'
 	touch $@
 
 # Another MPI, for the test that the MPI engine runs on it; beside the environment, whose mpirun it would replace.
@@ -149,21 +152,21 @@ horovod: .venv/packages.stamp
 
 # Beside the environment too, whose other packages the audit is about. Its setup asks the PyTorch that is there.
 .deepspeed/installed.stamp: .venv/packages.stamp
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --no-build-isolation --no-deps --target .deepspeed deepspeed==0.19.8 \
-		einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0 tqdm==4.70.1
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --no-compile --no-build-isolation --no-deps --target .deepspeed \
+		deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0 tqdm==4.70.1
 	touch $@
 
 # And so are these, for the same reason.
 .frameworks/installed.stamp: .venv/packages.stamp
-	$(BIN)/python -m pip install --no-deps --target .frameworks lightning==2.6.6 lightning-utilities==0.15.3 \
+	$(BIN)/python -m pip install --no-compile --no-deps --target .frameworks lightning==2.6.6 lightning-utilities==0.15.3 \
 		torchmetrics==1.9.0 accelerate==1.15.0 transformers==5.23.0 regex==2026.11.15
-	$(BIN)/python -m pip install --no-deps --target .frameworks/streams datasets==5.2.0 torchdata==0.11.0 \
+	$(BIN)/python -m pip install --no-compile --no-deps --target .frameworks/streams datasets==5.2.0 torchdata==0.11.0 \
 		pandas==3.1.1 dill==0.4.1 multiprocess==0.70.19
 	touch $@
 
 # And Spark, which is 460 MB of Java's.
 .pyspark/installed.stamp: .venv/packages.stamp
-	$(BIN)/python -m pip install --no-deps --target .pyspark pyspark==4.3.0 py4j==0.10.9.9
+	$(BIN)/python -m pip install --no-compile --no-deps --target .pyspark pyspark==4.3.0 py4j==0.10.9.9
 	touch $@
 
 clean:

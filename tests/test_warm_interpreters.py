@@ -100,7 +100,25 @@ def test_it_gets_all_that_its_process_has(start, tmp_path):
     assert process.returncode == 7
 
 
-@pytest.mark.parametrize("variables", [{"OMP_NUM_THREADS": "3"}, {"PYTHONHASHSEED": "5"}, {"LD_LIBRARY_PATH": "/lib"}])
+def test_it_has_the_threads_of_its_environment(start):
+    out, _ = start("print(warm, torch.get_num_threads())", OMP_NUM_THREADS="3").communicate(timeout=LIMIT)
+    assert out == "True 3\n"
+
+
+def test_torchrun_and_its_ranks_begin_warm(tmp_path):
+    script = tmp_path / "rank.py"
+    # What is printed and not flushed is lost, but in an interpreter without buffers, as torchrun starts it.
+    script.write_text("import os, sys; print('torch' in sys.modules); os._exit(0)\nimport torch\n")
+    command = [sys.executable, "-m", "torch.distributed.run", str(script)]
+    environment = {**os.environ, **warm_start.READ_AT_IMPORT}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.communicate(timeout=LIMIT)[0] == "True\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "variables", [{"OMP_NUM_THREADS": "3,2"}, {"PYTHONHASHSEED": "5"}, {"LD_LIBRARY_PATH": "/lib"}]
+)
 def test_what_differs_before_the_imports_begins_cold(start, variables):
     out, _ = start("print(warm)", **variables).communicate(timeout=LIMIT)
     assert out == "False\n"

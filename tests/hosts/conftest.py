@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 
 from support.hosts import local_hosts
 from support.hosts.local_hosts import LocalHosts
-from support.launching import AS_ROOT, Launch
+from support.launching import AS_ROOT, STARTUP, Launch
+from support.startup import warm_start
 
 _PROGRAMS = Path(sys.executable).parent
 _CHECKOUT = Path(__file__).parents[2]
@@ -25,9 +27,11 @@ def started_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHos
     if reason := local_hosts.obstacle():
         pytest.skip(reason)
     folder = Path(tempfile.gettempdir(), f"hpctrain-hosts-{secrets.token_hex(4)}")
+    warm = os.environ[warm_start.DIRECTORY]
     # What links point to too: the environment may be one.
-    shared = {tmp_path_factory.getbasetemp(), _CHECKOUT, Path(sys.prefix).resolve()}
-    with LocalHosts(folder, shared=sorted(shared), variables={"PYTHONPATH": str(_CHECKOUT), **AS_ROOT}) as hosts:
+    shared = {tmp_path_factory.getbasetemp(), _CHECKOUT, Path(sys.prefix).resolve(), Path(warm)}
+    variables = {"PYTHONPATH": f"{STARTUP}{os.pathsep}{_CHECKOUT}", warm_start.DIRECTORY: warm, **AS_ROOT}
+    with LocalHosts(folder, shared=sorted(shared), variables=variables) as hosts:
         yield hosts
 
 

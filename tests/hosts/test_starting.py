@@ -32,12 +32,12 @@ import socket
 import hpctrain as ht
 print("together:", *ht.init("mpi").allgather_object(socket.gethostname()))
 """
-# With the programs that started it.
+# With the programs that started it, which a rank in a warm interpreter does not see: PyTorch is imported at its turn.
 LISTENING = """\
-import socket
+import importlib, socket
 import psutil
-import torch
 import hpctrain as ht
+torch = importlib.import_module("torch")
 comm = ht.init()
 net, optimizer = ht.distribute(model := torch.nn.Linear(2, 1), torch.optim.SGD(model.parameters(), 0.1))
 net(torch.ones(2)).backward()

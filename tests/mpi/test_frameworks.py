@@ -23,6 +23,7 @@ from support.framework_scripts import (
 )
 from support.launching import Launch
 from support.refusals import check, codes
+from support.startup import warm_start
 
 pytest.importorskip("torch")
 if reason := missing():
@@ -125,7 +126,7 @@ def _torchrun(script: Path) -> str:
             script.name,
         ],
         cwd=script.parent,
-        env={**os.environ, **LIMITED},
+        env={**os.environ, **warm_start.READ_AT_IMPORT, **LIMITED},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

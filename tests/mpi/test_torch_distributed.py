@@ -15,6 +15,7 @@ import pytest
 
 from support.pages import scripts
 from support.refusals import codes
+from support.startup import warm_start
 
 pytest.importorskip("torch")
 
@@ -23,7 +24,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 def torchrun(program: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    environment = {**os.environ, **warm_start.READ_AT_IMPORT, **variables}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=program.parent
     )

@@ -17,14 +17,14 @@ from support.startup import warm_start
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
-_STARTUP = Path(__file__).with_name("startup")
+STARTUP = Path(__file__).with_name("startup")
 
 
 @contextlib.contextmanager
 def warm_interpreters() -> Iterator[None]:
     """Start the interpreters in which the ranks of this process, and of those that it starts, begin."""
     # startup/sitecustomize.py in every process that tests start, pytest's own workers and the jobs of Slurm included.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH"))))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), os.environ.get("PYTHONPATH"))))
     folder = tempfile.mkdtemp(prefix="hpctrain-warm-")
     program = Path(__file__).with_name("warm_interpreters.py")
     with (Path(folder) / "log").open("wb") as log:
@@ -32,7 +32,7 @@ def warm_interpreters() -> Iterator[None]:
             [sys.executable, program, str(os.getpid()), folder],
             stdout=log,
             stderr=log,
-            env={**os.environ, "PYTHONPATH": str(_STARTUP)},
+            env={**os.environ, "PYTHONPATH": str(STARTUP)},
         )
     os.environ[warm_start.DIRECTORY] = folder
     try:

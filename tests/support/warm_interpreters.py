@@ -4,6 +4,7 @@ Importing them takes 5 and 3 s of processor time, the compiler of PyTorch and sc
 each test. ``python warm_interpreters.py PARENT DIRECTORY`` listens in a folder. A rank that begins with
 ``HPCTRAIN_WARM_INTERPRETERS=DIRECTORY`` in its environment (see startup/warm_start.py) becomes a fork of a process that
 has imported them. Each rank is a process of its own that nobody used before: no state goes from one test to the next.
+A rank on one of the tests' hosts (see hosts/local_hosts.py) joins the namespaces of that host before anything else.
 
 A server of a framework starts with the first rank that wants it, and all end with the process that started them.
 """
@@ -18,11 +19,13 @@ import importlib
 import io
 import json
 import os
+import platform
 import resource
 import runpy
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -45,6 +48,9 @@ _BOTH = (
 _F_SETSIG = 10
 _M_MMAP_THRESHOLD = -3
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWPID = 0x20000000
+# Mounts, host name, shared memory of System V, network.
+_CLONE_OTHERS = 0x00020000 | 0x04000000 | 0x08000000 | 0x40000000
 _READ_SECONDS = 30.0
 # Above the numbers that a rank's own files can have.
 _HIGH = 2000
@@ -96,6 +102,7 @@ class _Request:
 def serve(listener: socket.socket, own: dict[str, str]) -> _Request:
     """Fork a rank for each that asks and has its ``own`` surroundings; returns in the ranks alone."""
     ranks: dict[int, socket.socket] = {}
+    home = warm_start.namespaces()
     woken, wake = socket.socketpair()
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno())
@@ -115,20 +122,21 @@ def serve(listener: socket.socket, own: dict[str, str]) -> _Request:
                 except (OSError, ValueError):
                     client.close()
                     continue
+                is_away = request.state["namespaces"] != home
                 rank = os.fork() if request.state["surroundings"] == own else None
                 if rank == 0:
-                    signal.set_wakeup_fd(-1)
-                    for other in ranks.values():
-                        other.close()
+                    _leave(ranks)
+                    if is_away:
+                        _join_namespaces(client)
                     return request
                 for number in request.files:
                     os.close(number)
                 if rank is None:
                     client.close()
-                else:
-                    ranks[rank] = client
-                    with contextlib.suppress(OSError):
-                        client.sendall(warm_start.HEADER.pack(rank, 0))
+                    continue
+                ranks[rank] = client
+                if not is_away:
+                    _send(client, rank)
 
 
 def _receive(client: socket.socket) -> _Request:
@@ -144,13 +152,47 @@ def _receive(client: socket.socket) -> _Request:
     return _Request(json.loads(text), files, client)
 
 
+def _leave(ranks: dict[int, socket.socket]) -> None:
+    """Let go, in a rank, of what the server needs for the others."""
+    signal.set_wakeup_fd(-1)
+    for other in ranks.values():
+        other.close()
+
+
 def _report(ranks: dict[int, socket.socket]) -> None:
     """Tell of each rank that has ended how it did."""
     for rank in list(ranks):
         ended, status = os.waitpid(rank, os.WNOHANG)
         if ended:
-            with ranks.pop(rank) as client, contextlib.suppress(OSError):
-                client.sendall(warm_start.HEADER.pack(status, 0))
+            with ranks.pop(rank) as client:
+                _send(client, status)
+
+
+def _send(client: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):
+        client.sendall(warm_start.HEADER.pack(number, 0))
+
+
+def _join_namespaces(client: socket.socket) -> None:
+    """Go on as a new process where the client is, under the number that it has there; this one ends as that does."""
+    there, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    process = os.pidfd_open(there)
+    _set_namespaces(process, _CLONE_NEWPID)
+    if rank := os.fork():
+        client.close()
+        os.closerange(0, _HIGH)
+        warm_start.end_as(os.waitpid(rank, 0)[1])
+    # This one alone: what stays outside would keep the network of a host that is gone.
+    _set_namespaces(process, _CLONE_OTHERS)
+    os.close(process)
+    platform._uname_cache = None  # type: ignore[attr-defined]
+    _send(client, os.getpid())
+
+
+def _set_namespaces(process: int, kinds: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(process, kinds):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _take_over(request: _Request) -> socket.socket:
@@ -189,20 +231,21 @@ def _take_over(request: _Request) -> socket.socket:
     sys.orig_argv = state["command"]
     sys.path[:] = state["path"] if state["front"] is None else [state["front"], *state["path"]]
     importlib.invalidate_caches()
-    _open_streams()
+    _open_streams(unbuffered=state["unbuffered"] or bool(os.environ.get("PYTHONUNBUFFERED")))
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     # As in interpreters that start one after the other; Python's own generator does it by itself.
     sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
+        sys.modules["torch"].set_num_threads(int(os.environ.get(warm_start.THREADS) or len(state["cores"])))
     signal.pthread_sigmask(signal.SIG_SETMASK, state["blocked"])
     return client
 
 
-def _open_streams() -> None:
+def _open_streams(*, unbuffered: bool) -> None:
     """The standard streams as the interpreter makes them when it starts."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
     for name, number, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
-        unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
         raw = io.FileIO(number, "w", closefd=False)
         stream = io.TextIOWrapper(
             raw if unbuffered else io.BufferedWriter(raw),  # type: ignore[arg-type]

@@ -2,13 +2,14 @@
 
 The process that a launcher started hands over what it is (arguments, environment, directory, open files, limits) and
 stays where it is, for the launcher's sake: signals of the launcher go on to the rank, the end of either is the end of
-the other. What differs in more than that begins as it would without.
+the other. On a host of the tests the rank joins the host's namespaces. What differs in more begins as it would without.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -30,14 +31,18 @@ MAPPING_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 
 _IMPORTS = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.MULTILINE)
 _FRAMEWORK_OF = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}
-# What libraries read when they are imported, and the value that the servers have for it.
-READ_AT_IMPORT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+THREADS, LOG_LEVEL = "OMP_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL"
+# What PyTorch and TensorFlow read when they are imported, and the value that the servers have for it. PyTorch can take
+# another number of threads later, and TensorFlow has its own.
+READ_AT_IMPORT = {THREADS: "1", LOG_LEVEL: "2"}
 # mpirun of a wheel adds its own folder, once or more often.
 LIBRARIES = os.pathsep.join(filter(None, (f"{sys.prefix}/lib", os.environ.get("LD_LIBRARY_PATH"))))
 _ALSO_READ = re.compile(
-    rf"LD_|(?!{MAPPING_THRESHOLD}$)MALLOC_|KERAS_|XLA_|TORCH(?!INDUCTOR_CACHE_DIR$)|CUDA"
-    r"|PYTHON(?!PATH$|UNBUFFERED$|HASHSEED$)"
+    rf"LD_|(?!{MAPPING_THRESHOLD}$)MALLOC_|KERAS_|XLA_|TORCH(?!ELASTIC_|_NCCL_|INDUCTOR_CACHE_DIR$)|CUDA"
+    r"|PYTHON(?!PATH$|UNBUFFERED$|HASHSEED$|DONTWRITEBYTECODE$)"
 )
+_TRAIN = "hpctrain.worker.train"
+_TORCHRUNS = ("hpctrain.worker.programs.torchrun", "torch.distributed.run")
 HEADER = struct.Struct("!II")
 _SECONDS = 120.0
 
@@ -47,14 +52,18 @@ def socket_path(directory: str, framework: str, seed: int) -> str:
     return f"{directory}/{framework}-{seed}"
 
 
+def namespaces() -> dict[str, str]:
+    """Those that a rank can join, if it has not begun in them."""
+    return {name: str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("ipc", "mnt", "net", "pid", "uts")}
+
+
 def surroundings() -> dict[str, str]:
     """What a process cannot hand over to another one, or not after the imports."""
     read = {name: value for name, value in os.environ.items() if _ALSO_READ.match(name)}
     # OpenCV adds a folder that is not there.
     read["LD_LIBRARY_PATH"] = os.pathsep.join(sorted(filter(os.path.isdir, set(LIBRARIES.split(os.pathsep)))))
-    spaces = {name: str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("mnt", "net", "pid", "user", "uts")}
     return {
-        **spaces,
+        "user": str(Path("/proc/self/ns/user").readlink()),
         "cgroup": Path("/proc/self/cgroup").read_text(),
         "prefix": sys.prefix,
         "uid": str(os.geteuid()),
@@ -69,7 +78,7 @@ def begin() -> None:
         return
     program = _program(sys.orig_argv)
     framework = program and _framework(program)
-    if not program or framework is None or not _is_usual():
+    if not program or framework is None or not _is_usual(framework):
         return
     # As ranks of separate interpreters, those side by side have other orders of the elements of a set.
     seed = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("SLURM_PROCID") or 0) % 2
@@ -85,19 +94,22 @@ def begin() -> None:
 
 def _program(command: list[str]) -> dict[str, Any] | None:
     """The module or script that the interpreter is to run, where its command line has no unusual option."""
-    words = command[1:]
-    safe = words[:1] == ["-P"]
-    words = words[safe:]
-    if words[:2] == ["-m", "hpctrain.worker.train"] and len(words) == 3:
-        return {"module": words[1], "arguments": [words[1], *words[2:]], "front": None if safe else str(Path.cwd())}
-    if words and words[0].endswith(".py") and not safe:
-        return {"script": words[0], "arguments": words, "front": str(Path(words[0]).resolve().parent)}
+    flags = [*itertools.takewhile(("-P", "-u").__contains__, command[1:])]
+    words = command[1 + len(flags) :]
+    given = {"unbuffered": "-u" in flags}
+    if words[:1] == ["-m"] and words[1] in (_TRAIN, *_TORCHRUNS):
+        front = None if "-P" in flags else str(Path.cwd())
+        return {**given, "module": words[1], "arguments": words[1:], "front": front}
+    if words and words[0].endswith(".py") and "-P" not in flags:
+        return {**given, "script": words[0], "arguments": words, "front": str(Path(words[0]).resolve().parent)}
     return None
 
 
 def _framework(program: dict[str, Any]) -> str | None:
     """The one framework that the program imports; where its imports do not tell, its arguments may name it."""
     try:
+        if program.get("module") in _TORCHRUNS:
+            return "torch"
         if "script" in program:
             named = (word.partition("=")[0] for word in program["arguments"][1:])
             return _only(_imports(Path(program["script"]))) or _only(named)
@@ -123,8 +135,11 @@ def _imports(script: Path) -> set[str]:
     return found
 
 
-def _is_usual() -> bool:
-    usual = all(os.environ.get(name) == value for name, value in READ_AT_IMPORT.items())
+def _is_usual(framework: str) -> bool:
+    if framework == "torch":
+        usual = os.environ.get(THREADS, "1").isdecimal()
+    else:
+        usual = os.environ.get(LOG_LEVEL) == READ_AT_IMPORT[LOG_LEVEL]
     return usual and "PYTHONHASHSEED" not in os.environ
 
 
@@ -133,6 +148,7 @@ def _state(mask: set[int]) -> dict[str, Any]:
     limits = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
     return {
         "surroundings": surroundings(),
+        "namespaces": namespaces(),
         "environment": dict(os.environ),
         "path": sys.path,
         "directory": str(Path.cwd()),
@@ -171,18 +187,22 @@ def _relay(server: socket.socket, rank: int) -> None:
             answer = server.recv(HEADER.size)
             if not answer:
                 os._exit(1)
-            status = HEADER.unpack(answer)[0]
-            if not os.WIFSIGNALED(status):
-                os._exit(os.waitstatus_to_exitcode(status))
-            number = os.WTERMSIG(status)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            if number != signal.SIGKILL:
-                signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+            end_as(HEADER.unpack(answer)[0])
         received = signal.sigwaitinfo(signal.valid_signals() - {signal.SIGCHLD})
         # Whoever knows the rank by its number has sent it there too; the launcher knows this process alone, and a
         # terminal's come from no process.
         if received.si_signo != signal.SIGIO and received.si_pid in (0, launcher):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, received.si_signo)
+
+
+def end_as(status: int) -> None:
+    """End as a process did whose status ``os.waitpid`` gave."""
+    if not os.WIFSIGNALED(status):
+        os._exit(os.waitstatus_to_exitcode(status))
+    number = os.WTERMSIG(status)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
