@@ -24,7 +24,7 @@ from hpctrain.common.extras import missing_extra
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run import stopping
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, RANKS_ALONE, TIMEOUT
-from hpctrain.worker.comm import forgotten, forks
+from hpctrain.worker.comm import forgotten, forks, own_processes
 from hpctrain.worker.comm.base import Communicator, RanksLostError
 from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, ignore_import, others_imported
 from hpctrain.worker.comm.graph_errors import original_error
@@ -182,6 +182,7 @@ def watch(rank: int, ranks: int) -> None:
     """
     if ranks > 1 and not RANKS_ALONE.read():
         forgotten.watch(lambda: mention_forgotten(rank, ranks))
+        own_processes.watch()
 
 
 def mention_forgotten(rank: int, ranks: int) -> Forgotten | None:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from hpctrain.common.settings import RANKS_ALONE
+from hpctrain.worker.comm import own_processes
 from hpctrain.worker.comm.after_import import change_after_import
 from hpctrain.worker.comm.first_updates import FirstUpdates
 
@@ -27,7 +28,11 @@ _STORES = {"TCPStore": 2, "FileStore": 1}
 # The update at whose end a script whose ranks train alone is told so.
 _TOLD_AT_UPDATE = 2
 _updates = 0
-_watching = _met = False
+# The most processes that a store of this one is for; and the number where a store does not say it.
+_met, _UNKNOWN = 1, 2**62
+_watching = False
+# What is called when the script has trained for a moment.
+_mention: Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,13 @@ def ignore_import(name: str) -> None:
 
 
 def watch(mention: Callable[[], object]) -> None:
-    """Watch from now on whether the script trains, and whether it meets other processes by PyTorch. Idempotent.
+    """Watch from now on whether the script trains, and whether it meets other processes by PyTorch.
 
     Args:
-        mention: is called once, when the script has trained for a moment.
+        mention: is called once, when the script has trained for a moment; in place of that of an earlier call.
     """
-    global _watching
+    global _watching, _mention
+    _mention = mention
     if _watching:
         return
     _watching = True
@@ -68,7 +74,7 @@ def watch(mention: Callable[[], object]) -> None:
         global _updates
         _updates += 1
         if _updates == _TOLD_AT_UPDATE:
-            mention()
+            _mention()
 
     FirstUpdates(updated, wanted=_TOLD_AT_UPDATE)
     change_after_import(
@@ -103,9 +109,14 @@ def _noting_others(make: Callable[..., None], place: int) -> Callable[..., None]
         global _met
         make(self, *arguments, **settings)
         processes = arguments[place] if len(arguments) > place else settings.get("world_size")
-        _met |= processes != 1
+        _met = max(_met, processes if processes and processes > 0 else _UNKNOWN)
 
     return noted
+
+
+def processes_met() -> int:
+    """How many processes this one trains with, as far as PyTorch's stores say; 1 without one."""
+    return _met
 
 
 def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool = False) -> Forgotten | None:
@@ -118,7 +129,7 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool
     """
     if ranks == 1 or distributed or RANKS_ALONE.read():
         return None
-    trained, group = _updates > 0, _has_group()
+    trained, group = _updates > 0 or own_processes.trained_apart(), _has_group()
     if joined:
         if not trained or (group and any(name in sys.modules for name in _ON_GROUPS)):
             return None
@@ -129,7 +140,7 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool
         )
         # Over Gloo and NCCL ht.init() makes the group on which DDP or FSDP may have built.
         return Forgotten(text, alone=not (group or others))
-    if group or _met or others_imported() or _has_tensorflow_workers():
+    if group or _met > 1 or others_imported() or _has_tensorflow_workers():
         return None
     unnamed = "tensorflow" in sys.modules and "TF_CONFIG" not in os.environ
     strategy = " Strategies of tf.distribute need --backend multi_worker." if unnamed else ""

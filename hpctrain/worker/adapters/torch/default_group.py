@@ -15,7 +15,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.adapters.recording import recording
 from hpctrain.worker.adapters.torch.recording import learning_rate
-from hpctrain.worker.comm import Communicator, current
+from hpctrain.worker.comm import Communicator, current, forks
 from hpctrain.worker.comm.process_group import require_default_group
 from hpctrain.worker.comm.torchrun import set_torchrun_variables
 
@@ -62,6 +62,8 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     _asked = _asked and dist.is_initialized()
     given = inspect.signature(original).bind(*arguments, **settings).arguments
     own = given.get("store") is not None or given.get("init_method") not in (None, "env://", _own_address())
+    # Forks that a script starts as ranks of its own.
+    own = own or (forks.is_fork() and given.get("world_size", -1) > 0)
     # PyTorch raises its own error for a second call; but the group of ht.init() is the one that a first call asks for.
     if own or _asked:
         original(*arguments, **settings)

@@ -109,6 +109,49 @@ print(forgotten.forgotten_calls(2, joined=True, distributed=False))
 model.fit(x, y, verbose=0)
 print(forgotten.forgotten_calls(2, joined=True, distributed=False).alone)
 """
+# Each of PROCESS_CASES is what a rank of two does; printed is whether its processes have trained without the other's.
+PROCESSES = """
+import os, sys
+from hpctrain.worker.comm import forgotten, own_processes
+if __name__ == "__main__":
+    forgotten.watch(lambda: None)
+    own_processes.watch()
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def train(rank, store, processes):
+    kept = dist.FileStore(store, processes)
+    model = torch.nn.Linear(2, 2)
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        own.step()
+
+def forked(what, *arguments):
+    mine = [mp.get_context("fork").Process(target=what, args=(rank, *arguments)) for rank in range(2)]
+    for each in mine:
+        each.start()
+    for each in mine:
+        each.join()
+
+if __name__ == "__main__":
+    for case in sys.argv[1:]:
+        if not os.fork():
+            eval(case)
+            found = [forgotten.forgotten_calls(2, joined=joined, distributed=False) for joined in (False, True)]
+            print([each and each.alone for each in found], flush=True)
+            os._exit(0)
+        assert os.wait()[1] == 0
+"""
+PROCESS_CASES = {
+    "mp.spawn(train, ('spawned', 2), nprocs=2)": "[True, True]",
+    "forked(train, 'two', 2)": "[True, True]",
+    "forked(train, 'one', 1)": "[True, True]",
+    # Two of them are another rank's.
+    "forked(train, 'four', 4)": "[False, None]",
+    "forked(print)": "[False, None]",
+}
 
 
 def printed(folder, *arguments: str) -> list[str]:
@@ -121,6 +164,17 @@ def printed(folder, *arguments: str) -> list[str]:
 def test_who_trains_alone_with_pytorch(tmp_path):
     pytest.importorskip("torch")
     assert dict(zip(CASES, printed(tmp_path, PYTORCH, *CASES), strict=True)) == CASES
+
+
+def test_processes_of_a_rank_that_train_without_those_of_others(tmp_path):
+    pytest.importorskip("torch")
+    # Spawned processes import it.
+    (tmp_path / "program.py").write_text(PROCESSES)
+    command = [sys.executable, "program.py", *PROCESS_CASES]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert dict(zip(PROCESS_CASES, said, strict=True)) == PROCESS_CASES
 
 
 def test_who_trains_alone_with_keras(tmp_path):
