@@ -11,9 +11,11 @@ import functools
 import os
 import stat
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -232,6 +234,8 @@ class Recording:
 
 
 _recording: Recording | None = None
+# Checkpoints of torch.distributed.checkpoint that threads still write.
+_saves_in_flight = 0
 # Whether the script has set where its data continue, or was warned that it has not.
 _data_position_set = False
 
@@ -245,7 +249,7 @@ def begin(path: Path) -> None:
 
 def watch_files() -> None:
     """Note what the script saves and loads by PyTorch, by which it is known where it goes on after a resume."""
-    change_after_import({"torch": _watch_files})
+    change_after_import({"torch": _watch_files, "torch.distributed.checkpoint": _watch_checkpoints})
 
 
 def _watch_files(torch: ModuleType) -> None:
@@ -254,6 +258,9 @@ def _watch_files(torch: ModuleType) -> None:
     @functools.wraps(save)
     def saving(*arguments: Any, **settings: Any) -> Any:
         own = recording()
+        if _saves_in_flight and threading.current_thread() is not threading.main_thread():
+            # Parts of a checkpoint that was begun at an earlier step.
+            own = None
         # A thread may save while the script trains on.
         step = own.steps if own else 0
         done = save(*arguments, **settings)
@@ -274,6 +281,61 @@ def _watch_files(torch: ModuleType) -> None:
     # In both places, because functions are pickled by the name of their module.
     torch.save = torch.serialization.save = saving  # type: ignore[attr-defined]
     torch.load = torch.serialization.load = loading  # type: ignore[attr-defined]
+
+
+def _watch_checkpoints(module: ModuleType) -> None:
+    """Note checkpoints of torch.distributed.checkpoint, whose file of metadata is written last."""
+    save, async_save, load = module.save, module.async_save, module.load
+
+    @functools.wraps(save)
+    def saving(*arguments: Any, **settings: Any) -> Any:
+        own = recording()
+        step = own.steps if own else 0
+        done = save(*arguments, **settings)
+        if own:
+            own.saved(step, _metadata_modified(settings))
+        return done
+
+    @functools.wraps(async_save)
+    def beginning(*arguments: Any, **settings: Any) -> Any:
+        global _saves_in_flight
+        own = recording()
+        if own is None:
+            return async_save(*arguments, **settings)
+        step = own.steps
+        _saves_in_flight += 1
+
+        def ended(future: Future[Any]) -> None:
+            global _saves_in_flight
+            _saves_in_flight -= 1
+            if not future.exception():
+                own.saved(step, _metadata_modified(settings))
+
+        try:
+            begun = async_save(*arguments, **settings)
+        except BaseException:
+            _saves_in_flight -= 1
+            raise
+        # Where staging has a future of its own, it returns both.
+        getattr(begun, "upload_completion", begun).add_done_callback(ended)
+        return begun
+
+    @functools.wraps(load)
+    def loading(*arguments: Any, **settings: Any) -> None:
+        load(*arguments, **settings)
+        if (modified := _metadata_modified(settings)) and (own := recording()):
+            own.loaded(modified)
+
+    module.save, module.async_save, module.load = saving, beginning, loading  # type: ignore[attr-defined]
+
+
+def _metadata_modified(settings: Mapping[str, Any]) -> float | None:
+    """When the checkpoint was written that these arguments name; None for one that is not in a folder."""
+    storage = settings.get("storage_reader") or settings.get("storage_writer")
+    for folder in (settings.get("checkpoint_id"), getattr(storage, "path", None)):
+        if isinstance(folder, str | os.PathLike) and (found := _modified(Path(folder) / ".metadata")):
+            return found
+    return None
 
 
 def _modified(file: Any) -> float | None:

@@ -340,6 +340,45 @@ def test_pytorchs_functions_stay_what_they_were(directory, tmp_path, monkeypatch
     assert torch.load(written, weights_only=True).tolist() == [1, 1, 1]
 
 
+@needs.pytorch
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_checkpoint_of_torch_distributed_says_where_it_goes_on(directory, tmp_path, monkeypatch, asynchronous):
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    for name in ("save", "async_save", "load"):
+        monkeypatch.setattr(dcp, name, getattr(dcp, name))
+    for module in (torch, torch.serialization):
+        for name in ("save", "load"):
+            monkeypatch.setattr(module, name, getattr(torch.serialization, name))
+    recording._watch_files(torch)
+    recording._watch_checkpoints(dcp)
+    train(2)
+    own = recording.recording()
+    state = {"a": torch.ones(3)}
+    if asynchronous:
+        save = torch.save
+
+        def late(*arguments, **settings):
+            # The script trains on while its checkpoint is written.
+            if own.steps == 2:
+                own.step_done(0.1)
+            save(*arguments, **settings)
+
+        monkeypatch.setattr(torch, "save", late)
+        dcp.async_save(state, checkpoint_id=tmp_path / "2").result()
+        assert own.steps == 3
+    else:
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "2"))
+    assert steps_and_logs(directory)[-1] == ("saved", 2)
+    while own.steps < 5:
+        own.step_done(0.1)
+    monkeypatch.setattr(own, "_earlier", recording.EarlierAttempts.of(EventsFile(directory.events)))
+    dcp.load(state, checkpoint_id=str(tmp_path / "2"))
+    own.step_done(0.1)
+    assert steps_and_logs(directory)[-2:] == [("continued", 2), ("step", 3)]
+
+
 def test_a_thread_saves_what_the_script_had_when_it_began(directory, monkeypatch):
     train(2)
     own = recording.recording()
