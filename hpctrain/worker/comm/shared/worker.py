@@ -169,7 +169,7 @@ class Worker:
                 "HT-group-call-in-callback",
                 "a callback that runs when a collective ends calls or awaits another one of the same ranks",
                 "wait for the first one in the script, then call the next; or do it in a group of its own "
-                "(torch.distributed.new_group)",
+                "(torch.distributed.new_group). PyTorch's PowerSGD hooks need --backend gloo or nccl",
             )
 
     def _serve(self) -> None:
