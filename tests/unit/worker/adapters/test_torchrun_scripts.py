@@ -13,8 +13,9 @@ import pytest
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.run.plan import Plan, Script, Slots, Start
 from hpctrain.worker.adapters.torchrun_scripts import script_variables
+from hpctrain.worker.comm import forks
 from support import needs
-from support.refusals import codes
+from support.refusals import codes, refused
 
 pytestmark = pytest.mark.slow
 
@@ -171,3 +172,21 @@ ht.lightning
 def test_without_lightning_its_strategies_name_the_extra() -> None:
     done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, timeout=120, check=False)
     assert "HT-package-not-installed" in codes(done.stderr) and "hpctrain[lightning]" in done.stderr
+
+
+@needs.pytorch
+def test_a_fork_makes_a_group_of_its_own_if_it_says_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpctrain.worker.adapters.torch import default_group
+
+    monkeypatch.setattr(forks, "_forked", True)
+    monkeypatch.setattr("hpctrain.worker.comm._current", None)
+    monkeypatch.setattr(default_group, "_asked", False)
+    made: list[tuple[int, int]] = []
+
+    def original(backend: str, init_method: str | None = None, *, world_size: int = -1, rank: int = -1) -> None:
+        made.append((rank, world_size))
+
+    default_group.init_process_group(original, "gloo", rank=1, world_size=2)
+    assert made == [(1, 2)]
+    with refused("HT-call-in-fork"):
+        default_group.init_process_group(original, "gloo")
