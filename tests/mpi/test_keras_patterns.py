@@ -31,6 +31,7 @@ ENGINES = (
     "embedding_with_adagrad_clipped",
     "a_generator_on_each_rank",
     "evaluation_of_sharded_data",
+    "metrics_of_ones_own",
 )
 
 # Of each of them the hardest: a step of one's own, a loop, a mask, statistics and rows of the batch, own data.

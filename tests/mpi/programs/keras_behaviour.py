@@ -93,6 +93,66 @@ def uneven_parts_give_the_numbers_of_one_process(eagerly: bool) -> None:
     keras.config.set_dtype_policy("float32")
 
 
+class Largest(keras.metrics.Metric):
+    """No sum over samples: what two ranks found cannot be added up."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.found = self.add_weight(name="found", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.found.assign(tf.maximum(self.found, tf.reduce_max(tf.abs(y_true - y_pred))))
+
+    def result(self):
+        return tf.convert_to_tensor(self.found.value)
+
+
+class MeanOfBatches(Largest):
+    """The mean over batches of what only a whole batch gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.name = "mean_of_batches"
+        self.batches = self.add_weight(name="batches", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.found.assign_add(root(y_true, y_pred))
+        self.batches.assign_add(1)
+
+    def result(self):
+        return self.found / self.batches
+
+
+def root(y_true, y_pred):
+    return tf.sqrt(tf.reduce_mean(tf.square(y_true - y_pred)))
+
+
+def metrics_that_are_no_sums_are_those_of_whole_batches() -> None:
+    """Batches of 5, 5 and 1, so that all ranks but one have no sample of the last."""
+    x, y, _ = samples(11, 3)
+    # The first makes no variable in its first step, which TensorFlow then traces once.
+    for make in (
+        lambda: [keras.metrics.Precision(name="precision"), keras.metrics.TruePositives(name="positives")],
+        lambda: [root, Largest(), MeanOfBatches()],
+    ):
+        found = []
+        for distributed in (True, False):
+            keras.utils.set_random_seed(0)
+            model, optimizer = network(), keras.optimizers.SGD(0.05)
+            data, seen = tf.data.Dataset.from_tensor_slices((x, y)).batch(5), []
+            if distributed:
+                model, optimizer = ht.distribute(model, optimizer)
+                data = ht.shard(data)
+            note = keras.callbacks.LambdaCallback(on_test_end=lambda logs, seen=seen: seen.append(dict(logs)))
+            model.compile(optimizer, LOSS, metrics=make())
+            history = model.fit(data, epochs=2, validation_data=data, verbose=0, callbacks=[note]).history
+            found.append((history, *seen))
+        for ours, plain in zip(*found, strict=True):
+            assert set(ours) == set(plain)
+            for name, value in plain.items():
+                np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
+
+
 def different_metrics_are_refused() -> None:
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     model.compile(optimizer, LOSS, metrics=["accuracy"] if RANK else ["accuracy", "mse"])
@@ -294,6 +354,7 @@ def main(folder: Path) -> None:
         return
     uneven_parts_give_the_numbers_of_one_process(eagerly=True)
     metrics_are_those_of_the_joined_samples()
+    metrics_that_are_no_sums_are_those_of_whole_batches()
     different_metrics_are_refused()
     different_models_are_refused()
     an_update_before_the_broadcast_is_refused()

@@ -89,8 +89,8 @@ def stopping_early_on_joined_metrics(run):
 
 
 class Positives(keras.metrics.Metric):
-    def __init__(self):
-        super().__init__(name="positives")
+    def __init__(self, name):
+        super().__init__(name=name)
         self.count = self.add_weight(name="count", initializer="zeros")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
@@ -104,10 +104,20 @@ def mean_error(y_true, y_pred):
     return ops.mean(ops.abs(y_true - y_pred))
 
 
+def root_error(y_true, y_pred):
+    return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
+
+
+class LargestError(Positives):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign(ops.maximum(self.count, ops.max(ops.abs(y_true - y_pred))))
+
+
 @pattern
 def metrics_of_ones_own(run):
     data = run.normal(4), run.normal(1)
-    return fitted(run, dense(), adam(), "mse", *data, metrics=[Positives(), mean_error])
+    metrics = [Positives("positives"), LargestError("largest"), mean_error, root_error]
+    return fitted(run, dense(), adam(), "mse", *data, metrics=metrics)
 
 
 @pattern

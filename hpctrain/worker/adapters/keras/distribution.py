@@ -27,7 +27,8 @@ class Distribution:
         fitting: whether ``fit`` is running.
         own_data: whether it trains on data that ``ht.shard`` did not make.
         warned: whether a warning about own data was printed.
-        gathers: how often the current step gathered what its losses are computed from.
+        states: within a step of ``fit``, the values of the metrics' variables before it, by their ids.
+        gathers: how often the current step gathered what its losses and metrics are computed from.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -37,18 +38,19 @@ class Distribution:
         self.fitting = False
         self.own_data = False
         self.warned = False
+        self.states: dict[int, tf.Tensor] = {}
         self.gathers = 0
 
     @contextmanager
     def computing(self, share: tf.Tensor) -> Iterator[None]:
         """A context manager in which gradients are those of a part with this share."""
-        self.share, self.gathers = share, 0
+        self.share, self.states, self.gathers = share, {}, 0
         _computing.append(self)
         try:
             yield
         finally:
             _computing.pop()
-            self.share = None
+            self.share, self.states = None, {}
 
 
 def share_in_work() -> tf.Tensor | None:

@@ -12,7 +12,15 @@ import keras
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.keras.callbacks import JoinMetrics, Restored, StopTogether, callbacks
+from hpctrain.worker.adapters.keras.callbacks import (
+    Broadcast,
+    EndOfData,
+    GuardParameters,
+    JoinMetrics,
+    Restored,
+    StopTogether,
+    callbacks,
+)
 from hpctrain.worker.adapters.keras.distribution import Distribution
 from hpctrain.worker.adapters.keras.epochs import ContinueOrders
 from hpctrain.worker.adapters.keras.metrics import flatten, join_logs, join_metrics
@@ -40,7 +48,9 @@ def patch_fit(model: keras.Model, distribution: Distribution) -> None:
         distribution.own_data = not is_sharded(given.get("x"))
         if distribution.own_data:
             _warn_of_own_data(distribution)
-        elif given.get("class_weight"):
+        else:
+            _warn_of_own_validation(distribution, given.get("validation_data"))
+        if not distribution.own_data and given.get("class_weight"):
             given["x"] = _class_weighted(given["x"], given.pop("class_weight"))
         if not distribution.own_data and not is_built(model):
             _build(model, given["x"].element_spec)
@@ -112,6 +122,15 @@ def _warn_of_own_data(distribution: Distribution) -> None:
     distribution.warned = True
 
 
+def _warn_of_own_validation(distribution: Distribution, data: Any) -> None:
+    if data is not None and not is_sharded(data) and distribution.comm.size > 1 and not distribution.warned:
+        distribution.comm.say(
+            "fit validates on data that ht.shard did not make: every rank evaluates all that it is given, and what "
+            f"metrics count, as TruePositives does, is added up over {distribution.comm.size} ranks"
+        )
+        distribution.warned = True
+
+
 def _class_weighted(dataset: tf.data.Dataset, class_weight: dict[int, float]) -> tf.data.Dataset:
     """Apply the class weights here, because Keras would unpack a batch without the share."""
     from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
@@ -148,7 +167,15 @@ def _for_ranks(given: Any, comm: Communicator) -> Any:
         kept = [*callbacks(comm=comm), *kept]
     if any(written and written[0] == "BackupAndRestore" for rank in everyone for written in rank):
         kept.append(Restored(comm))
+    kept.sort(key=_turn)
     return [*kept, StopTogether(comm, each_batch=any(acts for _, acts in ranks))]
+
+
+def _turn(callback: keras.callbacks.Callback) -> int:
+    """The user's callbacks come after the metrics are joined, and before the parameters are compared."""
+    if isinstance(callback, GuardParameters):
+        return 2
+    return 0 if isinstance(callback, Broadcast | EndOfData | JoinMetrics) and not isinstance(callback, Restored) else 1
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.keras.ranks import gathered, total
+from hpctrain.worker.adapters.keras.ranks import of_all_ranks, total
 
 if TYPE_CHECKING:
     from hpctrain.worker.adapters.keras.distribution import Distribution
@@ -142,27 +142,7 @@ class _OfGlobalBatch:
 
     def _of_all(self, y_true: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> tf.Tensor:
         """The loss of all ranks' samples, gathered, as a function of a whole batch cannot be joined from its parts."""
-        comm = self._distribution.comm
-        # The same on every rank, in each graph of a step; two losses of one step may bear the same name.
-        self._distribution.gathers += 1
-        name = f"hpctrain.loss.{self._distribution.gathers}"
-
-        def joined(tensor: Any, part: str) -> tf.Tensor:
-            tensor = tf.convert_to_tensor(tensor)
-            count = tf.where(share > 0, tf.shape(tensor)[0], 0)
-            together = gathered(comm, tensor, count, f"{name}.{part}")
-            together.set_shape([None, *tensor.shape[1:]])
-            mask = getattr(tensor, "_keras_mask", None)
-            if mask is not None:
-                together._keras_mask = gathered(comm, mask, count, f"{name}.{part}.mask")
-            return together
-
-        def each(value: Any, part: str) -> Any:
-            leaves = keras.tree.flatten(value)
-            return keras.tree.pack_sequence_as(value, [joined(leaf, f"{part}.{i}") for i, leaf in enumerate(leaves)])
-
-        weight = None if sample_weight is None else each(sample_weight, "weight")
-        loss = self._of_keras(each(y_true, "true"), each(y_pred, "predicted"), weight)
+        loss = self._of_keras(*of_all_ranks(self._distribution, (y_true, y_pred, sample_weight)))
         return _with_gradient_times(self._per_share(share), loss)
 
 

@@ -51,8 +51,9 @@ def distribute(
     samples of all ranks' batches, which may differ in size but not in number; an epoch of the same arrays on every rank
     passes over them once per rank. Losses given to ``compile`` are those of the global batch, whatever they do with it:
     masked entries count together, and for a function that gives one number for a batch, the predictions of all ranks
-    are gathered. So are losses of Keras that a ``train_step`` calls. What else it adds, or ``add_loss``, must be a mean
-    over samples, or come from :func:`hpctrain.mean_loss`.
+    are gathered. So are losses of Keras that a ``train_step`` calls, and metrics: of such functions, and of classes of
+    the user's own whose state is no sum over samples. What else it adds, or ``add_loss``, must be a mean over samples,
+    or come from :func:`hpctrain.mean_loss`.
 
     The model and optimizer returned are the ones passed in. The optimizer stays an instance of its class, saves as that
     class and keeps its state. A model that is already built gets rank 0's weights, and the optimizer rank 0's state, at

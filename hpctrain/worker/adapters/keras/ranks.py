@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from hpctrain.worker.comm.base import AnyArray, Communicator, Group
 from hpctrain.worker.comm.graph_errors import original_errors_raised, preserve_errors
+
+if TYPE_CHECKING:
+    from hpctrain.worker.adapters.keras.distribution import Distribution
 
 # All models of a run share one group. It is kept with its size: the ranks that remain after a failure form a new one.
 _GROUPS: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.WeakKeyDictionary()
@@ -56,3 +60,26 @@ def gathered(comm: Communicator, tensor: tf.Tensor, count: tf.Tensor, name: str)
 
     # Not every engine gathers booleans.
     return tf.cast(differentiable(tf.cast(tensor, tf.int32) if dtype == tf.bool else tensor), dtype)
+
+
+def of_all_ranks(distribution: Distribution, values: Any) -> Any:
+    """The nested tensors of this rank's samples, joined with those of all other ranks; within a step of ``fit``."""
+    comm, share = distribution.comm, distribution.share
+    # The same on every rank, in each graph of a step; two losses of one step may bear the same name.
+    distribution.gathers += 1
+
+    def joined(tensor: Any, name: str) -> tf.Tensor:
+        tensor = tf.convert_to_tensor(tensor)
+        count = tf.where(share > 0, tf.shape(tensor)[0], 0)
+        together = gathered(comm, tensor, count, name)
+        together.set_shape([None, *tensor.shape[1:]])
+        mask = getattr(tensor, "_keras_mask", None)
+        if mask is not None:
+            together._keras_mask = gathered(comm, mask, count, f"{name}.mask")
+        return together
+
+    leaves = [
+        leaf if leaf is None else joined(leaf, f"hpctrain.whole.{distribution.gathers}.{number}")
+        for number, leaf in enumerate(keras.tree.flatten(values))
+    ]
+    return keras.tree.pack_sequence_as(values, leaves)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,6 +14,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
 from hpctrain.worker.adapters.keras.distribution import Distribution
 from hpctrain.worker.adapters.keras.losses import patch_losses, whole_batch_losses
+from hpctrain.worker.adapters.keras.metrics import drop_foreign_samples, patch_metrics, whole_batch_values
 from hpctrain.worker.adapters.keras.parts import batch_of, is_part, samples_of, share_of
 from hpctrain.worker.adapters.keras.ranks import group_of, in_step
 from hpctrain.worker.adapters.keras.watch import only_distributed
@@ -121,35 +121,10 @@ def _all_counts(comm: Communicator, own: AnyArray) -> AnyArray:
 
 def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any, share: tf.Tensor) -> Any:
     batch = batch_of(data) if is_part(data) else data
-    with distribution.computing(share), _one_mean_a_batch(share), whole_batch_losses(distribution):
+    with distribution.computing(share), whole_batch_values(distribution), whole_batch_losses(distribution):
         patch_losses(model, distribution)
+        patch_metrics(model, distribution)
         patch_batch_norms(model, distribution)
-        before = {id(variable): tf.identity(variable.value) for variable in model.metrics_variables}
         logs = step(batch)
-    # A rank without a sample of this batch computes another rank's, which must not count twice.
-    for variable in model.metrics_variables:
-        # A metric that its first update has just built was in its reset state before, which is 0.
-        old = before.get(id(variable), tf.zeros_like(variable.value))
-        variable.assign(tf.where(share > 0, variable.value, old))
+        drop_foreign_samples(model, distribution)
     return logs
-
-
-@contextmanager
-def _one_mean_a_batch(share: tf.Tensor) -> Iterator[None]:
-    """Let a batch count as one where a metric gets one value for all of it, on all ranks together.
-
-    Keras does that with the losses of several outputs, and users with their own trackers of a loss.
-    """
-    kind = keras.metrics.Mean
-    update = kind.update_state
-
-    def update_state(metric: Any, values: Any, sample_weight: Any = None) -> None:
-        if sample_weight is None and not keras.tree.is_nested(values) and np.ndim(values) == 0:
-            sample_weight = tf.cast(share, metric.dtype)
-        update(metric, values, sample_weight=sample_weight)
-
-    kind.update_state = update_state
-    try:
-        yield
-    finally:
-        kind.update_state = update
