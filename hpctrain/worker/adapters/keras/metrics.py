@@ -44,6 +44,7 @@ def patch_metrics(model: keras.Model, distribution: Distribution) -> None:
 
 def drop_foreign_samples(model: keras.Model, distribution: Distribution) -> None:
     """Take back what metrics got on a rank without a sample of a batch: it computes another rank's."""
+    assert distribution.share is not None
     for metric in metrics_of(model):
         for variable in () if gathers(metric) else metric.variables:
             # A metric that its first update has just built was in its reset state before, which is 0.

@@ -65,6 +65,7 @@ def gathered(comm: Communicator, tensor: tf.Tensor, count: tf.Tensor, name: str)
 def of_all_ranks(distribution: Distribution, values: Any) -> Any:
     """The nested tensors of this rank's samples, joined with those of all other ranks; within a step of ``fit``."""
     comm, share = distribution.comm, distribution.share
+    assert share is not None
     # The same on every rank, in each graph of a step; two losses of one step may bear the same name.
     distribution.gathers += 1
 
