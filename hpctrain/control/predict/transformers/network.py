@@ -328,12 +328,14 @@ def _llama(config: _Config) -> dict[str, Any]:
 
 def _bert(config: _Config) -> dict[str, Any]:
     config.absent("add_cross_attention", "is_decoder")
+    if not config.flag("tie_word_embeddings", default=True):
+        # Its head has biases twice then (BertLMPredictionHead in Transformers).
+        config.refuse("tie_word_embeddings")
     return {
         **config.usual(),
         "mlp": config.number("intermediate_size"),
         "other_rows": config.number("type_vocab_size", default=2),
         "causal": False,
-        "tied": config.flag("tie_word_embeddings", default=True),
     }
 
 
@@ -380,13 +382,15 @@ def _mpt(config: _Config) -> dict[str, Any]:
 
 
 def _starcoder2(config: _Config) -> dict[str, Any]:
+    if not config.flag("use_bias", default=True):
+        # Its norms keep theirs.
+        config.refuse("use_bias")
     return {
         **config.usual(),
         "mlp": config.number("intermediate_size"),
         "kv_heads": config.number("num_key_value_heads"),
         "window": config.window(),
         "positions": "rotary",
-        "bias": "all" if config.flag("use_bias", default=True) else "none",
         "tied": config.flag("tie_word_embeddings", default=True),
     }
 

@@ -37,6 +37,16 @@ _MOST_CANDIDATES = 50
 _NO_CALIBRATION = Calibration()
 
 
+def _usual_batch(ranks: int, samples: float) -> int:
+    """About so many samples, a quarter more or less, that data-parallel ranks and micro-batches divide in many ways."""
+    odd = ranks
+    while odd % 2 == 0:
+        odd //= 2
+    parts = [odd << power for power in range(32) if odd << power <= 1.25 * samples] or [odd]
+    found = [part * max(1, round(samples / part)) for part in reversed(parts)]
+    return next((each for each in found if abs(each - samples) <= samples / 4), found[-1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class LanguageTraining:
     """The training of a transformer, before its number of ranks is known.
@@ -117,10 +127,7 @@ class LanguageTraining:
         """Samples of a step of a search."""
         if self.recipe is not None:
             return self.recipe.at_data_ranks(ranks).global_batch
-        odd = ranks
-        while odd % 2 == 0:
-            odd //= 2
-        return self.settings.batch or odd * max(1, round(_TOKENS / self.sequence / odd))
+        return self.settings.batch or _usual_batch(ranks, _TOKENS / self.sequence)
 
     @property
     def searched(self) -> tuple[Mapping[str, Any], Choices]:

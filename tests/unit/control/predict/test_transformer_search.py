@@ -20,6 +20,7 @@ from hpctrain.control.predict.transformers.memory import memory
 from hpctrain.control.predict.transformers.network import named, parse
 from hpctrain.control.predict.transformers.prediction import (
     LanguageTraining,
+    _usual_batch,
     predict_language,
     recipe_language_training,
 )
@@ -346,3 +347,10 @@ def test_a_recipe_is_offered_only_meshes_that_it_can_have():
 def test_a_search_refuses_sequences_beyond_learned_positions():
     with refused("HT-layout-sequence-too-long", sequence=2048, context=1024):
         search(SMALL, H100, ranks=8, global_batch=64, memory_bytes=80e9, base={}, sequence=2048)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 6, 7, 12, 24, 64, 80, 96, 112, 160, 320, 384])
+def test_a_batch_that_nobody_stated_can_be_divided_over_all_ranks(ranks):
+    batch = _usual_batch(ranks, 512)
+    assert batch % ranks == 0 and 384 <= batch <= 640
+    assert (batch == 512) == (ranks.bit_count() == 1)

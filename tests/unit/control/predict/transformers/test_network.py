@@ -94,10 +94,6 @@ QWEN2 = {**LLAMA, "bias": "qkv"}
         ({"model_type": "llama", **GROUPED, "num_local_experts": 1}, LLAMA),
         ({**MPT, "ffn_config": {"ffn_type": "mptmlp"}}, OF_MPT),
         ({**MPT, "attn_config": {"kv_n_heads": 2}}, {**OF_MPT, "kv_heads": 2}),
-        (
-            {"model_type": "bert", **CONFIG, "tie_word_embeddings": False},
-            {"kv_heads": 4, "causal": False, "other_rows": 2, "tied": False},
-        ),
     ],
     ids=lambda values: values.get("model_type", ""),
 )
@@ -135,6 +131,12 @@ def test_each_kind_of_configuration_is_tested():
         ({**MPT, "ffn_config": {"ffn_type": "mptglu"}}, "config-unsupported", {"key": "ffn_type"}),
         ({**MPT, "attn_config": {"alibi": False}}, "config-unsupported", {"key": "alibi"}),
         ({"model_type": "bert", **CONFIG, "is_decoder": True}, "config-unsupported", {"key": "is_decoder"}),
+        (
+            {"model_type": "bert", **CONFIG, "tie_word_embeddings": False},
+            "config-unsupported",
+            {"key": "tie_word_embeddings"},
+        ),
+        ({"model_type": "starcoder2", **GROUPED, "use_bias": False}, "config-unsupported", {"key": "use_bias"}),
         (
             {"model_type": "gpt2", "n_embd": 64, "add_cross_attention": True},
             "config-unsupported",
