@@ -70,7 +70,8 @@ def place_hosts(
             interface=interface,
         )
     names, fabric = tuple(named), known and known.fabric
-    room = {name: slots for name, slots in named.items() if slots is not None} or _even(names, ranks)
+    # Not called slots: Python 3.12.1 would take the function below for it.
+    room = {name: given for name, given in named.items() if given is not None} or _even(names, ranks)
     filled, benefit = _fill_in_best_order(names, ranks, room, known)
     traffic = None
     if work:
