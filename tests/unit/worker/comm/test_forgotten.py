@@ -168,9 +168,10 @@ def test_who_trains_alone_with_pytorch(tmp_path):
 
 def test_processes_of_a_rank_that_train_without_those_of_others(tmp_path):
     pytest.importorskip("torch")
-    # Spawned processes import it.
-    (tmp_path / "program.py").write_text(PROCESSES)
-    command = [sys.executable, "program.py", *PROCESS_CASES]
+    # Spawned processes import it, by a path that is relative to where their parent's Python began.
+    program = tmp_path / "program.py"
+    program.write_text(PROCESSES)
+    command = [sys.executable, str(program), *PROCESS_CASES]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if line.startswith("[")]
