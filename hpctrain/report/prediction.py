@@ -164,7 +164,8 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
         lines.append(f"epochs: {_range(last.epochs, 1, '')}, {last.epochs_source}")
     if last.largest_batch is not None and last.largest_batch < _ANY_BATCH:
         computed = "" if last.layout else f"; it computes {last.at_once} of them"
-        lines.append(f"a GPU's memory has room for up to {last.largest_batch} samples at once{computed}")
+        samples = f"{last.largest_batch} sample{'' if last.largest_batch == 1 else 's'}"
+        lines.append(f"a GPU's memory has room for up to {samples} at once{computed}")
     if explain:
         choices = (f"{nbytes / 1e9:.3g} GB with {name}" for name, nbytes in last.memory_choices.items())
         lines.append("; ".join([f"memory of a rank: {last.memory_bytes.value / 1e9:.3g} GB", *choices]))
