@@ -53,7 +53,7 @@ def read(text: str, where: str) -> Iterator[Record]:
     names the other end of a cable only by its LID, which must belong to a node of the file, except in the output of
     ``--switches-only``, whose adapters get their LID, written as a GUID. ``--line`` does not distinguish switches from
     adapters: a node with several ports is a switch, since an adapter's GUID here is that of one port. Routers and the
-    cables to them are skipped; ``--line`` does not tell them from adapters.
+    cables to them are skipped; ``--line`` and ``--switches-only`` do not tell them from adapters.
 
     Raises:
         HpctrainError: the text is not such an output, a line of it is damaged or cut off, or the other end of a cable
