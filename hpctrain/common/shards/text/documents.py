@@ -59,12 +59,12 @@ def list_files(sources: Sequence[Path], say: Callable[[str], None]) -> list[Text
 def _files(source: Path, say: Callable[[str], None]) -> Iterator[TextFile]:
     paths = [source]
     if source.is_dir():
-        found = {path: path.relative_to(source) for path in sorted(source.rglob("*"))}
-        seen = {path: name for path, name in found.items() if not any(part.startswith(".") for part in name.parts)}
+        # Not folders, whose files are among these; their names may end in .md.
+        found = [path for path in sorted(source.rglob("*")) if path.is_symlink() or not path.is_dir()]
+        names = {path: path.relative_to(source) for path in found}
+        seen = {path: name for path, name in names.items() if not any(part.startswith(".") for part in name.parts)}
         paths = [path for path in seen if _is_text(path)]
-        others = [
-            str(name) for path, name in seen.items() if not _is_text(path) and (path.is_symlink() or path.is_file())
-        ]
+        others = [str(name) for path, name in seen.items() if not _is_text(path)]
         if paths and others:
             say(counted(f"{source}: left out, since they end in none of {', '.join(_KINDS)}", others))
     if not paths:

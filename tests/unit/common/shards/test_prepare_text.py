@@ -244,9 +244,9 @@ def test_a_folder_s_text_is_taken_and_what_is_left_out_is_said(tmp_path):
         # The mark of an editor on Windows.
         "b.txt": ("\ufeffzwölf".encode(), ["zwölf"]),
         "c.JSONL": (b'\xef\xbb\xbf{"text": "three"}\r\n\r\n{"text": "four"}', ["three", "four"]),
-        "with blanks/d.md": (b"five", ["five"]),
+        "with blanks.md/d.md": (b"five", ["five"]),
     }
-    hidden = ("._b.txt", ".cache/e.txt", "with blanks/.ipynb_checkpoints/d.md")
+    hidden = ("._b.txt", ".cache/e.txt", "with blanks.md/.ipynb_checkpoints/d.md")
     for name, content in [
         *((name, each) for name, (each, _) in wanted.items()),
         *((name, b"\0\5\x16") for name in hidden),
@@ -265,7 +265,7 @@ def test_a_folder_s_text_is_taken_and_what_is_left_out_is_said(tmp_path):
     found = {
         file.name: [each for span in next(iter(divide([file], 5)), ()) for each in documents(span)] for file in files
     }
-    assert [file.name for file in files] == ["A.TXT", "b.txt", "c.JSONL", "linked.txt", "with blanks/d.md"]
+    assert [file.name for file in files] == ["A.TXT", "b.txt", "c.JSONL", "linked.txt", "with blanks.md/d.md"]
     # A span of five bytes begins one line of the .jsonl.
     assert found == {
         **{name: texts for name, (_, texts) in wanted.items()},
@@ -275,7 +275,7 @@ def test_a_folder_s_text_is_taken_and_what_is_left_out_is_said(tmp_path):
     assert [*documents(Span(path=folder / "c.JSONL", begin=0, end=40))] == ["three", "four"]
     (left_out,) = said
     assert all(name in left_out for name in ("(5)", "books", "f.jsonl.gz", "g.parquet"))
-    list_files([folder / "with blanks", elsewhere / "f.txt"], said.append)
+    list_files([folder / "with blanks.md", elsewhere / "f.txt"], said.append)
     assert len(said) == 1
 
 
