@@ -490,6 +490,8 @@ class _Reader:
             if not shard or data % shard:
                 self.guessed.append("dp_shard")
                 shard = data
+            if self.count("dp_replicate") not in (None, data // shard):
+                self.guessed.append("dp_replicate")
             common = {
                 **self.common(tp, pp),
                 "mesh": Mesh(dp_replicate=data // shard, dp_shard=shard, pp=pp, cp=cp, tp=tp),
@@ -507,6 +509,7 @@ class _Reader:
                     schedule=schedule,
                     virtual_stages=turns,
                     recomputation=how,
+                    deepspeed_pipeline=self.deepspeed and common["zero"] < 2 and schedule == "1f1b",
                 )
 
     def data_ranks(self, tp: int, pp: int, cp: int) -> int:
@@ -542,8 +545,12 @@ class _Reader:
             "kernels": "fused" if self.software in _FUSED or self.text("compile") in _YES else "eager",
             # --attention-dropout and --hidden-dropout are 0.1 unless a script says otherwise (megatron/arguments.py).
             "dropout": not self.flash and "megatron" in self.text("framework") and self.network.kind == "gelu",
-            "deepspeed_pipeline": self.software == "megatron-deepspeed" and "deepspeed" in self.text("framework"),
         }
+
+    @property
+    def deepspeed(self) -> bool:
+        """Whether DeepSpeed trains Megatron-LM's network; Megatron-LM alone has the same ``software`` on old GPUs."""
+        return self.software == "megatron-deepspeed" and "deepspeed" in self.text("framework")
 
     @property
     def state(self) -> str:
@@ -551,7 +558,7 @@ class _Reader:
         if self.software == "composer":
             return "bf16" if "pure" in self.text("dtype") else "float32"
         if self.software == "megatron-deepspeed":
-            narrow = "deepspeed_bf16" if "deepspeed" in self.text("framework") and self.zero == 1 else "megatron"
+            narrow = "deepspeed_bf16" if self.deepspeed and self.zero == 1 else "megatron"
             return {"fp16": "megatron_fp16", "float32": "float32"}.get(self.precision, narrow)
         if "mlperf" in self.text("source_id") and self.software == "nemo":
             # grad_reduce_in_fp32=False in pretrain.py of https://github.com/mlcommons/training_results_v5.0.

@@ -82,7 +82,8 @@ class Layout:
         divided_vocabulary: tp divides embedding and head too, as Megatron-LM and torchtitan do, and hpctrain does not.
         chunked_loss: logits and loss are computed for some tokens at a time, as hpctrain does.
         deepspeed_pipeline: DeepSpeed's pipeline engine runs the stages, one alone too. It refers to each stage's output
-            until its buffer is used again, copies each stage's input, and computes the loss as Megatron-LM does
+            until its buffer is used again, copies each stage's input, and computes the loss as Megatron-LM does. It has
+            one schedule, 1f1b, and refuses ZeRO 2 and 3
             (https://github.com/deepspeedai/DeepSpeed at v0.5.8, deepspeed/runtime/pipe/engine.py).
 
     Raises:
@@ -143,6 +144,16 @@ class Layout:
                 "the mesh has dp_shard {ranks}, but zero is 0, which divides nothing",
                 "choose zero 1, 2 or 3, or dp_replicate in place of dp_shard",
                 ranks=self.sizes["dp_shard"],
+            )
+        if self.deepspeed_pipeline and (self.zero > 1 or self.schedule != "1f1b" or self.chunked_loss):
+            raise HpctrainError(
+                "HT-layout-deepspeed-pipeline",
+                "deepspeed_pipeline trains with zero 0 or 1, schedule 1f1b and the whole loss at once; here are zero "
+                "{zero}, schedule {schedule} and chunked_loss {chunked_loss}",
+                "set zero=1, schedule=1f1b and chunked_loss=false, or leave deepspeed_pipeline out",
+                zero=self.zero,
+                schedule=self.schedule,
+                chunked_loss=str(self.chunked_loss).lower(),
             )
         self._check_stages()
 

@@ -47,6 +47,8 @@ ROW = {
 }
 
 
+DEEPSPEED = {"framework": "Megatron-DeepSpeed", "gpu_type": "A100-80GB", "dtype": "bf16", "vp": "1"}
+
 # Its embedding has a fifth of its parameters, or more where the head has weights of its own.
 GEMMA = {"layers": "18", "heads": "8", "kv_heads": "1", "ffn": "16384", "vocab": "256128", "mlp": "geglu"}
 
@@ -187,6 +189,10 @@ def test_rows_that_cannot_be_expressed_are_named(tmp_path: Path, cells: dict[str
         ({"network": ""}, {}, {"network"}),
         ({"gpus_per_node": ""}, {}, {"gpus_per_node"}),
         ({"dp_replicate": "2", "zero_stage": "3"}, {"shards": 2}, set()),
+        ({"dp_replicate": "3", "zero_stage": "3"}, {"shards": 1}, {"dp_replicate"}),
+        (DEEPSPEED | {"zero_stage": "1"}, {"zero": 1, "deepspeed_pipeline": True}, set()),
+        (DEEPSPEED | {"zero_stage": "3"}, {"zero": 3, "deepspeed_pipeline": False}, set()),
+        (DEEPSPEED | {"zero_stage": "1", "vp": "4"}, {"zero": 1, "deepspeed_pipeline": False}, set()),
         ({"model": "Gemma-2B", "hidden": "2048", "n_params_b": "2"} | GEMMA, {}, set()),
     ],
 )
