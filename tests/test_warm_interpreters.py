@@ -66,12 +66,12 @@ def test_it_gets_all_that_its_process_has(start, tmp_path):
     (tmp_path / "beside.py").write_text("value = 3")
     process = start(
         """
-        import beside, json, os
+        import beside, json, os, tempfile
         print(json.dumps({
             "warm": warm, "argv": sys.argv[1:], "cwd": os.getcwd(), "own": os.environ["OWN"], "read": input(),
             "beside": beside.value, "name": __name__, "main": sys.modules["__main__"].warm, "own process": os.getpid(),
             "cores": sorted(os.sched_getaffinity(0)), "is leader": os.getpgrp() == os.getpid(),
-            "seed": os.environ.get("PYTHONHASHSEED"),
+            "seed": os.environ.get("PYTHONHASHSEED"), "temporary": tempfile.gettempdir(),
         }))
         print("said", file=sys.stderr)
         sys.exit(7)
@@ -79,6 +79,7 @@ def test_it_gets_all_that_its_process_has(start, tmp_path):
         "a",
         "b c",
         OWN="value",
+        TMPDIR=str(tmp_path),
     )
     out, err = process.communicate("a line\n", timeout=LIMIT)
     seen = json.loads(out)
@@ -95,6 +96,7 @@ def test_it_gets_all_that_its_process_has(start, tmp_path):
         "cores": sorted(os.sched_getaffinity(0)),
         "is leader": True,
         "seed": None,
+        "temporary": str(tmp_path),
     }
     assert err == "said\n"
     assert process.returncode == 7

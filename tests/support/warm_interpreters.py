@@ -28,6 +28,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,8 @@ def _take_over(request: _Request) -> socket.socket:
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(state["environment"])
+    # PyTorch's compiler has asked for the folder of the server's environment.
+    tempfile.tempdir = None
     if threshold := os.environ.get(warm_start.MAPPING_THRESHOLD):
         # What glibc does with the variable when a process starts.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, int(threshold))

@@ -115,7 +115,7 @@ def _framework(program: dict[str, Any]) -> str | None:
             return _only(_imports(Path(program["script"]))) or _only(named)
         plan = json.loads((Path(program["arguments"][1]) / "plan.json").read_bytes())
         return _only([plan["framework"]] if plan["recipe"] else _imports(Path(plan["script"]["path"])))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
