@@ -98,12 +98,13 @@ def search(
         runs: whether a layout can be run at all.
 
     Raises:
-        HpctrainError: the sequence is longer than the network's positions.
+        HpctrainError: the sequence is longer than the network's positions, or all layouts are refused for one reason.
     """
     require_positions(network, sequence or network.context)
     fitting, considered, least = [], 0, None
+    refused: list[HpctrainError] = []
     seen: set[Layout] = set()
-    for layouts in _layouts(network, system.joined, ranks, global_batch, base, choices, sequence or network.context):
+    for layouts in _layouts(network, system.joined, ranks, global_batch, base, choices, sequence or network.context, refused):
         for found in layouts:
             # Fields that are given may make equal layouts of different ones.
             if found in seen or not runs(found):
@@ -118,6 +119,9 @@ def search(
                 fitting.append(Candidate(layout=layout, software=software, step=step, memory=held))
                 # Recomputing more than memory asks for only takes longer.
                 break
+    if not considered and len({each.code for each in refused}) == 1:
+        # Keys that exclude each other, which no other batch and no other number of nodes mends.
+        raise refused[0]
     fitting.sort(key=lambda each: each.step.seconds)
     return Found(fitting=tuple(fitting), considered=considered, least_bytes=least)
 
@@ -157,6 +161,7 @@ def _layouts(
     base: Mapping[str, Any],
     choices: Choices,
     sequence: int,
+    refused: list[HpctrainError],
 ) -> Iterator[Iterator[Layout]]:
     """For each mesh, micro-batch and schedule, the layouts in the order of what their recomputation costs."""
     again = [base["recomputation"]] if "recomputation" in base else choices.recomputations
@@ -181,15 +186,22 @@ def _layouts(
                     # Only parameters can be freed behind the forward pass.
                     fields["reshard"] = base.get("reshard", False)
                 if fields["schedule"] == schedule and fields["virtual_stages"] == turns:
-                    yield _checked(network, fields, again, sequence)
+                    yield _checked(network, fields, again, sequence, refused)
 
 
-def _checked(network: Transformer, fields: Mapping[str, Any], again: Sequence[Any], sequence: int) -> Iterator[Layout]:
-    """The layouts of some fields; none where these do not fit each other."""
+def _checked(
+    network: Transformer,
+    fields: Mapping[str, Any],
+    again: Sequence[Any],
+    sequence: int,
+    refused: list[HpctrainError],
+) -> Iterator[Layout]:
+    """The layouts of some fields; none where these do not fit each other, and the reason in ``refused``."""
     try:
         first = Layout(**{**fields, "recomputation": again[0]})
         first.check(network, sequence=sequence)
-    except HpctrainError:
+    except HpctrainError as error:
+        refused.append(error)
         return
     yield first
     for recomputation in again[1:]:

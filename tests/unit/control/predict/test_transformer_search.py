@@ -90,13 +90,15 @@ def test_less_memory_means_more_recomputation_or_more_division():
     assert poor.step.seconds > rich.step.seconds
 
 
-def test_nothing_fits():
+def test_nothing_fits_or_keys_exclude_each_other():
     found = found_for(named("llama3.1-405b"), 8, 64)
     with refused("HT-search-nothing-fits", ranks=8, gpu="h100-sxm"):
         require_fitting(found, gpu="h100-sxm", ranks=8, global_batch=64, memory_bytes=80e9)
     nothing = found_for(parse("layers=7,width=512,heads=4,vocabulary=1000,context=64"), 11, 64)
     with refused("HT-search-nothing-divides", ranks=11, batch=64):
         require_fitting(nothing, gpu="h100-sxm", ranks=11, global_batch=64, memory_bytes=80e9)
+    with refused("HT-layout-deepspeed-pipeline", zero=3):
+        found_for(SMALL, 8, 64, deepspeed_pipeline=True, zero=3)
 
 
 def test_a_thousand_candidates_on_4096_gpus():
