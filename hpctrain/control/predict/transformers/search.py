@@ -100,11 +100,12 @@ def search(
     Raises:
         HpctrainError: the sequence is longer than the network's positions, or all layouts are refused for one reason.
     """
-    require_positions(network, sequence or network.context)
+    tokens = sequence or network.context
+    require_positions(network, tokens)
     fitting, considered, least = [], 0, None
     refused: list[HpctrainError] = []
     seen: set[Layout] = set()
-    for layouts in _layouts(network, system.joined, ranks, global_batch, base, choices, sequence or network.context, refused):
+    for layouts in _layouts(network, system.joined, ranks, global_batch, base, choices, tokens, refused):
         for found in layouts:
             # Fields that are given may make equal layouts of different ones.
             if found in seen or not runs(found):
