@@ -18,6 +18,9 @@ from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.after_import import change_after_import
 
 _PROCESSES = "multiprocessing.process"
+# How these processes are started, None for the default. Others, such as joblib's, may be pickled in another way, which
+# memory that is shared cannot be.
+_START_METHODS = (None, "fork", "spawn", "forkserver")
 # Workers of these do not train: pools, managers and loaders of data.
 _WORKERS = (*sys.stdlib_module_names, "torch.utils.data")
 
@@ -63,7 +66,8 @@ def _watch_starts(module: ModuleType) -> None:
     @functools.wraps(start)
     def starting(process: Any) -> None:
         target = process._target
-        if target is not None and not forks.is_fork() and not _is_worker(target):
+        own = getattr(process, "_start_method", "") in _START_METHODS
+        if own and target is not None and not forks.is_fork() and not _is_worker(target):
             process._target = _watched(target)
         start(process)
 
@@ -71,6 +75,8 @@ def _watch_starts(module: ModuleType) -> None:
 
 
 def _is_worker(target: object) -> bool:
+    while isinstance(target, functools.partial):
+        target = target.func
     module = getattr(target, "__module__", None) or ""
     return any(module == name or module.startswith(f"{name}.") for name in _WORKERS)
 
