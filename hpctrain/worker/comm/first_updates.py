@@ -21,37 +21,39 @@ if TYPE_CHECKING:
     import torch
 
 _OPTIMIZERS, _AUTOGRAD = "torch.optim.optimizer", "torch.autograd"
-# How much of each tensor is compared: a step that counts changes more than some rows of one tensor.
-_ELEMENTS = 64
+# Integers as wide as a tensor's elements.
+_INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64", 16: "int64"}
 # In how many backward passes without an update tensors are searched for. Several losses may take turns.
 _SEARCHES = 8
 
 
 @dataclass(frozen=True)
 class _Before:
-    """The first bits of a tensor at some time; ``bits`` is None for one that cannot be compared."""
+    """What a tensor's bits added up to at some time; ``total`` is None for one that cannot be compared."""
 
     tensor: weakref.ref[torch.Tensor]
-    bits: torch.Tensor | None
+    total: torch.Tensor | None
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Before:
-        return cls(weakref.ref(tensor), _bits(tensor))
+        return cls(weakref.ref(tensor), _total(tensor))
 
     def changed(self) -> bool:
         """Whether the tensor is another by now; one that cannot be compared is."""
         now = self.tensor()
-        bits = None if now is None else _bits(now)
-        return now is not None and (self.bits is None or bits is None or not self.bits.equal(bits))
+        total = None if now is None else _total(now)
+        return now is not None and (self.total is None or total is None or not self.total.equal(total))
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
+def _total(tensor: torch.Tensor) -> torch.Tensor | None:
     import torch
 
     # To look into a tensor that is divided over ranks would be a collective call.
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta:
         return None
-    return tensor.detach().reshape(-1)[:_ELEMENTS].cpu().clone().view(torch.uint8)
+    # Of all elements, as a step may change a few rows of embeddings; it takes about as long as an update by SGD.
+    integers = getattr(torch, _INTEGERS[tensor.element_size()])
+    return tensor.detach().reshape(-1).view(integers).sum(dtype=integers)
 
 
 class FirstUpdates:
@@ -113,7 +115,7 @@ class FirstUpdates:
         return self._left > 0 and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
     def _look_at_leaves(self, outputs: Iterable[Any]) -> None:
-        if any(each.bits is not None and each.changed() for each in self._leaves.values()):
+        if any(each.total is not None and each.changed() for each in self._leaves.values()):
             self._update()
         if self._searches < _SEARCHES:
             self._searches += 1

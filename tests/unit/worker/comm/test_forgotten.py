@@ -74,6 +74,18 @@ CASES = {
     "by_hand([torch.zeros(3, requires_grad=True)], subtract)": "[True, True] 1",
     # An adversarial sample for a model.
     "model = torch.nn.Linear(2, 2); by_hand([torch.zeros(3, requires_grad=True)], subtract)": "[False, None] 0",
+    # Of few rows among many.
+    """table = torch.nn.Embedding(1000, 64)
+own = torch.optim.SGD(table.parameters(), lr=0.1)
+for _ in range(2):
+    table(torch.tensor([500])).sum().backward()
+    own.step()""": "[True, True] 1",
+    # Of views into memory of several kinds, where they begin at any element.
+    """memory = torch.zeros(7, dtype=torch.float64)
+own = torch.optim.SGD([torch.nn.Parameter(memory[1:3]), torch.nn.Parameter(memory[3:7].view(2, 2).T)], lr=0.1)
+for _ in range(2):
+    own.param_groups[0]["params"][1].grad = torch.ones(2, 2, dtype=torch.float64)
+    own.step()""": "[True, True] 1",
     # By autograd.grad(), of a model without a bias in 16 bits.
     """model = torch.nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
 for _ in range(3):
@@ -111,7 +123,7 @@ print(forgotten.forgotten_calls(2, joined=True, distributed=False).alone)
 """
 # Each of PROCESS_CASES is what a rank of two does; printed is whether its processes have trained without the other's.
 PROCESSES = """
-import os, sys
+import functools, os, sys
 from hpctrain.worker.comm import forgotten, own_processes
 if __name__ == "__main__":
     forgotten.watch(lambda: None)
@@ -135,6 +147,11 @@ def forked(what, *arguments):
     for each in mine:
         each.join()
 
+def pooled():
+    import joblib
+    assert joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(each) for each in (-1, 1)) == [1, 1]
+    joblib.externals.loky.get_reusable_executor().shutdown()
+
 if __name__ == "__main__":
     for case in sys.argv[1:]:
         if not os.fork():
@@ -150,7 +167,10 @@ PROCESS_CASES = {
     "forked(train, 'one', 1)": "[True, True]",
     # Two of them are another rank's.
     "forked(train, 'four', 4)": "[False, None]",
+    "forked(functools.partial(train, processes=2), 'partial')": "[True, True]",
     "forked(print)": "[False, None]",
+    # Its processes are pickled in a way of their own.
+    "pooled()": "[False, None]",
 }
 
 
