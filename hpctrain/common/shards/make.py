@@ -143,11 +143,9 @@ def divided(
             if not own[-1]:
                 raise HpctrainError(
                     "HT-source-class-not-divisible",
-                    "{folder} has {count} images, of which a validation share of {share:g} leaves none for {split}",
-                    "it needs two, or leave the class out",
+                    "{folder} has one image, which leaves none for {split}",
+                    "add another image, or leave the class out",
                     folder=source / name,
-                    count=len(members),
-                    share=share,
                     split=split,
                 )
     return found
