@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import read_regular
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.layout import STATES, Layout
@@ -88,6 +89,8 @@ _COLUMNS = ("row_id", "source_id", "family", "model", "gpu_type", "framework", "
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 # Of a GPU's memory, for what a layout needs in all.
 _USABLE = 0.97
+# The limit for a table: 10,000 rows have about 3 MB.
+_MOST_BYTES = 1 << 28
 # Columns that say nothing about how a run was laid out.
 _FIGURES = {"row_id", "tokens_per_s_per_gpu_norm", "peak_mem_gb", "peak_mem_kind", "fits", "memory_gib", "printed_gb"}
 # What :meth:`_Reader.layout` found and completed, by the other cells.
@@ -163,8 +166,10 @@ class Table:
 def read_table(path: Path) -> Table:
     """All rows of a file, whose cells are apart by commas, semicolons or tabs."""
     runs, left_out = [], []
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-        text = stream.read()
+    try:
+        text = read_regular(path, _MOST_BYTES).decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        raise SystemExit(f"{path}: {error.strerror}") from error
     header = next(io.StringIO(text, newline=""), "")
     csv.field_size_limit(len(text) + 1)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))

@@ -235,8 +235,10 @@ def test_a_row_with_more_cells_than_columns_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("header", ["1,2,3", "layers,tp,TP"])
-def test_a_file_without_names_of_columns_or_with_one_twice_is_refused(tmp_path: Path, header: str) -> None:
+def test_a_file_that_is_not_there_or_whose_columns_are_not_named_once_is_refused(tmp_path: Path, header: str) -> None:
     path = tmp_path / "runs.csv"
+    with pytest.raises(SystemExit):
+        transformer_runs.read_table(path)
     path.write_text(f"{header}\n")
     with pytest.raises(SystemExit):
         transformer_runs.read_table(path)
