@@ -123,6 +123,82 @@ class MeanOfBatches(Largest):
         return self.found / self.batches
 
 
+class AboveLimit(Largest):
+    """A maximum that stays 0 for values between 0 and 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.name = "above_limit"
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_true, y_true + tf.nn.relu(tf.abs(3 * y_pred) - 3))
+
+
+class OfMetrics(keras.metrics.Metric):
+    """Made of other metrics, which get one value for each batch."""
+
+    def __init__(self):
+        super().__init__(name="of_metrics")
+        self.mean, self.function = keras.metrics.Mean(), keras.metrics.MeanMetricWrapper(root)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.mean.update_state(tf.reduce_max(tf.abs(y_true - y_pred)))
+        self.function.update_state(y_true, y_pred)
+
+    def result(self):
+        return self.mean.result() + 10 * self.function.result()
+
+
+class Total(keras.metrics.Metric):
+    """A sum of sums over batches."""
+
+    def __init__(self):
+        super().__init__(name="total")
+        self.total = keras.metrics.Sum()
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.update_state(tf.reduce_sum(tf.abs(y_true - y_pred)))
+
+    def result(self):
+        return self.total.result()
+
+
+class MeanOfTensorFlow(Largest):
+    """Divides a sum by the samples, which it counts in a variable that Keras does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.name = "mean_of_tensorflow"
+        self.samples = tf.Variable(0)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.found.assign_add(tf.reduce_sum(tf.abs(y_true - y_pred)))
+        self.samples.assign_add(tf.shape(y_true)[0])
+
+    def result(self):
+        return self.found / tf.cast(self.samples, self.dtype)
+
+    def reset_state(self):
+        super().reset_state()
+        self.samples.assign(0)
+
+
+class Counting(keras.Model):
+    """Counts samples in a step of its own."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.count.update_state(tf.shape(data[0])[0])
+        return logs | {"count": self.count.result()}
+
+
+def counting() -> Counting:
+    plain = network()
+    model = Counting(plain.inputs, plain.outputs)
+    model.count = keras.metrics.Sum(name="count")
+    return model
+
+
 def root(y_true, y_pred):
     return tf.sqrt(tf.reduce_mean(tf.square(y_true - y_pred)))
 
@@ -133,12 +209,12 @@ def metrics_that_are_no_sums_are_those_of_whole_batches() -> None:
     # The first makes no variable in its first step, which TensorFlow then traces once.
     for make in (
         lambda: [keras.metrics.Precision(name="precision"), keras.metrics.TruePositives(name="positives")],
-        lambda: [root, Largest(), MeanOfBatches()],
+        lambda: [root, Largest(), MeanOfBatches(), AboveLimit(), OfMetrics(), Total(), MeanOfTensorFlow()],
     ):
         found = []
         for distributed in (True, False):
             keras.utils.set_random_seed(0)
-            model, optimizer = network(), keras.optimizers.SGD(0.05)
+            model, optimizer = counting(), keras.optimizers.SGD(0.05)
             data, seen = tf.data.Dataset.from_tensor_slices((x, y)).batch(5), []
             if distributed:
                 model, optimizer = ht.distribute(model, optimizer)
@@ -146,6 +222,7 @@ def metrics_that_are_no_sums_are_those_of_whole_batches() -> None:
             note = keras.callbacks.LambdaCallback(on_test_end=lambda logs, seen=seen: seen.append(dict(logs)))
             model.compile(optimizer, LOSS, metrics=make())
             history = model.fit(data, epochs=2, validation_data=data, verbose=0, callbacks=[note]).history
+            seen.append(model.evaluate(data, verbose=0, callbacks=[note], return_dict=True))
             found.append((history, *seen))
         for ours, plain in zip(*found, strict=True):
             assert set(ours) == set(plain)

@@ -52,6 +52,15 @@ class Distribution:
             _computing.pop()
             self.share, self.states = None, {}
 
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """A context manager within a step, in which losses and metrics are those of the samples that they get."""
+        share, self.share = self.share, None
+        try:
+            yield
+        finally:
+            self.share = share
+
 
 def share_in_work() -> tf.Tensor | None:
     """The share of the current part within a step of ``fit``, and None outside of one."""

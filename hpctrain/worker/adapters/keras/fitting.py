@@ -23,11 +23,10 @@ from hpctrain.worker.adapters.keras.callbacks import (
 )
 from hpctrain.worker.adapters.keras.distribution import Distribution
 from hpctrain.worker.adapters.keras.epochs import ContinueOrders
-from hpctrain.worker.adapters.keras.metrics import flatten, join_logs, join_metrics
+from hpctrain.worker.adapters.keras.metrics import flatten, join_logs
 from hpctrain.worker.adapters.keras.parts import Part, batch_of, is_sharded
 from hpctrain.worker.adapters.keras.variables import BUILD_HINT, is_built
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.models.keras_batch_norm import average_statistics
 
 # Callbacks that write files, and the attribute that holds the path.
 _WRITING = {
@@ -68,14 +67,17 @@ def patch_fit(model: keras.Model, distribution: Distribution) -> None:
 
     def evaluate_on_ranks(*arguments: Any, **settings: Any) -> Any:
         given = _bound(evaluate, arguments, settings)
-        # In fit's own validation the callbacks join the metrics. Other calls of evaluate have no such callbacks.
+        # Validation within fit has fit's callbacks, which join the metrics.
         if comm.size == 1 or "_use_cached_eval_dataset" in given or not is_sharded(given.get("x")):
             return evaluate(**given)
-        average_statistics(model, comm)
+        chosen = _listed(given.get("callbacks"))
+        if not any(isinstance(each, JoinMetrics) for each in chosen):
+            chosen = [JoinMetrics(comm), *chosen]
+        given["callbacks"] = sorted(chosen, key=_turn)
         as_dict = given.pop("return_dict", False)
+        # Keras gives callbacks a copy of what it returns.
         logs = evaluate(**given, return_dict=True)
-        joined = any(isinstance(each, JoinMetrics) for each in _listed(given.get("callbacks")))
-        join_logs(comm, logs, flatten(model.get_metrics_result()) if joined else join_metrics(comm, model))
+        join_logs(comm, logs, flatten(model.get_metrics_result()))
         return logs if as_dict else model._flatten_metrics_in_order(logs)
 
     model.fit, model.evaluate = fit_on_ranks, evaluate_on_ranks

@@ -76,12 +76,17 @@ class _OfWholeBatches:
 
     def __call__(self, *arguments: Any, **settings: Any) -> None:
         given = (arguments, settings)
-        if self._distribution.share is not None and _have_rows(given):
-            if self.gathers is None:
+        if self._distribution.share is None or not _have_rows(given):
+            self._update(*arguments, **settings)
+            return
+        if self.gathers is None:
+            with self._distribution.pausing():
                 self.gathers = not _adds_up(self._metric, self._update, given)
-            if self.gathers:
-                arguments, settings = of_all_ranks(self._distribution, given)
-        self._update(*arguments, **settings)
+        if self.gathers:
+            arguments, settings = of_all_ranks(self._distribution, given)
+        # Metrics and losses within this one take the samples that it got for a whole batch, as on one process.
+        with self._distribution.pausing():
+            self._update(*arguments, **settings)
 
 
 def gathers(metric: keras.metrics.Metric) -> bool:
@@ -101,7 +106,9 @@ def _adds_up(metric: keras.metrics.Metric, update: Any, given: Any) -> bool:
 
     The same on every rank, as it is tried with the same samples.
     """
-    if not metric.variables or any(variable.aggregation != "sum" for variable in metric.variables):
+    # The trial would change TensorFlow's own variables, which Keras neither lists nor resets.
+    unlisted = any(isinstance(each, tf.Variable) for each in vars(metric).values())
+    if unlisted or not metric.variables or any(variable.aggregation != "sum" for variable in metric.variables):
         return False
     random = np.random.default_rng(0)
 
@@ -128,7 +135,8 @@ def _adds_up(metric: keras.metrics.Metric, update: Any, given: Any) -> bool:
     except Exception:
         # Samples of these shapes may mean nothing to a user's own metric.
         return False
-    return all(np.allclose(a + b, c, rtol=1e-3) for a, b, c in zip(first, second, whole, strict=True))
+    # A state that stays 0 shows nothing: that of a maximum above a limit does, where no sample exceeds the limit.
+    return all(c.any() and np.allclose(a + b, c, rtol=1e-3) for a, b, c in zip(first, second, whole, strict=True))
 
 
 @contextmanager
@@ -138,32 +146,27 @@ def whole_batch_values(distribution: Distribution) -> Iterator[None]:
     Such values are made by functions that users give to ``compile`` for metrics. Keras gives the losses of several
     outputs to such a metric, and users their own trackers the loss of a batch.
     """
-    mean, total, wrapper = (getattr(keras.metrics, name) for name in ("Mean", "Sum", "MeanMetricWrapper"))
-    originals = {kind: kind.update_state for kind in (mean, total, wrapper)}
-    ranks = distribution.comm.size
+    mean, wrapper = keras.metrics.Mean, keras.metrics.MeanMetricWrapper
+    mean_update, wrapper_update = mean.update_state, wrapper.update_state
 
-    def counting_once(update: Any, scale: float) -> Any:
-        def update_state(metric: Any, values: Any, sample_weight: Any = None) -> None:
-            if sample_weight is None and not keras.tree.is_nested(values) and np.ndim(values) == 0:
-                sample_weight = tf.cast(distribution.share, metric.dtype) * scale
-            update(metric, values, sample_weight=sample_weight)
-
-        return update_state
+    def counting_once(metric: Any, values: Any, sample_weight: Any = None) -> None:
+        share = distribution.share
+        if share is not None and sample_weight is None and not keras.tree.is_nested(values) and np.ndim(values) == 0:
+            sample_weight = tf.cast(share, metric.dtype)
+        mean_update(metric, values, sample_weight=sample_weight)
 
     def of_function(metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         given = (y_true, y_pred)
-        if ranks > 1 and _have_rows(given) and np.ndim(metric._fn(*given, **metric._fn_kwargs)) == 0:
+        joins = distribution.share is not None and distribution.comm.size > 1 and _have_rows(given)
+        if joins and np.ndim(metric._fn(*given, **metric._fn_kwargs)) == 0:
             y_true, y_pred = of_all_ranks(distribution, given)
-        originals[wrapper](metric, y_true, y_pred, sample_weight=sample_weight)
+        wrapper_update(metric, y_true, y_pred, sample_weight=sample_weight)
 
-    mean.update_state = counting_once(mean.update_state, 1.0)
-    total.update_state = counting_once(total.update_state, 1 / ranks)
-    wrapper.update_state = of_function
+    mean.update_state, wrapper.update_state = counting_once, of_function
     try:
         yield
     finally:
-        for kind, update in originals.items():
-            kind.update_state = update
+        mean.update_state, wrapper.update_state = mean_update, wrapper_update
 
 
 def join_metrics(comm: Communicator, model: keras.Model) -> dict[str, Any]:
