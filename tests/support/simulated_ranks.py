@@ -39,6 +39,8 @@ class Simulation:
             keys |= {"momentum": settings.momentum, "nesterov": settings.nesterov}
         else:
             keys["eps"] = settings.epsilon
+        # As the ranks, for the same reason: kernels of PyTorch's differ in their rounding.
+        keys["fused"] = True
         self.optimizers = [kind(each.parameters(), **keys) for each in self.models]
         self.before, self.velocity = begun.astype(np.float64), np.zeros(len(begun))
 
