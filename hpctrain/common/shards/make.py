@@ -245,7 +245,7 @@ def command(settings: ShardSettings, folder: Path) -> str:
     smaller = settings.shrinking
     shrinking = f" --short-side {smaller.short_side} --quality {smaller.quality}" if smaller else ""
     share = settings.validation_share
-    divided = "" if share is None else f" --validation-share {share:.17g}"
+    divided = "" if share is None else f" --validation-share {share!r}"
     return (
         f"hpctrain data shard {shell_word(settings.source)} {shell_word(folder)} {size} --seed {settings.seed}"
         f"{columns}{shrinking}{divided}"

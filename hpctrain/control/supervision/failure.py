@@ -161,7 +161,7 @@ def find_failure(
     # A rank that raised an error closes its connections too, and the launcher ends those beside it.
     if not failed and (lost := _lost_peer(directory, records, output)):
         return lost
-    if first_dead is not None:
+    if first_dead is not None and first_dead in records:
         return _rank_failure(
             directory,
             records[first_dead],

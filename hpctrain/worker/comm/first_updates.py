@@ -2,12 +2,13 @@
 
 An update is known by its effect. A step without gradients changes nothing, nor does the one by which
 torch.distributed.checkpoint makes a state to load into; and ``p -= rate * p.grad`` shows only in a parameter that has
-changed from one backward pass to the next.
+changed from one backward pass to the next, other than by loading a state.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,7 @@ from hpctrain.worker.comm.after_import import change_after_import
 if TYPE_CHECKING:
     import torch
 
-_OPTIMIZERS, _AUTOGRAD = "torch.optim.optimizer", "torch.autograd"
+_OPTIMIZERS, _AUTOGRAD, _MODULES = "torch.optim.optimizer", "torch.autograd", "torch.nn.modules.module"
 # Integers as wide as a tensor's elements.
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64", 16: "int64"}
 # In how many backward passes without an update tensors are searched for. Several losses may take turns.
@@ -69,14 +70,23 @@ class FirstUpdates:
         self._optimized: dict[int, list[_Before]] = {}
         self._leaves: dict[int, _Before] = {}
         self._searches = 0
-        change_after_import({_OPTIMIZERS: self._watch_optimizers, _AUTOGRAD: self._watch_backward})
+        change_after_import(
+            {
+                _OPTIMIZERS: self._watch_optimizers,
+                _AUTOGRAD: self._watch_backward,
+                _MODULES: self._watch_loading,
+            }
+        )
 
     def _update(self) -> None:
         self._left -= 1
         # What an optimizer has changed is no second update at the next backward pass.
+        self._compare_anew()
+        self._updated()
+
+    def _compare_anew(self) -> None:
         self._leaves.clear()
         self._searches = 0
-        self._updated()
 
     def _watch_optimizers(self, module: ModuleType) -> None:
         def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -107,6 +117,17 @@ class FirstUpdates:
             return run(outputs, *arguments, **settings)
 
         module._engine_run_backward = watched  # type: ignore[attr-defined]
+
+    def _watch_loading(self, module: ModuleType) -> None:
+        load = module.Module.load_state_dict
+
+        @functools.wraps(load)
+        def loaded(*arguments: Any, **settings: Any) -> Any:
+            # An evaluation of several checkpoints may have backward passes too.
+            self._compare_anew()
+            return load(*arguments, **settings)
+
+        module.Module.load_state_dict = loaded
 
     def _looks(self) -> bool:
         import torch

@@ -133,5 +133,5 @@ def command(settings: TextSettings, folder: Path) -> str:
     words = ["hpctrain", "data", "prepare-text", *settings.sources, str(folder), "--tokenizer", settings.tokenizer_file]
     if settings.tokenizer_file != BYTES:
         words += ["--separator", settings.separator]
-    words += ["--validation-share", f"{settings.validation_share:.17g}", "--seed", str(settings.seed)]
+    words += ["--validation-share", repr(settings.validation_share), "--seed", str(settings.seed)]
     return join([*words, "--part-mb", f"{settings.part_bytes / (1 << 20):.17g}"])

@@ -74,6 +74,11 @@ CASES = {
     "by_hand([torch.zeros(3, requires_grad=True)], subtract)": "[True, True] 1",
     # An adversarial sample for a model.
     "model = torch.nn.Linear(2, 2); by_hand([torch.zeros(3, requires_grad=True)], subtract)": "[False, None] 0",
+    # Of several checkpoints, by their gradients.
+    """model = torch.nn.Linear(2, 2)
+for value in range(4):
+    model.load_state_dict({"weight": torch.full((2, 2), float(value)), "bias": torch.zeros(2)})
+    model(torch.ones(1, 2)).sum().backward()""": "[False, None] 0",
     # Of few rows among many.
     """table = torch.nn.Embedding(1000, 64)
 own = torch.optim.SGD(table.parameters(), lr=0.1)
