@@ -39,11 +39,13 @@ class _Before:
     def of(cls, tensor: torch.Tensor) -> _Before:
         return cls(weakref.ref(tensor), _total(tensor))
 
-    def changed(self) -> bool:
-        """Whether the tensor is another by now; one that cannot be compared is."""
+    def changed(self, *, unknown: bool) -> bool:
+        """Whether the tensor is another by now; ``unknown`` for one that cannot be compared."""
         now = self.tensor()
-        total = None if now is None else _total(now)
-        return now is not None and (self.total is None or total is None or not self.total.equal(total))
+        if now is None:
+            return False
+        total = _total(now)
+        return unknown if self.total is None or total is None else not self.total.equal(total)
 
 
 def _total(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -51,6 +53,9 @@ def _total(tensor: torch.Tensor) -> torch.Tensor | None:
 
     # To look into a tensor that is divided over ranks would be a collective call.
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta:
+        return None
+    # FSDP frees the memory of what it has gathered, and to read it ends the process.
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
         return None
     # Of all elements, as a step may change a few rows of embeddings; it takes about as long as an update by SGD.
     integers = getattr(torch, _INTEGERS[tensor.element_size()])
@@ -97,7 +102,7 @@ class FirstUpdates:
 
         def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
             with contextlib.suppress(Exception):
-                if any(each.changed() for each in self._optimized.pop(id(optimizer), ())):
+                if any(each.changed(unknown=True) for each in self._optimized.pop(id(optimizer), ())):
                     self._update()
 
         # PyTorch does not let a hook remove itself.
@@ -136,7 +141,7 @@ class FirstUpdates:
         return self._left > 0 and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
     def _look_at_leaves(self, outputs: Iterable[Any]) -> None:
-        if any(each.total is not None and each.changed() for each in self._leaves.values()):
+        if any(each.changed(unknown=False) for each in self._leaves.values()):
             self._update()
         if self._searches < _SEARCHES:
             self._searches += 1

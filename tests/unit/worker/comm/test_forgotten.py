@@ -79,6 +79,11 @@ CASES = {
 for value in range(4):
     model.load_state_dict({"weight": torch.full((2, 2), float(value)), "bias": torch.zeros(2)})
     model(torch.ones(1, 2)).sum().backward()""": "[False, None] 0",
+    # By FSDP, which frees the memory of parameters between their uses.
+    """freed = torch.nn.Parameter(torch.ones(1000))
+loss = (2 * freed).sum()
+freed.untyped_storage().resize_(0)
+loss.backward()""": "[False, None] 0",
     # Of few rows among many.
     """table = torch.nn.Embedding(1000, 64)
 own = torch.optim.SGD(table.parameters(), lr=0.1)
