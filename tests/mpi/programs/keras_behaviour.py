@@ -230,6 +230,24 @@ def metrics_that_are_no_sums_are_those_of_whole_batches() -> None:
                 np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
 
 
+def a_loss_that_compares_samples_is_that_of_whole_batches() -> None:
+    x, _, _ = samples(14, 3)
+    labels = np.arange(14) % 3
+    found = []
+    for distributed in (True, False):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Dense(3), keras.layers.UnitNormalization()])
+        optimizer, data = keras.optimizers.SGD(0.05), tf.data.Dataset.from_tensor_slices((x, labels)).batch(7)
+        if distributed:
+            model, optimizer = ht.distribute(model, optimizer)
+            data = ht.shard(data)
+        model.compile(optimizer, keras.losses.Circle())
+        losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+        found.append([np.array(losses), *model.get_weights()])
+    for ours, plain in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
 def different_metrics_are_refused() -> None:
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     model.compile(optimizer, LOSS, metrics=["accuracy"] if RANK else ["accuracy", "mse"])
@@ -432,6 +450,7 @@ def main(folder: Path) -> None:
     uneven_parts_give_the_numbers_of_one_process(eagerly=True)
     metrics_are_those_of_the_joined_samples()
     metrics_that_are_no_sums_are_those_of_whole_batches()
+    a_loss_that_compares_samples_is_that_of_whole_batches()
     different_metrics_are_refused()
     different_models_are_refused()
     an_update_before_the_broadcast_is_refused()

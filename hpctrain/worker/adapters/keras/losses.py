@@ -109,6 +109,9 @@ class _OfGlobalBatch:
             return own
         values, mask = self._values, _mask_of(y_pred, self._values)
         share = tf.cast(share, own.dtype)
+        if isinstance(self._loss, keras.losses.Circle):
+            # Its value for one sample compares it with all others of the batch.
+            return self._of_all(y_true, y_pred, sample_weight, share)
         if self._loss.reduction == "sum":
             # The ranks' sums are averaged later, so each is scaled up by the number of ranks.
             if values.shape.rank:
