@@ -177,10 +177,10 @@ class ClassFolder:
     def _key(self, path: Path) -> str:
         # WebDataset takes all after the first dot for the ending, and images of different classes can have one name.
         stem, wnid = (name.replace(".", "_") for name in (path.stem, self.folder.name))
-        return shortened(stem if stem.startswith((f"{wnid}_", "ILSVRC2012_val_")) else f"{wnid}_{stem}")
+        return short_key(stem if stem.startswith((f"{wnid}_", "ILSVRC2012_val_")) else f"{wnid}_{stem}")
 
 
-def shortened(name: str, most: int = _KEY_BYTES) -> str:
+def short_key(name: str, most: int = _KEY_BYTES) -> str:
     """The name; one of more bytes than ``most`` ends in digits of its hash."""
     content = os.fsencode(name)
     if len(content) <= most:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.shards.bounded import bounded
-from hpctrain.common.shards.listing import ImageFile, require_size, shortened
+from hpctrain.common.shards.listing import ImageFile, require_size, short_key
 from hpctrain.common.shards.manifest import SplitName
 
 if TYPE_CHECKING:
@@ -412,7 +412,7 @@ def _require_trained(folder: Path, values: Mapping[SplitName, set[Any]]) -> None
 
 def _name(path: Path) -> str:
     """What keys begin with; WebDataset takes all after the first dot for the ending."""
-    return shortened("_".join(path.with_suffix("").parts).replace(".", "_"), _NAME_BYTES)
+    return short_key("_".join(path.with_suffix("").parts).replace(".", "_"), _NAME_BYTES)
 
 
 def _images(file: ParquetFile, path: Path, group: int, column: str) -> Iterator[bytes | None]:

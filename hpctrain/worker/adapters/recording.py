@@ -308,7 +308,7 @@ def _watch_checkpoints(module: ModuleType) -> None:
         def ended(future: Future[Any]) -> None:
             global _saves_in_flight
             _saves_in_flight -= 1
-            if not future.exception():
+            if not (future.cancelled() or future.exception()):
                 own.saved(step, _metadata_modified(settings))
 
         try:

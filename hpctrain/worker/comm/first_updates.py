@@ -86,12 +86,9 @@ class FirstUpdates:
     def _update(self) -> None:
         self._left -= 1
         # What an optimizer has changed is no second update at the next backward pass.
-        self._compare_anew()
-        self._updated()
-
-    def _compare_anew(self) -> None:
         self._leaves.clear()
         self._searches = 0
+        self._updated()
 
     def _watch_optimizers(self, module: ModuleType) -> None:
         def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -127,10 +124,14 @@ class FirstUpdates:
         load = module.Module.load_state_dict
 
         @functools.wraps(load)
-        def loaded(*arguments: Any, **settings: Any) -> Any:
-            # An evaluation of several checkpoints may have backward passes too.
-            self._compare_anew()
-            return load(*arguments, **settings)
+        def loaded(loading: Any, *arguments: Any, **settings: Any) -> Any:
+            # An evaluation of several checkpoints may have backward passes too. Others are compared on: a script may
+            # load a copy after each update of what it trains.
+            if self._left > 0:
+                for each in loading.parameters():
+                    self._leaves.pop(id(each), None)
+                self._searches = 0
+            return load(loading, *arguments, **settings)
 
         module.Module.load_state_dict = loaded
 

@@ -79,6 +79,12 @@ CASES = {
 for value in range(4):
     model.load_state_dict({"weight": torch.full((2, 2), float(value)), "bias": torch.zeros(2)})
     model(torch.ones(1, 2)).sum().backward()""": "[False, None] 0",
+    # Of a model whose state a copy loads after each update.
+    """model, target = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+def update(each):
+    subtract(each)
+    target.load_state_dict(model.state_dict())
+by_hand([*model.parameters()], update)""": "[True, True] 1",
     # By FSDP, which frees the memory of parameters between their uses.
     """freed = torch.nn.Parameter(torch.ones(1000))
 loss = (2 * freed).sum()
