@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import time
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -269,8 +270,8 @@ def test_where_a_killed_script_goes_on(directory, monkeypatch, loaded, number, p
     monkeypatch.setattr(recording, "_recording", None)
     recording.begin(directory.events)
     own = recording.recording()
-    for time in loaded:
-        own.loaded(time)
+    for each in loaded:
+        own.loaded(each)
     own.saved(0, 200.0)
     own.step_done(0.1, number)
     own.saved(place + 1, 201.0)
@@ -368,6 +369,10 @@ def test_a_checkpoint_of_torch_distributed_says_where_it_goes_on(directory, tmp_
         monkeypatch.setattr(torch, "save", late)
         dcp.async_save(state, checkpoint_id=tmp_path / "2").result()
         assert own.steps == 3
+        # Who waits for a future may go on before the functions that are called at its end.
+        end = time.monotonic() + 30
+        while time.monotonic() < end and not any(found[0] == "saved" for found in steps_and_logs(directory)):
+            time.sleep(0.01)
     else:
         dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "2"))
     assert [found for found in steps_and_logs(directory) if found[0] == "saved"] == [("saved", 2)]
