@@ -27,13 +27,18 @@ print("end")
 """
 
 
+INIT = "import hpctrain as ht\ncomm = ht.init()\n"
+
+
 @pytest.mark.parametrize(
-    "head", [pytest.param("import hpctrain as ht\ncomm = ht.init()\n", marks=pytest.mark.long), ""]
+    ("head", "backend"),
+    # The group that ht.init() makes over Gloo, on which a script may build, is no sign that this one does.
+    [pytest.param(INIT, "mpi", marks=pytest.mark.long), (INIT, "gloo"), ("", "mpi")],
 )
-def test_a_script_that_forgets_a_line_is_told_so_at_its_first_steps_and_fails(hpctrain, tmp_path, head):
+def test_a_script_that_forgets_a_line_is_told_so_at_its_first_steps_and_fails(hpctrain, tmp_path, head, backend):
     trains = TRAINS.format(seed=1, distribute="", after="").replace("    for step", "    print('begins')\n    for step")
     (tmp_path / "script.py").write_text(head + trains)
-    result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run")
+    result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run", "--backend", backend)
     assert result.returncode == 1, result.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["failure"]["code"]) == ("failed", "HT-ranks-trained-alone")
@@ -43,29 +48,48 @@ def test_a_script_that_forgets_a_line_is_told_so_at_its_first_steps_and_fails(hp
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "script",
+    ("script", "backend"),
     [
-        "print('no training')",
+        ("print('no training')", "mpi"),
         # Gradients that the script reduces itself.
-        "import hpctrain as ht\ncomm = ht.init()\n"
-        + TRAINS.format(
-            seed=1, distribute="", after="model.bias.data = torch.from_numpy(comm.allreduce(model.bias.data.numpy()))"
+        (
+            INIT
+            + TRAINS.format(
+                seed=1,
+                distribute="",
+                after="model.bias.data = torch.from_numpy(comm.allreduce(model.bias.data.numpy()))",
+            ),
+            "mpi",
+        ),
+        # What is built on the group that ht.init() has made, which the script destroys.
+        (
+            INIT
+            + TRAINS.format(
+                seed=1,
+                distribute="model = torch.nn.parallel.DistributedDataParallel(model)",
+                after="torch.distributed.destroy_process_group()",
+            ),
+            "gloo",
         ),
     ],
 )
-def test_what_may_be_meant_is_no_failure(hpctrain, tmp_path, script):
+def test_what_may_be_meant_is_no_failure(hpctrain, tmp_path, script, backend):
     (tmp_path / "script.py").write_text(script)
-    result = hpctrain("run", "script.py", "-np", "2")
+    result = hpctrain("run", "script.py", "-np", "2", "--backend", backend)
     assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.long
 def test_ranks_that_differ_after_a_short_run_end_it_as_failed(hpctrain, tmp_path):
     """Fewer steps than between two checks, the model local to a function, and an end by sys.exit."""
-    script = "import sys\nimport hpctrain as ht\ncomm = ht.init()\n" + TRAINS.format(
-        seed=1,
-        distribute="model, optimizer = ht.distribute(model, optimizer)",
-        after="model.bias.data += comm.rank",
+    script = (
+        "import sys\n"
+        + INIT
+        + TRAINS.format(
+            seed=1,
+            distribute="model, optimizer = ht.distribute(model, optimizer)",
+            after="model.bias.data += comm.rank",
+        )
     )
     (tmp_path / "script.py").write_text(script + "\nsys.exit(0)\n")
     result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run")

@@ -168,7 +168,7 @@ def make_last_checks() -> None:
     """
     global _distributed
     if _current is not None:
-        _distributed |= _current.distributed
+        _distributed |= _current.trains_together()
         # After a rank's death there is nothing left to compare, and the others have finished their work.
         with contextlib.suppress(RanksLostError):
             _current.make_last_checks()
@@ -190,7 +190,7 @@ def mention_forgotten(rank: int, ranks: int) -> Forgotten | None:
     global _distributed, _mentioned
     # The search inspects objects of every kind, in any state. A mere hint must not fail the run.
     with contextlib.suppress(Exception):
-        _distributed |= _current is not None and (_current.distributed or _current.reduced_by_hand)
+        _distributed |= _current is not None and _current.trains_together()
         found = forgotten_calls(ranks, joined=_joined, distributed=_distributed, others=_others)
         if found is None:
             # What the script has used until its first steps may be gone at its end.

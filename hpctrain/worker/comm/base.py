@@ -212,6 +212,10 @@ class Communicator(ABC):
         """A context in which new groups of torch.distributed listen where the other ranks reach this one."""
         return nullcontext()
 
+    def trains_together(self) -> bool:
+        """Whether the script has used what makes one training run of the ranks, as far as can be known."""
+        return self.distributed or self.reduced_by_hand
+
     # The control plane. Every method is collective: all ranks call it, in the same order.
 
     @abstractmethod

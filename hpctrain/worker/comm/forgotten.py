@@ -18,9 +18,6 @@ from hpctrain.worker.comm.first_updates import FirstUpdates
 # A script that imports one of these knows of the other ranks without hpctrain.
 _OTHERS = ["mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras", "deepspeed"]
 
-# A script that imports one of these may have built on torch.distributed's default group, if there is one.
-_ON_GROUPS = ("accelerate", "lightning_fabric", "lightning.fabric")
-
 _KERAS_OPTIMIZERS = "keras.src.optimizers.base_optimizer"
 _GROUPS = "torch.distributed.distributed_c10d"
 # PyTorch's processes meet in one of these: by the place of the argument that says how many they are.
@@ -124,23 +121,22 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool, others: bool
 
     Args:
         joined: whether the script called ``ht.init``.
-        distributed: whether it called ``ht.distribute``, asked for the run's process groups, or reduced arrays itself.
+        distributed: what :meth:`Communicator.trains_together` said.
         others: what :func:`others_imported` said before ``ht.init``, which imports some of them.
     """
     if ranks == 1 or distributed or RANKS_ALONE.read():
         return None
-    trained, group = _updates > 0 or own_processes.trained_apart(), _has_group()
+    trained = _updates > 0 or own_processes.trained_apart()
     if joined:
-        if not trained or (group and any(name in sys.modules for name in _ON_GROUPS)):
+        if not trained:
             return None
         text = (
             f"{ranks} ranks train, each by itself: what they train was never passed to ht.distribute. The results are "
             "rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all. Updates "
             "without an optimizer need one, or gradients that comm.allreduce has averaged"
         )
-        # Over Gloo and NCCL ht.init() makes the group on which DDP or FSDP may have built.
-        return Forgotten(text, alone=not (group or others))
-    if group or _met > 1 or others_imported() or _has_tensorflow_workers():
+        return Forgotten(text, alone=not others)
+    if _has_group() or _met > 1 or others_imported() or _has_tensorflow_workers():
         return None
     unnamed = "tensorflow" in sys.modules and "TF_CONFIG" not in os.environ
     strategy = " Strategies of tf.distribute need --backend multi_worker." if unnamed else ""

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -63,6 +63,9 @@ class TorchDistributedCommunicator(CheckedControl):
         self._group_of = _GROUPS[backend]
         self.on_gpus = backend == "nccl"
         self._by_mpi = world is not None
+        self._own_calls = 0
+        # Whether the script has called the groups itself. One that has destroyed them is taken to have done so.
+        self._called = True
         if dist.is_initialized():
             raise HpctrainError(
                 "HT-group-made-already",
@@ -136,6 +139,12 @@ class TorchDistributedCommunicator(CheckedControl):
     def group_creation(self) -> AbstractContextManager[None]:
         return listening_at(self._address)
 
+    def trains_together(self) -> bool:
+        # ht.init() makes the group on which DDP or FSDP may have built.
+        if dist.is_initialized():
+            self._called = _calls() > self._own_calls
+        return super().trains_together() or self._called
+
     # The control plane: its tensors are in the CPU's memory, so they travel by Gloo.
 
     def _maximum(self, words: Words, what: str) -> None:
@@ -197,10 +206,13 @@ class TorchDistributedCommunicator(CheckedControl):
         forks.require_rank(collective.__name__)
         if not dist.is_initialized():
             raise HpctrainError("HT-communicator-after-shutdown", "the communicator was used after shutdown()")
+        before = _calls()
         try:
             return collective(*arguments, async_op=True)
         except RuntimeError as error:
             raise self._failed(error, collective.__name__) from error
+        finally:
+            self._own_calls += _calls() - before
 
     def finish(self, handle: Any, what: str, *, kind: str = CONTROL, on_gpu: bool = False) -> None:
         """Wait for a collective. On a GPU only its stream waits, and NCCL's own watchdog ends what takes too long."""
@@ -296,6 +308,16 @@ class TorchDistributedCommunicator(CheckedControl):
             self.timeout.stalled = dict
             del self._deadlocks
             dist.destroy_process_group()
+
+
+def _calls() -> int:
+    """How many collectives and messages this rank's groups have had; NCCL's, which count no messages, 1 if any."""
+    backends: Iterator[Any] = (
+        group._get_backend(device) for group in dist.distributed_c10d._world.pg_map for device in group._device_types
+    )
+    return sum(
+        each._is_initialized() if each.name() == "nccl" else each._get_sequence_number_for_group() for each in backends
+    )
 
 
 def _take_gpu(comm: TorchDistributedCommunicator) -> None:
