@@ -80,20 +80,24 @@ def test_what_may_be_meant_is_no_failure(hpctrain, tmp_path, script, backend):
 
 
 @pytest.mark.long
-def test_ranks_that_differ_after_a_short_run_end_it_as_failed(hpctrain, tmp_path):
-    """Fewer steps than between two checks, the model local to a function, and an end by sys.exit."""
+@pytest.mark.parametrize(("leave", "differ"), [("sys.exit(0)", 1), ("os._exit(0)", 1), ("os._exit(0)", 0)])
+def test_ranks_that_differ_after_a_short_run_end_it_as_failed(hpctrain, tmp_path, leave, differ):
+    """Fewer steps than between two checks, the model local to a function, and an end before the last line."""
     script = (
-        "import sys\n"
+        "import os, sys\n"
         + INIT
         + TRAINS.format(
             seed=1,
             distribute="model, optimizer = ht.distribute(model, optimizer)",
-            after="model.bias.data += comm.rank",
+            after=f"model.bias.data += {differ} * comm.rank",
         )
     )
-    (tmp_path / "script.py").write_text(script + "\nsys.exit(0)\n")
+    (tmp_path / "script.py").write_text(f"{script}\n{leave}\n")
     result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run")
-    assert result.returncode == 1, result.stdout
+    assert result.returncode == differ, result.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    if not differ:
+        assert summary["status"] == "done"
+        return
     assert (summary["status"], summary["failure"]["code"]) == ("failed", "HT-parameters-differ")
     assert re.search(r"step 3\b.*'bias'", summary["failure"]["message"])

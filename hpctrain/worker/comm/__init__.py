@@ -253,6 +253,23 @@ def _leave() -> None:
         signal.alarm(_FINALIZE_SECONDS)
 
 
+def leave_now() -> None:
+    """Leave the run, and the libraries that carried it, in a process that ends without exit handlers."""
+    _leave()
+    for name in ("horovod.torch", "horovod.tensorflow"):
+        if horovod := sys.modules.get(name):
+            horovod.shutdown()
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        # Open MPI's launcher ends the other ranks of one that leaves without this.
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.Finalize()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
 def _require_own_place(claim: LauncherClaim) -> None:
     """Refuse a process that multiprocessing started from a rank, and that has that rank's place in its environment.
 

@@ -11,13 +11,14 @@ import os
 import runpy
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -35,6 +36,7 @@ from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.records import RankError, RankRecord, is_own_record, write_record
 from hpctrain.common.run.streams import mark_stderr
 from hpctrain.common.settings import COLUMNS
+from hpctrain.worker import comm
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.adapters.tensorflow_scripts import serve_tensorflow_scripts
 from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
@@ -64,6 +66,10 @@ class Ending:
 _ENDED_AFTER_STOP = (
     "hpctrain: ht.should_stop() returned True, and the script ended with status 0, so the run counts as done; "
     "end it with sys.exit(ht.RESUMABLE) so that it can be resumed"
+)
+_EXIT_OF_A_THREAD = (
+    "hpctrain: os._exit(0) was called outside of the main thread: this rank ends without its last checks, which counts "
+    "as a rank that died"
 )
 
 
@@ -110,20 +116,23 @@ def run_rank(path: Path) -> int:
     write_record(directory, record)
     stopping.announce(lambda: _update(directory, record, listens=True))
     _report_stalls(directory, record)
-    ending = _attempt(held, rank, lambda: _update(directory, record, joined=True))
-    try:
-        _update(directory, record, **_ending_fields(ending))
-    except HpctrainError as error:
-        # On a full disk only the launcher's stream is left.
-        text = f"rank {rank} on {record.host}: {(ending or error).message}; {held.in_words(error)}\n"
-        os.write(terminal, text.encode(errors="backslashreplace"))
+
+    def conclude(ending: Ending | None) -> int:
+        try:
+            _update(directory, record, **_ending_fields(ending))
+        except HpctrainError as error:
+            # On a full disk only the launcher's stream is left.
+            text = f"rank {rank} on {record.host}: {(ending or error).message}; {held.in_words(error)}\n"
+            os.write(terminal, text.encode(errors="backslashreplace"))
+            if ending is None or ending.resumable:
+                ending = _describe(error)
         if ending is None or ending.resumable:
-            ending = _describe(error)
-    if ending is None or ending.resumable:
-        return 0
-    if launcher and launcher.size > 1:
-        _end_job(ending.exit_code)
-    return ending.exit_code
+            return 0
+        if launcher and launcher.size > 1:
+            _end_job(ending.exit_code)
+        return ending.exit_code
+
+    return conclude(_attempt(held, rank, lambda: _update(directory, record, joined=True), conclude))
 
 
 def _update(directory: RunDirectory, record: RankRecord, **update: Any) -> None:
@@ -176,8 +185,15 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
     reports.record, reports.give_up = note, give_up
 
 
-def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Ending | None:
-    """Do the work; an error is printed to the log and returned. ``joined`` is called when all ranks have met."""
+def _attempt(
+    held: HeldDirectory, rank: int, joined: Callable[[], None], conclude: Callable[[Ending | None], int]
+) -> Ending | None:
+    """Do the work; an error is printed to the log and returned.
+
+    Args:
+        joined: is called when all ranks have met.
+        conclude: is called where a script ends this process by itself, and returns its exit status.
+    """
     script, directory = None, held.work
     try:
         plan = read_model(directory.plan, Plan)
@@ -190,60 +206,87 @@ def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Endi
                 recording.watch_files()
             try:
                 if plan.capabilities and plan.capabilities.distributes_scripts:
-                    from hpctrain.worker.comm import init
-
-                    init()
-                _watch(rank, plan.processes)
+                    comm.init()
+                comm.watch(rank, plan.processes)
                 serve_torchrun_scripts(plan, rank)
                 serve_tensorflow_scripts(plan)
-                _run_script(script)
+                with _exit_in_good_order(lambda: conclude(_end_script(held, rank, plan))):
+                    _run_script(script)
             finally:
                 recording.end()
-            _make_last_checks()
-            _require_distributed(rank, plan.processes)
-            if rank == 0 and stopping.stop_agreed():
-                print(_ENDED_AFTER_STOP, file=sys.stderr)
+            _check_script(rank, plan.processes)
         else:
             from hpctrain.worker.train.recipe import train_recipe
 
             train_recipe(plan, directory, joined)
-            _make_last_checks()
-    except SystemExit as stop:
-        ending = _exit_status(stop)
+            comm.make_last_checks()
+    except BaseException as raised:
+        return _ending_by(raised, held, script)
+    return None
+
+
+def _ending_by(raised: BaseException, held: HeldDirectory, script: Script | None) -> Ending | None:
+    """What an exception makes of this rank; an error is printed to the log."""
+    if isinstance(raised, SystemExit):
+        ending = _exit_status(raised)
         if script and ending and ending.resumable:
             try:
                 recording.stopped(stopping.asked(look=False) or "asked")
             except HpctrainError as fault:
                 return _describe(fault)
         return ending
+    error = held.in_words(comm.explained(raised))
+    if script is None and isinstance(error, ModuleNotFoundError):
+        error = missing_extra(error) or error
+    with contextlib.suppress(OSError, ValueError):
+        _print_error(error, script)
+    look_at(error, _from_script(error, script))
+    return _describe(error)
+
+
+@contextlib.contextmanager
+def _exit_in_good_order(conclude: Callable[[], int]) -> Iterator[None]:
+    """Let ``os._exit(0)`` of a script conclude its rank's work first; scripts end so where threads would hang.
+
+    Outside of the main thread it may come at any moment of the training, and another status says that something is
+    wrong. Both stay what they are without this: an end without a word.
+    """
+    rank, leave = os.getpid(), os._exit
+
+    def exiting(status: int) -> NoReturn:
+        # A fork of this rank has no work of the rank's to conclude, and an exit handler comes after it.
+        if status == 0 and os.getpid() == rank and os._exit is exiting:
+            if threading.current_thread() is threading.main_thread():
+                os._exit = leave
+                status = conclude()
+                comm.leave_now()
+            else:
+                print(_EXIT_OF_A_THREAD, file=sys.stderr, flush=True)
+        leave(status)
+
+    os._exit = exiting
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def _end_script(held: HeldDirectory, rank: int, plan: Plan) -> Ending | None:
+    """End a script at the line that it is at; an error is printed to the log and returned."""
+    try:
+        recording.end()
+        _check_script(rank, plan.processes)
     except BaseException as raised:
-        comm = sys.modules.get("hpctrain.worker.comm")
-        error = held.in_words(comm.explained(raised) if comm else raised)
-        if script is None and isinstance(error, ModuleNotFoundError):
-            error = missing_extra(error) or error
-        with contextlib.suppress(OSError, ValueError):
-            _print_error(error, script)
-        look_at(error, _from_script(error, script))
-        return _describe(error)
+        return _ending_by(raised, held, plan.script)
     return None
 
 
-def _make_last_checks() -> None:
-    """Check now what can still fail the run; exit handlers come too late for the record."""
-    if comm := sys.modules.get("hpctrain.worker.comm"):
-        comm.make_last_checks()
-
-
-def _watch(rank: int, ranks: int) -> None:
-    from hpctrain.worker.comm import watch
-
-    watch(rank, ranks)
-
-
-def _require_distributed(rank: int, ranks: int) -> None:
-    from hpctrain.worker.comm import require_distributed
-
-    require_distributed(rank, ranks)
+def _check_script(rank: int, ranks: int) -> None:
+    """Check now what can still fail a script's run: exit handlers come too late for the record. Collective."""
+    comm.make_last_checks()
+    comm.require_distributed(rank, ranks)
+    if rank == 0 and stopping.stop_agreed():
+        print(_ENDED_AFTER_STOP, file=sys.stderr)
 
 
 def _run_script(script: Script) -> None:

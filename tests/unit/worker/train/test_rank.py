@@ -129,6 +129,26 @@ def test_a_breakpoint_says_how_to_debug(tmp_path: Path, monkeypatch: pytest.Monk
     assert run_rank(tmp_path / "off", "breakpoint()")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("script", "status", "recorded"),
+    [
+        ("threading.Thread(target=time.sleep, args=(600,)).start()\nos._exit(0)", 0, "done"),
+        ("try: os._exit(0)\nfinally: print('not reached')", 0, "done"),
+        ("child = os.fork()\nif not child: os._exit(0)\nos.waitpid(child, 0)\nraise ValueError", 1, "failed"),
+        ("threading.Thread(target=os._exit, args=(0,)).start()\ntime.sleep(600)", 0, "running"),
+        ("os._exit(3)", 3, "running"),
+        ("import atexit\natexit.register(os._exit, 0)\nraise ValueError", 0, "failed"),
+    ],
+)
+def test_os_exit_with_status_0_on_the_main_thread_is_a_good_end(
+    tmp_path: Path, script: str, status: int, recorded: str
+) -> None:
+    code, record, log = run_rank(tmp_path, f"import os, threading, time\nprint('said')\n{script}")
+    assert (code, record["status"]) == (status, recorded)
+    assert "said" in log and "not reached" not in log
+    assert ("os._exit(0) was called" in log) == ("target=os._exit" in script)
+
+
 def test_a_crash_leaves_its_trace(tmp_path: Path) -> None:
     code, record, log = run_rank(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert (code, record["status"]) == (-11, "running")
