@@ -29,6 +29,12 @@ _MPI = ("srun", "--mpi=list")
 # Nodes in these states run no jobs until somebody repairs them.
 _BROKEN = ("down", "drain", "fail", "error", "inval", "unk", "future", "maint", "perfctrs", "no_respond", "reboot")
 
+# Nodes of a cloud that have not started yet have what slurm.conf says, where no count means 1. Source: _get_gres_cnt
+# of Slurm's src/interfaces/gres.c.
+_GPUS = re.compile(
+    r"gpu(?::(?!no_consume)(?P<type>[A-Za-z][\w.-]*|[\w.-]+(?=:)))?(?::no_consume)?(?::(?P<count>[0-9]{1,4}))?", re.ASCII
+)
+
 Keys = dict[str, str]
 
 
@@ -222,15 +228,19 @@ def most_gpus(text: str) -> dict[str, int]:
     for line in text.splitlines():
         fields = line.split("|", 7)
         if len(fields) == 8:
-            listed = sum(int(match[2]) if match else math.inf for match in _listed_gpus(fields[7]))
+            listed = sum(_count_of(match) if match else math.inf for match in _listed_gpus(fields[7]))
             found[fields[0]] = max(found.get(fields[0], 0), listed)
     return {partition: int(gpus) for partition, gpus in found.items() if gpus != math.inf}
 
 
 def _listed_gpus(gres: str) -> list[re.Match[str] | None]:
     """The type and number of each kind of GPU in ``gpu:a100:4(S:0-1),nvme:3600``; None for one that is not clear."""
-    listed = [each for each in re.sub(r"\([^)]*\)", "", gres).split(",") if each.startswith("gpu")]
-    return [re.fullmatch(r"gpu(?::([A-Za-z0-9_.-]+))?:([0-9]{1,4})", each) for each in listed]
+    listed = [each for each in re.sub(r"\([^)]*\)", "", gres).split(",") if re.match(r"gpu(?::|$)", each)]
+    return [_GPUS.fullmatch(each) for each in listed]
+
+
+def _count_of(match: re.Match[str]) -> int:
+    return int(match["count"] or 1)
 
 
 def read_mpi_plugins(text: str) -> list[str]:
@@ -244,11 +254,11 @@ def read_mpi_plugins(text: str) -> list[str]:
 
 def _gpus(gres: str) -> dict[str, Any]:
     """GPUs for a profile; of several kinds the first one counts, which precedes its slices."""
-    found = [match for match in _listed_gpus(gres) if match and int(match[2])]
+    found = [match for match in _listed_gpus(gres) if match and _count_of(match)]
     if not found:
         return {}
     others = " and ".join(match[0] for match in found[1:])
-    return {"gpus": int(found[0][2]), "gpu_type": found[0][1] or "", "other_gpus": others}
+    return {"gpus": _count_of(found[0]), "gpu_type": found[0]["type"] or "", "other_gpus": others}
 
 
 def _choose(partitions: dict[str, Keys], asked: str | None) -> Keys:

@@ -123,7 +123,12 @@ def test_nodes_of_several_kinds() -> None:
         ("gpu:a100:2,gpu:a100_1g.5gb:14", 2, "a100"),
         ("gpu:0", 0, None),
         ("craynetwork:4", 0, None),
-        ("gpu:many", 0, None),
+        ("gpu", 1, None),
+        ("gpu:gh200(S:0)", 1, "gh200"),
+        ("gpu:tesla:no_consume:4,gpu_mem:81920", 4, "tesla"),
+        ("gpu:no_consume:4", 4, None),
+        ("gpu:1g.10gb:7(S:0-1),shard:28", 7, "1g.10gb"),
+        ("gpu:4k", 0, None),
     ],
 )
 def test_gpus_of_gres(gres: str, gpus: int, gpu_type: str | None) -> None:
@@ -133,9 +138,9 @@ def test_gpus_of_gres(gres: str, gpus: int, gpu_type: str | None) -> None:
 
 def test_the_most_gpus_that_a_node_may_have() -> None:
     """Also of nodes that are down, with slices; where one is not clear, nothing is said of its partition."""
-    listed = {"a": ["gpu:a100:2,gpu:1g.5gb:14", "gpu:4"], "b": ["(null)"], "c": ["gpu:4", "gpu:many"], "d": ["nvme:9"]}
+    listed = {"a": ["gpu:a100:2,gpu:1g.5gb:14", "gpu:4"], "b": ["(null)"], "c": ["gpu:4", "gpu:4k"], "d": ["nvme:9", "gpu"]}
     lines = [f"{name}|down|1|8|1|8|1000|{gres}\n" for name, each in listed.items() for gres in each]
-    assert most_gpus("".join(["odd\n", *lines])) == {"a": 16, "b": 0, "d": 0}
+    assert most_gpus("".join(["odd\n", *lines])) == {"a": 16, "b": 0, "d": 1}
 
 
 def test_limits_beside_a_named_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
