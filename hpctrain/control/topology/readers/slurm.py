@@ -193,6 +193,14 @@ def _pairs(line: str, place: str) -> dict[str, str]:
 
 def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
     switches, hosts = _names(pairs, "switches", place), _names(pairs, "nodes", place)
+    if not switches and _number(pairs.get("level", "0"), "Level", place):
+        raise HpctrainError(
+            "HT-slurm-topology-cut-off",
+            "{where}: the line is cut off before its Switches: {line!r}",
+            "write it again without SLURM_TOPO_LEN, which limits its lines: scontrol show topology",
+            where=place,
+            line=f"SwitchName={pairs['switchname']}",
+        )
     if switches and hosts and "level" not in pairs:
         raise HpctrainError(
             "HT-slurm-topology-switches-and-hosts",
@@ -212,7 +220,7 @@ def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
 
 
 def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
-    blocks = []
+    blocks, larger = [], []
     listed: set[int] = set()
     sizes: tuple[list[int], str] | None = None
     for pairs, place in lines:
@@ -223,12 +231,22 @@ def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
             sizes = [_number(size, "BlockSizes", place) for size in pairs["blocksizes"].split(",")], place
         elif "aggregatedblock" in pairs:
             below = _names(pairs, "aggregatedblock", place)
-            yield SwitchGroup(name=pairs["aggregatedblock"], where=place, switches=below)
+            larger.append(SwitchGroup(name=pairs["aggregatedblock"], where=place, switches=below))
         else:
             blocks.append(SwitchGroup(name=pairs["blockname"], where=place, hosts=_names(pairs, "nodes", place)))
     yield from (replace(block, block_sizes=tuple(sizes[0] if sizes else sorted(listed))) for block in blocks)
+    yield from _nested(larger)
     if sizes:
         yield from aggregate(blocks, *sizes)
+
+
+def _nested(larger: Sequence[SwitchGroup]) -> Iterator[SwitchGroup]:
+    """The larger blocks that scontrol prints, each of which lists its smallest blocks, whatever is between them."""
+    outermost: dict[str, str] = {}
+    for group in sorted(larger, key=lambda group: len(group.switches)):
+        below = dict.fromkeys(outermost.get(block, block) for block in group.switches)
+        outermost |= dict.fromkeys(group.switches, group.name)
+        yield replace(group, switches=tuple(below))
 
 
 def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -> Iterator[SwitchGroup]:

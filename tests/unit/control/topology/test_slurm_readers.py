@@ -132,6 +132,9 @@ def test_aggregated_blocks_that_scontrol_prints() -> None:
     text = "BlockName=b1 BlockIndex=0 Nodes=a BlockSize=1\nBlockName=b2 BlockIndex=1 Nodes=b BlockSize=1\n"
     text += "AggregatedBlock=b[1-2] BlockIndex=2 BlockSize=2 Nodes=a,b\n"
     assert shape(slurm.read(text, "f"))["b[1-2]"] == (("b1", "b2"), ())
+    # Slurm lists the smallest blocks of every larger one (topology/block/block_record.c).
+    text += "BlockName=b3 BlockIndex=3 BlockSize=1 Nodes=c\nAggregatedBlock=b[1-3] BlockIndex=4 BlockSize=4 Nodes=a,b,c\n"
+    assert shape(slurm.read(text, "f"))["b[1-3]"] == (("b[1-2]", "b3"), ())
 
 
 def test_a_switch_without_hosts_is_remarked_upon() -> None:
@@ -153,6 +156,7 @@ def test_addresses_with_dots_brackets_and_gaps() -> None:
     ("reader", "text", "code", "values"),
     [
         (slurm.read, "SwitchName=a Nodes=n[1-2\n", "HT-hosts-not-a-list", {"where": "f:1: Nodes", "text": "n[1-2"}),
+        (slurm.read, "SwitchName=a Level=1 LinkSpeed=1 Nodes=n1\n", "HT-slurm-topology-cut-off", {"where": "f:1"}),
         (
             slurm_yaml.read,
             YAML.replace("n3,n4", "n[3-4"),
