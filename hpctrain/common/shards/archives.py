@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,6 +202,16 @@ def _trees(folder: Path) -> ImageSource:
 
 def _parquet(folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: Columns) -> ImageSource:
     require("parquet")
+    trees = [path for split in SPLITS for path in (folder / split).glob("*") if path.is_dir()]
+    if tree := next((path for path in trees if not path.name.startswith((".", "_")) and path.suffix != ".parquet"), None):
+        raise HpctrainError(
+            "HT-source-archives-and-folders",
+            "{folder} holds both {archive} and {tree}/",
+            "move one of them elsewhere",
+            folder=folder,
+            archive=next(iter(files.values()))[0].relative_to(folder),
+            tree=tree.relative_to(folder),
+        )
     for split in SPLITS:
         if split not in files:
             raise HpctrainError(
@@ -229,7 +240,20 @@ def _class_names(folder: Path, wanted: str = "") -> list[str]:
     if not entries:
         hint = wanted or _wanted()
         raise HpctrainError("HT-source-no-class", "{folder} has no folder of a class", hint, folder=folder)
-    return sorted(path.name for path in entries)
+    names = sorted(path.name for path in entries)
+    spelt: dict[str, str] = {}
+    for name in names:
+        other = spelt.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise HpctrainError(
+                "HT-source-class-twice",
+                "{folder} has the folders {one!a} and {other!a}, which are one name in two forms of Unicode",
+                "move the images of both into one: macOS and Linux spell accents differently",
+                folder=folder,
+                one=other,
+                other=name,
+            )
+    return names
 
 
 def _wanted() -> str:

@@ -109,7 +109,7 @@ def parquet_files(folder: Path) -> dict[SplitName, list[Path]]:
     """The files in a folder and in the folders in it, by split and in the order of their names; empty if it has none.
 
     Raises:
-        HpctrainError: the name of one does not say of which split it is.
+        HpctrainError: the name of one does not say of which split it is, or further ones lie deeper.
     """
     found: dict[SplitName, list[Path]] = {}
     # Not searched deeper, because class folders hold a million files.
@@ -120,7 +120,21 @@ def parquet_files(folder: Path) -> dict[SplitName, list[Path]]:
         split = _split(path.relative_to(folder))
         if split:
             found.setdefault(split, []).append(path)
+    deeper = (path for path in folder.glob(f"*/*/**/*{_SUFFIX}") if _is_data(path.relative_to(folder)))
+    if found and (path := next(filter(Path.is_file, deeper), None)):
+        raise HpctrainError(
+            "HT-parquet-too-deep",
+            "{path} lies too deep: Parquet files are read from {folder} and from the folders in it",
+            "move it to the others of its split, or out of the folder",
+            path=path,
+            folder=folder,
+        )
     return found
+
+
+def _is_data(path: Path) -> bool:
+    """Whether it has rows: Spark and Delta keep other things in folders such as ``_delta_log``."""
+    return not any(part.startswith((".", "_")) for part in path.parts)
 
 
 def row_groups(

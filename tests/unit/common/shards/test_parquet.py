@@ -143,6 +143,8 @@ def test_names_of_files_as_other_programs_give_them(tmp_path: Path) -> None:
     # A folder, as Spark writes a table, with what macOS leaves beside a file.
     write(source / "train.parquet" / "part-00000.snappy.parquet", IMAGES[:4], LABELS[:4])
     (source / "train.parquet" / "._part-00000.snappy.parquet").write_bytes(b"no Parquet")
+    (source / "train.parquet" / "_delta_log").mkdir()
+    (source / "train.parquet" / "_delta_log" / "0.checkpoint.parquet").write_bytes(b"no images")
     # Names with hashes, which begin alike and are longer than a key.
     names = [f"validation-00000-of-00001-{digit * 16}.parquet" for digit in "ab"]
     for number, name in enumerate(names):
@@ -265,6 +267,17 @@ def _twice(path: Path) -> None:
             *("HT-image-name-twice", {"count": 2, "key": "train_a_00000000"}),
         ),
         (lambda source: next(source.rglob("val*")).unlink(), "HT-source-lacks-split", {"split": "val"}),
+        (
+            lambda source: write(source / "data" / "more" / "train-x.parquet", IMAGES[:1], [0]),
+            *("HT-parquet-too-deep", {"path": Path("data/more/train-x.parquet")}),
+        ),
+        (
+            lambda source: (source / "train" / "cat").mkdir(parents=True),
+            *(
+                "HT-source-archives-and-folders",
+                {"archive": "data/train-00000-of-00002.parquet", "tree": "train/cat"},
+            ),
+        ),
     ],
 )
 def test_wrong_files_are_named(damage: Any, code: str, values: dict[str, Any], source: Path, tmp_path: Path) -> None:

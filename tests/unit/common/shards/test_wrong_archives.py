@@ -181,6 +181,12 @@ def test_a_folder_without_a_set_is_refused(tmp_path: Path, source: Path):
     with refused("HT-source-class-in-one-split", classes="n1, n2"):
         _make(tmp_path / "tree", tmp_path / "shards")
     (tmp_path / "tree/val/n2").rename(tmp_path / "tree/val/n1")
+    for name in ("cafe\u0301", "caf\u00e9"):
+        (tmp_path / "tree/train" / name).mkdir()
+    with refused("HT-source-class-twice", folder=tmp_path / "tree/train", one="cafe\u0301", other="caf\u00e9"):
+        _make(tmp_path / "tree", tmp_path / "shards")
+    for name in ("cafe\u0301", "caf\u00e9"):
+        (tmp_path / "tree/train" / name).rmdir()
     with refused("HT-source-no-image", folder=tmp_path / "tree/train/n1"):
         _make(tmp_path / "tree", tmp_path / "shards")
     (tmp_path / "tree/train/n1/one.JPEG").write_bytes(b"?")
