@@ -130,7 +130,7 @@ def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
 def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> list[_Row]:
     rows: dict[str, _Row] = {}
     for where, line in lines:
-        name, *cells = line.split() or [""]
+        name, *cells = _cells(line, len(devices)) or [""]
         if name not in devices:
             continue
         if name in rows:
@@ -154,6 +154,14 @@ def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> 
             column=missing[0],
         )
     return [rows[name] for name in devices]
+
+
+def _cells(line: str, devices: int) -> list[str]:
+    """The words of a row, with ``N/A`` for the affinities that are blank, which the row's tabs show."""
+    fields = [field.strip() for field in line.split("\t")]
+    first = fields[: devices + 1]
+    has_tabs = len(fields) > len(first) and all(len(field.split()) == 1 for field in first)
+    return [field or _UNKNOWN for field in fields] if has_tabs else line.split()
 
 
 def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str) -> None:
@@ -203,7 +211,9 @@ def _numa_nodes(
     cpus_of: dict[int, tuple[int, ...]] = {}
     numa_of_gpu: list[int | None] = []
     for row in gpus:
-        cells = dict(zip(affinities, row.rest, strict=False))
+        # Fewer words than columns, where no tabs show which of them is blank, could be of any column.
+        unclear = len(row.rest) < len(affinities) and row.where != unended
+        cells = {} if unclear else dict(zip(affinities, row.rest, strict=False))
         cpus, numa = cells.get("CPU Affinity", _UNKNOWN), _NUMA.fullmatch(cells.get("NUMA Affinity", _UNKNOWN))
         number = int(numa[1]) if numa else None
         if cpus == _UNKNOWN:

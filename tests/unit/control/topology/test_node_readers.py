@@ -116,6 +116,25 @@ def test_nvidia_smi_of_gpus_alone() -> None:
     assert [slot.cores for slot in slots(bare, 2)] == [(), ()]
 
 
+@pytest.mark.parametrize(
+    ("affinities", "numa", "cores"),
+    [
+        ("0-71\t0,3-9\t\t2", 0, 72),
+        ("0-71\t\t\t2", -1, 72),
+        ("\t0\t\t2", 0, 0),
+        ("\t\t\t2", None, 0),
+        # Without its tabs, nothing shows of which columns these are.
+        ("0      2", None, 0),
+        ("N/A", None, 0),
+    ],
+)
+def test_nvidia_smi_with_blank_affinities(affinities: str, numa: int | None, cores: int) -> None:
+    text = f"\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t{affinities}\n"
+    node_map = nvidia_smi.read(text, "node.txt")
+    assert node_map.gpus[0].numa == numa
+    assert sum(len(node.cores) for node in node_map.numa_nodes) == cores
+
+
 def _between(value: str, other: str) -> dict[str, str]:
     return {"where": "node.txt:2", "value": value, "row": "GPU0", "column": other}
 
