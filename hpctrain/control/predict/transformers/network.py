@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -265,6 +266,9 @@ class _Config:
         """The transformer, whose mistakes are those of the file."""
         if self.values.get("quantization_config") is not None:
             self.refuse("quantization_config")
+        # Other heads, such as those of classifiers and reward models, do not have the vocabulary's rows.
+        if _OTHER_HEAD.search(str(self.values.get("architectures"))):
+            self.refuse("architectures")
         try:
             return _made(CONFIGS[self.kind](self))
         except HpctrainError as error:
@@ -350,9 +354,10 @@ def _opt(config: _Config) -> dict[str, Any]:
     found = config.usual()
     if config.number("word_embed_proj_dim", default=found["width"]) != found["width"]:
         config.refuse("word_embed_proj_dim")
-    for key in ("enable_bias", "layer_norm_elementwise_affine"):
+    for key in ("enable_bias", "layer_norm_elementwise_affine", "do_layer_norm_before"):
         if not config.flag(key, default=True):
             config.refuse(key)
+    config.absent("_remove_final_layer_norm")
     # Positions begin at 2 (OPTLearnedPositionalEmbedding in Transformers, modeling_opt.py).
     tied = config.flag("tie_word_embeddings", default=True)
     return {**found, "mlp": config.number("ffn_dim"), "other_rows": 2, "tied": tied}
@@ -414,6 +419,7 @@ _KV_HEADS = {"mistral": 8, "qwen2": 32}
 # The same for the window of attention. LlamaModel reads none, and that of Qwen2 is off unless ``use_sliding_window`` is
 # true.
 _WINDOW = {"mistral": 4096, "phi3": 0}
+_OTHER_HEAD = re.compile(r"For(?!CausalLM|MaskedLM|PreTraining)[A-Z]")
 _WINDOWS = ("full_attention", "sliding_attention")
 
 

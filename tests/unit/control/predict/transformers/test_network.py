@@ -68,7 +68,7 @@ QWEN2 = {**LLAMA, "bias": "qkv"}
             {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 32},
             {"kv_heads": 4, "mlp": 256},
         ),
-        ({"model_type": "llama", **GROUPED}, LLAMA),
+        ({"model_type": "llama", **GROUPED, "architectures": ["LlamaForCausalLM"]}, LLAMA),
         ({"model_type": "llama", **GROUPED, "sliding_window": 16}, LLAMA),
         ({"model_type": "mistral", **GROUPED, "head_dim": 8}, {**LLAMA, "head_width": 8, "window": 4096}),
         ({"model_type": "mistral", **GROUPED, "sliding_window": None}, LLAMA),
@@ -146,6 +146,21 @@ def test_each_kind_of_configuration_is_tested():
             {"model_type": "opt", **CONFIG, "ffn_dim": 96, "enable_bias": False},
             "config-unsupported",
             {"key": "enable_bias"},
+        ),
+        (
+            {"model_type": "opt", **CONFIG, "ffn_dim": 96, "do_layer_norm_before": False},
+            "config-unsupported",
+            {"key": "do_layer_norm_before"},
+        ),
+        (
+            {"model_type": "opt", **CONFIG, "ffn_dim": 96, "_remove_final_layer_norm": True},
+            "config-unsupported",
+            {"key": "_remove_final_layer_norm"},
+        ),
+        (
+            {"model_type": "bert", **CONFIG, "architectures": ["BertForSequenceClassification"]},
+            "config-unsupported",
+            {"key": "architectures"},
         ),
         (
             {"model_type": "qwen2", **GROUPED, "use_sliding_window": True},
