@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from hpctrain.common.errors import abbreviated, counted
 from hpctrain.control.topology.records import FabricNode, Forward, Link, Record, Remark, SwitchGroup
 
+# ConnectX-8 to 10 and BlueField-4, as providers/mlx5/mlx5.c of rdma-core lists them. None of them is as slow as QDR.
+_XDR_DEVICES = frozenset((0x1023, 0x1025, 0x1027, 0x2101, 0xA2DF))
+
 
 @dataclass(kw_only=True)
 class Found:
@@ -40,6 +43,10 @@ def sort_records(records: Iterable[Record]) -> Found:
         if not found.where:
             found.where = record.where.rpartition(":")[0] or record.where
     found.warnings += [f"{abbreviated(places)}: {text}" for text, places in remarks.items()]
+    if slow := _without_xdr(found):
+        found.ends |= {port: found.ends[port]._replace(speed=None) for port in slow}
+        what = "ports that an ibnetdiscover from before XDR (rdma-core 49) prints as QDR, of unknown speed"
+        found.warnings.append(counted(what, [_port(found, found.ends[port]) for port in slow]))
     return found
 
 
@@ -87,6 +94,13 @@ def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
         "cables whose ends report different speeds, each used for its own direction": uneven,
     }
     return ends, [counted(fault, ports) for fault, ports in faults.items() if ports]
+
+
+def _without_xdr(found: Found) -> list[tuple[str, int]]:
+    """The ports at QDR where an adapter of XDR is, or seems to be: the tool takes XDR for QDR, so that all may be XDR."""
+    slow = [port for port, end in found.ends.items() if end.speed == "QDR"]
+    takes_xdr_for_qdr = any(guid in found.nodes and found.nodes[guid].device_id in _XDR_DEVICES for guid, _ in slow)
+    return slow if takes_xdr_for_qdr else []
 
 
 def _speeds_differ(one: Link, other: Link) -> bool:

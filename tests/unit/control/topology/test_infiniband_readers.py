@@ -336,3 +336,11 @@ def test_cable_ends_of_different_speed_are_remarked_upon() -> None:
     assert told != IBNETDISCOVER
     [warning] = remarks(told)
     assert "(1): MF0;leaf2:MQM9701/U1" in warning
+
+
+def test_xdr_that_an_old_ibnetdiscover_prints_as_qdr_is_of_unknown_speed() -> None:
+    listed = re.sub("4x[NH]DR", "4xQDR", IBNETDISCOVER)
+    for device, known in (("0x1021", True), ("0x1023", False)):
+        fabric = build_fabric(ibnetdiscover.read(re.sub("devid=0x10[0-9a-f]+", f"devid={device}", listed), "f"))
+        assert (set(fabric.bandwidth.tolist()) == {4e9}) == known
+        assert any("before XDR" in warning for warning in fabric.warnings) != known
