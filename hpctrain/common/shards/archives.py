@@ -202,8 +202,8 @@ def _trees(folder: Path) -> ImageSource:
 
 def _parquet(folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: Columns) -> ImageSource:
     require("parquet")
-    trees = [path for split in SPLITS for path in (folder / split).glob("*") if path.is_dir()]
-    if tree := next((path for path in trees if not path.name.startswith((".", "_")) and path.suffix != ".parquet"), None):
+    below = (path for split in SPLITS for path in (folder / split).glob("*") if path.suffix != ".parquet")
+    if tree := next((path for path in below if path.is_dir() and not path.name.startswith((".", "_"))), None):
         raise HpctrainError(
             "HT-source-archives-and-folders",
             "{folder} holds both {archive} and {tree}/",

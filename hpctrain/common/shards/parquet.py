@@ -121,12 +121,12 @@ def parquet_files(folder: Path) -> dict[SplitName, list[Path]]:
         if split:
             found.setdefault(split, []).append(path)
     deeper = (path for path in folder.glob(f"*/*/**/*{_SUFFIX}") if _is_data(path.relative_to(folder)))
-    if found and (path := next(filter(Path.is_file, deeper), None)):
+    if found and (further := next(filter(Path.is_file, deeper), None)):
         raise HpctrainError(
             "HT-parquet-too-deep",
             "{path} lies too deep: Parquet files are read from {folder} and from the folders in it",
             "move it to the others of its split, or out of the folder",
-            path=path,
+            path=further,
             folder=folder,
         )
     return found

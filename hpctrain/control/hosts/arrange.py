@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric
 
 _ALLOCATED = "SLURM_JOB_NODELIST"
+# A job of several components has a list of each; salloc sets no other, and sbatch that of the first component too
+# (https://slurm.schedmd.com/heterogeneous_jobs.html).
+_COMPONENT = f"{_ALLOCATED}_HET_GROUP_"
 # Slurm writes 2(x3),1 for 2, 2, 2 and 1.
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
@@ -134,7 +137,11 @@ class FoundHosts:
 
 
 def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> FoundHosts | None:
-    """The hosts that the options or the allocation name; None where neither names any."""
+    """The hosts that the options or the allocation name; None where neither names any.
+
+    Raises:
+        HpctrainError: both options, a list or file that cannot be read, or a heterogeneous job outside its script.
+    """
     if options.hosts is not None and options.hostfile is not None:
         raise HpctrainError("HT-hosts-named-twice", "--hosts and --hostfile both say which hosts", "give one of them")
     if options.hosts is not None:
@@ -142,8 +149,20 @@ def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> FoundHo
     if options.hostfile is not None:
         read = read_hostfile(options.hostfile)
         return FoundHosts(hosts=read.hosts, where=str(options.hostfile), warnings=read.warnings)
+    components = {name: environment[name] for name in sorted(environment) if name.startswith(_COMPONENT)}
     if allocated := environment.get(_ALLOCATED):
-        return FoundHosts(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
+        hosts = dict.fromkeys(expand_hosts(allocated, _ALLOCATED))
+        listed = (host for name, text in components.items() for host in expand_hosts(text, name))
+        others = [host for host in dict.fromkeys(listed) if host not in hosts]
+        what = "hosts of other components of this heterogeneous job, which take no part unless --hosts names them"
+        return FoundHosts(hosts=hosts, where="the allocation", warnings=(counted(what, others),) if others else ())
+    if components:
+        raise HpctrainError(
+            "HT-hosts-heterogeneous-job",
+            "the job is heterogeneous: {components} have hosts each, and nothing says which of them are meant",
+            f"name them: --hosts ${next(iter(components))}",
+            components=", ".join(components),
+        )
     return None
 
 

@@ -97,7 +97,7 @@ def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
 
 
 def _without_xdr(found: Found) -> list[tuple[str, int]]:
-    """The ports at QDR where an adapter of XDR is, or seems to be: the tool takes XDR for QDR, so that all may be XDR."""
+    """The ports at QDR if an adapter of XDR seems to be one of them: the tool takes XDR for QDR, here and elsewhere."""
     slow = [port for port, end in found.ends.items() if end.speed == "QDR"]
     takes_xdr_for_qdr = any(guid in found.nodes and found.nodes[guid].device_id in _XDR_DEVICES for guid, _ in slow)
     return slow if takes_xdr_for_qdr else []

@@ -31,9 +31,8 @@ _BROKEN = ("down", "drain", "fail", "error", "inval", "unk", "future", "maint", 
 
 # Nodes of a cloud that have not started yet have what slurm.conf says, where no count means 1. Source: _get_gres_cnt
 # of Slurm's src/interfaces/gres.c.
-_GPUS = re.compile(
-    r"gpu(?::(?!no_consume)(?P<type>[A-Za-z][\w.-]*|[\w.-]+(?=:)))?(?::no_consume)?(?::(?P<count>[0-9]{1,4}))?", re.ASCII
-)
+_TYPE = r"(?!no_consume)(?P<type>[A-Za-z][\w.-]*|[\w.-]+(?=:))"
+_GPUS = re.compile(rf"gpu(?::{_TYPE})?(?::no_consume)?(?::(?P<count>[0-9]{{1,4}}))?", re.ASCII)
 
 Keys = dict[str, str]
 

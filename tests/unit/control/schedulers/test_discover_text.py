@@ -138,9 +138,10 @@ def test_gpus_of_gres(gres: str, gpus: int, gpu_type: str | None) -> None:
 
 def test_the_most_gpus_that_a_node_may_have() -> None:
     """Also of nodes that are down, with slices; where one is not clear, nothing is said of its partition."""
-    listed = {"a": ["gpu:a100:2,gpu:1g.5gb:14", "gpu:4"], "b": ["(null)"], "c": ["gpu:4", "gpu:4k"], "d": ["nvme:9", "gpu"]}
+    listed = {"a": ["gpu:a100:2,gpu:1g.5gb:14", "gpu:4"], "b": ["(null)"], "c": ["gpu:4", "gpu:4k"], "d": ["nvme:9"]}
+    listed |= {"e": ["nvme:9", "gpu"]}
     lines = [f"{name}|down|1|8|1|8|1000|{gres}\n" for name, each in listed.items() for gres in each]
-    assert most_gpus("".join(["odd\n", *lines])) == {"a": 16, "b": 0, "d": 1}
+    assert most_gpus("".join(["odd\n", *lines])) == {"a": 16, "b": 0, "d": 0, "e": 1}
 
 
 def test_limits_beside_a_named_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,8 @@ def test_aggregated_blocks_that_scontrol_prints() -> None:
     text += "AggregatedBlock=b[1-2] BlockIndex=2 BlockSize=2 Nodes=a,b\n"
     assert shape(slurm.read(text, "f"))["b[1-2]"] == (("b1", "b2"), ())
     # Slurm lists the smallest blocks of every larger one (topology/block/block_record.c).
-    text += "BlockName=b3 BlockIndex=3 BlockSize=1 Nodes=c\nAggregatedBlock=b[1-3] BlockIndex=4 BlockSize=4 Nodes=a,b,c\n"
+    text += "BlockName=b3 BlockIndex=3 BlockSize=1 Nodes=c\n"
+    text += "AggregatedBlock=b[1-3] BlockIndex=4 BlockSize=4 Nodes=a,b,c\n"
     assert shape(slurm.read(text, "f"))["b[1-3]"] == (("b[1-2]", "b3"), ())
 
 
