@@ -11,14 +11,15 @@ from hpctrain.report.say import answer, answer_json, tell
 
 
 def report(
-    run_dir: Annotated[
-        Path,
+    target: Annotated[
+        # No Path, to which ./last would be what `last` is.
+        str,
         typer.Argument(
             metavar="[RUN_DIR|last]",
             help="The directory of a run, a series or an array, finished or not; by default the last run in runs/.",
             show_default=False,
         ),
-    ] = Path("last"),
+    ] = "last",
     prediction: Annotated[
         Path | None,
         typer.Option(
@@ -47,8 +48,7 @@ def report(
     from hpctrain.report.page import keep_prediction, read_summary, write_report
     from hpctrain.report.repeats import read_repeats, write_repeats_report
 
-    if str(run_dir) == LAST:
-        run_dir = last_run_or_series()
+    run_dir = last_run_or_series() if target == LAST else Path(target)
     if tracking is not None:
         if as_json or prediction:
             other = "--json" if as_json else "--prediction"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
@@ -45,7 +46,8 @@ def run(
     training: WorkOptions,
     hosts: HostsWithSlots,
     run_dir: Annotated[
-        Path | None,
+        # No Path, to which ./last would be what `last` is.
+        str | None,
         typer.Option(
             metavar="DIR",
             help="Where the run's files go; by default runs/NAME-TIME. With --resume, `last` is the last run in runs/.",
@@ -95,10 +97,6 @@ def run(
             "--plan says what --resume starts",
             "give --resume --run-dir DIR, and no recipe or script",
         )
-    if resume and run_dir == Path("last") and not run_dir.exists():
-        from hpctrain.control.schedulers.find_run import last_run_or_series
-
-        run_dir = last_run_or_series()
     request = TrainingRequest(
         host_options=HostOptions(**hosts.given()),
         start=Start(**start.changes()),
@@ -111,7 +109,7 @@ def run(
         ranks=ranks,
         backend=training.backend,
         framework=training.framework,
-        run_dir=run_dir,
+        run_dir=_directory(run_dir, resume=resume),
         submitted=submitted,
         repeat=repeat,
         dry_run=dry_run,
@@ -124,6 +122,14 @@ def run(
     with _lent(request) if pdb else contextlib.nullcontext():
         code = begin_or_resume(request, Terminal(request.work, gpu), resume=resume)
     raise typer.Exit(code)
+
+
+def _directory(name: str | None, *, resume: bool) -> Path | None:
+    if resume and name == "last" and not os.path.lexists(name):
+        from hpctrain.control.schedulers.find_run import last_run_or_series
+
+        return last_run_or_series()
+    return None if name is None else Path(name)
 
 
 def _lent(request: TrainingRequest) -> AbstractContextManager[None]:

@@ -79,6 +79,11 @@ def test_the_last_run_needs_no_name(runs: Path, capsys: pytest.CaptureFixture[st
     os.utime(runs / "done" / "events.jsonl", (2_100_000_000, 2_100_000_000))
     assert main(["run", "--resume", "--run-dir", "last", "--dry-run"]) == 0
     assert "runs/done" in capsys.readouterr().out
+    assert main(["run", "--resume", "--run-dir", "./last", "--dry-run"]) == 2
+    assert main(["report", "./last"]) == 2
+    shutil.copytree(runs / "half", "last")
+    assert main(["report", "./last"]) == 0
+    assert Path("last/report.html").exists() and not (runs / "done" / "report.html").exists()
     seed = create_series(Path("runs/seeds"), {1: recipe_plan()}).runs[1]
     os.utime(seed.plan, (2_200_000_000, 2_200_000_000))
     assert (last_run(), last_run_or_series()) == (seed.path, Path("runs/seeds"))
