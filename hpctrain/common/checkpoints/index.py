@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,15 +22,22 @@ from hpctrain.common.files.regular import open_regular
 # After the name of what is a rank's own: whose it is.
 _WHOSE = re.compile(r"(.+)\.(\d{1,9})", re.DOTALL)
 _LENGTH_BYTES = 8
+_ITEM_BYTES = {"BOOL": 1, "BF16": 2} | {f"{kind}{8 * size}": size for kind in "FIU" for size in (1, 2, 4, 8)}
 # No reader of safetensors takes a longer one.
 _LONGEST_HEADER = 100_000_000
+
+
+# More is no place in a file.
+_Count = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class _Entry(BaseModel):
     """One entry of a safetensors header (https://github.com/huggingface/safetensors#format)."""
 
     dtype: str
-    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    # No array of NumPy has more dimensions.
+    shape: Annotated[tuple[_Count, ...], Field(max_length=64)]
+    data_offsets: tuple[_Count, _Count]
 
 
 _HEADER = TypeAdapter(dict[str, _Entry])
@@ -116,7 +125,19 @@ def _stored(file: Path) -> Iterator[Stored]:
 
 
 def _header(file: Path) -> dict[str, _Entry]:
+    """Raises ValueError where the arrays do not fill the file: one would be read as what another is."""
     with open_regular(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
         length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
         # A damaged length must not ask for more than the file holds, nor a file with holes for all of it.
-        return _HEADER.validate_json(opened.read(min(length, file.stat().st_size, _LONGEST_HEADER)))
+        header = _HEADER.validate_json(opened.read(min(length, size, _LONGEST_HEADER)))
+    end = 0
+    for key, entry in sorted(header.items(), key=lambda each: each[1].data_offsets):
+        begin, there = entry.data_offsets
+        nbytes = math.prod(entry.shape) * _ITEM_BYTES.get(entry.dtype, 0)
+        if begin != end or there != begin + nbytes:
+            raise ValueError(f"{key!r} is {entry.dtype} {list(entry.shape)} in bytes {begin} to {there} behind {end}")
+        end = there
+    if _LENGTH_BYTES + length + end != size:
+        raise ValueError(f"it has {size} bytes, and its header says {_LENGTH_BYTES + length + end}")
+    return header

@@ -6,6 +6,7 @@ shape. An array that is whole lies under its name alone, unless that ends as suc
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 _NUMBER = "[0-9]{1,18}"
 _RANGE = f"{_NUMBER}:{_NUMBER}"
 _KEY = re.compile(rf"(.*)\[((?:{_RANGE}(?:,{_RANGE})*)?) of ((?:{_NUMBER}(?:,{_NUMBER})*)?)\]", re.DOTALL)
+
+# Meshes have five dimensions, each of which divides an array once.
+_MOST_CUTS = 32
+# One takes a microsecond.
+_MOST_COMPARED = 10**6
 
 
 class Box(NamedTuple):
@@ -151,7 +157,7 @@ def check_cover(places: Iterable[tuple[Place, str]]) -> None:
 
 
 def _check_array(name: str, shape: tuple[int, ...], boxes: Mapping[Box, str]) -> None:
-    if len(boxes) > 1 and (two := _overlapping(boxes)):
+    if two := _overlapping(name, boxes):
         there, where = (f"{box} in {boxes[box]}" for box in two)
         raise HpctrainError(
             "HT-checkpoint-pieces-overlap",
@@ -179,18 +185,42 @@ def _check_array(name: str, shape: tuple[int, ...], boxes: Mapping[Box, str]) ->
         )
 
 
-def _overlapping(boxes: Collection[Box]) -> tuple[Box, Box] | None:
-    """Two boxes of one array with a common element; None without. There are at least two boxes.
+def _overlapping(name: str, boxes: Collection[Box]) -> tuple[Box, Box] | None:
+    """Two boxes of one array with a common element; None without.
 
-    A sweep along the dimension with the most begins: along the first, all columns of an array meet each other.
+    Meshes cut arrays from end to end, along one dimension after the other. Boxes that such cuts part have nothing in
+    common, so that the others alone, which overlap or were made by hand, are compared with each other.
+
+    Raises:
+        HpctrainError: so many are left that it would take too long.
     """
-    dimensions = range(len(next(iter(boxes)).offsets))
-    along = max(dimensions, key=lambda dimension: len({box.offsets[dimension] for box in boxes}))
-    reached: list[Box] = []
-    for box in sorted(boxes, key=lambda box: (box.offsets[along], box)):
-        reached = [each for each in reached if each.ends[along] > box.offsets[along]]
-        for each in reached:
-            if each.common(box):
-                return each, box
-        reached.append(box)
+    groups = [[box for box in boxes if box.size]]
+    begins = zip(*(box.offsets for box in groups[0]), strict=True)
+    divided = [axis for axis, offsets in enumerate(begins) if len(set(offsets)) > 1]
+    for axis in itertools.islice(itertools.cycle(divided), _MOST_CUTS):
+        groups = [part for group in groups for part in _parted(group, axis) if len(part) > 1]
+    pairs = (pair for group in groups for pair in itertools.combinations(group, 2))
+    for one, other in itertools.islice(pairs, _MOST_COMPARED):
+        if one.common(other):
+            return one, other
+    if next(pairs, None):
+        raise HpctrainError(
+            "HT-checkpoint-pieces-many",
+            "{name!r} has pieces that lie as those of no mesh, too many to compare them: {count}",
+            exit_code=1,
+            name=name,
+            count=sum(map(len, groups)),
+        )
     return None
+
+
+def _parted(boxes: Iterable[Box], axis: int) -> list[list[Box]]:
+    """The boxes of each part of the array, where it is cut along a dimension wherever no box lies across."""
+    parts: list[list[Box]] = []
+    reached = -1
+    for box in sorted(boxes, key=lambda box: box.offsets[axis]):
+        if (begin := box.offsets[axis]) >= reached:
+            parts.append([])
+        parts[-1].append(box)
+        reached = max(reached, begin + box.lengths[axis])
+    return parts

@@ -156,3 +156,25 @@ def test_pieces_are_not_all_compared_with_each_other(along: int, monkeypatch: py
     assert len(compared) < 10 * count
     with refused("HT-checkpoint-pieces-overlap"):
         check_cover((Place("w", shape, box), "a file") for box in [*boxes, Box((0, 0), (2, 2))])
+
+
+def test_grids_are_parted_by_cuts_and_what_no_cut_parts_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, common = [], Box.common
+    monkeypatch.setattr(Box, "common", lambda one, other: compared.append(one) or common(one, other))
+    grid = [Box((2 * row, 3 * column, deep), (2, 3, 1)) for row in range(60) for column in range(60) for deep in (0, 1)]
+    shape = (120, 180, 2)
+    check_cover((Place("w", shape, box), "a file") for box in grid)
+    assert not compared
+    with refused("HT-checkpoint-pieces-overlap"):
+        check_cover((Place("w", shape, box), "a file") for box in [*grid, Box((1, 1, 0), (2, 1, 1))])
+    spiral = [Box((0, 0), (2, 1)), Box((0, 1), (1, 2)), Box((1, 2), (2, 1)), Box((2, 0), (1, 2)), Box((1, 1), (1, 1))]
+    check_cover((Place("w", (3, 3), box), "a file") for box in spiral)
+    # Each box lies across where the next one begins, along both dimensions.
+    stairs = [Box((2 * step, 2 * step), (3, 3)) for step in range(2000)]
+    with refused("HT-checkpoint-pieces-overlap"):
+        check_cover((Place("w", (4001, 4001), box), "a file") for box in stairs)
+    monkeypatch.setattr(Box, "common", lambda one, other: compared.append(one))
+    compared.clear()
+    with refused("HT-checkpoint-pieces-many", name="w", count=2000):
+        check_cover((Place("w", (4001, 4001), box), "a file") for box in stairs)
+    assert len(compared) == 10**6

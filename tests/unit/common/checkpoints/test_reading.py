@@ -196,6 +196,38 @@ def test_names_that_are_no_share_are_refused(tmp_path: Path, name: str) -> None:
     assert verify(path)
 
 
+def entry(dtype: str, shape: list[int], *offsets: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+HEADERS = {
+    "behind the end": {"model.a": entry("F32", [4], 0, 16), "model.b": entry("F32", [4], 16, 32)},
+    "less than the file": {"model.a": entry("F32", [3], 0, 12)},
+    "one array twice": {"model.a": entry("F32", [4], 0, 16), "model.b": entry("F32", [4], 0, 16)},
+    "a gap": {"model.a": entry("F32", [1], 0, 4), "model.b": entry("F32", [2], 8, 16)},
+    "backwards": {"model.a": entry("F32", [4], 16, 0)},
+    "more than its type": {"model.a": entry("F16", [4], 0, 16)},
+    "a type of no file": {"model.a": entry("F7", [4], 0, 16)},
+    "many dimensions": {"model.a": entry("F32", [2, 2] + [1] * 63, 0, 16)},
+    "a long number": {"model.a": entry("F32", [2**62], 0, 16)},
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_a_header_that_is_not_the_files_is_damage_whatever_the_hashes_say(tmp_path: Path, header: object) -> None:
+    path = write_checkpoint(tmp_path, progress_of(7), {"model.a": np.arange(4, dtype=np.float32)})
+    assert not verify(path)
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(16)
+    (path / share_name(0, 1)).write_bytes(content)
+    manifest = json.loads((path / "state.json").read_text())
+    manifest["files"][share_name(0, 1)] = {"bytes": len(content), "xxh128": xxhash.xxh3_128_hexdigest(content)}
+    with_manifest(path, json.dumps(manifest).encode())
+    assert_found(path)
+    with pytest.raises(HpctrainError):
+        read_state(path, 0, 1)
+
+
 def test_more_ranks_than_there_can_be_cost_nothing(tmp_path: Path) -> None:
     path = saved(tmp_path, 1)
     manifest = json.loads((path / "state.json").read_text())
