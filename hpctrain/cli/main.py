@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -193,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # The name of a file need not be UTF-8. Its bytes are printed unchanged, so that a printed command runs.
         sys.stdout.reconfigure(errors="surrogateescape")
+    # It says in two long lines that a home folder cannot be written to, where it goes on without.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         app(args=arguments, prog_name="hpctrain")
     except HpctrainError as error:

@@ -29,6 +29,7 @@ from hpctrain.common.run.events.kinds import (
 )
 from hpctrain.common.run.events.reader import BOUNDS, Events
 from hpctrain.common.run.values import ratio
+from hpctrain.control.schedulers.slurm.queue import is_job_id
 
 Kind = TypeVar("Kind", bound=Event)
 
@@ -297,7 +298,9 @@ class Progress(Outline):
     @property
     def jobs(self) -> tuple[str, ...]:
         """Slurm's numbers of the jobs of all attempts."""
-        return tuple(dict.fromkeys(start.job for start in of_kind(self.events, StartEvent) if start.job))
+        named = (start.job for start in of_kind(self.events, StartEvent) if start.job)
+        # What is no number names no job, but might name a file elsewhere.
+        return tuple(dict.fromkeys(job for job in named if is_job_id(job)))
 
     @property
     def iteration(self) -> int | None:

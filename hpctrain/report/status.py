@@ -255,7 +255,12 @@ class KnownRun:
             return "waiting"
         if self.summary:
             return self.summary
-        if self.alive or (self.alive is None and self.progress.last_time):
+        if self.alive:
+            return "running"
+        if self.progress.end:
+            # The launcher could not write the summary, for which a full disk had no room.
+            return self.progress.end.status
+        if self.alive is None and self.progress.last_time:
             return "running"
         return "stopped" if self.progress.last_time or self.job_ids else "not started"
 

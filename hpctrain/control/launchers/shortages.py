@@ -12,10 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.common.files.disk import ANOTHER_RUN
+
 # Measured with Open MPI 5.0.11: each rank's segment is 16 MiB, of which it writes some 70 KB, but it checks that all
 # of it would fit. mpirun writes between 64 and 512 KiB into the temporary folder.
 SEGMENT_BYTES = 17 << 20
 TEMPORARY_BYTES = 1 << 20
+# More than a rank's record and the first lines of its log.
+_RECORD_BYTES = 1 << 16
 SHARED = Path("/dev/shm")  # noqa: S108
 # The variables in which Open MPI's mpirun looks for its temporary folder, in this order.
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
@@ -30,13 +34,20 @@ class Shortage:
 
 
 def shortages(
-    environment: Mapping[str, str] = os.environ, shared: Path = SHARED, *, temporary: bool = True
+    environment: Mapping[str, str] = os.environ,
+    shared: Path = SHARED,
+    *,
+    temporary: bool = True,
+    run: Path | None = None,
 ) -> Iterator[Shortage]:
     """The resources of this host that are too small for ranks of an MPI.
 
     Args:
         temporary: whether mpirun uses the temporary folder.
+        run: the run's directory, without room in which ranks cannot say what ended them.
     """
+    if run and (found := fault(run, _RECORD_BYTES)):
+        yield Shortage(fault=f"{run} {found}", remedy=f"free some space there, or {ANOTHER_RUN}")
     folder = mpirun_folder(environment)
     if temporary and (found := fault(folder, TEMPORARY_BYTES)):
         yield Shortage(

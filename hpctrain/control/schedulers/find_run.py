@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,15 +142,24 @@ def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> l
     numbers = {*found.submitted_jobs(), *also}
     if not numbers:
         return []
-    jobs = own_jobs(found, numbers, jobs_of_user(found.job_directory.path.stat().st_uid, seconds=seconds))
+    jobs = jobs_of_user(found.job_directory.path.stat().st_uid, seconds=seconds)
     jobs += job_states(sorted(numbers.difference(*(job.names for job in jobs))), seconds=seconds)
-    return [job for job in jobs if found.task is None or job.has_task(found.task)]
+    return [job for job in own_jobs(found, numbers, jobs) if found.task is None or job.has_task(found.task)]
 
 
 def own_jobs(found: FoundRun, numbers: Collection[str], jobs: Iterable[JobState]) -> list[JobState]:
-    """A user's jobs that have one of a run's numbers or its script; for an array, the jobs of all tasks."""
-    script = found.job_directory.script
-    return [job for job in jobs if job.names & {*numbers} or _same_file(Path(job.command), script)]
+    """A user's jobs that have one of a run's numbers or its script; for an array, the jobs of all tasks.
+
+    A copy of a run's directory tells of the jobs of the other, whose script lies there.
+    """
+    script, submitted = found.job_directory.script, {*found.submitted_jobs()}
+
+    def known(job: JobState) -> bool:
+        # True or False, whatever the text is.
+        copied = job.names & submitted and os.path.exists(job.command)  # noqa: PTH110
+        return not copied and bool(job.names & {*numbers})
+
+    return [job for job in jobs if _same_file(Path(job.command), script) or known(job)]
 
 
 def _same_file(one: Path, other: Path) -> bool:

@@ -210,7 +210,7 @@ def _with_shortages(failure: Failure, job: RunningJob) -> Failure:
 
     MPI itself reports a shortage as an internal error, or not at all.
     """
-    found = list(shortages(temporary=job.folder is None))
+    found = list(shortages(temporary=job.folder is None, run=job.directory.path))
     if not found:
         return failure
     faults = "; ".join(shortage.fault for shortage in found)

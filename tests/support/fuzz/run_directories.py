@@ -38,7 +38,7 @@ MOST_SECONDS, MOST_MB = 2.0, 500
 MOST_CHARACTERS = 2 * 10**6
 # What a hung command gets before it is ended.
 _HUNG_SECONDS = 120
-_FAULT, _HUNG = 99, -1
+FAULT, HUNG = 99, -1
 
 _NUMBERS = (0, -1, 1, 10**9, 10**18, 2**63, 10**400, 1e308, float("nan"), float("inf"), 1e-320, 0.5)
 _TERMINAL = "\x1b]0;x\x07\x9b2J\u202e"
@@ -231,7 +231,7 @@ def mutate(seed: int, run: Path, outside: Path) -> tuple[str, ...]:
     return (*chance.choice(_COMMANDS), str(run))
 
 
-def _refuse_signals(sent: list[str]) -> None:
+def refuse_signals(sent: list[str]) -> None:
     for module, name in ((os, "kill"), (os, "killpg"), (signal, "pidfd_send_signal")):
 
         def send(*arguments: Any, name: str = name) -> None:
@@ -246,7 +246,7 @@ def ask(command: Sequence[str]) -> tuple[int, float, float, str]:
     """Run a command in a process of its own: exit code, seconds of processor time, MB, and what it printed."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as out:
         if (child := os.fork()) == 0:
-            code = _FAULT
+            code = FAULT
             try:
                 code = _ask_here(command, out)
             finally:
@@ -259,7 +259,7 @@ def ask(command: Sequence[str]) -> tuple[int, float, float, str]:
 
 def _ask_here(command: Sequence[str], out: io.TextIOBase) -> int:
     sent: list[str] = []
-    _refuse_signals(sent)
+    refuse_signals(sent)
     faulthandler.enable(out.fileno())
     # Where a command takes far too much, the others need not suffer.
     resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30, 4 * 2**30))
@@ -269,10 +269,10 @@ def _ask_here(command: Sequence[str], out: io.TextIOBase) -> int:
             code = hpctrain(command)
         except BaseException:
             traceback.print_exc(file=out)
-            return _FAULT
+            return FAULT
     if sent:
         out.write(f"signals were sent: {sent}\n")
-        return _FAULT
+        return FAULT
     return code
 
 
@@ -284,7 +284,7 @@ def _wait(child: int) -> tuple[int, resource.struct_rusage]:
     signal.alarm(_HUNG_SECONDS)
     _, status, used = os.wait4(child, 0)
     signal.alarm(0)
-    return (_HUNG if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)), used
+    return (HUNG if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)), used
 
 
 def outside_state(outside: Path) -> list[tuple[str, bytes, int]]:
@@ -305,7 +305,7 @@ def cases(run: Path, seeds: Sequence[int], folder: Path) -> Iterator[tuple[int, 
         command = mutate(seed, copy, outside)
         known = outside_state(outside)
         code, seconds, mb, said = ask(command)
-        wrong = _verdict(code, seconds, mb, said) or _page_verdict(copy / "report.html")
+        wrong = verdict(code, seconds, mb, said) or page_verdict(copy / "report.html")
         if len(said) > MOST_CHARACTERS and command[0] != "logs":
             wrong = f"printed {len(said)} characters"
         if outside_state(outside) != known or {each.name for each in folder.iterdir()} != {"outside", "runs"}:
@@ -313,10 +313,10 @@ def cases(run: Path, seeds: Sequence[int], folder: Path) -> Iterator[tuple[int, 
         yield seed, command, f"{wrong}\n{said[-3000:]}" if wrong else ""
 
 
-def _verdict(code: int, seconds: float, mb: float, said: str) -> str:
-    if code == _HUNG:
+def verdict(code: int, seconds: float, mb: float, said: str) -> str:
+    if code == HUNG:
         return f"was killed, or hung for {_HUNG_SECONDS} s"
-    if code == _FAULT or "Traceback (most recent call last)" in said:
+    if code == FAULT or "Traceback (most recent call last)" in said:
         return "ended in a traceback, or sent a signal"
     if seconds > MOST_SECONDS or mb > MOST_MB:
         return f"took {seconds:.1f} s and {mb:.0f} MB"
@@ -325,7 +325,7 @@ def _verdict(code: int, seconds: float, mb: float, said: str) -> str:
     return "printed what is no JSON" if _NO_JSON.search(said) else ""
 
 
-def _page_verdict(page: Path) -> str:
+def page_verdict(page: Path) -> str:
     if not _is_small(page) or not (text := page.read_bytes()).startswith(b"<!doctype"):
         return ""
     if len(text) > MOST_CHARACTERS:
@@ -358,6 +358,14 @@ def warm_up(run: Path) -> None:
             hpctrain([*command, str(run)])
 
 
+def trained(folder: Path) -> Path:
+    """The directory of a small training of digits, on two ranks."""
+    run = folder / "trained"
+    code = hpctrain(["run", "digits", "--smoke", "-np", "2", "--oversubscribe", "--run-dir", str(run)])
+    assert code == 0
+    return run
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="by default a small training of digits, on two ranks")
@@ -365,11 +373,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fuzz-runs-") as name:
-        run = options.run or Path(name) / "trained"
-        if not options.run and hpctrain(
-            ["run", "digits", "--smoke", "-np", "2", "--oversubscribe", "--run-dir", str(run)]
-        ):
-            return 1
+        run = options.run or trained(Path(name))
         add_rare_events(run)
         index(run)
         warm_up(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -295,6 +296,44 @@ def test_other_jobs_in_a_run_directory_are_not_the_runs(
     assert main(["cancel", str(directory.path)]) == 0
     assert ["scancel", "12", "15"] in [line.split() for line in calls.read_text().splitlines()]
     check_text("cancel-jobs", capsys.readouterr().out.replace(str(tmp_path), "/runs"))
+
+
+def test_the_jobs_of_a_run_are_not_those_of_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=None, host=None, job="12"), *run_events(1)])
+    write_submission(directory, "12")
+    directory.script.write_text("#!/bin/sh\n")
+    copy = tmp_path / "copy"
+    shutil.copytree(directory.path, copy)
+    calls = install(
+        tmp_path, monkeypatch, squeue=prints(row("12", "RUNNING", directory.path, nodes="n1")), scancel="exit 1"
+    )
+    main(["cancel", str(copy)])
+    assert "scancel" not in calls.read_text()
+    for place, state in ((copy, "stopped"), (directory.path, "running")):
+        capsys.readouterr()
+        assert main(["status", str(place), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["state"] == state
+    directory.path.rename(tmp_path / "moved")
+    assert main(["status", str(tmp_path / "moved"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "running"
+
+
+@pytest.mark.parametrize("job", ["x" * 10**5, "/../../outside", "../../outside"])
+def test_a_job_that_is_no_number_names_no_file(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch, squeue="exit 0")
+    directory = write_run(tmp_path / "runs" / "run", recipe_plan(), [started(pid=None, host=None, job=job)])
+    (directory.logs / "job-").mkdir(parents=True)
+    (tmp_path / "outside.log").write_text("secret\n")
+    (tmp_path / "runs" / "outside.log").write_text("secret\n")
+    assert main(["status", str(directory.path)]) == 0
+    assert "secret" not in capsys.readouterr().out
+    write_submission(directory, "12")
+    directory.submission.write_text(directory.submission.read_text().replace('"12"', json.dumps(job)))
+    assert main(["status", str(directory.path)]) == 2
 
 
 def leave_when_asked(directory: RunDirectory) -> None:

@@ -121,6 +121,18 @@ def test_states(jobs: list[JobState], summary: str | None, alive: bool | None, s
     assert status.resume == (resume if state in ("resumable", "stopped") else None)
 
 
+@pytest.mark.parametrize("alive", [False, None])
+@pytest.mark.parametrize("outcome", ["done", "failed", "resumable"])
+def test_the_events_say_how_it_ended_where_no_summary_could_be_written(
+    tmp_path: Path, outcome: str, alive: bool | None
+) -> None:
+    end = {"time": NOW, "event": "end", "status": outcome}
+    status = known(tmp_path, [start(), *run_events(1), end], jobs=[], alive=alive)
+    assert (status.state, status.resume is not None) == (outcome, outcome == "resumable")
+    begun = known(tmp_path / "again", [start(), end, start(attempt=2)], jobs=[], alive=alive)
+    assert begun.state == ("running" if alive is None else "stopped")
+
+
 def test_what_it_says_of_each_state(tmp_path: Path) -> None:
     fault = {"time": NOW, "event": "fault", "rank": 1, "host": "n3", "message": "rank 1 on n3 failed: OOM"}
     events = [start(), *run_events(1), fault]

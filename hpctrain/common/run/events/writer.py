@@ -171,7 +171,8 @@ def _drop_partial_line(path: Path) -> None:
             megabytes=len(text) / 1e6,
         )
     if (length := intact_length(text)) < len(text):
-        os.truncate(path, begin + length)
+        with open(path, "r+b", opener=private) as file:
+            file.truncate(begin + length)
 
 
 def _has_a_line(text: bytes) -> bool:

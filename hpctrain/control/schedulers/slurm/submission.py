@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -42,7 +42,9 @@ class Submission(BaseModel):
 
     cluster: str = Field(description="name of the profile")
     request: JobRequest
-    jobs: tuple[str, ...] = Field(description="numbers of the jobs that were submitted together, first to last")
+    jobs: tuple[Annotated[str, Field(pattern=r"^\d{1,10}$")], ...] = Field(
+        description="numbers of the jobs that were submitted together, first to last"
+    )
     submitted: float = Field(description="seconds since the epoch")
     host: str
     folder: str
