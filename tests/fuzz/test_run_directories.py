@@ -1,4 +1,4 @@
-"""A short campaign over mutated run directories; ``run_directories.py`` has the long one."""
+"""Short campaigns over changed run directories; ``run_directories.py`` and ``run_keys.py`` have the long ones."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from support.fuzz import run_directories
+from support.fuzz import run_directories, run_keys
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_directories.trained(tmp_path_factory.mktemp("fuzz"))
 
 
 @pytest.mark.long
-def test_no_directory_hurts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [[run_directories.__file__, "--cases", "300"], [run_keys.__file__, "--share", "60"]], ids=["any", "keys"]
+)
+def test_no_directory_hurts(words: list[str], trained: Path, tmp_path: Path) -> None:
     # In a process of its own: its children's memory begins with its own, and a process of tests may hold much.
     campaign = subprocess.run(
-        [sys.executable, run_directories.__file__, "--cases", "300"],
+        [sys.executable, *words, "--run", str(trained)],
         cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(run_keys.__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,

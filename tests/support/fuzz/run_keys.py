@@ -1,6 +1,6 @@
 """Replaces one value at a time in each JSON file of run directories, and asks each command about the result.
 
-    python tests/support/fuzz/run_keys.py
+    PYTHONPATH=tests python tests/support/fuzz/run_keys.py
 
 Each key of each file is replaced by each of some twenty values, left out, and written twice: of a run that was
 stopped, of one that is done and was submitted, of an array and of a series. The manifest of a checkpoint gets its hash
