@@ -14,6 +14,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.readers.slurm import check_groups
 from hpctrain.control.topology.records import Record, SwitchGroup
 
+_LEVELS = ("switch", "block")
 _HINT = "expected lines like: core.s1.n1 switch.switch.node"
 
 
@@ -73,6 +74,15 @@ def _address(words: list[str], place: str) -> tuple[list[tuple[str, ...]], str]:
             where=place,
             address=address[:60],
             pattern=words[-1][:60],
+        )
+    if others := {*kinds[:-1]} - {"", *_LEVELS}:
+        # Cells of a ring or torus: taken for switches, they would put each host on a switch of its own.
+        raise HpctrainError(
+            "HT-slurm-address-no-switch",
+            "{where}: {level!r} in a pattern is no switch and no block",
+            _HINT,
+            where=place,
+            level=min(others)[:60],
         )
     (host, *more) = expand_hosts(parts[-1], place)
     if more:

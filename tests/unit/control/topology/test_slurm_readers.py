@@ -277,6 +277,12 @@ def test_addresses_with_dots_brackets_and_gaps() -> None:
             "HT-slurm-address-not-by-pattern",
             {"where": "f:1", "address": "s1.n1"},
         ),
+        (
+            slurm_address.read,
+            "pod1:0:1:2.n1 torus:x:y:z.node\n",
+            "HT-slurm-address-no-switch",
+            {"where": "f:1", "level": "torus:x:y:z"},
+        ),
         (slurm_address.read, "s1.n1\na b c\n", "HT-slurm-address-bad-line", {"where": "f:2", "line": "a b c"}),
         (slurm_address.read, "s1.n[1-2]\n", "HT-slurm-address-several-hosts", {"where": "f:1", "address": "s1.n[1-2]"}),
     ],
