@@ -266,6 +266,8 @@ class _Config:
         """The transformer, whose mistakes are those of the file."""
         if self.values.get("quantization_config") is not None:
             self.refuse("quantization_config")
+        if self.values.get("pruned_heads"):
+            self.refuse("pruned_heads")
         # Other heads, such as those of classifiers and reward models, do not have the vocabulary's rows.
         if _OTHER_HEAD.search(str(self.values.get("architectures"))):
             self.refuse("architectures")
@@ -335,6 +337,9 @@ def _bert(config: _Config) -> dict[str, Any]:
     if not config.flag("tie_word_embeddings", default=True):
         # Its head has biases twice then (BertLMPredictionHead in Transformers).
         config.refuse("tie_word_embeddings")
+    # Others have a table of distances in each layer (Transformers 4).
+    if config.values.get("position_embedding_type") not in (None, "absolute"):
+        config.refuse("position_embedding_type")
     return {
         **config.usual(),
         "mlp": config.number("intermediate_size"),

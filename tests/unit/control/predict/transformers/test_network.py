@@ -157,6 +157,12 @@ def test_each_kind_of_configuration_is_tested():
             "config-unsupported",
             {"key": "_remove_final_layer_norm"},
         ),
+        ({"model_type": "llama", **GROUPED, "pruned_heads": {"0": [1]}}, "config-unsupported", {"key": "pruned_heads"}),
+        (
+            {"model_type": "bert", **CONFIG, "position_embedding_type": "relative_key"},
+            "config-unsupported",
+            {"key": "position_embedding_type"},
+        ),
         (
             {"model_type": "bert", **CONFIG, "architectures": ["BertForSequenceClassification"]},
             "config-unsupported",
