@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric, Ints
     from hpctrain.control.topology.routes import Routes
 
-# Assumed: 1 us for both adapters of a message with the memory of their hosts, and 0.25 us for each of the four links of
-# a fat tree with two levels, with the switch behind it. Data sheets state under 0.6 us of adapters alone
-# (https://docs.nvidia.com/networking/display/ConnectX6EN/Introduction) and 0.1 to 0.4 us a switch.
-_LATENCY_S = 2e-6
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,6 @@ class Network:
         ring_range, tree_range: the lowest and the highest share, with other jobs' load at its high and its low end.
             The shares themselves are with that in the middle.
         tree_volume: what the busiest adapter sends or receives in the trees, in buffers of its rail; 2 in large ones.
-        latency_s: the time of a small message between two hosts.
         warnings: sentences about what is odd or was assumed.
         placed: several hosts of a fabric whose cables are known; None for others.
     """
@@ -59,7 +54,6 @@ class Network:
     ring_range: tuple[float, float] = (1.0, 1.0)
     tree_range: tuple[float, float] = (1.0, 1.0)
     tree_volume: float = 2.0
-    latency_s: float = _LATENCY_S
     warnings: tuple[str, ...] = ()
     placed: Placed | None = field(default=None, compare=False, repr=False)
 
@@ -73,14 +67,12 @@ def stated_network(
     *,
     adapters: int,
     bytes_per_s: float,
-    latency_s: float = _LATENCY_S,
     background: tuple[float, float] = (0.0, 0.0),
 ) -> Network:
     """The network of hosts of which only the adapters are known: nothing between them is shared.
 
     Args:
         bytes_per_s: the rate of one adapter, in one direction.
-        latency_s: the time of a small message between two hosts.
         background: the lowest and highest share of the links between switches that other jobs take. An adapter's rate
             is lost to them, since links between switches are taken to be as fast as it.
 
@@ -108,7 +100,6 @@ def stated_network(
         ring_range=free,
         tree_range=free,
         tree_volume=_tree_volume(hosts),
-        latency_s=latency_s,
     )
 
 
@@ -118,7 +109,6 @@ def network_of(
     *,
     adapters_per_host: int | None = None,
     bytes_per_s: float | None = None,
-    latency_s: float = _LATENCY_S,
     background: tuple[float, float] = (0.0, 0.0),
 ) -> Network:
     """The network between hosts of a fabric.
@@ -128,7 +118,6 @@ def network_of(
         hosts_in_order: host numbers in the order of the rings, such as ``Placement.order``.
         adapters_per_host: rails used, the first ones; all that the hosts have in common where None.
         bytes_per_s: of one adapter, where the fabric has no speeds; else the fabric's own count.
-        latency_s: the time of a small message between two hosts.
         background: the lowest and highest share of each link between switches that other jobs take.
 
     Raises:
@@ -162,7 +151,7 @@ def network_of(
             )
         adapters = adapters[:, :adapters_per_host]
     placed = Placed(routes, tuple(hosts_in_order), adapters, background)
-    return _measure(placed, rail_rate(fabric, adapters, bytes_per_s), latency_s)
+    return _measure(placed, rail_rate(fabric, adapters, bytes_per_s))
 
 
 def networks(
@@ -234,7 +223,7 @@ def usual_hosts(fabric: Fabric, adapters_per_host: int | None = None) -> list[in
     return sorted(host for host, count in owned.items() if count == most)
 
 
-def _measure(placed: Placed, rate: float, latency_s: float) -> Network:
+def _measure(placed: Placed, rate: float) -> Network:
     """The network of these adapters, with rings and trees on their rails."""
     from hpctrain.control.predict.flows import Flows, has_cables
     from hpctrain.control.topology.traffic import double_tree, rail_rings
@@ -256,7 +245,6 @@ def _measure(placed: Placed, rate: float, latency_s: float) -> Network:
         ring_range=(ring_shares[0], ring_shares[2]),
         tree_range=(tree_shares[0], tree_shares[2]),
         tree_volume=tree.own / 2,
-        latency_s=latency_s,
         warnings=(*_doubts(fabric), *ring.unknown_links_warning("rings"), *tree.unknown_links_warning("trees")),
         placed=placed if has_cables(fabric) else None,
     )

@@ -64,11 +64,6 @@ def known() -> Mapping[str, Known]:
     return _file().transformers
 
 
-def source_of(name: str) -> str:
-    """Where the sizes of a known transformer were published."""
-    return _file().families[known()[name].family].source
-
-
 def named(name: str) -> Transformer:
     """A published transformer.
 

@@ -68,12 +68,10 @@ class Found:
 
     Attributes:
         fitting: the candidates, the fastest first.
-        considered: how many layouts were looked at.
         least_bytes: what the layout that needs least memory needs; None where no layout divides batch and network.
     """
 
     fitting: tuple[Candidate, ...]
-    considered: int
     least_bytes: float | None
 
 
@@ -102,7 +100,7 @@ def search(
     """
     tokens = sequence or network.context
     require_positions(network, tokens)
-    fitting, considered, least = [], 0, None
+    fitting, least = [], None
     refused: list[HpctrainError] = []
     seen: set[Layout] = set()
     for layouts in _layouts(network, system.joined, ranks, global_batch, base, choices, tokens, refused):
@@ -111,7 +109,6 @@ def search(
             if found in seen or not runs(found):
                 break
             seen.add(found)
-            considered += 1
             layout, software = trained(found)
             held = memory(network, layout, sequence=sequence)
             least = held.used if least is None else min(least, held.used)
@@ -120,11 +117,11 @@ def search(
                 fitting.append(Candidate(layout=layout, software=software, step=step, memory=held))
                 # Recomputing more than memory asks for only takes longer.
                 break
-    if not considered and len({each.code for each in refused}) == 1:
+    if not seen and len({each.code for each in refused}) == 1:
         # Keys that exclude each other, which no other batch and no other number of nodes mends.
         raise refused[0]
     fitting.sort(key=lambda each: each.step.seconds)
-    return Found(fitting=tuple(fitting), considered=considered, least_bytes=least)
+    return Found(fitting=tuple(fitting), least_bytes=least)
 
 
 def require_fitting(found: Found, *, gpu: str, ranks: int, global_batch: int, memory_bytes: float) -> None:

@@ -69,19 +69,20 @@ def test_the_time_of_rings_and_trees_is_that_of_the_most_loaded_link() -> None:
     fabric = generated(hosts=24, rails=2, leaf_down=8, leaf_up=2)
     order = np.random.default_rng(1).permutation(24).tolist()
     routes, size, latency = Routes(fabric), 1e9, 1e-4
-    found = network_of(routes, order, latency_s=latency)
+    found = network_of(routes, order)
     assert found.ring_share < 1 and found.tree_share < 1
     adapters = rail_adapters(fabric, order)
     rings = predict_allreduce(routes, rail_rings(adapters), size, latency)
-    assert ring_seconds(found, size) == pytest.approx(rings, rel=1e-12)
+    assert ring_seconds(found, size, latency_s=latency) == pytest.approx(rings, rel=1e-12)
     trees = predict_allreduce(routes, double_tree(adapters), size)
-    assert tree_seconds(found, size) == pytest.approx(trees + 2 * 5 * latency, rel=1e-12)
+    found_trees = tree_seconds(found, size, latency_s=latency)
+    assert found_trees == pytest.approx(trees + 2 * 5 * latency, rel=1e-12)
 
 
 @given(hosts=st.integers(1, 600), adapters=st.integers(1, 9))
 def test_a_stated_network_gives_the_bound_of_large_buffers(hosts: int, adapters: int) -> None:
     """Each host has to send 2 (n - 1) / n of the buffer (Patarasuk and Yuan, 2009); no time is under that."""
-    found = stated_network(hosts, adapters=adapters, bytes_per_s=25e9, latency_s=0.0)
+    found = stated_network(hosts, adapters=adapters, bytes_per_s=25e9)
     bound = 2 * (hosts - 1) / hosts * 1e9 / adapters / 25e9
     assert ring_seconds(found, 1e9) == pytest.approx(bound)
     assert bound * (1 - 1e-9) <= tree_seconds(found, 1e9) <= bound * hosts / max(1, hosts - 1) + 1e-12
@@ -89,14 +90,14 @@ def test_a_stated_network_gives_the_bound_of_large_buffers(hosts: int, adapters:
 
 def test_rings_through_all_ranks_of_a_host_carry_more_between_hosts() -> None:
     """NCCL's on two hosts with eight ranks each: 2 x 15/16 of the buffer, and not once it (busbw of nccl-tests)."""
-    pair = stated_network(2, adapters=4, bytes_per_s=10.0, latency_s=3.0)
-    assert ring_seconds(pair, 80.0) == pytest.approx(2 * 3 + 80 / 4 / 10)
-    through = ring_seconds(pair, 80.0, ranks_per_host=8, local_latency_s=0.5)
+    pair = stated_network(2, adapters=4, bytes_per_s=10.0)
+    assert ring_seconds(pair, 80.0, latency_s=3.0) == pytest.approx(2 * 3 + 80 / 4 / 10)
+    through = ring_seconds(pair, 80.0, ranks_per_host=8, latency_s=3.0, local_latency_s=0.5)
     assert through == pytest.approx(2 * 3 + 28 * 0.5 + 15 / 8 * 80 / 4 / 10)
 
 
 def test_the_first_piece_goes_up_and_down_a_tree_alone() -> None:
-    tree = stated_network(8, adapters=1, bytes_per_s=10.0, latency_s=0.0)
+    tree = stated_network(8, adapters=1, bytes_per_s=10.0)
     assert tree_seconds(tree, 80.0, piece_bytes=4.0) - tree_seconds(tree, 80.0) == pytest.approx(6 * 4 / 10)
     assert tree_seconds(tree, 2.0, piece_bytes=100.0) == pytest.approx(2 * 2 / 10 + 6 * 1 / 10), "one piece a tree"
 

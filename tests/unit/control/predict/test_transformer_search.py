@@ -46,7 +46,7 @@ def networks(*counts):
 
 def test_all_found_fit_ranks_batch_and_memory_and_the_fastest_is_first():
     found = found_for(named("llama3-8b"), 16, 64)
-    assert found.considered >= len(found.fitting) > 50
+    assert len(found.fitting) > 50
     for each in found.fitting:
         assert each.layout.ranks == 16
         assert each.layout.global_batch == 64
@@ -103,8 +103,7 @@ def test_nothing_fits_or_keys_exclude_each_other():
 
 def test_a_thousand_candidates_on_4096_gpus():
     found = found_for(named("llama3.1-405b"), 4096, 4096)
-    assert found.considered > 1000
-    assert found.fitting
+    assert len(found.fitting) > 100
 
 
 def llama(mesh, **more):
