@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,9 +18,6 @@ from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.utf8 import json_text
 from hpctrain.report.say import answer
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what training costs on this machine.")
 
@@ -35,7 +32,7 @@ class PrecisionOption(StrEnum):
     fp16 = "fp16"
 
 
-class Network(StrEnum):
+class NetworkOption(StrEnum):
     """The networks of ``bench checkpoint``."""
 
     resnet18 = "resnet18"
@@ -74,9 +71,8 @@ def allreduce(
     over Gloo (and NCCL, where each rank has a GPU), and a plain copy of the same number of bytes, which is the limit on
     one host. On several hosts hpctrain's own engine also sends float16 and bfloat16.
     """
-    from hpctrain.common.cluster.machine import usable_cores
     from hpctrain.common.run.plan import HostOptions
-    from hpctrain.control.programs.bench import measure, oversubscribed, parse_sizes
+    from hpctrain.control.programs.bench import measure, parse_sizes
     from hpctrain.report.benchmarks import Row, allreduce_rows, allreduce_table
 
     wanted = parse_sizes(sizes)
@@ -99,11 +95,11 @@ def allreduce(
         own = allreduce_rows(
             seconds,
             measured["ranks"],
-            oversubscribed=oversubscribed(measured["ranks"], measured["hosts"]),
+            oversubscribed=measured["oversubscribed"],
             hosts=measured["hosts"],
             link_bytes_per_s=link_gbit * 1e9 / 8 if link_gbit else None,
         )
-        tables.append(allreduce_table(own, usable_cores()))
+        tables.append(allreduce_table(own, measured["cores"]))
         rows += own
         left_out |= measured["left_out"]
         loads.append(measured["load"])
@@ -112,7 +108,7 @@ def allreduce(
 
         save({plot: draw(rows)})
     if as_json:
-        answer(json_text({"cores": usable_cores(), "load": max(loads), "rows": rows, "left_out": left_out}))
+        answer(json_text({"cores": measured["cores"], "load": max(loads), "rows": rows, "left_out": left_out}))
         return
     print_tables(*tables, left_out=left_out, load=max(loads))
 
@@ -133,8 +129,7 @@ def collectives(
     """Time the collectives of torch.distributed over Gloo and over hpctrain's own process group, and a step of the
     transformer under FSDP2 over each, interleaved.
     """
-    from hpctrain.common.cluster.machine import usable_cores
-    from hpctrain.control.programs.bench import measure, oversubscribed, parse_sizes
+    from hpctrain.control.programs.bench import measure, parse_sizes
     from hpctrain.report.benchmarks import Row, collectives_rows, collectives_table
 
     wanted = ",".join(map(str, parse_sizes(sizes)))
@@ -148,12 +143,12 @@ def collectives(
             for name, by_size in measured["seconds"].items()
         }
         own = collectives_rows(seconds, number)
-        title = f"torch.distributed on {number} ranks" + (", oversubscribed" if oversubscribed(number) else "")
+        title = f"torch.distributed on {number} ranks" + (", oversubscribed" if measured["oversubscribed"] else "")
         tables.append(collectives_table(own, title))
         rows += own
         loads.append(measured["load"])
     if as_json:
-        answer(json_text({"cores": usable_cores(), "load": max(loads), "rows": rows}))
+        answer(json_text({"cores": measured["cores"], "load": max(loads), "rows": rows}))
         return
     print_tables(*tables, left_out={}, load=max(loads))
 
@@ -187,9 +182,8 @@ def step(
     training: the guard's check, divided by the 100 steps between two checks, and everything that it adds to a step.
     With --mesh, time a step under each mesh instead, next to data parallelism and to no communication at all.
     """
-    from hpctrain.common.cluster.machine import usable_cores
     from hpctrain.common.run.plan import HostOptions
-    from hpctrain.control.programs.bench import measure, oversubscribed
+    from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import step_rows, step_table
 
     if image_size and model != ModelOption.resnet50:
@@ -223,22 +217,18 @@ def step(
         )
     measured = measure("step", ranks, model, str(rounds), str(samples), str(image_size or 64), hosts=options)
     rows = step_rows(measured["seconds"])
-    about = {name: measured[name] for name in ("ranks", "hosts", "load", "left_out")}
-    more = oversubscribed(measured["ranks"], measured["hosts"])
     if as_json:
-        settings = {"model": model, "cores": usable_cores(), "oversubscribed": more}
-        settings |= {"batch": samples, "rounds": rounds}
-        answer(json_text({**settings, "rows": rows, **about}))
+        about = {name: measured[name] for name in ("cores", "oversubscribed", "ranks", "hosts", "load", "left_out")}
+        answer(json_text({"model": model, "batch": samples, "rounds": rounds, "rows": rows, **about}))
         return
     where = f" of {measured['hosts']} hosts" if measured["hosts"] > 1 else ""
     title = f"one step of {model} on {measured['ranks']} ranks{where}, {samples} samples each, {rounds} rounds"
-    table = step_table(rows, title + (", oversubscribed" if more else ""))
+    table = step_table(rows, title + (", oversubscribed" if measured["oversubscribed"] else ""))
     print_tables(table, left_out=measured["left_out"], load=measured["load"])
 
 
 def _sweep(steps: TimedSteps, precision: PrecisionOption, *, as_json: bool) -> None:
     """Time steps without communication at several batch sizes, which calibrate a prediction."""
-    from hpctrain.common.cluster.machine import usable_cores
     from hpctrain.control.predict.sweep import make_sweep
     from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import sweep_table
@@ -262,7 +252,7 @@ def _sweep(steps: TimedSteps, precision: PrecisionOption, *, as_json: bool) -> N
         ranks=measured["ranks"],
         image_size=size,
         precision=precision.value,
-        cores=usable_cores(),
+        cores=measured["cores"],
     )
     if as_json:
         answer(json_text({"sweeps": [made.model_dump()], "load": measured["load"]}))
@@ -286,7 +276,6 @@ def loader(
     simplejpeg decoding whole photographs in the same number of processes, which is the limit. Runs are interleaved. The
     processor's time of an image, which other programs disturb less, is that of hpctrain's processes without the rank.
     """
-    from hpctrain.common.cluster.machine import usable_cores
     from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import loader_rows, loader_table, stages_table
 
@@ -302,9 +291,8 @@ def loader(
     measured = measure("loader", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
     rows = loader_rows(measured["seconds"], measured["processor"], measured["stages"])
     if as_json:
-        settings = {"image_size": image_size, "cores": usable_cores(), "rounds": rounds}
-        about = {name: measured[name] for name in ("images", "bytes_each", "load")}
-        answer(json_text({**settings, **about, "rows": rows}))
+        about = {name: measured[name] for name in ("cores", "images", "bytes_each", "load")}
+        answer(json_text({"image_size": image_size, "rounds": rounds, **about, "rows": rows}))
         return
     title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
     print_tables(loader_table(rows, title), stages_table(rows), left_out={}, load=measured["load"])
@@ -313,7 +301,9 @@ def loader(
 @app.command()
 def checkpoint(
     ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="Number of ranks.")] = 2,
-    model: Annotated[Network, typer.Option(help="Network; with momentum 94, 204 and 356 MB.")] = Network.resnet50,
+    model: Annotated[
+        NetworkOption, typer.Option(help="Network; with momentum 94, 204 and 356 MB.")
+    ] = NetworkOption.resnet50,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each variant.")] = 10,
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="Folder to write to; its disk is measured.")
@@ -324,8 +314,7 @@ def checkpoint(
     by one rank, without and with fsync; and the same number of bytes written and fsynced to one file, and to one file
     per rank at once. The faster of the last two is the disk's rate.
     """
-    from hpctrain.common.cluster.machine import usable_cores
-    from hpctrain.control.programs.bench import measure, oversubscribed
+    from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import checkpoint_rows, checkpoint_table
 
     try:
@@ -341,15 +330,11 @@ def checkpoint(
     with files as name:
         measured = measure("checkpoint", ranks, name, model, str(rounds))
     rows = checkpoint_rows(measured["seconds"], measured["bytes"])
-    more = oversubscribed(ranks)
     if as_json:
-        settings = {"model": model, "ranks": ranks, "cores": usable_cores(), "oversubscribed": more, "rounds": rounds}
-        about = {name: measured[name] for name in ("bytes", "load")}
-        answer(json_text({**settings, **about, "rows": rows}))
+        about = {name: measured[name] for name in ("ranks", "cores", "oversubscribed", "bytes", "load")}
+        answer(json_text({"model": model, "rounds": rounds, **about, "rows": rows}))
         return
-    title = (
-        f"a checkpoint of {model} with momentum, {measured['bytes'] / 1e6:.0f} MB, by {ranks} ranks, {rounds} rounds"
-    )
-    print_tables(
-        checkpoint_table(rows, title + (", oversubscribed" if more else "")), left_out={}, load=measured["load"]
-    )
+    what = f"{model} with momentum, {measured['bytes'] / 1e6:.0f} MB"
+    title = f"a checkpoint of {what}, by {ranks} ranks, {rounds} rounds"
+    table = checkpoint_table(rows, title + (", oversubscribed" if measured["oversubscribed"] else ""))
+    print_tables(table, left_out={}, load=measured["load"])

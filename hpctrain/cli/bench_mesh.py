@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.utf8 import json_text
 from hpctrain.report.say import answer
-
-if TYPE_CHECKING:
-    pass
 
 MeshesOption = Annotated[
     list[str] | None,
@@ -70,7 +67,7 @@ def mesh_step(meshes: list[str], steps: TimedSteps, *, as_json: bool) -> None:
     """
     from hpctrain.common.recipes.mesh import parse_mesh
     from hpctrain.control.planning.mesh import SHARDING
-    from hpctrain.control.programs.bench import measure, oversubscribed
+    from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import mesh_rows, mesh_table
 
     model, samples, rounds = steps.model, steps.samples, steps.rounds
@@ -88,12 +85,10 @@ def mesh_step(meshes: list[str], steps: TimedSteps, *, as_json: bool) -> None:
     arguments = (model, str(rounds), str(samples), str(steps.image_size or 64), *meshes)
     measured = measure("mesh_step", steps.ranks, *arguments, hosts=steps.hosts, environment=SHARDING)
     rows = mesh_rows(measured["seconds"], samples * measured["ranks"], measured["tokens_each"])
-    more = oversubscribed(measured["ranks"], measured["hosts"])
     if as_json:
-        about = {name: measured[name] for name in ("ranks", "hosts", "load")}
-        settings = {"model": model, "batch": samples, "rounds": rounds, "oversubscribed": more}
-        answer(json_text({**settings, "rows": rows, **about}))
+        about = {name: measured[name] for name in ("oversubscribed", "ranks", "hosts", "load")}
+        answer(json_text({"model": model, "batch": samples, "rounds": rounds, "rows": rows, **about}))
         return
     title = f"one step of {model} on {measured['ranks']} ranks, {samples} samples for each, {rounds} rounds"
-    table = mesh_table(rows, title + (", oversubscribed" if more else ""))
+    table = mesh_table(rows, title + (", oversubscribed" if measured["oversubscribed"] else ""))
     print_tables(table, left_out={}, load=measured["load"])

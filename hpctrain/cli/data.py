@@ -118,7 +118,7 @@ def shard(
 ) -> None:
     """Make WebDataset shards of images, or continue making them; remakes shards that are missing or damaged."""
     from hpctrain.common.shards.archives import require_checksums
-    from hpctrain.common.shards.make import Sharding
+    from hpctrain.common.shards.make import ShardRequest
     from hpctrain.common.shards.manifest import ShardManifest
 
     if megabytes and samples:
@@ -132,7 +132,7 @@ def shard(
     if checksums:
         require_checksums(source)
     most_bytes = None if samples else int((megabytes or 64) * (1 << 20))
-    sharding = Sharding(
+    sharding = ShardRequest(
         source=source,
         folder=folder,
         seed=seed,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.report.say import answer, answer_json, tell
+from hpctrain.report.say import answer, answer_json, say, tell
+
+if TYPE_CHECKING:
+    from hpctrain.common.run.directory import RunDirectory
 
 
 def report(
@@ -40,7 +44,6 @@ def report(
 
     If the run was predicted, its measured figures are set beside the prediction.
     """
-    from hpctrain.cli.comparison import print_comparison
     from hpctrain.common.errors import HpctrainError
     from hpctrain.common.run.directory import RunDirectory
     from hpctrain.control.schedulers.find_run import LAST, last_run_or_series
@@ -80,3 +83,18 @@ def report(
     page = write_report(directory)
     print_comparison(directory)
     answer(page)
+
+
+def print_comparison(directory: RunDirectory) -> None:
+    """Print the comparison on stderr; nothing without a prediction.
+
+    Raises:
+        HpctrainError: the directory holds no run.
+    """
+    from hpctrain.report.page import read_comparison
+
+    comparison, fault = read_comparison(directory)
+    if fault:
+        say(f"hpctrain: warning: {fault}", sys.stderr)
+    for line in comparison.lines if comparison else ():
+        say(line, sys.stderr)

@@ -142,8 +142,7 @@ def _lent(request: TrainingRequest) -> AbstractContextManager[None]:
 
 def _work(work: str | None, arguments: list[str], training: WorkOptions, *, resume: bool) -> Recipe | Script | None:
     if work is not None:
-        read = read_work(work, training.overrides or [], arguments, mesh=training.mesh, small=training.small)
-        return training.tracked(read)
+        return read_work(work, training, arguments)
     if not resume or training.small:
         raise HpctrainError(
             "HT-run-without-recipe",

@@ -134,7 +134,7 @@ class Terminal:
             each = summary["joules_per_sample"]
             tell(f"energy {energy_line(drawn, summary['energy_covers'], joules_per_sample=each)}")
         if directory.prediction.exists():
-            from hpctrain.cli.comparison import print_comparison
+            from hpctrain.cli.report import print_comparison
 
             print_comparison(directory)
         tell(f"report: hpctrain report {shell_word(directory.path)}")

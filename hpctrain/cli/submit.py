@@ -98,16 +98,7 @@ def submit(
     # The command line takes precedence over the profile.
     in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
     start = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
-    works = read_tasks(
-        work,
-        training.overrides or [],
-        arguments or [],
-        request.tasks,
-        mesh=training.mesh,
-        small=training.small,
-        repeat=repeat is not None,
-    )
-    works = {task: training.tracked(each) for task, each in works.items()}
+    works = read_tasks(work, training, arguments or [], request.tasks, repeat=repeat is not None)
     training_request = TrainingRequest(
         work=None,
         backend=training.backend,

@@ -66,8 +66,7 @@ def submit_pods(
     changes = start.changes()
     changes.pop("container", None)
     training = given.training
-    overrides = training.overrides or []
-    work = training.tracked(read_work(given.work, overrides, given.arguments, mesh=training.mesh, small=training.small))
+    work = read_work(given.work, training, given.arguments)
     asked = TrainingRequest(
         work=work,
         backend=training.backend,

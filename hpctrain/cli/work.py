@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpctrain.cli.run_options import WorkOptions
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.recipes.entries import find
-from hpctrain.common.recipes.load import load_recipe, mesh_overrides, needs_of, override_recipe, script_fault_tolerance
+from hpctrain.common.recipes.load import load_recipe, needs_of, override_recipe, script_fault_tolerance
 from hpctrain.common.recipes.mesh import Mesh, parse_mesh
 from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
@@ -47,21 +48,13 @@ def _require_script(work: str) -> Path:
     return path
 
 
-def read_work(
-    work: str,
-    overrides: Sequence[str],
-    arguments: Sequence[str],
-    *,
-    mesh: str | None = None,
-    small: bool = False,
-) -> Recipe | Script:
+def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -> Recipe | Script:
     """The recipe or script that an argument names.
 
     Args:
         work: a recipe's name or file, or a script's file.
-        overrides: texts of the form ``key=value``; for a script only ``fault_tolerance`` can be set.
-        mesh: the text of ``--mesh``.
-        small: whether :func:`hpctrain.common.recipes.smoke.smoke` shrinks the recipe before overrides change it.
+        training: a smoke run shrinks the recipe before ``--set`` changes it; of a script ``--set`` can only change
+            ``fault_tolerance``.
 
     Raises:
         HpctrainError: it cannot be read, or an option is for the other kind.
@@ -74,16 +67,17 @@ def read_work(
                 recipe=work,
                 arguments=shlex.join(arguments),
             )
-        overrides = [*overrides, *mesh_overrides(mesh)]
-        return print_notes(*(_recipes(work, [overrides], small=True) if small else [load_recipe(work, overrides)]))
-    if small:
+        changes = training.of_recipe
+        recipe = _recipes(work, [changes], small=True)[0] if training.small else load_recipe(work, changes)
+        return training.tracked(print_notes(recipe))
+    if training.small:
         raise HpctrainError(
             "HT-script-with-smoke",
             "--smoke is for recipes, and {script} is a script",
             "its arguments go after --",
             script=work,
         )
-    faults = script_fault_tolerance(work, overrides, FaultTolerance())
+    faults = script_fault_tolerance(work, training.overrides or (), FaultTolerance())
     path = _require_script(work)
     for text in (str(path), *arguments):
         if encodable(text) != text:
@@ -91,8 +85,8 @@ def read_work(
             raise HpctrainError(
                 "HT-plan-not-utf8", "{text!r} is not UTF-8, and plan.json can hold no other text", hint, text=text
             )
-    divided = parse_mesh(mesh) if mesh is not None else Mesh()
-    return Script(path=path, arguments=tuple(arguments), mesh=divided, fault_tolerance=faults)
+    divided = parse_mesh(training.mesh) if training.mesh is not None else Mesh()
+    return training.tracked(Script(path=path, arguments=tuple(arguments), mesh=divided, fault_tolerance=faults))
 
 
 def _recipes(work: str, chosen: Sequence[Sequence[str]], *, small: bool) -> list[Recipe]:
@@ -127,14 +121,7 @@ def print_notes(*recipes: Recipe) -> Recipe:
 
 
 def read_tasks(
-    work: str,
-    overrides: Sequence[str],
-    arguments: Sequence[str],
-    tasks: Sequence[int],
-    *,
-    mesh: str | None = None,
-    small: bool = False,
-    repeat: bool = False,
+    work: str, training: WorkOptions, arguments: Sequence[str], tasks: Sequence[int], *, repeat: bool = False
 ) -> dict[int | None, Recipe | Script]:
     """The work of each task of an array, with ``%a`` replaced by its number; the work of any other run under None.
 
@@ -145,21 +132,21 @@ def read_tasks(
         HpctrainError: the work cannot be read, ``%a`` stands where there are no tasks, or every task would do
             the same training.
     """
-    if (repeat or not tasks) and any(each.partition("=")[2] == "%a" for each in overrides):
+    if (repeat or not tasks) and any(each.partition("=")[2] == "%a" for each in training.overrides or ()):
         raise HpctrainError(
             "HT-task-number-without-array",
             "%a in --set is the number of a task, and there is no --array",
             "--array 0-4 runs five tasks",
         )
     if not tasks:
-        return {None: read_work(work, overrides, arguments, mesh=mesh, small=small)}
+        return {None: read_work(work, training, arguments)}
     if repeat:
         from hpctrain.control.supervision.repeats import with_seeds
 
-        read = read_work(work, overrides, arguments, mesh=mesh, small=small)
+        read = read_work(work, training, arguments)
         return dict(enumerate(with_seeds(read if isinstance(read, Recipe) else work, len(tasks))))
     if work.endswith(".py"):
-        script = read_work(work, overrides, arguments, mesh=mesh, small=small)
+        script = read_work(work, training, arguments)
         assert isinstance(script, Script)
         return {
             task: script.model_copy(update={"arguments": tuple(each.replace("%a", str(task)) for each in arguments)})
@@ -172,14 +159,13 @@ def read_tasks(
             recipe=work,
             arguments=shlex.join(arguments),
         )
-    if not any("%a" in override for override in overrides):
+    if not any("%a" in override for override in training.overrides or ()):
         raise HpctrainError(
             "HT-array-of-same-training",
             "--array: every task would do the same training",
             "%a is the task's number: --set seed=%a, for example",
         )
-    overrides = [*overrides, *mesh_overrides(mesh)]
-    chosen_by_task = [[each.replace("%a", str(task)) for each in overrides] for task in tasks]
-    recipes = _recipes(work, chosen_by_task, small=small)
+    chosen_by_task = [[each.replace("%a", str(task)) for each in training.of_recipe] for task in tasks]
+    recipes = _recipes(work, chosen_by_task, small=training.small)
     print_notes(*recipes)
-    return dict(zip(tasks, recipes, strict=True))
+    return dict(zip(tasks, map(training.tracked, recipes), strict=True))

@@ -87,7 +87,7 @@ class PredictedRow(BaseModel):
         )
 
 
-class _File(BaseModel):
+class _PredictionFile(BaseModel):
     recipe: str
     rows: Annotated[tuple[PredictedRow, ...], Field(min_length=1)]
 
@@ -109,7 +109,7 @@ def read_prediction(path: Path, plan: Plan) -> tuple[bytes, PredictedRow]:
             reason=error.strerror,
         ) from error
     try:
-        file = _File.model_validate_json(content)
+        file = _PredictionFile.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "".join(f"{part}: " for part in [dotted(first["loc"])] if part)
@@ -134,7 +134,7 @@ def own_prediction(directory: RunDirectory, plan: Plan) -> tuple[PredictedRow | 
         return None, f"{error.message}; {error.hint}"
 
 
-def _row_for(file: _File, plan: Plan, path: Path) -> PredictedRow:
+def _row_for(file: _PredictionFile, plan: Plan, path: Path) -> PredictedRow:
     recipe = plan.recipe
     if recipe and recipe.name != file.recipe:
         raise HpctrainError(

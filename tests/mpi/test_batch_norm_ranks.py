@@ -13,7 +13,7 @@ from support.refusals import codes
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.common.recipes.weights import InitialWeights  # noqa: E402
+from hpctrain.common.recipes.sections import InitialWeights  # noqa: E402
 from hpctrain.worker.models.torch_resnet import Basic, ResNet  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "programs" / "batch_norm.py"

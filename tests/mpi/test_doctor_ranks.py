@@ -129,11 +129,11 @@ def test_variables_that_lie_are_said(mpirun: Launch, tmp_path: Path) -> None:
 def test_a_launcher_that_hangs_is_ended(hpctrain: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hpctrain.common.run.plan import HostOptions, Slots, Start
     from hpctrain.control.doctor import start as doctor_ranks
-    from hpctrain.control.planning.place_hosts import Hosts
+    from hpctrain.control.planning.place_hosts import PlacedHosts
 
     monkeypatch.setenv("PATH", fake_mpirun(tmp_path, HANGING))
     monkeypatch.setattr(doctor_ranks, "LIMIT_SECONDS", 1)
-    hosts = Hosts(slots=(Slots(host="localhost", slots=2),))
+    hosts = PlacedHosts(slots=(Slots(host="localhost", slots=2),))
     (check,) = doctor_ranks.check_ranks(hosts, HostOptions(), Start(), tmp_path)
     assert (check.name, check.status) == ("ranks", "failed") and "1 s" in check.found
     left = subprocess.run(["pgrep", "-f", str(tmp_path / "bin")], capture_output=True, text=True, check=False)

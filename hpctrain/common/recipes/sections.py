@@ -17,7 +17,6 @@ from hpctrain.common.recipes.reliability import Checkpointing, FaultTolerance, G
 from hpctrain.common.recipes.schedule import Schedule
 from hpctrain.common.recipes.sync import Sync, in_one_word
 from hpctrain.common.recipes.tracking import Trackers
-from hpctrain.common.recipes.weights import InitialWeights
 
 Framework = Literal["torch", "keras"]
 
@@ -45,6 +44,23 @@ class _Network(Section):
     # A base class of its own, so that the name comes before the keys of a GPT.
     name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"] = Field(
         description="digits_cnn for the digits, a residual network for images, gpt for text"
+    )
+
+
+class InitialWeights(Section):
+    """The initial weights of a residual network's convolutions and last layer; other biases are 0."""
+
+    fan: Literal["in", "out"] = Field(
+        "out",
+        description="a convolution's weights have the variance scale / fan: the values that go into one of its "
+        "outputs, or the outputs that one of its inputs has a part in (He et al. 2015, arXiv 1502.01852)",
+    )
+    scale: Positive = Field(2.0, description="2 in He et al. 2015, 1 in TensorFlow's variance_scaling_initializer")
+    truncated: bool = Field(False, description="drawn again beyond two deviations; the variance stays what it is")
+    last_layer: Literal["normal", "uniform"] = Field(
+        "normal",
+        description="N(0, 0.01) and biases of 0 (Goyal et al. 2017), or what torch.nn.Linear does: weights and biases "
+        "uniform within 1 / sqrt(its inputs)",
     )
 
 

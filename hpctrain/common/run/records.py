@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from hpctrain.common.files.disk import matching
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.values import Count, Seconds, Text
+
+LOST_CONNECTION = re.compile(r"Connection (?:reset|closed) by peer|Broken pipe")
+"""What Gloo says, in the error of a rank, of a connection that the other side closed."""
 
 # A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
 _START_TOLERANCE_SECONDS = 2.0

@@ -1,0 +1,1 @@
+"""Data sets as shards: how they are made, checked, staged and read."""

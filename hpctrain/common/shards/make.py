@@ -46,7 +46,7 @@ _Item = TypeVar("_Item")
 _MIXED_SHARDS = 8
 
 
-class Sharding(BaseModel):
+class ShardRequest(BaseModel):
     """The source and settings of shards; exactly one of ``shard_bytes`` and ``shard_samples`` is set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -62,7 +62,7 @@ class Sharding(BaseModel):
     validation_share: float | None = Field(None, gt=0, lt=1)
 
 
-def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> ShardManifest:
+def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) -> ShardManifest:
     """Make the folder, or its missing and damaged parts; the manifest comes last.
 
     Args:
@@ -161,7 +161,7 @@ def listing_digest(splits: Mapping[SplitName, Iterable[ImageFile]]) -> str:
 
 
 def plan_shards(
-    sharding: Sharding, columns: Columns | None, parts: Mapping[SplitName, Sequence[Sequence[ImageFile]]]
+    sharding: ShardRequest, columns: Columns | None, parts: Mapping[SplitName, Sequence[Sequence[ImageFile]]]
 ) -> list[ShardTask]:
     """Which images each shard holds: those of training shuffled by the seed, so that each shard mixes the classes, and
     those of validation as they are listed. ``columns`` are those of Parquet files.
@@ -187,7 +187,7 @@ def plan_shards(
 
 
 def mix_parts(
-    parts: Sequence[Sequence[ImageFile]], sharding: Sharding, generator: np.random.Generator
+    parts: Sequence[Sequence[ImageFile]], sharding: ShardRequest, generator: np.random.Generator
 ) -> list[ImageFile]:
     """The images of all parts, shuffled so that a shard holds images of few parts only: each that it does is read as a
     whole for it. The parts are shuffled, and then the images among the parts that make :data:`_MIXED_SHARDS` shards.

@@ -10,14 +10,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.shards.make import Sharding, make_shards
+from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.shards.processes import Map
 from hpctrain.common.shards.text.manifest import TextManifest
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
 from hpctrain.common.shards.text.tokenizer import BYTES
 
-Work = Sharding | Preparation
+Work = ShardRequest | Preparation
 Manifest = ShardManifest | TextManifest
 
 # A union, since neither kind has all keys of the other.
@@ -32,7 +32,7 @@ def make(work: Work, run: Map, say: Callable[[str], None]) -> Manifest:
         HpctrainError: see :func:`hpctrain.common.shards.make.make_shards` and
             :func:`hpctrain.common.shards.text.prepare.prepare_text`.
     """
-    return make_shards(work, run, say) if isinstance(work, Sharding) else prepare_text(work, run, say)
+    return make_shards(work, run, say) if isinstance(work, ShardRequest) else prepare_text(work, run, say)
 
 
 def naming_host(function: Callable[[Any], Any], task: Any) -> Any:
@@ -50,7 +50,7 @@ def naming_host(function: Callable[[Any], Any], task: Any) -> Any:
 def with_absolute_paths(work: Work) -> Work:
     """The same work with absolute paths, for processes with another current directory."""
     folder = work.folder.absolute()
-    if isinstance(work, Sharding):
+    if isinstance(work, ShardRequest):
         return work.model_copy(update={"source": work.source.absolute(), "folder": folder})
     sources = tuple(source.absolute() for source in work.sources)
     tokenizer = work.tokenizer if work.tokenizer == BYTES else str(Path(work.tokenizer).absolute())

@@ -24,7 +24,7 @@ from hpctrain.control.doctor.software import World, launcher_and_mpi, same_versi
 from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import require_image
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.start import prove_launcher, run_plan
 
@@ -40,7 +40,7 @@ class _LimitError(Exception):
     pass
 
 
-def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory: Path) -> list[Check]:
+def check_ranks(hosts: PlacedHosts, options: HostOptions, start: Start, run_directory: Path) -> list[Check]:
     """Start the ranks, and check what they see: each host, and all of them together.
 
     Args:
@@ -78,7 +78,7 @@ def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory:
 
 
 def checks_of(
-    written: list[dict[str, Any]], hosts: Hosts, options: HostOptions, failed: Mapping[str, str]
+    written: list[dict[str, Any]], hosts: PlacedHosts, options: HostOptions, failed: Mapping[str, str]
 ) -> list[Check]:
     """The checks of what :mod:`hpctrain.worker.programs.doctor` wrote, once for each process that took itself for rank
     0.

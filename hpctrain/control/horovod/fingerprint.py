@@ -17,7 +17,7 @@ from hpctrain.control.horovod import VERSION, adapt, cuda
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fingerprint:
+class BuildFingerprint:
     """The versions that a wheel is built from and for; None for what it does not use."""
 
     horovod: str
@@ -42,9 +42,9 @@ class Fingerprint:
         return json.dumps(dataclasses.asdict(self))
 
 
-def current_fingerprint(mpi: MpiInstallation, toolkit: cuda.Toolkit | None, nccl: cuda.Nccl | None) -> Fingerprint:
+def current_fingerprint(mpi: MpiInstallation, toolkit: cuda.Toolkit | None, nccl: cuda.Nccl | None) -> BuildFingerprint:
     """The fingerprint of the wheel that fits this environment and these libraries."""
-    return Fingerprint(
+    return BuildFingerprint(
         horovod=VERSION,
         adaptations=adapt.version(),
         python=f"{sys.implementation.cache_tag} {sysconfig.get_platform()}",

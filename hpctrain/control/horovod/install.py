@@ -15,7 +15,7 @@ from pathlib import Path
 from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.horovod import PACKAGES, TITLES, cuda, wheel
-from hpctrain.control.horovod.fingerprint import Fingerprint, current_fingerprint, environment_prefix
+from hpctrain.control.horovod.fingerprint import BuildFingerprint, current_fingerprint, environment_prefix
 from hpctrain.control.horovod.installed import find_installed
 from hpctrain.control.horovod.wheel import Progress
 
@@ -24,7 +24,7 @@ _BUILD_MODULES = ("cffi", "cloudpickle", "pkg_resources", "wheel")
 _SECONDS = "300"
 
 
-def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]:
+def build(progress: Progress, *, force: bool = False) -> tuple[BuildFingerprint, str]:
     """Make the installed Horovod fit this environment's frameworks and MPI.
 
     Args:

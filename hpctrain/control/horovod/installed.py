@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpctrain.control.horovod import METADATA_KEYS
 from hpctrain.control.horovod.cuda import package_directory
-from hpctrain.control.horovod.fingerprint import Fingerprint
+from hpctrain.control.horovod.fingerprint import BuildFingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Installed:
 
     version: str
     packages: tuple[str, ...]
-    fingerprint: Fingerprint | None
+    fingerprint: BuildFingerprint | None
 
 
 def find_installed() -> Installed | None:
@@ -36,5 +36,5 @@ def find_installed() -> Installed | None:
     return Installed(
         version=version,
         packages=tuple(package for package, key in METADATA_KEYS.items() if key in metadata),
-        fingerprint=Fingerprint(**record) if record else None,
+        fingerprint=BuildFingerprint(**record) if record else None,
     )

@@ -22,7 +22,7 @@ from hpctrain.common.settings import FINGERPRINT, MPI_PREFIX, PREFIX, RPATH
 from hpctrain.control.horovod import VERSION
 from hpctrain.control.horovod.adapt import adapt
 from hpctrain.control.horovod.cuda import Nccl, Toolkit
-from hpctrain.control.horovod.fingerprint import Fingerprint, environment_prefix
+from hpctrain.control.horovod.fingerprint import BuildFingerprint, environment_prefix
 
 Progress = Callable[[str, int | None], None]
 """Gets what is being done and, while compiling, the percentage that is done."""
@@ -51,18 +51,18 @@ _ERROR = re.compile(
 _MOST_LINES = 5
 
 
-def wheel_home(fingerprint: Fingerprint) -> Path:
+def wheel_home(fingerprint: BuildFingerprint) -> Path:
     """The cache folder of one wheel and its build log, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     return cache_folder("wheels") / fingerprint.key
 
 
-def cached_wheel(fingerprint: Fingerprint) -> Path | None:
+def cached_wheel(fingerprint: BuildFingerprint) -> Path | None:
     """The wheel that was compiled for exactly this fingerprint, if there is one."""
     return next(wheel_home(fingerprint).glob("*.whl"), None)
 
 
 def compile_wheel(
-    fingerprint: Fingerprint, mpi: MpiInstallation, toolkit: Toolkit | None, nccl: Nccl | None, progress: Progress
+    fingerprint: BuildFingerprint, mpi: MpiInstallation, toolkit: Toolkit | None, nccl: Nccl | None, progress: Progress
 ) -> Path:
     """Download, adapt and compile Horovod; returns the wheel in the cache.
 
@@ -95,7 +95,7 @@ def _inherited() -> dict[str, str]:
 
 
 def build_settings(
-    fingerprint: Fingerprint, work: Path, mpi: MpiInstallation, toolkit: Toolkit | None, nccl: Nccl | None
+    fingerprint: BuildFingerprint, work: Path, mpi: MpiInstallation, toolkit: Toolkit | None, nccl: Nccl | None
 ) -> dict[str, str]:
     """The environment variables that tell Horovod's setup.py, CMake and the adapted sources what to build.
 

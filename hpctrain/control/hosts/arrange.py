@@ -17,7 +17,7 @@ from hpctrain.common.run.plan import HostOptions, Script
 from hpctrain.control.hosts.fabric_sources import FLAT, given_fabric, known_fabric
 from hpctrain.control.hosts.hostfile import read_hostfile
 from hpctrain.control.planning.mesh import mesh_work
-from hpctrain.control.planning.place_hosts import Hosts, KnownFabric, place_hosts
+from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, place_hosts
 from hpctrain.control.topology.names import is_guid
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def arrange(
     *,
     work: Recipe | Script | None = None,
     whole_fabric: bool = False,
-) -> tuple[Hosts, tuple[str, ...]]:
+) -> tuple[PlacedHosts, tuple[str, ...]]:
     """The hosts in the plan's order with their slots, and warnings.
 
     Args:

@@ -1,0 +1,1 @@
+"""Turns a request, the hosts and the machine into a plan."""

@@ -22,7 +22,7 @@ _INTERFACES = re.compile(r"[\w.:][\w.:-]{0,14}(?:,[\w.:][\w.:-]{0,14})*", re.ASC
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hosts:
+class PlacedHosts:
     """Hosts in rank order, the benefit of that order, a mesh's traffic over them, and all ranks' network settings."""
 
     slots: tuple[Slots, ...]
@@ -46,7 +46,7 @@ def place_hosts(
     node_map: NodeMap | None = None,
     interface: str | None = None,
     work: MeshWork | None = None,
-) -> Hosts:
+) -> PlacedHosts:
     """Order hosts so that a ring over them, or a mesh, crosses as few leaves as possible, and give each rank its slot.
 
     Args:
@@ -80,7 +80,7 @@ def place_hosts(
     environment = network_variables(interface=interface, rails=_on_rails(fabric, tuple(filled)))
     places = {count: slots(node_map, count) if node_map else () for count in set(filled.values())}
     adapters = tuple(device for adapter in node_map.adapters for device in adapter.devices) if node_map else ()
-    return Hosts(
+    return PlacedHosts(
         slots=tuple(
             Slots(host=name, slots=count, places=places[count], adapters=adapters) for name, count in filled.items()
         ),

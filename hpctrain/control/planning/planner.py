@@ -10,10 +10,10 @@ from hpctrain.common.run.backend import choose_backend
 from hpctrain.common.run.plan import Plan, Slots
 from hpctrain.common.run.request import TrainingRequest, require_possible, unplaced_plan
 from hpctrain.control.planning.micro_batch import sized
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 
 
-def make_plan(request: TrainingRequest, machine: Machine, hosts: Hosts | None = None) -> Plan:
+def make_plan(request: TrainingRequest, machine: Machine, hosts: PlacedHosts | None = None) -> Plan:
     """The plan of one run.
 
     Args:
@@ -26,11 +26,11 @@ def make_plan(request: TrainingRequest, machine: Machine, hosts: Hosts | None = 
     asked = 1 if request.ranks is None else request.ranks
     ranks = sum(host.slots for host in hosts.slots) if hosts else asked
     plan = unplaced_plan(replace(request, ranks=ranks), machine.frameworks)
-    placed = _placed(plan, hosts or Hosts(slots=(Slots(host=machine.host, slots=ranks),)), machine)
+    placed = _placed(plan, hosts or PlacedHosts(slots=(Slots(host=machine.host, slots=ranks),)), machine)
     return sized(placed, machine)
 
 
-def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
+def place_plan(plan: Plan, hosts: PlacedHosts, machine: Machine) -> Plan:
     """The plan on these hosts, with all settings that follow from them.
 
     Args:
@@ -47,7 +47,7 @@ def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
     return _placed(plan, hosts, machine)
 
 
-def _placed(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
+def _placed(plan: Plan, hosts: PlacedHosts, machine: Machine) -> Plan:
     assert sum(host.slots for host in hosts.slots) == plan.ranks
     threads = _threads(hosts, machine)
     backend, reason = choose_backend(plan, hosts.slots, machine)
@@ -64,7 +64,7 @@ def _placed(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
     return Plan.model_validate({**dict(plan), **placed})
 
 
-def _threads(hosts: Hosts, machine: Machine) -> int:
+def _threads(hosts: PlacedHosts, machine: Machine) -> int:
     """The cores of the smallest slot, else a share of a host's cores, every host being like this one."""
     cores = [len(place.cores) for host in hosts.slots for place in host.places if place.cores]
     return min(cores) if cores else max(1, machine.cores // max(host.slots for host in hosts.slots))

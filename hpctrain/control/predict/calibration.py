@@ -44,7 +44,7 @@ class Fitted:
     """
 
     constants: Mapping[str, Constant]
-    columns: Callable[[int, int], dict[str, Floats]]
+    columns: Callable[[int], dict[str, Floats]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Calibration:
             names: of the constants that are fitted; by default those of the roofline.
         """
         if not self.sweeps:
-            return Fitted(constants=constants, columns=lambda count, seed: {})
+            return Fitted(constants=constants, columns=lambda count: {})
         rows = [(sweep, row) for sweep in self.sweeps for row in sweep.rows]
         names, said = names or _fitted_names(self.sweeps[0].device, constants), modelled or _modelled_seconds
         found = fit(
@@ -123,10 +123,10 @@ class Calibration:
             update={"spread": max(off, _LEAST_ERROR), "kind": "measured", "source": source}
         )
 
-        def columns(count: int, seed: int) -> dict[str, Floats]:
+        def columns(count: int) -> dict[str, Floats]:
             # The constants' values have moved to their means.
             moved = {name: np.log(after[name].value / constants[name].value) for name in names}
-            return {name: logs - moved[name] for name, logs in found.columns(count, seed).items()}
+            return {name: logs - moved[name] for name, logs in found.columns(count).items()}
 
         return Fitted(constants=after, columns=columns)
 
@@ -272,9 +272,9 @@ class Fit:
     covariance: Floats
     residual: Floats
 
-    def columns(self, count: int, seed: int = 0) -> dict[str, Floats]:
+    def columns(self, count: int) -> dict[str, Floats]:
         """The mean, and ``count`` draws: what :func:`hpctrain.control.predict.values.drawn` takes as fitted."""
-        normal = np.random.default_rng([seed, len(self.names)]).standard_normal((len(self.names), count))
+        normal = np.random.default_rng([0, len(self.names)]).standard_normal((len(self.names), count))
         # Not Cholesky's decomposition, which fails for a constant without any variance left.
         values, vectors = np.linalg.eigh(self.covariance)
         spread = vectors * np.sqrt(np.maximum(values, 0))

@@ -15,7 +15,7 @@ from hpctrain.control.predict.values import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankMemory:
+class GpuMemory:
     """The memory of one rank.
 
     Attributes:
@@ -29,7 +29,7 @@ class RankMemory:
     choices: Mapping[str, int]
 
 
-def rank_memory(training: Training, job: Job) -> RankMemory:
+def rank_memory(training: Training, job: Job) -> GpuMemory:
     """The memory of a rank at a training's largest images."""
     settings = MemorySettings(
         optimizer=training.optimizer,
@@ -53,7 +53,7 @@ def rank_memory(training: Training, job: Job) -> RankMemory:
         for name, (batch, changed) in changes.items()
     }
     context, margin = (found.context, found.margin) if on_gpu else (0, 0)
-    return RankMemory(
+    return GpuMemory(
         needed=Estimate(value=taken, low=found.peak + context, high=taken + margin),
         largest_batch=_largest(training, job, settings) if on_gpu else None,
         choices={name: nbytes for name, nbytes in choices.items() if nbytes < taken},

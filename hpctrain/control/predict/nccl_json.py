@@ -25,7 +25,7 @@ class _Times(BaseModel):
     nwrong: _Rate | None = None
 
 
-class _Row(BaseModel):
+class _SizeRow(BaseModel):
     size: Annotated[int, Field(ge=0)]
     type: str
     redop: str
@@ -34,17 +34,17 @@ class _Row(BaseModel):
     in_place: _Times | None = None
 
 
-class _Device(BaseModel):
+class _RankDevice(BaseModel):
     rank: Annotated[int, Field(ge=0)]
     group: int
     hostname: str
     device_info: str = ""
 
 
-class _Config(BaseModel):
+class _RunConfig(BaseModel):
     nthreads: Annotated[int, Field(ge=1)]
     ngpus: Annotated[int, Field(ge=1)]
-    devices: Annotated[list[_Device], Field(min_length=1)]
+    devices: Annotated[list[_RankDevice], Field(min_length=1)]
 
 
 class _OutOfBounds(BaseModel):
@@ -53,8 +53,8 @@ class _OutOfBounds(BaseModel):
 
 class _Report(BaseModel):
     args: list[str] = Field(min_length=1)
-    config: _Config
-    results: list[_Row]
+    config: _RunConfig
+    results: list[_SizeRow]
     out_of_bounds: _OutOfBounds
 
 
@@ -105,7 +105,7 @@ def read_nccl_report(found: dict[str, Any], where: str) -> list[Measured]:
     return all_reduces([run], where)
 
 
-def _ranks(config: _Config, where: str) -> dict[int, Rank]:
+def _ranks(config: _RunConfig, where: str) -> dict[int, Rank]:
     """All ranks: those of a process follow its first one, on the same host and in the same group."""
     process = config.nthreads * config.ngpus
     numbers = sorted(device.rank for device in config.devices)
@@ -125,7 +125,7 @@ def _ranks(config: _Config, where: str) -> dict[int, Rank]:
     }
 
 
-def _add(run: Run, row: _Row, at: str) -> None:
+def _add(run: Run, row: _SizeRow, at: str) -> None:
     run.other = run.other or other_collective(row.redop, row.root, at)
     run.kinds.add(f"{row.type} {row.redop}")
     for place, times in enumerate((row.out_of_place, row.in_place)):

@@ -26,7 +26,7 @@ _HEADER_START = re.compile(r"(.*?)#\s*size\b")
 
 
 @dataclass(kw_only=True)
-class _Table:
+class _RunTable:
     """A run that is being read, with the columns of its table and the line that it begins on."""
 
     where: str
@@ -52,14 +52,14 @@ def read_nccl_tests(text: str, where: str) -> list[Measured]:
             operations, or its runs are mixed.
     """
     runs: list[Run] = []
-    table = _Table(where=where)
+    table = _RunTable(where=where)
     number = 0
     for number, line in enumerate(_without_prefix(text), start=1):
         if line.startswith("#") or not line[:1].isdigit():
             _remark(table, line, f"{where}:{number}")
             if _END.match(line) and table.columns:
                 runs.append(table.run)
-                table = _Table(where=where)
+                table = _RunTable(where=where)
         elif table.columns and table.run.other is None and line.split()[0].isdigit():
             _row(table, line.split(), f"{where}:{number}")
     if table.columns:
@@ -109,7 +109,7 @@ def _prefix_like(example: str) -> re.Pattern[str] | None:
     return re.compile(rf"^\s*{pattern}")
 
 
-def _remark(table: _Table, line: str, at: str) -> None:
+def _remark(table: _RunTable, line: str, at: str) -> None:
     run = table.run
     if rank := _RANK.match(line):
         if int(rank[1]) in run.ranks:
@@ -149,7 +149,7 @@ def _remark(table: _Table, line: str, at: str) -> None:
         )
 
 
-def _row(table: _Table, cells: Sequence[str], at: str) -> None:
+def _row(table: _RunTable, cells: Sequence[str], at: str) -> None:
     """Add a row's points, the columns from ``time`` on once or twice."""
     columns = table.columns
     if columns[-1] == "timestamp":

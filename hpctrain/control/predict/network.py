@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hpctrain.control.topology.routes import Routes
 
 
-
 @dataclass(frozen=True)
 class Placed:
     """Hosts of a fabric in the order of a job's rings.

@@ -141,8 +141,6 @@ def predict(
     *,
     calibration: Calibration = Calibration(),
     site: Site = Site(),
-    draws: int = DRAWS,
-    seed: int = 0,
 ) -> Prediction:
     """Predict a training on each number of nodes.
 
@@ -158,7 +156,7 @@ def predict(
     device = _device(training, node, calibration)
     calibration.require_fits(training.workload.name, device.name, device.precision)
     fitted = calibration.fit(constants())
-    values = drawn(fitted.constants, fitted=fitted.columns(draws, seed), count=draws, seed=seed)
+    values = drawn(fitted.constants, fitted=fitted.columns(DRAWS))
     predictor = _Predictor(
         training=training, node=node, device=device, values=values, calibration=calibration, site=site
     )

@@ -58,16 +58,16 @@ class Values:
 
 
 def drawn(
-    constants: Mapping[str, Constant], *, fitted: Mapping[str, Floats] | None = None, count: int = DRAWS, seed: int = 0
+    constants: Mapping[str, Constant], *, fitted: Mapping[str, Floats] | None = None, count: int = DRAWS
 ) -> Values:
     """Column 0 and ``count`` draws.
 
-    A constant is drawn alike in every prediction with one seed, so that predictions can be compared.
+    A constant is drawn alike in every prediction, so that predictions can be compared.
 
     Args:
         fitted: columns of those constants that a calibration has narrowed, in place of their own spread.
     """
-    logs = {name: _draws(name, each.spread, count, seed) for name, each in constants.items()}
+    logs = {name: _draws(name, each.spread, count) for name, each in constants.items()}
     return Values(constants=constants, columns=count + 1, logs={**logs, **(fitted or {})})
 
 
@@ -78,10 +78,10 @@ def perturbed(constants: Mapping[str, Constant], names: Sequence[str], at: Float
     return Values(constants=constants, columns=len(names) + 1, logs=dict(zip(names, shifts, strict=True)))
 
 
-def _draws(name: str, spread: float, count: int, seed: int) -> Floats:
+def _draws(name: str, spread: float, count: int) -> Floats:
     found = np.zeros(count + 1)
     if spread:
-        found[1:] = spread * np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(count)
+        found[1:] = spread * np.random.default_rng([0, zlib.crc32(name.encode())]).standard_normal(count)
     return found
 
 

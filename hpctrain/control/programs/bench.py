@@ -52,11 +52,6 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-def oversubscribed(ranks: int, hosts: int = 1) -> bool:
-    """Whether the ranks are more than the hosts' cores, every host being like this one."""
-    return ranks > hosts * this_machine().cores
-
-
 def measure(
     program: str,
     ranks: int | None,
@@ -74,7 +69,8 @@ def measure(
 
     Returns:
         What it wrote, and ``load``: how many processes wanted a core of this host in the minute before; ``ranks`` and
-        ``hosts``, how many there were.
+        ``hosts``, how many there were; ``cores``, this host's; ``oversubscribed``: whether the ranks are more than the
+        hosts' cores, every host being like this one.
 
     Raises:
         HpctrainError: a package that it needs is missing, no launcher, hosts that are not there, no folder for what is
@@ -101,8 +97,14 @@ def measure(
         plan = make_plan(request, machine, arranged)
         # The launcher is proved without a check of Horovod, which the benchmarks leave out where it is missing.
         launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None
-        about = {"load": round(load, 2), "ranks": plan.ranks, "hosts": len(plan.hosts)}
-        return {**run_program(plan, folder, machine, launcher, out), **about}
+        return {
+            **run_program(plan, folder, machine, launcher, out),
+            "load": round(load, 2),
+            "ranks": plan.ranks,
+            "hosts": len(plan.hosts),
+            "cores": machine.cores,
+            "oversubscribed": plan.ranks > len(plan.hosts) * machine.cores,
+        }
 
 
 def working_folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:

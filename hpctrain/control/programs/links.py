@@ -13,7 +13,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import write_json
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start
 from hpctrain.control.hosts.arrange import arrange
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.programs.bench import run_program, working_folder
 from hpctrain.control.supervision.start import available_launcher, prove_launcher
 from hpctrain.control.topology.verify import End, Flow, rounds
@@ -21,7 +21,7 @@ from hpctrain.control.topology.verify import End, Flow, rounds
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "links.py"
 
 
-def hosts_to_measure(options: HostOptions) -> tuple[Hosts, tuple[str, ...]]:
+def hosts_to_measure(options: HostOptions) -> tuple[PlacedHosts, tuple[str, ...]]:
     """The hosts that the user names, else those of the Slurm allocation, as a run on them has them; and warnings.
 
     Raises:
@@ -51,7 +51,7 @@ def hosts_to_measure(options: HostOptions) -> tuple[Hosts, tuple[str, ...]]:
 
 
 def measure_links(
-    hosts: Hosts | None, ranks: int, size: int, start: Start = Start(), options: HostOptions = HostOptions()
+    hosts: PlacedHosts | None, ranks: int, size: int, start: Start = Start(), options: HostOptions = HostOptions()
 ) -> list[Flow]:
     """Measure between hosts, or between ranks of this machine.
 
@@ -93,7 +93,7 @@ def measure_links(
         return flows_of(measured, plan)
 
 
-def _remedy(hosts: Hosts | None) -> str:
+def _remedy(hosts: PlacedHosts | None) -> str:
     if hosts is None:
         return "`hpctrain doctor -np 2` looks further"
     names = fold_hosts([each.host for each in hosts.slots])

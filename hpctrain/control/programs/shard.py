@@ -14,11 +14,11 @@ from hpctrain.common.extras import require
 from hpctrain.common.files.printable import printable
 from hpctrain.common.run.plan import HostOptions, Script, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.common.shards.make import Sharding
+from hpctrain.common.shards.make import ShardRequest
 from hpctrain.common.shards.processes import ENVIRONMENT, worker_processes
 from hpctrain.common.shards.work import Manifest, Work, as_manifest, make, with_absolute_paths
 from hpctrain.control.hosts.arrange import arrange
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.programs.bench import run_program, working_folder
 from hpctrain.control.supervision.start import prove_launcher
@@ -34,7 +34,7 @@ def require_extras(work: Work) -> None:
     Raises:
         HpctrainError: an extra is missing.
     """
-    require("train", "imagenet") if isinstance(work, Sharding) else require("text")
+    require("train", "imagenet") if isinstance(work, ShardRequest) else require("text")
 
 
 def say(text: str) -> None:
@@ -93,7 +93,7 @@ def shard_script(work: Work, *out: str) -> Script:
     return Script(path=_PROGRAM, arguments=(with_absolute_paths(work).model_dump_json(), *out))
 
 
-def _with_coordinator_slot(hosts: Hosts) -> Hosts:
+def _with_coordinator_slot(hosts: PlacedHosts) -> PlacedHosts:
     """The same with room on the first host for the rank that hands out the work, which mostly waits."""
     first, *others = hosts.slots
     return replace(hosts, slots=(Slots(host=first.host, slots=first.slots + 1), *others))

@@ -1,1 +1,1 @@
-"""Slurm jobs: the request, the job script, its submission, and the outcome."""
+"""Jobs of Slurm and Kubernetes: the profile of a cluster, the request, the submission, and the outcome."""

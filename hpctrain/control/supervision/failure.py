@@ -15,7 +15,7 @@ from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile
 from hpctrain.common.run.events.kinds import StoppedEvent
-from hpctrain.common.run.records import RankRecord, final_records
+from hpctrain.common.run.records import LOST_CONNECTION, RankRecord, final_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.run.streams import without_marks
 
@@ -38,8 +38,6 @@ _LOST_HOST = re.compile(
 _BAD_START = re.compile(r"PMIx\s+server's\s+listener\s+thread\s+failed\s+to\s+start")
 # The host was lost after it was asked, or its daemon cannot connect to mpirun.
 _NO_DAEMON = re.compile(r"daemon\s+failed\s+to\s+report\s+back.*?Remote\s+host:\s+(?P<host>\S+)", re.S)
-# What Gloo says of a connection that the other side closed.
-_LOST_CONNECTION = re.compile(r"Connection (?:reset|closed) by peer|Broken pipe")
 # What Open MPI says of a connection over TCP that the other side closed, before it ends the rank that noticed.
 _LOST_PEER = re.compile(
     r"peer\s+process\s+has\s+unexpectedly\s+disconnected.+?PID:\s+(?P<pid>\d+)\s+Peer\s+host:\s+(?P<host>\S+)", re.S
@@ -223,7 +221,7 @@ def _missed(directory: RunDirectory, first: RankRecord, silent: Sequence[RankRec
     A rank that was killed closes its connections, and those that notice may end the run before the launcher has seen
     that rank's end. With several ranks without an error, the launcher may have ended any of them.
     """
-    if not (silent and first.error and _LOST_CONNECTION.search(first.error.message)):
+    if not (silent and first.error and LOST_CONNECTION.search(first.error.message)):
         return None
     if len(silent) > 1:
         return replace(_raised(directory, first), exit_code=RESUMABLE)

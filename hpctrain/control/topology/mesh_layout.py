@@ -53,7 +53,7 @@ def lay(fabric: Fabric, given: Sequence[int], placed: Sequence[int], slots: Mapp
         HpctrainError: a host without an adapter, or hosts that no path joins.
     """
     rings = Rings(fabric, given)
-    layout = Layout(rings, work.mesh, mesh_flows(work), [slots[host] for host in given])
+    layout = MeshLayout(rings, work.mesh, mesh_flows(work), [slots[host] for host in given])
     as_given = np.arange(len(given))
     at = {host: position for position, host in enumerate(given)}
     by_leaf = np.array([at[host] for host in placed])
@@ -82,7 +82,7 @@ def in_one_node(work: MeshWork) -> MeshTraffic:
     return MeshTraffic(in_bytes=work.model is not None, orders={"laid": laid})
 
 
-class Layout:
+class MeshLayout:
     """A mesh over the hosts of ``rings``. Orders are permutations of positions in the list of hosts given.
 
     Args:

@@ -28,7 +28,7 @@ _LONGEST = 300
 _NICENESS = 10
 
 
-class _Messages:
+class _OwnOutput:
     """Writes lines to the standard output. The libraries print into the null device, because they print addresses."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def main(name: Tracker, directory: RunDirectory) -> int:
     """Send the events of a run to a tracker; returns the exit code."""
     os.umask(0o077)
     os.nice(_NICENESS)
-    messages = _Messages()
+    messages = _OwnOutput()
     try:
         with only_sender(directory, name), contextlib.closing(_tracking(name, directory, messages.say)) as tracking:
             has_all = follow(directory, tracking, ended=_ended, say=messages.say, describe=messages.describe)

@@ -27,7 +27,7 @@ import simplejpeg
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.shards.make import Sharding, make_shards
+from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.read import open_shards
 from hpctrain.worker.bench import other_loaders
 from hpctrain.worker.bench.in_turn import rotated
@@ -88,7 +88,7 @@ def write_folders(folder: Path, photographs: Iterable[Photograph]) -> list[tuple
 
 def write_shards(folder: Path, source: Path, shard_samples: int) -> None:
     """Make the shards of :func:`write_folders`' folder with ``hpctrain data shard``."""
-    make_shards(Sharding(source=source, folder=folder, shard_samples=shard_samples), map, lambda words: None)
+    make_shards(ShardRequest(source=source, folder=folder, shard_samples=shard_samples), map, lambda words: None)
 
 
 def hpctrain_loader(folder: Path, images: int, size: int, workers: int, stack: ExitStack) -> tuple[ImageNet, Epoch]:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from hpctrain.common.cluster.gpus import gpu_of, require_shareable, sharing_variables
 from hpctrain.common.errors import HpctrainError, TransientError
+from hpctrain.common.run.records import LOST_CONNECTION
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.addresses import own_address
@@ -36,9 +37,6 @@ _GROUPS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 _OPERATIONS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # Added to hpctrain's own limit, so that hpctrain, which knows what was waited for, reports first.
 _MARGIN_SECONDS = 5.0
-
-# What Gloo says of a connection that the other side closed.
-_LOST = re.compile(r"Connection (closed|reset) by peer")
 
 # torchrun's store outlives a group. A later group must not find the addresses of an earlier one there.
 _joined = itertools.count()
@@ -232,7 +230,7 @@ class TorchDistributedCommunicator(CheckedControl):
     def explained(self, error: BaseException) -> BaseException:
         own = isinstance(error, HpctrainError)
         late = not own and is_late(error)
-        if own or not (late or _LOST.search(str(error))) or not dist.is_initialized():
+        if own or not (late or LOST_CONNECTION.search(str(error))) or not dist.is_initialized():
             return error
         missing = self._deadlocks.missing(late=late)
         if not missing:

@@ -13,7 +13,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.shards.cache import ShardFiles, cache_folder, fetch_manifest
 from hpctrain.common.shards.manifest import read_manifest
-from hpctrain.worker.data.samples import InMemory, Samples, Source
+from hpctrain.worker.data.samples import InMemory, Samples, SampleSource
 
 if TYPE_CHECKING:
     from hpctrain.worker.comm import Communicator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MULTIPLE = 64
 
 
-def open_sources(recipe: Recipe, comm: Communicator | None = None) -> tuple[Source, Source]:
+def open_sources(recipe: Recipe, comm: Communicator | None = None) -> tuple[SampleSource, SampleSource]:
     """The training and the validation samples of a recipe. Collective over the ranks of ``comm``.
 
     Args:
@@ -110,7 +110,7 @@ def _folder(recipe: Recipe, comm: Communicator | None) -> Path:
     return cache_folder(url, comm.broadcast_object(manifest) if comm else manifest)
 
 
-def _text(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
+def _text(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, SampleSource]:
     from hpctrain.common.shards.text.read import TokenShards
     from hpctrain.worker.data.text import Windows, bundled_tokens
 
@@ -145,7 +145,7 @@ def _text(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
     return sources
 
 
-def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
+def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, SampleSource]:
     from hpctrain.worker.data.loader import ImageNet, Pool, WorkerPool
 
     if recipe.model.name == "digits_cnn":
@@ -182,7 +182,7 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source
     return train, val
 
 
-def with_head(recipe: Recipe, train: Source, comm: Communicator) -> Recipe:
+def with_head(recipe: Recipe, train: SampleSource, comm: Communicator) -> Recipe:
     """The recipe with as many classes as its training samples have, where they are photographs and it gives no number.
 
     A larger number that it gives stays, which is said.

@@ -26,7 +26,7 @@ from hpctrain.common.shards.decoding import END, BrokenImageError, decode
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.decoder import Broken, Cut, Decoder, DecodingJob, broken_image
 from hpctrain.worker.data.images import mean_colour
-from hpctrain.worker.data.loader import Piece
+from hpctrain.worker.data.loader import LoadedPiece
 from hpctrain.worker.data.sampling import Indices
 
 # Decodes JPEG files to a device, each to uint8 of shape (3, height, width); RuntimeError if it cannot decode one.
@@ -121,10 +121,12 @@ class CardPool:
         self.nanoseconds: Counter[str] = Counter()
         self._device, self._decode_all = device, decode_all
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._open: Generator[Piece] | None = None
+        self._open: Generator[LoadedPiece] | None = None
 
     @contextlib.contextmanager
-    def pieces(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Iterator[Iterator[Piece]]:
+    def pieces(
+        self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int
+    ) -> Iterator[Iterator[LoadedPiece]]:
         """The pieces of a stream, whose images are tensors on the device.
 
         Raises:
@@ -144,7 +146,7 @@ class CardPool:
         if self._open:
             self._open.close()
 
-    def _ahead(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[Piece]:
+    def _ahead(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
         with ThreadPoolExecutor(1, "decoding") as thread:
             before = None
             for indices in pieces:
@@ -155,7 +157,7 @@ class CardPool:
             if before:
                 yield self._taken(before)
 
-    def _taken(self, coming: Future[Piece]) -> Piece:
+    def _taken(self, coming: Future[LoadedPiece]) -> LoadedPiece:
         begin = time.perf_counter_ns()
         piece = coming.result()
         self.nanoseconds["rank waits"] += time.perf_counter_ns() - begin
@@ -164,14 +166,14 @@ class CardPool:
             piece.images.record_stream(torch.cuda.current_stream(self._device))
         return piece
 
-    def _piece(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> Piece:
+    def _piece(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> LoadedPiece:
         with torch.cuda.stream(self._stream), torch.no_grad():
             piece = self._made(decoder, split, indices, epoch)
             if self._stream:
                 self._stream.synchronize()
         return piece
 
-    def _made(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> Piece:
+    def _made(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> LoadedPiece:
         begin = time.perf_counter_ns()
         shape = (len(indices), *self.job.shape(split, epoch))
         blank = torch.from_numpy(mean_colour(self.job.images)).to(self._device)
@@ -197,7 +199,7 @@ class CardPool:
                 torch.tensor(each, device=self._device) for each in (self.job.images.mean, self.job.images.deviation)
             )
             images = (images / 255 - mean) / deviation
-        return Piece(indices=indices, images=images, tasks=0, broken=broken)
+        return LoadedPiece(indices=indices, images=images, tasks=0, broken=broken)
 
     def _count(self, stage: str, begin: int) -> int:
         now = time.perf_counter_ns()

@@ -32,7 +32,7 @@ _TASKS_AHEAD = 3
 
 
 @dataclass(kw_only=True)
-class Piece:
+class LoadedPiece:
     """A piece that is being prepared.
 
     Attributes:
@@ -56,7 +56,7 @@ class Pool(Protocol):
 
     def pieces(
         self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int
-    ) -> AbstractContextManager[Iterator[Piece]]: ...
+    ) -> AbstractContextManager[Iterator[LoadedPiece]]: ...
 
     def close(self) -> None: ...
 
@@ -81,7 +81,7 @@ class WorkerPool:
         self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images, exact=exact)
         self._count = recipe.data.workers
         self._workers: Workers | None = None
-        self._open: Generator[Piece] | None = None
+        self._open: Generator[LoadedPiece] | None = None
         self.nanoseconds: Counter[str] = Counter()
 
     @property
@@ -90,7 +90,9 @@ class WorkerPool:
         return self._workers.pids if self._workers else []
 
     @contextlib.contextmanager
-    def pieces(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Iterator[Iterator[Piece]]:
+    def pieces(
+        self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int
+    ) -> Iterator[Iterator[LoadedPiece]]:
         """The pieces of a stream, made by workers, or by the decoder if there are none.
 
         Raises:
@@ -117,15 +119,15 @@ class WorkerPool:
             self._workers.end()
             self._workers = None
 
-    def _here(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[Piece]:
+    def _here(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
         for indices in pieces:
             images: NDArray[Any] = np.empty((len(indices), *self.job.shape(split, epoch)), self.job.dtype)
             broken = decoder.write(indices.tolist(), epoch, images)
             self.nanoseconds += decoder.nanoseconds
             decoder.nanoseconds.clear()
-            yield Piece(indices=indices, images=images, tasks=0, broken=broken)
+            yield LoadedPiece(indices=indices, images=images, tasks=0, broken=broken)
 
-    def _ahead(self, split: str, pieces: Sequence[Indices], epoch: int) -> Generator[Piece]:
+    def _ahead(self, split: str, pieces: Sequence[Indices], epoch: int) -> Generator[LoadedPiece]:
         if not pieces:
             return
         if self._workers is None:
@@ -142,7 +144,7 @@ class WorkerPool:
 
 
 class ImageNet:
-    """A split of a folder of shards as a :class:`hpctrain.worker.data.samples.Source`, one stream of a pool at a time.
+    """A split of a folder of shards, as :class:`~hpctrain.worker.data.samples.SampleSource` says. One stream at a time.
 
     Args:
         folder: what ``hpctrain data shard`` wrote.
@@ -181,7 +183,7 @@ class ImageNet:
         return self._shards.classes
 
     def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
-        """The samples of each piece; see :class:`hpctrain.worker.data.samples.Source`.
+        """The samples of each piece; see :class:`hpctrain.worker.data.samples.SampleSource`.
 
         Raises:
             HpctrainError: an image is broken and the recipe stops at it, a shard cannot be read, or a worker died or
@@ -197,7 +199,7 @@ class ImageNet:
         self._pool.close()
         self._shards.close()
 
-    def _samples(self, piece: Piece) -> Samples:
+    def _samples(self, piece: LoadedPiece) -> Samples:
         indices = sample_of(piece.indices)
         labels = self._shards.labels[indices]
         for position, key, message in piece.broken:
@@ -241,12 +243,12 @@ class _Ring:
         self._image_bytes = int(np.prod(job.shape(split, epoch))) * job.dtype.itemsize
         self._place_bytes = longest * self._image_bytes
         self._memory = workers.reserve(self._places * self._place_bytes)
-        self._made: dict[int, Piece] = {}
+        self._made: dict[int, LoadedPiece] = {}
         self._begun = 0
         # By the task's number: its piece, and the position in that at which it begins.
-        self._tasks: dict[int, tuple[Piece, int]] = {}
+        self._tasks: dict[int, tuple[LoadedPiece, int]] = {}
 
-    def run(self) -> Generator[Piece]:
+    def run(self) -> Generator[LoadedPiece]:
         """The pieces in order; a piece's place is reused when the next is asked for."""
         begin, before = time.perf_counter_ns(), self._busy()
         try:
@@ -258,7 +260,7 @@ class _Ring:
     def _busy(self) -> int:
         return sum(self._nanoseconds[stage] for stage in STAGES)
 
-    def _run(self) -> Generator[Piece]:
+    def _run(self) -> Generator[LoadedPiece]:
         for number in range(len(self._pieces)):
             for other in range(number + len(self._made), min(number + self._places, len(self._pieces))):
                 self._made[other] = self._begin(other)
@@ -268,13 +270,13 @@ class _Ring:
             yield piece
             del self._made[number]
 
-    def _begin(self, number: int) -> Piece:
+    def _begin(self, number: int) -> LoadedPiece:
         indices = self._pieces[number]
         offset = number % self._places * self._place_bytes
         shape = len(indices), *self._job.shape(self._split, self._epoch)
         images: NDArray[Any] = np.ndarray(shape, self._job.dtype, self._memory, offset)
         starts = range(0, len(indices), self._share)
-        piece = Piece(indices=indices, images=images, tasks=len(starts), broken=[])
+        piece = LoadedPiece(indices=indices, images=images, tasks=len(starts), broken=[])
         for start in starts:
             task = DecodingTask(
                 number=self._begun,

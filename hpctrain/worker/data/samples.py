@@ -44,7 +44,7 @@ class Samples:
         return Samples(images=self.images[indices], labels=self.labels[indices])
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """A set of samples, identified by indices from 0."""
 
     @property
@@ -78,7 +78,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class InMemory:
-    """A :class:`Source` of samples in memory."""
+    """A :class:`SampleSource` of samples in memory."""
 
     samples: Samples
     broken: set[str] = field(default_factory=set)
@@ -103,7 +103,7 @@ class InMemory:
 class First:
     """The first samples of a source. It owns the source."""
 
-    source: Source
+    source: SampleSource
     count: int
 
     @property

@@ -53,7 +53,7 @@ class TokensInMemory:
 
 
 class Windows:
-    """A :class:`hpctrain.worker.data.samples.Source` of windows without overlap.
+    """A :class:`hpctrain.worker.data.samples.SampleSource` of windows without overlap.
 
     In training each pass, whose number an index carries as its repetition, draws the offset of its windows, so that
     every token comes at every place of a window. At the ends, less than two windows of a pass remain unused.

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from hpctrain.common.recipes.weights import InitialWeights
+from hpctrain.common.recipes.sections import InitialWeights
 from hpctrain.worker.models.keras_batch_norm import KerasBatchNorm
 
 # Makes a batch norm, given its name and gamma_initializer.

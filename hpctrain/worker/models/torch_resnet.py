@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from hpctrain.common.recipes.weights import InitialWeights
+from hpctrain.common.recipes.sections import InitialWeights
 from hpctrain.worker.models.torch_batch_norm import TorchBatchNorm
 
 # Makes a batch norm for a number of channels.

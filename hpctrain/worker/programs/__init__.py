@@ -1,0 +1,1 @@
+"""The rank programs that the commands start besides a training, such as those of doctor and data shard."""

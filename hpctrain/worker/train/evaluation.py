@@ -9,12 +9,12 @@ import numpy as np
 
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.samples import BROKEN, Source
+from hpctrain.worker.data.samples import BROKEN, SampleSource
 from hpctrain.worker.data.sampling import parts, share
 from hpctrain.worker.train.trainer import Trainer
 
 
-def evaluate(trainer: Trainer, comm: Communicator, test: Source, size: int, epoch: int) -> tuple[float, float]:
+def evaluate(trainer: Trainer, comm: Communicator, test: SampleSource, size: int, epoch: int) -> tuple[float, float]:
     """Mean loss and accuracy on the test set, each sample of which is seen by one data-parallel rank. Collective.
 
     All ranks compute equally many parts, since a model that is divided over them needs all of them for each.

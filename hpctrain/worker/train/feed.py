@@ -1,8 +1,9 @@
-"""Divides global batches into each rank's parts, with the samples that are mixed into them."""
+"""What a rank computes: its parts of the global batches, with the samples that are mixed into them, taken ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -96,3 +97,33 @@ class Feed:
         key, counter = ([self._recipe.seed, epoch], [0, 0, first, _DEPTH_STREAM])
         bits = np.random.Philox(key=np.array(key, np.uint64), counter=np.array(counter, np.uint64))
         return np.random.Generator(bits).random((int(own.max()) + 1, blocks), np.float32)[own]
+
+
+class SamplesAhead:
+    """The samples of a stream, in its order, of which the next can be taken while a device still computes.
+
+    Args:
+        place: begins to bring samples to where they are computed on, as they are valid only until the next ones.
+    """
+
+    def __init__(self, stream: Iterator[Samples], place: Callable[[Samples], Samples]) -> None:
+        self._placed = map(place, stream)
+        self._fetched: list[Samples] = []
+        self._failed: Exception | None = None
+
+    def __iter__(self) -> Iterator[Samples]:
+        return self
+
+    def __next__(self) -> Samples:
+        if self._failed:
+            raise self._failed
+        return self._fetched.pop() if self._fetched else next(self._placed)
+
+    def fetch(self) -> None:
+        """Take the next samples of the stream, if there are any; an error is raised where they are asked for."""
+        if self._fetched or self._failed:
+            return
+        try:
+            self._fetched.extend(itertools.islice(self._placed, 1))
+        except Exception as error:
+            self._failed = error

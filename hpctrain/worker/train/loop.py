@@ -28,13 +28,12 @@ from hpctrain.common.run.events.kinds import (
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import MixedSamples
-from hpctrain.worker.data.samples import BROKEN, Samples, Source
+from hpctrain.worker.data.samples import BROKEN, Samples, SampleSource
 from hpctrain.worker.data.sampling import Indices, batch_count, sample_of
-from hpctrain.worker.train.ahead import SamplesAhead
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.energy import RunEnergy
 from hpctrain.worker.train.evaluation import evaluate
-from hpctrain.worker.train.feed import Feed
+from hpctrain.worker.train.feed import Feed, SamplesAhead
 from hpctrain.worker.train.local_steps import LocalSteps
 from hpctrain.worker.train.non_finite import FinishedStep, NonFiniteWatch, mean_of_finite
 from hpctrain.worker.train.recovery import Recovery
@@ -71,8 +70,8 @@ class Loop:
         recipe: Recipe,
         comm: Communicator,
         trainer: Trainer,
-        train: Source,
-        test: Source,
+        train: SampleSource,
+        test: SampleSource,
         events: EventWriter,
         *,
         checkpoints: Checkpoints,

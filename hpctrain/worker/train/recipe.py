@@ -23,7 +23,7 @@ from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import Communicator, init
 from hpctrain.worker.comm.stall_reports import reports
 from hpctrain.worker.data import open_sources, with_decoder, with_head
-from hpctrain.worker.data.samples import First, Source
+from hpctrain.worker.data.samples import First, SampleSource
 from hpctrain.worker.train.asynchronous import AsynchronousLoop
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.energy import RunEnergy
@@ -108,7 +108,7 @@ def _checkpoints(plan: Plan, directory: RunDirectory, comm: Communicator, events
     )
 
 
-def _limited(source: Source, limit: int | None) -> Source:
+def _limited(source: SampleSource, limit: int | None) -> SampleSource:
     return First(source=source, count=limit) if limit else source
 
 

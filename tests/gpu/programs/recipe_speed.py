@@ -27,7 +27,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker import models
 from hpctrain.worker.bench.in_turn import rotated
 from hpctrain.worker.data.samples import Samples
-from hpctrain.worker.train.ahead import SamplesAhead
+from hpctrain.worker.train.feed import SamplesAhead
 from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 Call = Callable[[], object]

@@ -29,7 +29,7 @@ MOMENTUM = 0.9
 def torch_step(layers, given, comm) -> dict[str, np.ndarray]:
     import torch
 
-    from hpctrain.common.recipes.weights import InitialWeights
+    from hpctrain.common.recipes.sections import InitialWeights
     from hpctrain.worker.models.torch_batch_norm import TorchBatchNorm, average_statistics
     from hpctrain.worker.models.torch_resnet import Basic, ResNet
 
@@ -53,7 +53,7 @@ def keras_step(layers, given, comm) -> dict[str, np.ndarray]:
     import keras
     import tensorflow as tf
 
-    from hpctrain.common.recipes.weights import InitialWeights
+    from hpctrain.common.recipes.sections import InitialWeights
     from hpctrain.worker.models.convert import load_state, state_of
     from hpctrain.worker.models.keras_batch_norm import KerasBatchNorm, average_statistics
     from hpctrain.worker.models.keras_resnet import _basic, _Layers, _resnet

@@ -34,7 +34,7 @@ def _source() -> Mapping[str, bytes]:
 @functools.cache
 def _shard_files() -> Mapping[str, bytes]:
     """A folder of shards of it."""
-    from hpctrain.common.shards.make import Sharding, make_shards
+    from hpctrain.common.shards.make import ShardRequest, make_shards
 
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
@@ -42,7 +42,7 @@ def _shard_files() -> Mapping[str, bytes]:
         for file, content in _source().items():
             (source / file).write_bytes(content)
         folder = Path(name) / "shards"
-        make_shards(Sharding(source=source, folder=folder, shard_samples=50), map, lambda words: None)
+        make_shards(ShardRequest(source=source, folder=folder, shard_samples=50), map, lambda words: None)
         return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 

@@ -46,11 +46,7 @@ def tree_seconds(network: Network, nbytes: float, *, piece_bytes: float = 0.0, l
     height = (network.hosts - 1).bit_length()
     piece = min(piece_bytes, nbytes / network.rails / 2) / network.rail_bytes_per_s
     filling = max(0, 4 * height - 6) * piece * network.tree_share
-    return (
-        2 * height * latency_s
-        + filling
-        + network.tree_volume * _rail_seconds(network, nbytes) / network.tree_share
-    )
+    return 2 * height * latency_s + filling + network.tree_volume * _rail_seconds(network, nbytes) / network.tree_share
 
 
 def _rail_seconds(network: Network, nbytes: float) -> float:

@@ -14,7 +14,7 @@ from hpctrain.common.cluster import machine
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.run.directory import new_directory
 from hpctrain.control.horovod import check
-from hpctrain.control.horovod.fingerprint import Fingerprint
+from hpctrain.control.horovod.fingerprint import BuildFingerprint
 from hpctrain.control.horovod.installed import Installed
 from support import needs
 from support.refusals import codes
@@ -222,7 +222,7 @@ def test_horovod_that_was_built_for_another_mpi(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fields = dict.fromkeys(("horovod", "adaptations", "python"), "x")
-    fingerprint = Fingerprint(
+    fingerprint = BuildFingerprint(
         **fields, mpi="MPICH 3.4 at /opt/mpich", torch=None, tensorflow=None, cuda=None, nccl=None
     )
     other = Installed(version="0.28.1", packages=("torch", "tensorflow"), fingerprint=fingerprint)

@@ -14,7 +14,7 @@ import pytest
 from hpctrain.cli import topology
 from hpctrain.cli.main import main
 from hpctrain.common.run.plan import HostOptions, Start
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import nvidia_smi
 from hpctrain.control.topology.verify import End, Flow
@@ -384,7 +384,7 @@ class Measured:
             for round, (a, b) in enumerate(itertools.permutations(ends, 2))
         ]
 
-    def __call__(self, hosts: Hosts, ranks: int, size: int, start: Start, options: HostOptions) -> list[Flow]:
+    def __call__(self, hosts: PlacedHosts, ranks: int, size: int, start: Start, options: HostOptions) -> list[Flow]:
         assert isinstance(options, HostOptions)
         self.asked.append(([(each.host, each.slots) for each in hosts.slots], ranks, size, start))
         self.environment = hosts.environment

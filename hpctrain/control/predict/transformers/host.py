@@ -72,7 +72,7 @@ class Hosts:
         return cls(
             local=local,
             engine=engine,
-            values=drawn(fitted.constants, fitted=fitted.columns(_DRAWS, 0), count=_DRAWS),
+            values=drawn(fitted.constants, fitted=fitted.columns(_DRAWS), count=_DRAWS),
             cores=next((sweep.cores for sweep in calibration.sweeps if sweep.cores), None),
             measured=max((sweep.ranks for sweep in calibration.sweeps), default=local),
             curves=calibration.curves,

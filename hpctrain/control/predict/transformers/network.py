@@ -53,7 +53,7 @@ class _Family(Section):
     source: str
 
 
-class _File(Section):
+class _KnownFile(Section):
     families: dict[str, _Family]
     transformers: dict[str, Known]
 
@@ -424,6 +424,8 @@ _WINDOWS = ("full_attention", "sliding_attention")
 
 
 @cache
-def _file() -> _File:
+def _file() -> _KnownFile:
     path = Path(__file__).with_name("transformers.yaml")
-    return load_checked(path.read_text(encoding="utf-8"), path, _File, "file of transformers", "reinstall hpctrain")
+    return load_checked(
+        path.read_text(encoding="utf-8"), path, _KnownFile, "file of transformers", "reinstall hpctrain"
+    )

@@ -63,17 +63,19 @@ class Software(Section):
     about: str
 
 
-class _File(Section):
+class _ConstantsFile(Section):
     constants: dict[str, FittedConstant]
     generations: dict[str, str]
     software: dict[str, Software]
 
 
 @cache
-def step_file() -> _File:
+def step_file() -> _ConstantsFile:
     """All of ``step.yaml``."""
     path = Path(__file__).with_name("step.yaml")
-    return load_checked(path.read_text(encoding="utf-8"), path, _File, "file of constants", "reinstall hpctrain")
+    return load_checked(
+        path.read_text(encoding="utf-8"), path, _ConstantsFile, "file of constants", "reinstall hpctrain"
+    )
 
 
 @cache

@@ -63,7 +63,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """The outcome of a search.
 
     Attributes:
@@ -87,7 +87,7 @@ def search(
     trained: Callable[[Layout], tuple[Layout, str]] = lambda layout: (layout, "pytorch"),
     runs: Callable[[Layout], bool] = lambda layout: True,
     sequence: int | None = None,
-) -> Found:
+) -> SearchResult:
     """Predict every layout of a batch over a number of ranks that fits the memory of each.
 
     Args:
@@ -121,10 +121,10 @@ def search(
         # Keys that exclude each other, which no other batch and no other number of nodes mends.
         raise refused[0]
     fitting.sort(key=lambda each: each.step.seconds)
-    return Found(fitting=tuple(fitting), least_bytes=least)
+    return SearchResult(fitting=tuple(fitting), least_bytes=least)
 
 
-def require_fitting(found: Found, *, gpu: str, ranks: int, global_batch: int, memory_bytes: float) -> None:
+def require_fitting(found: SearchResult, *, gpu: str, ranks: int, global_batch: int, memory_bytes: float) -> None:
     """Refuse a search that found nothing.
 
     Raises:

@@ -24,7 +24,7 @@ from hpctrain.common.run.directory import default_directory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots
 from hpctrain.common.run.request import FRAMEWORKS, TrainingRequest, unplaced_plan
 from hpctrain.control.launchers.launcher_choice import require_choices
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import place_plan
 from hpctrain.control.schedulers.kubernetes.manifests import indexed_hosts, manifest_text, manifests, mpi_hosts
 from hpctrain.control.schedulers.kubernetes.pod_template import CONFIGURATION, PodRun
@@ -195,9 +195,9 @@ def _plan(asked: TrainingRequest, request: JobRequest, machine: Machine) -> Plan
     return plan
 
 
-def _imagined(machine: Machine, nodes: int, slots: int) -> Hosts:
+def _imagined(machine: Machine, nodes: int, slots: int) -> PlacedHosts:
     names = [machine.host, *(f"{machine.host}-{node}" for node in range(1, nodes))]
-    return Hosts(slots=tuple(Slots(host=name, slots=slots) for name in names))
+    return PlacedHosts(slots=tuple(Slots(host=name, slots=slots) for name in names))
 
 
 def _automatic(plan: Plan, request: JobRequest, machine: Machine) -> str:

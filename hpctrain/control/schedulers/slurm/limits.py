@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fault:
+class _Excess:
     """A limit that a request is beyond.
 
     Attributes:
@@ -91,10 +91,10 @@ def check_limits(request: JobRequest, partitions: Sequence[Limits]) -> list[str]
     ]
 
 
-def _faults(request: JobRequest, limits: Limits) -> Iterator[_Fault]:
+def _faults(request: JobRequest, limits: Limits) -> Iterator[_Excess]:
     nodes, name = request.nodes, limits.partition
     if limits.total is not None and nodes > limits.total:
-        yield _Fault(
+        yield _Excess(
             error=HpctrainError(
                 "HT-job-more-nodes-than-partition",
                 "--nodes {nodes}: the partition {partition} has {total} nodes",
@@ -105,7 +105,7 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[_Fault]:
             )
         )
     elif limits.most is not None and nodes > limits.most:
-        yield _Fault(
+        yield _Excess(
             error=HpctrainError(
                 "HT-job-more-nodes-than-allowed",
                 "--nodes {nodes}: a job in the partition {partition} has at most {most} (MaxNodes)",
@@ -117,7 +117,7 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[_Fault]:
             flag="PartitionMaxNodes",
         )
     if limits.least is not None and nodes < limits.least:
-        yield _Fault(
+        yield _Excess(
             error=HpctrainError(
                 "HT-job-fewer-nodes-than-allowed",
                 "--nodes {nodes}: a job in the partition {partition} has at least {least} (MinNodes)",
@@ -129,7 +129,7 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[_Fault]:
             flag="PartitionMinNodes",
         )
     if limits.gpus is not None and request.gpus_per_node > limits.gpus:
-        yield _Fault(
+        yield _Excess(
             error=HpctrainError(
                 "HT-job-more-gpus-than-nodes",
                 "--gpus-per-node {gpus}: a node of the partition {partition} has at most {most}",
@@ -142,7 +142,7 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[_Fault]:
     # With --time-min Slurm may shorten the job, so its time is not fixed.
     fixed = request.time if "time-min" not in request.sbatch else None
     if limits.time and fixed and _minutes(fixed) > _minutes(limits.time):
-        yield _Fault(
+        yield _Excess(
             error=HpctrainError(
                 "HT-job-longer-than-allowed",
                 "--time {time}: the partition {partition} allows {longest} (MaxTime)",

@@ -23,7 +23,7 @@ from hpctrain.common.shards.decoding import MOST_BYTES
 from hpctrain.common.shards.fake import FakeSet, _meta, make_fake
 from hpctrain.common.shards.folders import verify_folder
 from hpctrain.common.shards.listing import ClassFolder, ClassTar, ValidationTar, list_part
-from hpctrain.common.shards.make import Sharding, make_shards
+from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import INDEX_ROW, MOST_MANIFEST_BYTES, read_manifest
 from hpctrain.common.shards.read import open_shards
 from hpctrain.common.shards.stage import NodeShare, stage
@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``source``, ``shards``, ``texts`` and ``tokens``."""
     folder = tmp_path_factory.mktemp("made")
     make_fake(folder / "source", FakeSet(images=60, classes=2, seed=0, size=16, broken=0))
-    sharding = Sharding(source=folder / "source", folder=folder / "shards", shard_samples=30)
+    sharding = ShardRequest(source=folder / "source", folder=folder / "shards", shard_samples=30)
     make_shards(sharding, map, lambda words: None)
     (folder / "texts").mkdir()
     (folder / "texts" / "a.jsonl").write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(200)))
@@ -77,7 +77,9 @@ _INSTEAD: dict[str, Callable[[Path], object]] = {
 
 
 def _sharded(folder: Path) -> None:
-    make_shards(Sharding(source=folder / "source", folder=folder / "new", shard_samples=30), map, lambda words: None)
+    make_shards(
+        ShardRequest(source=folder / "source", folder=folder / "new", shard_samples=30), map, lambda words: None
+    )
 
 
 def _verified(folder: Path) -> None:
@@ -143,7 +145,7 @@ def test_what_is_in_place_of_a_shard_being_made_is_made_again(kind: str, name: s
     (folder / "shards" / name).unlink()
     _INSTEAD[kind](folder / "shards" / name)
     begun = time.monotonic()
-    sharding = Sharding(source=folder / "source", folder=folder / "shards", shard_samples=30)
+    sharding = ShardRequest(source=folder / "source", folder=folder / "shards", shard_samples=30)
     make_shards(sharding, map, lambda words: None)
     assert time.monotonic() - begun < _SECONDS
     assert (folder / "shards" / "train-000000.tar").read_bytes() == expected

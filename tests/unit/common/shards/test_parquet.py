@@ -14,7 +14,7 @@ from PIL import Image
 
 from hpctrain.cli.main import main
 from hpctrain.common.files.whole import temporary
-from hpctrain.common.shards.make import Sharding, make_shards
+from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.shards.one_shard import ShardTask
 from hpctrain.common.shards.read import open_shards
@@ -72,7 +72,7 @@ def source(tmp_path: Path) -> Path:
 
 def _make(source: Path, folder: Path, run: Any = map, **settings: Any) -> ShardManifest:
     settings = {"shard_samples": 4, **settings}
-    return make_shards(Sharding(source=source, folder=folder, **settings), run, lambda text: None)
+    return make_shards(ShardRequest(source=source, folder=folder, **settings), run, lambda text: None)
 
 
 def _samples(folder: Path, split: str) -> list[tuple[str, int, bytes]]:

@@ -28,7 +28,7 @@ from hpctrain.common.shards.confined import end_all
 from hpctrain.common.shards.decoding import look
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.listing import ImageFile
-from hpctrain.common.shards.make import Sharding, cut_shards, make_shards
+from hpctrain.common.shards.make import ShardRequest, cut_shards, make_shards
 from hpctrain.common.shards.manifest import ShardManifest, Shrinking
 from hpctrain.common.shards.one_shard import tar_bytes
 from hpctrain.common.shards.processes import Map
@@ -63,7 +63,7 @@ def shards(whole: Path, tmp_path: Path) -> Path:
 def _make(source: Path, folder: Path, run: Map = map, **settings: Any) -> tuple[ShardManifest, list[str]]:
     said: list[str] = []
     settings = {"shard_samples": 20, **settings}
-    manifest = make_shards(Sharding(source=source, folder=folder, **settings), run, said.append)
+    manifest = make_shards(ShardRequest(source=source, folder=folder, **settings), run, said.append)
     return manifest, said
 
 

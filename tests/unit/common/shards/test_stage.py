@@ -15,7 +15,7 @@ from hpctrain.common.files.locks import locked
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards import stage as stage_module
 from hpctrain.common.shards.fake import FakeSet, make_fake
-from hpctrain.common.shards.make import Sharding, make_shards
+from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.read import open_shards
 from hpctrain.common.shards.stage import NodeShare, StagedFolder, stage
 from support.refusals import refused
@@ -27,7 +27,9 @@ _ALL = NodeShare(node=0, nodes=1)
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("staging")
     make_fake(folder / "source", FakeSet(images=60, classes=3, seed=0, size=24, broken=0))
-    make_shards(Sharding(source=folder / "source", folder=folder / "shards", shard_samples=10), map, lambda text: None)
+    make_shards(
+        ShardRequest(source=folder / "source", folder=folder / "shards", shard_samples=10), map, lambda text: None
+    )
     return folder / "shards"
 
 

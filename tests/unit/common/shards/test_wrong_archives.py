@@ -15,7 +15,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.shards import archives
 from hpctrain.common.shards.devkit import GROUND_TRUTH, META
 from hpctrain.common.shards.fake import FakeSet, make_fake
-from hpctrain.common.shards.make import Sharding, make_shards
+from hpctrain.common.shards.make import ShardRequest, make_shards
 from support.refusals import codes, refused
 
 _TRAIN, _VAL, _DEVKIT = archives.CHECKSUMS
@@ -29,7 +29,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _make(source: Path, folder: Path) -> None:
-    make_shards(Sharding(source=source, folder=folder, shard_samples=20), map, lambda words: None)
+    make_shards(ShardRequest(source=source, folder=folder, shard_samples=20), map, lambda words: None)
 
 
 def _rewritten(path: Path, change: Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]) -> None:

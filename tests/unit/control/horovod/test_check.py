@@ -16,7 +16,7 @@ from hpctrain.cli.horovod import app
 from hpctrain.common.cluster import mpi
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.horovod import check, cuda, fingerprint, install, installed
-from hpctrain.control.horovod.fingerprint import Fingerprint
+from hpctrain.control.horovod.fingerprint import BuildFingerprint
 from support.golden import check_text
 from support.refusals import check as check_error
 from support.refusals import refused
@@ -43,7 +43,7 @@ class Machine:
             raise HpctrainError("HT-of-test", "there is no MPI", mpi.INSTALL_HINT)
         return self.mpi
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self) -> BuildFingerprint:
         return fingerprint.current_fingerprint(self.find_mpi(), self.toolkit, self.nccl)
 
     def install(self, **changes: str | None) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.control.horovod import adapt, fingerprint
 from hpctrain.control.horovod.cuda import Nccl, Toolkit
-from hpctrain.control.horovod.fingerprint import Fingerprint, current_fingerprint
+from hpctrain.control.horovod.fingerprint import BuildFingerprint, current_fingerprint
 from hpctrain.control.horovod.wheel import cached_wheel, wheel_home
 
 MPI = MpiInstallation(
@@ -69,7 +69,7 @@ def test_the_record_survives_json() -> None:
     import json
 
     wanted = current_fingerprint(MPI, None, None)
-    assert Fingerprint(**json.loads(wanted.to_json())) == wanted
+    assert BuildFingerprint(**json.loads(wanted.to_json())) == wanted
 
 
 def test_a_wheel_is_found_again_by_its_key_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.control.horovod import install, wheel
 from hpctrain.control.horovod.cuda import Nccl, Toolkit
-from hpctrain.control.horovod.fingerprint import Fingerprint
+from hpctrain.control.horovod.fingerprint import BuildFingerprint
 from hpctrain.control.horovod.wheel import first_error, percent_done
 from support.refusals import refused
 
@@ -27,7 +27,7 @@ CLUSTER = MpiInstallation(
     mpicc=None,
     mpicxx=Path("/opt/mpi/bin/mpicxx"),
 )
-BUILT = Fingerprint(
+BUILT = BuildFingerprint(
     horovod="0.28.1",
     adaptations="0",
     python="cpython-311 linux-x86_64",

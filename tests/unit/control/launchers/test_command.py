@@ -44,7 +44,7 @@ from hpctrain.control.launchers.launcher_choice import (
     require_choices,
     require_mitigation,
 )
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan
 from support import needs
 from support.refusals import refused
@@ -74,7 +74,7 @@ def command(
     plan = make_plan(
         TrainingRequest(work=load_recipe("digits", overrides), ranks=ranks, backend=backend, start=Start(**start)),
         MACHINE,
-        Hosts(slots=slots) if slots else None,
+        PlacedHosts(slots=slots) if slots else None,
     )
     return launch_command(
         plan,
@@ -214,7 +214,7 @@ def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
         slots = tuple(Slots(host=f"n{host}", slots=2) for host in range(hosts))
         start = Start(launcher="torchrun")
         return make_plan(
-            TrainingRequest(work=load_recipe("digits"), backend=backend, start=start), MACHINE, Hosts(slots=slots)
+            TrainingRequest(work=load_recipe("digits"), backend=backend, start=start), MACHINE, PlacedHosts(slots=slots)
         )
 
     assert first_launcher(plan(1), {}) == Torchrun(node=0)
@@ -344,7 +344,9 @@ def test_glibc_keeps_its_threshold_on_gpus_and_where_nothing_is_sharded() -> Non
     assert "MALLOC_MMAP_THRESHOLD_" not in found
     slots = Slots(host="n1", slots=2, places=tuple(Slot(gpu=gpu, adapter=None, cores=()) for gpu in (0, 1)))
     placed = make_plan(
-        TrainingRequest(work=load_recipe("digits", ["mesh.dp_shard=2"]), backend="mpi"), MACHINE, Hosts(slots=(slots,))
+        TrainingRequest(work=load_recipe("digits", ["mesh.dp_shard=2"]), backend="mpi"),
+        MACHINE,
+        PlacedHosts(slots=(slots,)),
     )
     assert "MALLOC_MMAP_THRESHOLD_" not in rank_environment(placed)
 

@@ -13,7 +13,7 @@ from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.common.run.plan import Plan, Slots, Start
 from hpctrain.common.run.request import TrainingRequest, unplaced_plan
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan, place_plan
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.micro_batch import SHARE, fitting, rank_bytes
@@ -155,7 +155,7 @@ def test_a_run_begins_with_one_line_about_it() -> None:
 
 def test_a_job_s_number_is_chosen_in_the_job_and_stays() -> None:
     submitted = unplaced_plan(TrainingRequest(work=GPT, ranks=2), BOTH)
-    hosts = Hosts(slots=(Slots(host="n1", slots=2),))
+    hosts = PlacedHosts(slots=(Slots(host="n1", slots=2),))
     # The login node only looks where ranks might be.
     login = place_plan(submitted, hosts, machine())
     assert login.recipe and login.recipe.batch.micro_batch == "auto"

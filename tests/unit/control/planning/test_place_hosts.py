@@ -13,7 +13,7 @@ from hpctrain.common.cluster.node_map import NodeMap, NumaNode, Slot
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.planning.place_hosts import Hosts, KnownFabric, place_hosts
+from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, place_hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fat_tree import fat_tree
@@ -28,7 +28,7 @@ NODE = NodeMap(gpus=(), adapters=(), numa_nodes=(NumaNode(index=0, cores=(0, 1, 
 MACHINE = Machine(host="login", cores=8, frameworks=frozenset({"torch"}), versions={})
 
 
-def placed(ranks: int, node_map: NodeMap | None = None) -> Hosts:
+def placed(ranks: int, node_map: NodeMap | None = None) -> PlacedHosts:
     return place_hosts(dict.fromkeys(NAMES), ranks, KnownFabric(FABRIC, "topology.conf"), node_map=node_map)
 
 

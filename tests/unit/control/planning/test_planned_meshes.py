@@ -16,7 +16,7 @@ from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.planning.mesh import mesh_lines, mesh_model, mesh_work, parameters
-from hpctrain.control.planning.place_hosts import Hosts, KnownFabric, place_hosts
+from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, place_hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.readers import slurm
@@ -29,7 +29,7 @@ MACHINE = Machine(host="login", cores=8, frameworks=frozenset({"torch"}), versio
 SCRIPT = Script(path=Path("/home/me/train.py"), mesh=Mesh(tp=2, dp_shard=-1))
 
 
-def placed(work: Recipe | Script, ranks: int = 8) -> Hosts:
+def placed(work: Recipe | Script, ranks: int = 8) -> PlacedHosts:
     return place_hosts(dict.fromkeys(NAMES), ranks, KnownFabric(FABRIC, "topology.conf"), work=mesh_work(work, ranks))
 
 

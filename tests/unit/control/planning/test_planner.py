@@ -24,7 +24,7 @@ from hpctrain.common.recipes.smoke import smoke
 from hpctrain.common.run.plan import Plan, Script, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.launchers.command import rank_environment
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan, oversubscription
 from support.refusals import refused
 
@@ -127,7 +127,7 @@ def test_replicas_are_ranks_of_one_process_on_this_machine() -> None:
         make_plan(TrainingRequest(work=RECIPE, ranks=2, backend="multi_worker", framework="keras"), MACHINE).processes
         == 2
     )
-    hosts = Hosts(slots=(Slots(host="n1", slots=1), Slots(host="n2", slots=1)))
+    hosts = PlacedHosts(slots=(Slots(host="n1", slots=1), Slots(host="n2", slots=1)))
     with refused("HT-backend-of-this-machine", host="n1", other="n2"):
         make_plan(TrainingRequest(work=RECIPE, backend="mirrored", framework="keras"), MACHINE, hosts)
 
@@ -168,7 +168,7 @@ def test_gpus_are_those_of_the_places() -> None:
         places = tuple(Place(gpu=gpu, adapter=None, cores=(0,)) for gpu in gpus)
         full = tuple(Place(gpu=index, adapter=None, cores=(0,)) for index in range(2))
         slots = (Slots(host="n8", slots=2, places=full), Slots(host="n9", slots=len(places), places=places))
-        plan = make_plan(TrainingRequest(work=RECIPE), MACHINE, Hosts(slots=slots))
+        plan = make_plan(TrainingRequest(work=RECIPE), MACHINE, PlacedHosts(slots=slots))
         return plan.backend, plan.backend_reason
 
     assert backend(0, 1)[0] == "nccl"
@@ -214,7 +214,7 @@ def test_a_script_chooses_its_framework_itself() -> None:
 
 def test_one_rank_on_another_host_needs_a_launcher() -> None:
     def backend(host: str, wanted: str = "auto") -> str:
-        hosts = Hosts(slots=(Slots(host=host, slots=1),))
+        hosts = PlacedHosts(slots=(Slots(host=host, slots=1),))
         return make_plan(TrainingRequest(work=RECIPE, backend=wanted), MACHINE, hosts).backend
 
     assert [backend(host) for host in ("n1", "n1.example.org", "n2", "n11")] == ["single", "single"] + ["mpi"] * 2
@@ -312,7 +312,7 @@ def test_gpus_that_cannot_be_shared(gpus: int, changes: dict[str, Any], code: st
 
 
 def test_gpus_of_several_hosts_are_not_shared() -> None:
-    hosts = Hosts(slots=(Slots(host="n1", slots=2), Slots(host="n2", slots=2)))
+    hosts = PlacedHosts(slots=(Slots(host="n1", slots=2), Slots(host="n2", slots=2)))
     with refused("HT-gpus-shared-on-several-hosts", host="n1", other="n2"):
         make_plan(TrainingRequest(work=RECIPE, start=Start(share_gpus=True)), with_gpus(1), hosts)
 

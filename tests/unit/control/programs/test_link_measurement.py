@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.run.plan import Plan, Script, Slots
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.programs.links import flows_of, measure_links
 from hpctrain.control.topology.verify import End
 from support.refusals import refused
 
-HOSTS = Hosts(slots=(Slots(host="a", slots=1), Slots(host="b", slots=1)))
+HOSTS = PlacedHosts(slots=(Slots(host="a", slots=1), Slots(host="b", slots=1)))
 
 
 def test_a_missing_current_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Slots, Start
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.planning.place_hosts import Hosts
+from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.supervision.pod_names import await_names
 from hpctrain.control.supervision.pods import take_part
@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     monkeypatch.setenv("HPCTRAIN_POD", "digits")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
     machine = Machine(host="a", cores=1, frameworks=frozenset({"torch"}), versions={})
-    hosts = Hosts(slots=(Slots(host="a", slots=1), Slots(host="b", slots=1)))
+    hosts = PlacedHosts(slots=(Slots(host="a", slots=1), Slots(host="b", slots=1)))
     directory = RunDirectory(tmp_path / "run")
     directory.create(
         make_plan(TrainingRequest(work=load_recipe("digits"), start=Start(launcher="torchrun")), machine, hosts)

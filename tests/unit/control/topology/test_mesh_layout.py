@@ -19,7 +19,7 @@ from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
 from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
-from hpctrain.control.topology.mesh_layout import TORCH, Layout, host_grid, in_one_node, lay, mesh_flows, whole_runs
+from hpctrain.control.topology.mesh_layout import TORCH, MeshLayout, host_grid, in_one_node, lay, mesh_flows, whole_runs
 from hpctrain.control.topology.placement import Rings, report
 from hpctrain.control.topology.readers import ibnetdiscover
 from support.topology.small_fabric import small_fabric, two_levels
@@ -34,9 +34,9 @@ def work_of(model: MeshModel | None = MODEL, **sizes: int) -> MeshWork:
     return MeshWork(mesh=mesh, model=model)
 
 
-def layout(fabric: Fabric, hosts: list[int], work: MeshWork) -> Layout:
+def layout(fabric: Fabric, hosts: list[int], work: MeshWork) -> MeshLayout:
     ranks = math.prod(work.mesh.sizes.values())
-    return Layout(Rings(fabric, hosts), work.mesh, mesh_flows(work), [ranks // len(hosts)] * len(hosts))
+    return MeshLayout(Rings(fabric, hosts), work.mesh, mesh_flows(work), [ranks // len(hosts)] * len(hosts))
 
 
 def bytes_over_leaves(fabric: Fabric, hosts: list[int], work: MeshWork, axes: tuple[Axis, ...] = AXES) -> float:

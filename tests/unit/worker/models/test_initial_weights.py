@@ -14,8 +14,7 @@ pytest.importorskip("keras")
 import keras
 import torch
 
-from hpctrain.common.recipes.sections import ModelSettings
-from hpctrain.common.recipes.weights import InitialWeights
+from hpctrain.common.recipes.sections import InitialWeights, ModelSettings
 from hpctrain.worker import models
 from hpctrain.worker.models.convert import load_state, state_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpctrain.worker.data.samples import Samples
-from hpctrain.worker.train.ahead import SamplesAhead
+from hpctrain.worker.train.feed import SamplesAhead
 from support.small_runs import IMAGES, OneBuffer, assert_same, assert_same_state, recipe, run
 
 torch = pytest.importorskip("torch")

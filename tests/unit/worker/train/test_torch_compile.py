@@ -11,8 +11,8 @@ import pytest
 from hpctrain.common.files.cache import node_folder
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import InitialWeights
 from hpctrain.common.recipes.smoke import smoke
-from hpctrain.common.recipes.weights import InitialWeights
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import Samples
 from support.refusals import refused
