@@ -79,6 +79,11 @@ def _whole(least: int, most: float = math.inf) -> Callable[[str], int | None]:
     return parse
 
 
+def _internal(name: str, valid: str, purpose: str) -> Setting[str | None]:
+    """A text that hpctrain passes to processes of its own."""
+    return Setting(name=name, valid=valid, parse=str, default=None, purpose=purpose, set_by="internal")
+
+
 TIMEOUT = Setting(
     name="HPCTRAIN_TIMEOUT",
     valid=_WAIT,
@@ -135,13 +140,8 @@ BACKEND = Setting(
     default="auto",
     purpose="The backend of `ht.init()` where mpirun, srun or torchrun start a script; `hpctrain run` sets it itself.",
 )
-BACKEND_REASON = Setting[str | None](
-    name="HPCTRAIN_BACKEND_REASON",
-    valid="a text",
-    parse=str,
-    default=None,
-    purpose="Why the planner chose the backend, which rank 0 prints.",
-    set_by="internal",
+BACKEND_REASON = _internal(
+    "HPCTRAIN_BACKEND_REASON", "a text", "Why the planner chose the backend, which rank 0 prints."
 )
 MESH = Setting[str | None](
     name="HPCTRAIN_MESH",
@@ -182,14 +182,7 @@ REPLICAS = Setting[int | None](
     purpose="How many replicas the process of the backend `mirrored` has; unset: one for each GPU.",
     set_by="internal",
 )
-POD = Setting[str | None](
-    name="HPCTRAIN_POD",
-    valid="the name of a run",
-    parse=str,
-    default=None,
-    purpose="The run whose manifest made this pod of Kubernetes.",
-    set_by="internal",
-)
+POD = _internal("HPCTRAIN_POD", "the name of a run", "The run whose manifest made this pod of Kubernetes.")
 POD_CPUS = Setting[int | None](
     name="HPCTRAIN_POD_CPUS",
     valid="a number of processors above 0",
@@ -206,38 +199,14 @@ COLUMNS = Setting[int | None](
     purpose="The width of the terminal that shows rank 0's output as it comes.",
     set_by="internal",
 )
-DEBUGGER = Setting[str | None](
-    name="HPCTRAIN_DEBUGGER",
-    valid="HOST:TERMINAL",
-    parse=str,
-    default=None,
-    purpose="The terminal on which rank 0 is debugged.",
-    set_by="internal",
-)
+DEBUGGER = _internal("HPCTRAIN_DEBUGGER", "HOST:TERMINAL", "The terminal on which rank 0 is debugged.")
 # The adapted CMake files of Horovod read the last three: see hpctrain/control/horovod/adapt.py.
-FINGERPRINT = Setting[str | None](
-    name="HPCTRAIN_FINGERPRINT",
-    valid="JSON",
-    parse=str,
-    default=None,
-    purpose="What a Horovod is built for, which the built package records.",
-    set_by="internal",
+FINGERPRINT = _internal("HPCTRAIN_FINGERPRINT", "JSON", "What a Horovod is built for, which the built package records.")
+MPI_PREFIX = _internal(
+    "HPCTRAIN_MPI_PREFIX", "a folder", "The prefix of an MPI that is a Python package, for a build of Horovod."
 )
-MPI_PREFIX = Setting[str | None](
-    name="HPCTRAIN_MPI_PREFIX",
-    valid="a folder",
-    parse=str,
-    default=None,
-    purpose="The prefix of an MPI that is a Python package, for a build of Horovod.",
-    set_by="internal",
-)
-RPATH = Setting[str | None](
-    name="HPCTRAIN_RPATH",
-    valid="folders, separated by semicolons",
-    parse=str,
-    default=None,
-    purpose="Where a built Horovod looks for its libraries.",
-    set_by="internal",
+RPATH = _internal(
+    "HPCTRAIN_RPATH", "folders, separated by semicolons", "Where a built Horovod looks for its libraries."
 )
 
 # Said wherever a wait reaches its limit.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,7 +17,7 @@ import pytest
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.records import read_records
-from support.interrupted_runs import BIN, ask, assert_same_bits, interrupted, numbers, paused, wait_for_steps
+from support.interrupted_runs import ask, assert_same_bits, interrupted, numbers, paused, started, wait_for_steps
 from support.launching import Launch
 
 TORCH = ["--set", "epochs=6"]
@@ -106,25 +105,6 @@ def test_a_second_signal_does_not_wait_for_ranks(tmp_path: Path) -> None:
     assert process.returncode == 4, output
     assert "SIGINT" in output and failure(run.path)["code"] == "HT-run-interrupted"
     assert [record.process() for record in read_records(run).values()] == [None, None]
-
-
-@contextlib.contextmanager
-def started(folder: Path, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """``hpctrain run`` with both streams in a pipe; it ends with the test."""
-    with subprocess.Popen(
-        [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"],
-        cwd=folder,
-        env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
 
 
 def wait_for(process: subprocess.Popen[str], *paths: Path) -> None:

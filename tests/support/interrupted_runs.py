@@ -21,12 +21,11 @@ from support.written_checkpoints import tensors_of
 BIN = Path(sys.executable).parent
 
 
-def interrupted(folder: Path, steps: int, arguments: list[str], interrupt: Callable[[int], None]) -> tuple[int, str]:
-    """Run hpctrain, interrupt it after some steps of this attempt; returns its exit status and what it printed."""
-    events = folder / "run" / "events.jsonl"
-    before = events.read_bytes().count(b'"event": "step"') if events.exists() else 0
+@contextlib.contextmanager
+def started(folder: Path, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """``hpctrain run`` with both streams in a pipe; it ends with the test."""
     with subprocess.Popen(
-        [sys.executable, "-m", "hpctrain", "run", *arguments, "--run-dir", "run"],
+        [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"],
         cwd=folder,
         env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
@@ -36,14 +35,22 @@ def interrupted(folder: Path, steps: int, arguments: list[str], interrupt: Calla
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         try:
-            deadline = time.monotonic() + 100
-            while not events.exists() or events.read_bytes().count(b'"event": "step"') < before + steps:
-                assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)[0]
-                time.sleep(0.02)
-            interrupt(process.pid)
-            output, _ = process.communicate(timeout=200)
+            yield process
         finally:
             process.terminate()
+
+
+def interrupted(folder: Path, steps: int, arguments: list[str], interrupt: Callable[[int], None]) -> tuple[int, str]:
+    """Run hpctrain, interrupt it after some steps of this attempt; returns its exit status and what it printed."""
+    events = folder / "run" / "events.jsonl"
+    before = events.read_bytes().count(b'"event": "step"') if events.exists() else 0
+    with started(folder, arguments) as process:
+        deadline = time.monotonic() + 100
+        while not events.exists() or events.read_bytes().count(b'"event": "step"') < before + steps:
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)[0]
+            time.sleep(0.02)
+        interrupt(process.pid)
+        output, _ = process.communicate(timeout=200)
     return process.returncode, output
 
 

@@ -89,14 +89,7 @@ def fsdp_step(work: BenchWorkload, group: Any) -> Call:
     for layer in model.layers:  # type: ignore[union-attr]
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        work.loss(model).backward()
-        optimizer.step()
-
-    return step
+    return work.step(model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True))
 
 
 def main(out: str, sizes: str, rounds: str, batch: str) -> None:

@@ -45,7 +45,7 @@ _EACH, _CHECK = "supervision", "guard's check"
 def alone(work: BenchWorkload) -> Call:
     """The limit: no communication between ranks."""
     model = work.build()
-    return _step(work, model, sgd(model))
+    return work.step(model, sgd(model))
 
 
 def horovod_by_hand(work: BenchWorkload) -> Call:
@@ -54,13 +54,13 @@ def horovod_by_hand(work: BenchWorkload) -> Call:
 
     model = work.build()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    return _step(work, model, hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters()))
+    return work.step(model, hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters()))
 
 
 def ddp(work: BenchWorkload) -> Call:
     """PyTorch's own DistributedDataParallel on the default process group, with its defaults."""
     model = nn.parallel.DistributedDataParallel(work.build())
-    return _step(work, model, sgd(model))
+    return work.step(model, sgd(model))
 
 
 def deepspeed_zero(work: BenchWorkload, stage: int) -> Call:
@@ -86,14 +86,14 @@ def deepspeed_zero(work: BenchWorkload, stage: int) -> Call:
 def adapted(work: BenchWorkload, comm: Communicator, **settings: Any) -> Call:
     """``ht.distribute``, by default with its defaults."""
     model = work.build()
-    return _step(work, *ht.distribute(model, sgd(model), comm=comm, **settings))
+    return work.step(*ht.distribute(model, sgd(model), comm=comm, **settings))
 
 
 def watched(work: BenchWorkload, comm: Communicator, folder: Path) -> dict[str, Call]:
     """The calls that the training loop adds, for a network that has done a step."""
     model = work.build()
     model, optimizer = ht.distribute(model, sgd(model), comm=comm)
-    _step(work, model, optimizer)()
+    work.step(model, optimizer)()
     return loop_overhead(model, optimizer, comm, folder)
 
 
@@ -158,16 +158,6 @@ def with_guard(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of all steps."""
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-
-def _step(work: BenchWorkload, model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
-    def step() -> None:
-        # Without arguments: Horovod's optimizer knows none of PyTorch's newer ones.
-        optimizer.zero_grad()
-        work.loss(model).backward()
-        optimizer.step()
-
-    return step
 
 
 def _compressed(work: BenchWorkload, comm: Communicator) -> dict[str, Call]:

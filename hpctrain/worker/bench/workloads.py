@@ -11,6 +11,7 @@ from torch import nn
 from hpctrain.common.recipes.gpt import BENCHED
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import data_place, set_mesh
+from hpctrain.worker.bench.in_turn import Call
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.models.torch_digits import digits_cnn
 from hpctrain.worker.models.torch_gpt import GPT
@@ -31,6 +32,17 @@ class BenchWorkload:
     def loss(self, model: nn.Module) -> torch.Tensor:
         """The mean cross entropy of the batch."""
         return mean_loss(model(self.x), self.y)
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
+        """A training step: backward pass of the loss, and update."""
+
+        def step() -> None:
+            # Without arguments: Horovod's optimizer knows none of PyTorch's newer ones.
+            optimizer.zero_grad()
+            self.loss(model).backward()
+            optimizer.step()
+
+        return step
 
 
 def mean_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -199,52 +199,38 @@ class Timeout:
                 different places.
         """
         try:
-            self._wait(done, what, missing, kind=kind, check_deaths=check_deaths, pause=pause, progress=progress)
+            if done():
+                return
+            # The begin of the wait, and later the time of the last progress.
+            since = time.monotonic()
+            while time.monotonic() - since < _SPIN_SECONDS:
+                pause()
+                if done():
+                    return
+            thread = threading.get_ident()
+            wait = Wait(what=what, since=since, kind=END if self.leaving else kind, leads=_leads(kind))
+            self._waits[thread] = wait
+            reached = progress()
+            try:
+                while not done():
+                    wait.polls += 1
+                    pause()
+                    now = time.monotonic()
+                    if progress() > reached:
+                        reached, since = progress(), now
+                        if since - wait.since > _RENEWED_SECONDS:
+                            wait = self._waits[thread] = replace(wait, since=since)
+                    waited = now - since
+                    if check_deaths:
+                        self._check_peers()
+                    if waited > self.seconds:
+                        raise self.out_of_time(what, missing())
+                    time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
+            finally:
+                del self._waits[thread]
         except Exception as error:
             self._explain(error)
             raise
-
-    def _wait(
-        self,
-        done: Callable[[], bool],
-        what: str,
-        missing: Callable[[], Sequence[int]],
-        *,
-        kind: str,
-        check_deaths: bool,
-        pause: Callable[[], object],
-        progress: Callable[[], int],
-    ) -> None:
-        if done():
-            return
-        # The begin of the wait, and later the time of the last progress.
-        since = time.monotonic()
-        while time.monotonic() - since < _SPIN_SECONDS:
-            pause()
-            if done():
-                return
-        thread = threading.get_ident()
-        wait = self._waits[thread] = Wait(
-            what=what, since=since, kind=END if self.leaving else kind, leads=_leads(kind)
-        )
-        reached = progress()
-        try:
-            while not done():
-                wait.polls += 1
-                pause()
-                now = time.monotonic()
-                if progress() > reached:
-                    reached, since = progress(), now
-                    if since - wait.since > _RENEWED_SECONDS:
-                        wait = self._waits[thread] = replace(wait, since=since)
-                waited = now - since
-                if check_deaths:
-                    self._check_peers()
-                if waited > self.seconds:
-                    raise self.out_of_time(what, missing())
-                time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
-        finally:
-            del self._waits[thread]
 
     def _check_peers(self) -> None:
         """Raise if the wait cannot end, because a rank died or all ranks wait for each other."""

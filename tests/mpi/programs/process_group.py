@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+import mpi_engine
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -38,16 +39,7 @@ CASES = (
     (300_001, torch.bfloat16),
 )
 OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
-NodeOf = Callable[[int], int]
-LAYOUTS: dict[str, tuple[int, NodeOf | None]] = {
-    "one node": (4, None),
-    "two nodes": (4, lambda rank: rank // 2),
-    "two nodes, ranks dealt in turn": (4, lambda rank: rank % 2),
-    "three ranks and one": (4, lambda rank: rank // 3),
-    "one rank, two, and one": (4, lambda rank: (rank + 1) // 2),
-    "three nodes": (3, lambda rank: rank),
-    "one rank": (1, None),
-}
+LAYOUTS = {**mpi_engine.LAYOUTS, "one rank": (1, None)}
 Array = np.ndarray
 
 

@@ -27,7 +27,6 @@ DATA = Path(__file__).parents[4] / "shared" / "data" / "fabrics"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no listings of real clusters: {DATA} is absent")
 INTERLEAVED = ",".join(f"node{host:04d}" for host in (1, 5, 2, 6, 3, 7, 4, 8))
 DEPTH_FIRST = [f"node{host:04d}" for host in range(1, 9)]
-LEAF_OF_AVAKAS = "QLogic 12800-180 GUID=0x00066a00e8001310 L101"
 
 
 @pytest.fixture(autouse=True)
@@ -521,23 +520,6 @@ def test_two_subnets_from_two_files(fabric: str, capsys: pytest.CaptureFixture[s
     assert both["order"] == one["order"] == DEPTH_FIRST
     assert both["placed"]["bandwidth_bytes_per_s"] == 2 * one["placed"]["bandwidth_bytes_per_s"]
     assert json.loads(run(capsys, "show", fabric, "--json"))["subnets"] == 1
-
-
-@needs_data
-def test_a_missing_and_a_damaged_table_of_a_real_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """9,248 pairs of the whole cluster pass the leaf whose table is not there, by the tables of all."""
-    for file in (DATA / "avakas" / "ibroutes").iterdir():
-        (tmp_path / file.name).write_text(file.read_text())
-    arguments = ("show", str(DATA / "avakas" / "ibnetdiscover-p.txt"), "--routes", str(tmp_path), "--json")
-    leaf = tmp_path / "switch-lid-1.txt"
-    leaf.write_text(leaf.read_text()[:3000])
-    said = run(capsys, *arguments, code=2)
-    assert "ibroute 1 " in said and f"{leaf}:33" in said
-    skipped = json.loads(run(capsys, *arguments, "--skip-damaged"))
-    leaf.unlink()
-    for shown in (json.loads(run(capsys, *arguments)), skipped):
-        text = " ".join(shown["warnings"])
-        assert f"(1): {LEAF_OF_AVAKAS}" in text and "9,248 pairs" in text, text
 
 
 @needs_data

@@ -35,16 +35,12 @@ class Limits:
     gpus: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Excess:
-    """A limit that a request is beyond.
-
-    Attributes:
-        flag: of a QOS, which lifts the limit; None for one that nothing lifts.
-    """
-
-    error: HpctrainError
-    flag: str | None = None
+# The flag of a QOS that lifts a limit, by the code of its error; nothing lifts the others.
+_LIFTED_BY = {
+    "HT-job-more-nodes-than-allowed": "PartitionMaxNodes",
+    "HT-job-fewer-nodes-than-allowed": "PartitionMinNodes",
+    "HT-job-longer-than-allowed": "PartitionTimeLimit",
+}
 
 
 def read_limits(partition: Mapping[str, str], gpus: int | None = None) -> Limits:
@@ -81,77 +77,66 @@ def check_limits(request: JobRequest, partitions: Sequence[Limits]) -> list[str]
     faults = [list(_faults(request, limits)) for limits in partitions]
     if not all(faults):
         return []
-    lasting = [[fault for fault in each if not _may_be_lifted(fault.flag, request.qos)] for each in faults]
+    lasting = [
+        [fault for fault in each if not _may_be_lifted(_LIFTED_BY.get(fault.code), request.qos)] for each in faults
+    ]
     fewest = min(range(len(faults)), key=lambda place: (len(lasting[place]), len(faults[place])))
     for fault in lasting[fewest]:
-        raise fault.error
+        raise fault
     return [
-        f"warning: {fault.error.message}: it waits for ever unless its QOS has the flag {fault.flag}"
+        f"warning: {fault.message}: it waits for ever unless its QOS has the flag {_LIFTED_BY[fault.code]}"
         for fault in faults[fewest]
     ]
 
 
-def _faults(request: JobRequest, limits: Limits) -> Iterator[_Excess]:
+def _faults(request: JobRequest, limits: Limits) -> Iterator[HpctrainError]:
     nodes, name = request.nodes, limits.partition
     if limits.total is not None and nodes > limits.total:
-        yield _Excess(
-            error=HpctrainError(
-                "HT-job-more-nodes-than-partition",
-                "--nodes {nodes}: the partition {partition} has {total} nodes",
-                f"at most --nodes {limits.total}",
-                nodes=nodes,
-                partition=name,
-                total=limits.total,
-            )
+        yield HpctrainError(
+            "HT-job-more-nodes-than-partition",
+            "--nodes {nodes}: the partition {partition} has {total} nodes",
+            f"at most --nodes {limits.total}",
+            nodes=nodes,
+            partition=name,
+            total=limits.total,
         )
     elif limits.most is not None and nodes > limits.most:
-        yield _Excess(
-            error=HpctrainError(
-                "HT-job-more-nodes-than-allowed",
-                "--nodes {nodes}: a job in the partition {partition} has at most {most} (MaxNodes)",
-                f"at most --nodes {limits.most}, or another --partition",
-                nodes=nodes,
-                partition=name,
-                most=limits.most,
-            ),
-            flag="PartitionMaxNodes",
+        yield HpctrainError(
+            "HT-job-more-nodes-than-allowed",
+            "--nodes {nodes}: a job in the partition {partition} has at most {most} (MaxNodes)",
+            f"at most --nodes {limits.most}, or another --partition",
+            nodes=nodes,
+            partition=name,
+            most=limits.most,
         )
     if limits.least is not None and nodes < limits.least:
-        yield _Excess(
-            error=HpctrainError(
-                "HT-job-fewer-nodes-than-allowed",
-                "--nodes {nodes}: a job in the partition {partition} has at least {least} (MinNodes)",
-                f"at least --nodes {limits.least}, or another --partition",
-                nodes=nodes,
-                partition=name,
-                least=limits.least,
-            ),
-            flag="PartitionMinNodes",
+        yield HpctrainError(
+            "HT-job-fewer-nodes-than-allowed",
+            "--nodes {nodes}: a job in the partition {partition} has at least {least} (MinNodes)",
+            f"at least --nodes {limits.least}, or another --partition",
+            nodes=nodes,
+            partition=name,
+            least=limits.least,
         )
     if limits.gpus is not None and request.gpus_per_node > limits.gpus:
-        yield _Excess(
-            error=HpctrainError(
-                "HT-job-more-gpus-than-nodes",
-                "--gpus-per-node {gpus}: a node of the partition {partition} has at most {most}",
-                f"at most --gpus-per-node {limits.gpus}, or another --partition",
-                gpus=request.gpus_per_node,
-                partition=name,
-                most=limits.gpus,
-            )
+        yield HpctrainError(
+            "HT-job-more-gpus-than-nodes",
+            "--gpus-per-node {gpus}: a node of the partition {partition} has at most {most}",
+            f"at most --gpus-per-node {limits.gpus}, or another --partition",
+            gpus=request.gpus_per_node,
+            partition=name,
+            most=limits.gpus,
         )
     # With --time-min Slurm may shorten the job, so its time is not fixed.
     fixed = request.time if "time-min" not in request.sbatch else None
     if limits.time and fixed and _minutes(fixed) > _minutes(limits.time):
-        yield _Excess(
-            error=HpctrainError(
-                "HT-job-longer-than-allowed",
-                "--time {time}: the partition {partition} allows {longest} (MaxTime)",
-                f"at most --time {limits.time}, or another --partition; --chain N goes on after it",
-                time=fixed,
-                partition=name,
-                longest=limits.time,
-            ),
-            flag="PartitionTimeLimit",
+        yield HpctrainError(
+            "HT-job-longer-than-allowed",
+            "--time {time}: the partition {partition} allows {longest} (MaxTime)",
+            f"at most --time {limits.time}, or another --partition; --chain N goes on after it",
+            time=fixed,
+            partition=name,
+            longest=limits.time,
         )
 
 

@@ -7,20 +7,12 @@ from dataclasses import replace
 import pytest
 
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.network import named
+from support.meshes import mesh
 from support.refusals import refused
 
 LLAMA = named("llama3-8b")
-
-
-def mesh(**sizes: int) -> Mesh:
-    """A mesh of these sizes alone."""
-    ranks = 1
-    for size in sizes.values():
-        ranks *= size
-    return Mesh(**sizes).at(ranks)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.control.predict.transformers.layout import STATES, Layout
 from hpctrain.control.predict.transformers.network import named
 from hpctrain.control.predict.transformers.rates import System, step_constants, step_file
 from hpctrain.control.predict.transformers.step import bubbles, predict_step
+from support.meshes import mesh
 from support.refusals import refused
 
 LLAMA = named("llama3-8b")
@@ -24,14 +24,6 @@ H100 = System.of("h100-sxm", network_bytes_per_s=50e9)
 # Everything that is not the bytes of one axis costs nothing, and traffic runs at the rates that are stated.
 EXACT = dict.fromkeys(step_constants(), 1.0) | {"hop": 1e-30, "local": 1e-30, "overlap": 1e-30, "stragglers": 1e-30}
 RATE = 1e11
-
-
-def mesh(**sizes: int) -> Mesh:
-    """A mesh of these sizes alone."""
-    ranks = 1
-    for size in sizes.values():
-        ranks *= size
-    return Mesh(**sizes).at(ranks)
 
 
 def wire(joined: int = 1) -> System:

@@ -7,24 +7,16 @@ from typing import Any
 
 import pytest
 
-from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.layout import STATES, Layout
 from hpctrain.control.predict.transformers.memory import SOURCES, in_flight, layer_activations, memory, rank_memories
 from hpctrain.control.predict.transformers.network import named
 from support import needs
+from support.meshes import mesh
 
 GPT = Transformer(layers=4, width=256, heads=4, kv_heads=4, mlp=1024, vocabulary=4000, context=128)
 LLAMA = replace(GPT, kv_heads=2, mlp=704, kind="swiglu", norm="rmsnorm", positions="rotary", bias="none", tied=False)
 STAGES = {"gpipe": 1, "1f1b": 1, "looped_bfs": 3, "interleaved_1f1b": 3, "interleaved_zero_bubble": 2, "zbv": 2}
-
-
-def mesh(**sizes: int) -> Mesh:
-    """A mesh of these sizes alone."""
-    ranks = 1
-    for size in sizes.values():
-        ranks *= size
-    return Mesh(**sizes).at(ranks)
 
 
 def order_of_passes(schedule: str, pp: int, batches: int, turns: int) -> dict[int, list[Any]]:
