@@ -46,7 +46,7 @@ class RunPrediction:
         found, epochs = self.row.minutes, self.row.epochs
         if found is None or epochs is None:
             return None
-        return scaled(found, self.epochs / epochs.value)
+        return found.scaled(self.epochs / epochs.value)
 
     @property
     def memory_warning(self) -> str | None:
@@ -57,11 +57,6 @@ class RunPrediction:
         gpu = self.prediction.node.gpu
         remedy = f"--set batch.micro_batch={self.micro_batch} cuts them" if self.micro_batch else "take other GPUs"
         return f"a rank computes {self.at_once} samples at once, but the memory of {gpu} has room for {most}: {remedy}"
-
-
-def scaled(found: Estimate, by: float) -> Estimate:
-    """A multiple of a figure."""
-    return Estimate(value=found.value * by, low=found.low * by, high=found.high * by)
 
 
 def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> RunPrediction:

@@ -156,13 +156,13 @@ class Predictor:
             at_once=layout.micro_batch,
             step_s=seconds,
             samples_per_s=samples,
-            tokens_per_s=_times(samples, self.training.sequence),
+            tokens_per_s=samples.scaled(self.training.sequence),
             efficiency=_exactly(efficiency),
             weak_efficiency=_exactly(efficiency),
             communication_share=_exactly(waits),
             epochs=None if minutes is None else _exactly(self.training.epochs),
             epochs_source=None if minutes is None else "the recipe's",
-            minutes=None if minutes is None else _times(seconds, minutes),
+            minutes=None if minutes is None else seconds.scaled(minutes),
             layout=layout_record(layout) | ({"network_shares": dict(self.shares.of(layout))} if self.shares else {}),
             step_terms=dict(step.terms),
             limited_by=step.bound,
@@ -308,10 +308,6 @@ def layout_record(layout: Layout) -> dict[str, Any]:
 
 def _exactly(value: float) -> Estimate:
     return Estimate(value=value, low=value, high=value)
-
-
-def _times(found: Estimate, factor: float) -> Estimate:
-    return Estimate(value=found.value * factor, low=found.low * factor, high=found.high * factor)
 
 
 def _inverse(found: Estimate, of: float) -> Estimate:
