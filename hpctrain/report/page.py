@@ -26,7 +26,7 @@ from hpctrain.common.run.events.kinds import Moment
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.outcome import last_words
-from hpctrain.control.schedulers.slurm.energy import consumed_joules
+from hpctrain.control.schedulers.slurm.accounting import consumed_joules
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.energy import energy_text, kwh
 from hpctrain.report.faults import fault_line, first_of, trouble_lines

@@ -23,7 +23,7 @@ from hpctrain.common.run.resuming import resume_command
 from hpctrain.control.schedulers.cancel import launcher_process
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
 from hpctrain.control.schedulers.outcome import LastWords, last_words, may_go_on, summary_status
-from hpctrain.control.schedulers.slurm.energy import consumed_joules
+from hpctrain.control.schedulers.slurm.accounting import consumed_joules
 from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.energy import energy_of, kwh
 from hpctrain.report.faults import damaged_line, fault_line, stall_line

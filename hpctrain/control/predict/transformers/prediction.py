@@ -20,7 +20,7 @@ from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.prediction import Node, Prediction, idle_warnings, worthwhile
 from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps, frozen_warnings
-from hpctrain.control.predict.transformers.host import Hosts
+from hpctrain.control.predict.transformers.cpu_hosts import Hosts
 from hpctrain.control.predict.transformers.layout import Kernels, Layout, LayoutPrecision
 from hpctrain.control.predict.transformers.predictor import HostPredictor, Predictor
 from hpctrain.control.predict.transformers.search import Candidate, Choices

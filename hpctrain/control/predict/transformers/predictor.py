@@ -15,8 +15,8 @@ from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.energy import FIGURES, Machines, Site, energy
 from hpctrain.control.predict.memory import most_samples
 from hpctrain.control.predict.prediction import SWITCH_PORTS, Cause, Node, Row, causes_of
-from hpctrain.control.predict.transformers.fabric import AxisShares
-from hpctrain.control.predict.transformers.host import Hosts
+from hpctrain.control.predict.transformers.axis_shares import AxisShares
+from hpctrain.control.predict.transformers.cpu_hosts import Hosts
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.memory import RankMemory, memory
 from hpctrain.control.predict.transformers.rates import System, step_constants, step_file

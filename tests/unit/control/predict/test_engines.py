@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hpctrain.control.predict.collectives import Ranks, allreduce
 from hpctrain.control.predict.constants import buses
 from hpctrain.control.predict.curves import Curve
-from hpctrain.control.predict.nccl import choose_algorithm, tuner_seconds
+from hpctrain.control.predict.nccl_tuner import choose_algorithm, tuner_seconds
 from hpctrain.control.predict.network import stated_network
 from support.report.network_times import ring_seconds, tree_seconds
 from support.report.plain_values import plain

@@ -10,7 +10,7 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.prediction import Node
 from hpctrain.control.predict.request import PredictionRequest, predict_request
-from hpctrain.control.predict.transformers.fabric import AxisShares
+from hpctrain.control.predict.transformers.axis_shares import AxisShares
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.network import named
 from hpctrain.control.predict.transformers.prediction import LanguageTraining, predict_language

@@ -18,7 +18,7 @@ from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.request import PredictionRequest, recipe_request
 from hpctrain.control.predict.sweep import Sweep, SweepRow
-from hpctrain.control.predict.transformers.host import Hosts, _swept_seconds
+from hpctrain.control.predict.transformers.cpu_hosts import Hosts, _swept_seconds
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.network import parse
 from hpctrain.control.predict.transformers.step import predict_step

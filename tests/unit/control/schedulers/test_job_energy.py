@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.control.schedulers.slurm.energy import consumed_joules
+from hpctrain.control.schedulers.slurm.accounting import consumed_joules
 from support.schedulers.slurm_programs import NO_ACCOUNTING, install, prints
 
 
