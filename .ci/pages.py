@@ -29,7 +29,7 @@ _FIXED = (
     ("draws of each figure", "values.DRAWS"),
     ("an interval begins above this share of the draws", "values.LOW"),
     ("and ends above this one", "values.HIGH"),
-    ("version of NCCL whose choice between rings and trees is followed", "nccl.TUNER_VERSION"),
+    ("version of NCCL whose choice between rings and trees is followed", "nccl_tuner.TUNER_VERSION"),
     ("adapters over which hpctrain's own engine sends", "collectives._MPI_RAILS"),
     ("passes of `p` ranks' bytes through a host's memory, `a p + b`", "collectives._VOLUMES"),
     ("bytes that an update moves of a parameter, by the optimizer's numbers for it", "compute._UPDATE_BYTES"),

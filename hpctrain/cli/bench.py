@@ -245,15 +245,7 @@ def _sweep(steps: TimedSteps, precision: PrecisionOption, *, as_json: bool) -> N
             "leave the hosts out, or name one",
         )
     name = "digits_cnn" if model == ModelOption.digits else str(model)
-    made = make_sweep(
-        measured["seconds"],
-        name,
-        measured["gpu"],
-        ranks=measured["ranks"],
-        image_size=size,
-        precision=precision.value,
-        cores=measured["cores"],
-    )
+    made = make_sweep(measured, name, image_size=size, precision=precision.value)
     if as_json:
         answer(json_text({"sweeps": [made.model_dump()], "load": measured["load"]}))
         return

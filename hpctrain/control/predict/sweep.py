@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -43,26 +44,19 @@ class Sweep(Section):
 
 
 def make_sweep(
-    seconds: Mapping[str, Sequence[float]],
-    model: str,
-    gpu: str | None,
-    *,
-    ranks: int,
-    image_size: int | None,
-    precision: Precision = "float32",
-    cores: int | None = None,
+    measured: Mapping[str, Any], model: str, *, image_size: int | None, precision: Precision = "float32"
 ) -> Sweep:
     """A sweep from the times of each round.
 
     Args:
-        seconds: of a step in each round, by the batch.
-        gpu: what its driver calls it; None for the host's cores.
-        ranks: the number of ranks that ran at the same time, on ``cores`` of a host.
+        measured: ``seconds`` of a step in each round, by the batch; ``gpu``: what its driver calls it, None for the
+            host's cores; ``ranks``, which ran at the same time on the ``cores`` of a host.
         image_size: pixels a side; only residual networks have images.
 
     Raises:
         HpctrainError: a GPU that predictions do not know.
     """
+    gpu = measured["gpu"]
     device = CPU if gpu is None else gpu_reported_as(gpu)
     if device is None:
         raise HpctrainError(
@@ -73,15 +67,15 @@ def make_sweep(
         )
     rows = [
         SweepRow(batch=int(batch), median_s=statistics.median(times), spread=float(np.log(times).std()))
-        for batch, times in seconds.items()
+        for batch, times in measured["seconds"].items()
     ]
     slope, constant = np.polyfit([row.batch for row in rows], [row.median_s for row in rows], 1)
     return Sweep(
         model=model,
         device=device,
         precision=precision,
-        ranks=ranks,
-        cores=cores,
+        ranks=measured["ranks"],
+        cores=measured["cores"],
         image_size=image_size,
         rows=tuple(sorted(rows, key=lambda row: row.batch)),
         fixed_s=float(constant),

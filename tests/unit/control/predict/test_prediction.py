@@ -31,6 +31,10 @@ def networks(*counts, adapters=8, gbit=400):
     return [stated_network(count, adapters=adapters, bytes_per_s=gbit * GBIT) for count in counts]
 
 
+def measured(seconds):
+    return {"seconds": seconds, "gpu": None, "ranks": 1, "cores": None}
+
+
 def of(recipe, *counts, gpu="h100-sxm", overrides=(), **more):
     training = recipe_training(load_recipe(recipe, overrides))
     return predict(training, Node(gpu=gpu, local=8, engine="nccl"), networks(*counts), **more)
@@ -146,7 +150,7 @@ def test_a_sweep_replaces_what_was_assumed():
     node = Node(gpu="cpu", local=1, engine="mpi")
     blind = predict(training, node, networks(1, adapters=1)).rows[0].step_s
     seconds = {str(batch): [blind.value / 2 * batch / 8] * 5 for batch in (4, 8, 16, 32)}
-    sweep = make_sweep(seconds, "transformer", None, ranks=1, image_size=None)
+    sweep = make_sweep(measured(seconds), "transformer", image_size=None)
     assert sweep.per_sample_s == pytest.approx(blind.value / 16)
     found = predict(training, node, networks(1, adapters=1), calibration=Calibration(sweeps=(sweep,)))
     told = found.rows[0].step_s
@@ -173,7 +177,7 @@ def test_buckets_are_as_large_as_the_engine_makes_them_by_default(engine, betwee
 
 def test_a_calibration_of_another_network_is_refused(tmp_path):
     seconds = {"8": [0.1, 0.1], "16": [0.2, 0.2]}
-    sweep = make_sweep(seconds, "convnet", None, ranks=1, image_size=None)
+    sweep = make_sweep(measured(seconds), "convnet", image_size=None)
     path = tmp_path / "sweep.json"
     path.write_text(json.dumps({"sweeps": [sweep.model_dump()]}))
     request = PredictionRequest(
