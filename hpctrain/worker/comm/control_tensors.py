@@ -63,7 +63,9 @@ class ControlTensorFlowEngine:
 
         # TensorFlow runs stateful operations in program order, the same on every rank, even where they do not depend
         # on each other.
-        return list(tf.numpy_function(call, tensors, [tensor.dtype for tensor in tensors], stateful=True))
+        found = tf.numpy_function(call, tensors, [tensor.dtype for tensor in tensors], stateful=True)
+        # Where a script runs functions eagerly, TensorFlow takes one result out of its list.
+        return list(found) if isinstance(found, list | tuple) else [found]
 
     def _least(self, arrays: Arrays) -> list[Array]:
         return [self._control.allreduce(array, "min") for array in arrays]

@@ -97,6 +97,46 @@ def a_loop_that_forgets_the_share_of_an_uneven_batch_is_refused(comm) -> None:
             refused(functools.partial(train, 10, graph, passed, used=False), "HT-shard-share-not-used")
 
 
+def a_loss_of_several_numbers_is_refused(comm) -> None:
+    x, y, _ = samples(6, 0)
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+
+    def step(clips: bool) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.square(y - model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        if clips:
+            gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for graph in (False, True):
+        for clips in (False, True):
+            run = tf.function(step) if graph else step
+            refused(functools.partial(run, clips), "HT-loss-not-one-number")
+
+
+def the_order_behind_shard_is_that_of_all_ranks(comm) -> None:
+    """A shuffle without a seed is refused there too, and what one rank draws alone moves the order of all."""
+    x, y, _ = samples(12, 0)
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.5))
+    model.compile(optimizer, LOSS)
+    tf.random.set_seed(None)
+    whole = tf.data.Dataset.from_tensor_slices((x, y))
+    refused(lambda: model.fit(ht.shard(whole.batch(4)).shuffle(3), verbose=0), "HT-shard-no-seed", ht.HpctrainError)
+    begin = model.get_weights()
+    found = []
+    for draws in (comm.rank == 1, True):
+        for data in (ht.shard(whole.shuffle(12, seed=1).batch(4)).prefetch(1), ht.shard((x, y), batch_size=4)):
+            model.set_weights(begin)
+            if draws:
+                next(iter(data))
+            model.fit(data, epochs=2, verbose=0)
+            found.append(model.get_weights())
+    for one, other in zip(found[:2], found[2:], strict=True):
+        for ours, theirs in zip(one, other, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
 def misplaced_parts_and_compilers_are_refused(comm) -> None:
     x, y, _ = samples(12, 0)
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
@@ -251,6 +291,8 @@ def check(comm, folder: Path) -> None:
     data_that_is_over_on_one_rank_stops_all_at_once(comm)
     ranks_stop_together(comm)
     a_loop_that_forgets_the_share_of_an_uneven_batch_is_refused(comm)
+    a_loss_of_several_numbers_is_refused(comm)
+    the_order_behind_shard_is_that_of_all_ranks(comm)
     misplaced_parts_and_compilers_are_refused(comm)
     files_are_written_by_one_rank(comm, folder)
     batch_norms_are_equal_when_they_are_saved_or_evaluated(comm)

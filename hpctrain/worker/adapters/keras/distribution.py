@@ -5,11 +5,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
 
 from hpctrain.worker.comm import Communicator
+
+if TYPE_CHECKING:
+    from hpctrain.worker.adapters.keras.reduction import GradientReduction
 
 _MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
@@ -27,9 +31,13 @@ class Distribution:
         fitting: whether ``fit`` is running.
         own_data: whether it trains on data that ``ht.shard`` did not make.
         warned: whether a warning about own data was printed.
+        reduction: that of its last optimizer.
+        weighted: whether the gradients of the current step have got their share.
         states: within a step of ``fit``, the values of the metrics' variables before it, by their ids.
         gathers: how often the current step gathered what its losses and metrics are computed from.
     """
+
+    reduction: GradientReduction
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -38,13 +46,14 @@ class Distribution:
         self.fitting = False
         self.own_data = False
         self.warned = False
+        self.weighted = False
         self.states: dict[int, tf.Tensor] = {}
         self.gathers = 0
 
     @contextmanager
     def computing(self, share: tf.Tensor) -> Iterator[None]:
         """A context manager in which gradients are those of a part with this share."""
-        self.share, self.states, self.gathers = share, {}, 0
+        self.share, self.weighted, self.states, self.gathers = share, False, {}, 0
         _computing.append(self)
         try:
             yield

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from hpctrain.worker.adapters.keras.parts import is_part
 from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
 from hpctrain.worker.comm import Communicator
 
@@ -22,11 +24,13 @@ class DatasetPasses:
 
     Attributes:
         next_epoch: the epoch whose order the next pass over arrays has.
+        iterators: how many were made of the dataset, each of which has taken the seeds of an order.
     """
 
     def __init__(self, *, own: bool, next_epoch: int) -> None:
         self._own = own
         self.next_epoch = next_epoch
+        self.iterators = 0
         self._begun = False
 
     def take(self) -> int:
@@ -47,6 +51,15 @@ class DatasetPasses:
                 iter(dataset)
         self._begun = True
 
+    def catch_up(self, comm: Communicator, dataset: tf.data.Dataset) -> None:
+        """Skip the orders that another rank has drawn by itself. Collective."""
+        epoch, made = comm.allreduce(np.array([self.next_epoch, self.iterators]), "max").tolist()
+        if self._own:
+            self.next_epoch = epoch
+        else:
+            for _ in range(made - self.iterators):
+                iter(dataset)
+
 
 _passes: weakref.WeakKeyDictionary[tf.data.Dataset, DatasetPasses] = weakref.WeakKeyDictionary()
 
@@ -54,7 +67,26 @@ _passes: weakref.WeakKeyDictionary[tf.data.Dataset, DatasetPasses] = weakref.Wea
 def register(dataset: tf.data.Dataset, passes: DatasetPasses) -> tf.data.Dataset:
     """Record the passes over a dataset that ``ht.shard`` returns."""
     _passes[dataset] = passes
+    kind = next(each for each in type(dataset).__mro__ if "__iter__" in vars(each))
+    if not hasattr(kind.__iter__, "counts"):
+        kind.__iter__ = _counting(kind.__iter__)
     return dataset
+
+
+def is_registered(dataset: tf.data.Dataset) -> bool:
+    """Whether this is what ``ht.shard`` returned, and not a dataset made of it."""
+    return dataset in _passes
+
+
+def _counting(make: Any) -> Any:
+    def counting(dataset: tf.data.Dataset) -> Any:
+        if is_part(dataset.element_spec):
+            for passes, _ in _registered(dataset):
+                passes.iterators += 1
+        return make(dataset)
+
+    counting.counts = True  # type: ignore[attr-defined]
+    return counting
 
 
 class ContinueOrders(keras.callbacks.Callback):  # type: ignore[misc]
@@ -70,6 +102,7 @@ class ContinueOrders(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         found, self._found = self._found, []
         for passes, dataset in found:
+            passes.catch_up(self._comm, dataset)
             passes.begin_at(epoch, dataset, iterators=self._iterators)
         if found:
             note_data_position() if epoch else warn_of_data_restart(self._comm)

@@ -22,9 +22,10 @@ from hpctrain.worker.adapters.keras.callbacks import (
     callbacks,
 )
 from hpctrain.worker.adapters.keras.distribution import Distribution
-from hpctrain.worker.adapters.keras.epochs import ContinueOrders
+from hpctrain.worker.adapters.keras.epochs import ContinueOrders, is_registered
 from hpctrain.worker.adapters.keras.metrics import flatten, join_logs
 from hpctrain.worker.adapters.keras.parts import Part, batch_of, is_sharded
+from hpctrain.worker.adapters.keras.sharding import compare_datasets
 from hpctrain.worker.adapters.keras.variables import BUILD_HINT, is_built
 from hpctrain.worker.comm import Communicator
 
@@ -44,15 +45,7 @@ def patch_fit(model: keras.Model, distribution: Distribution) -> None:
 
     def fit_on_ranks(*arguments: Any, **settings: Any) -> Any:
         given = _bound(fit, arguments, settings)
-        distribution.own_data = not is_sharded(given.get("x"))
-        if distribution.own_data:
-            _warn_of_own_data(distribution)
-        else:
-            _warn_of_own_validation(distribution, given.get("validation_data"))
-        if not distribution.own_data and given.get("class_weight"):
-            given["x"] = _class_weighted(given["x"], given.pop("class_weight"))
-        if not distribution.own_data and not is_built(model):
-            _build(model, given["x"].element_spec)
+        _prepare_data(model, distribution, given)
         if comm.size > 1:
             given["callbacks"] = _for_ranks(given.get("callbacks"), comm)
         # With steps_per_epoch an epoch is not one pass over the data.
@@ -81,6 +74,22 @@ def patch_fit(model: keras.Model, distribution: Distribution) -> None:
         return logs if as_dict else model._flatten_metrics_in_order(logs)
 
     model.fit, model.evaluate = fit_on_ranks, evaluate_on_ranks
+
+
+def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[str, Any]) -> None:
+    """Check the data of ``fit``, given with its other arguments, and build the model from it."""
+    distribution.own_data = not is_sharded(given.get("x"))
+    if distribution.own_data:
+        _warn_of_own_data(distribution)
+        return
+    _warn_of_own_validation(distribution, given.get("validation_data"))
+    if distribution.comm.size > 1 and not is_registered(given["x"]):
+        # What was done behind ht.shard, such as a shuffle without a seed, has to be the same on every rank too.
+        compare_datasets(distribution.comm, given["x"])
+    if given.get("class_weight"):
+        given["x"] = _class_weighted(given["x"], given.pop("class_weight"))
+    if not is_built(model):
+        _build(model, given["x"].element_spec)
 
 
 def _build(model: keras.Model, part: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from hpctrain.worker.comm import Communicator
 if TYPE_CHECKING:
     from hpctrain.worker.adapters.keras.distribution import Distribution
 
+# What a metric may keep samples in that Keras does not join.
+_OF_PYTHON = (list, dict, set, int, float, np.ndarray)
 # Of the samples with which a metric is tried: none is worth less than any other.
 _TRIED = 6
 
@@ -73,10 +76,17 @@ class _OfWholeBatches:
         self._update = metric.update_state
         self._distribution = distribution
         self.gathers: bool | None = None
+        self._said = False
 
     def __call__(self, *arguments: Any, **settings: Any) -> None:
         given = (arguments, settings)
         if self._distribution.share is None or not _have_rows(given):
+            if self._distribution.share is not None and not self._said and _holds_number(given):
+                self._said = True
+                self._distribution.comm.say(
+                    f"the metric {self._metric.name} gets one number for each rank's part of a batch. It counts them "
+                    "alike, and its sums are those of all ranks: give it the samples, or use keras.metrics.Mean"
+                )
             self._update(*arguments, **settings)
             return
         if self.gathers is None:
@@ -99,6 +109,12 @@ def _have_rows(given: Any) -> bool:
     leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
     kinds = (isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.dtype != tf.string for leaf in leaves)
     return bool(leaves) and all(kinds)
+
+
+def _holds_number(given: Any) -> bool:
+    """Whether a metric gets a number that may be a mean over samples, and not a count of them."""
+    leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
+    return any(np.ndim(leaf) == 0 and tf.as_dtype(getattr(leaf, "dtype", type(leaf))).is_floating for leaf in leaves)
 
 
 def _adds_up(metric: keras.metrics.Metric, update: Any, given: Any) -> bool:
@@ -129,11 +145,18 @@ def _adds_up(metric: keras.metrics.Metric, update: Any, given: Any) -> bool:
             update(*arguments, **settings)
         return [np.asarray(scope.get_current_value(variable), np.float64) for variable in metric.variables]
 
+    own = {name: copy.copy(value) for name, value in vars(metric).items() if isinstance(value, _OF_PYTHON)}
+    before = repr(own)
     try:
         with tf.init_scope():
             first, second, whole = state(slice(2)), state(slice(2, None)), state(slice(None))
     except Exception:
         # Samples of these shapes may mean nothing to a user's own metric.
+        return False
+    finally:
+        kept = before == repr({name: vars(metric)[name] for name in own})
+        vars(metric).update(own)
+    if not kept:
         return False
     # A state that stays 0 shows nothing: that of a maximum above a limit does, where no sample exceeds the limit.
     return all(c.any() and np.allclose(a + b, c, rtol=1e-3) for a, b, c in zip(first, second, whole, strict=True))

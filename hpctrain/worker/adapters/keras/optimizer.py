@@ -13,6 +13,7 @@ from hpctrain.worker.adapters.compression import Compression, wire_of
 from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
 from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, new_distribution
 from hpctrain.worker.adapters.keras.fitting import patch_fit
+from hpctrain.worker.adapters.keras.gradients import watch_tapes
 from hpctrain.worker.adapters.keras.reducing import (
     Reducing,
     ScalingAlike,
@@ -93,6 +94,7 @@ def distribute(
     insert_mixin(inner, Reducing, reduction)
     patch_batch_norms(model, distribution)
     distribution.optimizers.append(optimizer)
+    distribution.reduction = reduction
     # Functions that were traced before lack the reduction.
     model.train_function = model.test_function = model.predict_function = None
     if is_built(model):
@@ -113,6 +115,7 @@ def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
         _compile_without_xla(model, comm)
     if comm.size > 1:
         watch_updates()
+        watch_tapes()
     return distribution
 
 

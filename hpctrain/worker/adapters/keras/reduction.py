@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.distribution import Distribution
+from hpctrain.worker.adapters.keras.gradients import check_added_up
 from hpctrain.worker.adapters.keras.share import check_used
 from hpctrain.worker.adapters.keras.variables import BUILD_HINT, checksums, guard_of, is_built
 from hpctrain.worker.adapters.keras.watch import check_compiler, check_fitted, check_updated
@@ -76,6 +77,7 @@ class GradientReduction:
             check_used()
         check_fitted(self._model)
         check_compiler()
+        check_added_up(gradients)
         present = [gradient is not None for gradient in gradients]
         key = (*map(id, variables), *present)
         if key not in self._codes:
@@ -92,10 +94,10 @@ class GradientReduction:
     def weighted(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients times this rank's share of the global batch; None for a variable without a gradient.
 
-        The share is None in loops that weight their own loss.
+        Those of a tape have it already, and in loops that weight their own loss it is None.
         """
         share = self._distribution.share
-        if share is None:
+        if share is None or self._distribution.weighted:
             return list(gradients)
         return [g if g is None else tf.math.scalar_mul(tf.cast(share, g.dtype), g) for g in gradients]
 
@@ -106,15 +108,29 @@ class GradientReduction:
         clips and squares each occurrence by itself. Where that comes to the same, and on GPUs, they are added up.
         """
         self._check_ready()
-        name = f"{self._name}.{self._present}"
-        as_rows = [isinstance(gradient, tf.IndexedSlices) and not self._adds_rows for gradient in gradients]
+        return self._joined(gradients, f"{self._name}.{self._present}", self.wire, self._adds_rows, counters)
+
+    def mean_by_hand(self, gradients: Sequence[Any], use: str) -> list[Any]:
+        """What :meth:`mean` will make of these gradients, for a script that looks at it before the update."""
+        self._check_ready()
+        return self._joined(gradients, f"{self._name}.{use}", None, False)
+
+    def _joined(
+        self,
+        gradients: Sequence[Any],
+        name: str,
+        wire: Wire[tf.DType],
+        adds_rows: bool,
+        counters: Sequence[tf.Variable] = (),
+    ) -> list[Any]:
+        as_rows = [isinstance(gradient, tf.IndexedSlices) and not adds_rows for gradient in gradients]
         dense = [tf.convert_to_tensor(each) for each, rows in zip(gradients, as_rows, strict=True) if not rows]
         slices = [each for each, rows in zip(gradients, as_rows, strict=True) if rows]
         own = dense + [part for each in slices for part in (each.values, each.indices)]
         with tf.control_dependencies(own):
             begin = tf.timestamp()
         joined = [self._rows(each, f"{name}.{number}") for number, each in enumerate(slices)]
-        reduced = self._engine.allreduce(dense, name, self.wire) if dense else []
+        reduced = self._engine.allreduce(dense, name, wire) if dense else []
         with tf.control_dependencies(reduced + [part for each in joined for part in (each.values, each.indices)]):
             self.waited.assign(tf.timestamp() - begin)
             # TensorFlow orders a write after earlier reads: read now, the counters stay unchanged if a reduction fails.
