@@ -67,7 +67,7 @@ _passes: weakref.WeakKeyDictionary[tf.data.Dataset, DatasetPasses] = weakref.Wea
 def register(dataset: tf.data.Dataset, passes: DatasetPasses) -> tf.data.Dataset:
     """Record the passes over a dataset that ``ht.shard`` returns."""
     _passes[dataset] = passes
-    kind = next(each for each in type(dataset).__mro__ if "__iter__" in vars(each))
+    kind: Any = next(each for each in type(dataset).__mro__ if "__iter__" in vars(each))
     if not hasattr(kind.__iter__, "counts"):
         kind.__iter__ = _counting(kind.__iter__)
     return dataset
