@@ -33,6 +33,8 @@ _BROKEN = ("down", "drain", "fail", "error", "inval", "unk", "future", "maint", 
 # of Slurm's src/interfaces/gres.c.
 _TYPE = r"(?!no_consume)(?P<type>[A-Za-z][\w.-]*|[\w.-]+(?=:))"
 _GPUS = re.compile(rf"gpu(?::{_TYPE})?(?::no_consume)?(?::(?P<count>[0-9]{{1,4}}))?", re.ASCII)
+# A type of MIG: 1g.10gb, a100_1g.5gb, 1g.10gb.me.
+_SLICE = re.compile(r"(?:^|_)[1-9]g\.[0-9]+gb")
 
 Keys = dict[str, str]
 
@@ -252,8 +254,10 @@ def read_mpi_plugins(text: str) -> list[str]:
 
 
 def _gpus(gres: str) -> dict[str, Any]:
-    """GPUs for a profile; of several kinds the first one counts, which precedes its slices."""
+    """GPUs for a profile; of several kinds the first one counts, whole GPUs before slices of others."""
     found = [match for match in _listed_gpus(gres) if match and _count_of(match)]
+    # Slurm lists them by their device files, so that slices of the first GPU precede the other GPUs.
+    found.sort(key=lambda match: _SLICE.search(match["type"] or "") is not None)
     if not found:
         return {}
     others = " and ".join(match[0] for match in found[1:])

@@ -55,7 +55,10 @@ def read(text: str, where: str) -> NodeMap:
     start = next((i for i, (_, line) in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
     if start is None:
         raise HpctrainError(
-            "HT-nvidia-smi-no-header", "{where}: no header line that starts with GPU0", _REMEDY, where=where
+            "HT-nvidia-smi-no-header",
+            "{where}: no header line that starts with GPU0",
+            f"{_REMEDY}; lstopo --of xml and NCCL_TOPO_DUMP_FILE write other files that are read",
+            where=where,
         )
     header, columns = lines[start]
     devices, affinities = _header(header, columns)

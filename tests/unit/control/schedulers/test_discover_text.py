@@ -128,6 +128,8 @@ def test_nodes_of_several_kinds() -> None:
         ("gpu:tesla:no_consume:4,gpu_mem:81920", 4, "tesla"),
         ("gpu:no_consume:4", 4, None),
         ("gpu:1g.10gb:7(S:0-1),shard:28", 7, "1g.10gb"),
+        ("gpu:1g.10gb:7(S:0),gpu:a100:3(S:0-1)", 3, "a100"),
+        ("gpu:a100_3g.20gb:2,gpu:a100_1g.5gb:7", 2, "a100_3g.20gb"),
         ("gpu:4k", 0, None),
     ],
 )
