@@ -13,6 +13,8 @@ _AGGREGATION_DEVICE = 0xCF09
 
 _DIGITS = re.compile(r"([0-9]+)")
 _HOST_AND_DEVICE = re.compile(r"(\S+)(?:\s+(\S*[0-9]))?")
+# A description without the host's name, for lack of one when it was written (rdma-ndd's "%h %d").
+_DEVICE = re.compile(r"(?:mlx[0-9]+_|hfi1_|HCA-)\w*")
 # An adapter that was never told the host's name describes its product instead.
 _PRODUCT = re.compile(r"\bMT[0-9]{4,}\b|Connect-?(?:X|IB)|InfiniHost|Technologies|HCA$", re.IGNORECASE)
 # A managed switch wraps its host name: "MF0;leaf-01:MQM9701/U1"; a director names the chip instead of U1.
@@ -33,10 +35,14 @@ def natural_key(name: str) -> list[str | int]:
 
 
 def host_and_device(description: str) -> tuple[str | None, str]:
-    """Host and device in an adapter's description such as ``node01 mlx5_0``; no host if it names a product."""
+    """Host and device in an adapter's description such as ``node01 mlx5_0``; no host if it names a product or only a
+    device.
+    """
     found = _HOST_AND_DEVICE.fullmatch(description.strip())
     if found is None or _PRODUCT.search(found[1]) or (found[2] and _PRODUCT.search(found[2])):
         return None, description.strip()
+    if found[2] is None and _DEVICE.fullmatch(found[1]):
+        return None, found[1]
     return found[1], found[2] or ""
 
 

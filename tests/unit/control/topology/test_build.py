@@ -365,6 +365,10 @@ def test_files_that_are_no_fabric(tmp_path: Path) -> None:
         ("MT4129 ConnectX7   Mellanox Technologies", None, "MT4129 ConnectX7   Mellanox Technologies"),
         ("MT25408 ConnectX-3", None, "MT25408 ConnectX-3"),
         ("Connect-IB", None, "Connect-IB"),
+        # Without the host's name, all nodes would be one host.
+        (" mlx5_0", None, "mlx5_0"),
+        ("HCA-1", None, "HCA-1"),
+        ("mlx5-node-1 HCA-1", "mlx5-node-1", "HCA-1"),
         ("", None, ""),
     ],
 )
