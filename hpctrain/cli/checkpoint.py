@@ -19,14 +19,31 @@ from hpctrain.report.say import answer, answer_json, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
 
+
+def _named(text: str) -> Path:
+    """The path that was given; for the word ``last`` the directory of the last run."""
+    from hpctrain.control.schedulers.find_run import LAST, last_run
+
+    return last_run() if text == LAST else Path(text)
+
+
 RunOrCheckpoint = Annotated[
-    Path, typer.Argument(metavar="RUN_DIR|CHECKPOINT", help="A run's directory, or a folder in its checkpoints/.")
+    Path,
+    typer.Argument(
+        metavar="RUN_DIR|CHECKPOINT|last",
+        help="A run's directory, a folder in its checkpoints/, or the last run in runs/.",
+        parser=_named,
+    ),
 ]
 
 
 @app.command("list")
 def list_checkpoints(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")], as_json: AsJson = False
+    run_dir: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_DIR|last", help="The directory of a run, or the last run in runs/.", parser=_named),
+    ],
+    as_json: AsJson = False,
 ) -> None:
     """List a run's checkpoints, and which one --resume would use; only that one's hashes are compared."""
     from hpctrain.report.checkpoints import checkpoint_rows, checkpoint_table

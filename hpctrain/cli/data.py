@@ -152,7 +152,8 @@ def shard(
         answer(json_text({"splits": counts, "classes": len(manifest.classes), "broken": broken}))
         return
     for name, count in counts.items():
-        answer(f"{name}: {count['samples']} images of {len(manifest.classes)} classes in {count['shards']} shards")
+        shards = f"{count['shards']} shard{'s' * (count['shards'] != 1)}"
+        answer(f"{name}: {count['samples']} images of {len(manifest.classes)} classes in {shards}")
     if broken:
         answer(f"{len(broken)} images cannot be decoded; they are in the shards nevertheless:")
     for image in manifest.broken[:_NAMED]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import typer
 
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import resume_command
 from hpctrain.control.schedulers.outcome import last_words, may_go_on
 from hpctrain.control.schedulers.slurm.submission import PreparedJob, check
@@ -58,10 +59,12 @@ def send_job(job: PreparedJob, path: Path, *, numbered: bool, wait: bool, repeat
 
 
 def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
+    from hpctrain.cli.run_output import print_metrics
     from hpctrain.control.schedulers import waiting
     from hpctrain.control.supervision.audience import Audience
     from hpctrain.control.supervision.follow import Follower
     from hpctrain.report.console import Console
+    from hpctrain.report.page import read_summary
 
     runs = [RunDirectory(directory.path / f"task-{task}") for task in tasks] or [directory]
     try:
@@ -75,6 +78,9 @@ def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
         tell(f"  follow it: hpctrain logs -f {place}; end it: hpctrain cancel {place}")
         return _INTERRUPTED
     code = waiting.exit_code(runs)
+    if not code and not tasks:
+        print_metrics(read_model(directory.plan, Plan), read_summary(directory))
+        tell(f"report: hpctrain report {shell_word(directory.path)}")
     if code:
         words = None if tasks else last_words(directory)
         tell(f"hpctrain: not finished; what the jobs printed is in {directory.logs}{f': {words}' if words else ''}")

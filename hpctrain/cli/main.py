@@ -7,7 +7,7 @@ import io
 import itertools
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,8 +44,10 @@ _COMMANDS = {
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 # Options of mpirun, srun, torchrun and accelerate, and what commands have for them.
-_OF_RANKS = frozenset(("n", "np", "ntasks", "num-processes", "nproc-per-node", "nproc"))
-_OF_HOSTS = frozenset(("N", "nnodes", "num-machines", "nodelist", "w", "host"))
+_OF_RANKS = frozenset(
+    ("n", "np", "ntasks", "num-processes", "nproc-per-node", "nproc", "gpus", "num-gpus", "gpus-per-node", "devices")
+)
+_OF_HOSTS = frozenset(("N", "nodes", "nnodes", "num-nodes", "num-machines", "nodelist", "w", "host"))
 _RANKS = {
     "submit": "--nodes N, with --tasks-per-node T or --gpus-per-node G, is the number of ranks",
     "predict": "--nodes N with --gpus-per-node G is the number of ranks",
@@ -54,6 +56,8 @@ _HOSTS = {
     "submit": "--nodes N is the number of nodes; --sbatch nodelist=LIST names them",
     "predict": "--nodes N is the number of nodes",
 }
+
+_TRACKERS = frozenset(("tensorboard", "mlflow", "wandb"))
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -121,7 +125,6 @@ def _name_unknown_options(command: Any) -> None:
             if not hasattr(error, "possibilities"):
                 raise
             option: str = error.option_name
-            known = [each for parameter in command.params for each in parameter.opts if each.startswith("-")]
             script = next((word for word in given if word.endswith(".py")), None)
             name = option.lstrip("-").replace("_", "-")
             if name in _OF_RANKS:
@@ -131,8 +134,16 @@ def _name_unknown_options(command: Any) -> None:
                 hint = _HOSTS.get(ctx.info_name, here)
             elif script:
                 hint = f"options of the script stand behind --: hpctrain {ctx.info_name} … {script} -- {option} …"
+            elif name in _TRACKERS:
+                hint = f"--tracking {name}"
+            elif key := _key_of_recipes(name):
+                hint = f"a value of a recipe is set by --set {key}=…; its keys: hpctrain recipes show NAME"
+            elif other := next(
+                (each for each in ("run", "submit") if option in _options_of(_load(each, helps=False))), None
+            ):
+                hint = f"hpctrain {other} has {option}"
             else:
-                hint = nearest(option, known)
+                hint = nearest(option, _options_of(command))
             raise HpctrainError(
                 "HT-option-unknown",
                 "hpctrain {command} has no option {option}",
@@ -142,6 +153,27 @@ def _name_unknown_options(command: Any) -> None:
             ) from error
 
     command.parse_args = parse_args
+
+
+def _options_of(command: Any) -> list[str]:
+    return [each for parameter in command.params for each in parameter.opts if each.startswith("-")]
+
+
+def _key_of_recipes(option: str) -> str | None:
+    """The dotted key of a recipe that an option of scripts sets, such as ``optimizer.learning_rate`` of ``lr``."""
+    # Imported here because it loads the whole schema, which only this message needs.
+    from hpctrain.common.files.checked_yaml import subsection
+    from hpctrain.common.recipes.schema import Recipe
+
+    def keys(section: Any, before: str = "") -> Iterator[str]:
+        for key in section.model_fields:
+            inner = subsection(section, key)
+            yield from keys(inner, f"{before}{key}.") if inner else (f"{before}{key}",)
+
+    wanted = "learning_rate" if option == "lr" else option.replace("-", "_")
+    found = [key for key in keys(Recipe) if wanted in (key.rpartition(".")[2], key.replace(".", "_"))]
+    outermost = [key for key in found if key.count(".") == min(each.count(".") for each in found)]
+    return outermost[0] if len(outermost) == 1 else None
 
 
 class _OfRecipe(TyperCommand):

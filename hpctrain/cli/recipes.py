@@ -139,6 +139,8 @@ def new(
     from hpctrain.common.recipes.own import OwnText, OwnWeights, own_recipe
     from hpctrain.common.shards.survey import survey
 
+    # Some name the file.
+    name = name.removesuffix(".yaml")
     if not _NAME.fullmatch(name):
         raise HpctrainError(
             "HT-recipe-bad-name",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,8 +20,8 @@ def report(
         # No Path, to which ./last would be what `last` is.
         str,
         typer.Argument(
-            metavar="[RUN_DIR|last]",
-            help="The directory of a run, a series or an array, finished or not; by default the last run in runs/.",
+            metavar="[RUN_DIR|JOBID|last]",
+            help="The directory or job of a run, a series or an array, ended or not; by default the last run in runs/.",
             show_default=False,
         ),
     ] = "last",
@@ -46,12 +47,14 @@ def report(
     """
     from hpctrain.common.errors import HpctrainError
     from hpctrain.common.run.directory import RunDirectory
-    from hpctrain.control.schedulers.find_run import LAST, last_run_or_series
+    from hpctrain.control.schedulers.find_run import LAST, find_run, last_run_or_series
     from hpctrain.control.supervision.repeats import array_series, read_series
     from hpctrain.report.page import keep_prediction, read_summary, write_report
     from hpctrain.report.repeats import read_repeats, write_repeats_report
 
     run_dir = last_run_or_series() if target == LAST else Path(target)
+    if not os.path.isdir(run_dir):  # noqa: PTH112 - Path.is_dir raises for over-long names
+        run_dir = find_run(target).directory.path
     if tracking is not None:
         if as_json or prediction:
             other = "--json" if as_json else "--prediction"

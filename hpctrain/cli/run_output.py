@@ -123,13 +123,9 @@ class Terminal:
 
     def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
         from hpctrain.report.energy import energy_line
-        from hpctrain.report.results import reported_text, result_title
 
         if not failure:
-            for name, value in summary["metrics"].items():
-                say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)
-            if plan.recipe:
-                tell(f"{result_title(plan.recipe)}, {reported_text(plan.recipe)}")
+            print_metrics(plan, summary)
         if (drawn := summary.get("energy_kwh")) is not None:
             each = summary["joules_per_sample"]
             tell(f"energy {energy_line(drawn, summary['energy_covers'], joules_per_sample=each)}")
@@ -144,6 +140,16 @@ class Terminal:
 
         terminal().print(table(record_repeats(series)))
         tell(f"report: hpctrain report {shell_word(series.path)}")
+
+
+def print_metrics(plan: Plan, summary: Summary) -> None:
+    """Print what a run that is done has reached, and of a recipe what its source reports."""
+    from hpctrain.report.results import reported_text, result_title
+
+    for name, value in summary["metrics"].items():
+        say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)
+    if plan.recipe:
+        tell(f"{result_title(plan.recipe)}, {reported_text(plan.recipe)}")
 
 
 def _shell_text(command: Command, plan: Plan, directory: RunDirectory, attempt: Attempt | None, launcher: str) -> str:

@@ -70,7 +70,9 @@ def _show_runs(*, as_json: bool) -> None:
     elif rows:
         answer(runs_text(rows, RUNS, table_width()))
     else:
-        tell(f"hpctrain: there is no run in {RUNS.absolute()}; hpctrain run digits makes one")
+        from hpctrain.control.schedulers.find_run import no_runs_hint
+
+        tell(f"hpctrain: there is no run in {RUNS.absolute()}; {no_runs_hint()}")
 
 
 def _table(run: RunStatus) -> str:

@@ -60,13 +60,7 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
         HpctrainError: it cannot be read, or an option is for the other kind.
     """
     if not work.endswith(".py"):
-        if arguments:
-            raise HpctrainError(
-                "HT-recipe-with-arguments",
-                "arguments are for a script, and {recipe} is a recipe: {arguments}",
-                recipe=work,
-                arguments=shlex.join(arguments),
-            )
+        _refuse_arguments(work, arguments)
         changes = training.of_recipe
         recipe = _recipes(work, [changes], small=True)[0] if training.small else load_recipe(work, changes)
         return training.tracked(print_notes(recipe))
@@ -87,6 +81,17 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
             )
     divided = parse_mesh(training.mesh) if training.mesh is not None else Mesh()
     return training.tracked(Script(path=path, arguments=tuple(arguments), mesh=divided, fault_tolerance=faults))
+
+
+def _refuse_arguments(recipe: str, arguments: Sequence[str]) -> None:
+    if arguments:
+        raise HpctrainError(
+            "HT-recipe-with-arguments",
+            "arguments are for a script, and {recipe} is a recipe: {arguments}",
+            "--set KEY=VALUE sets a value of a recipe, as in --set epochs=5; --run-dir DIR names a run's folder",
+            recipe=recipe,
+            arguments=shlex.join(arguments),
+        )
 
 
 def _recipes(work: str, chosen: Sequence[Sequence[str]], *, small: bool) -> list[Recipe]:
@@ -152,13 +157,7 @@ def read_tasks(
             task: script.model_copy(update={"arguments": tuple(each.replace("%a", str(task)) for each in arguments)})
             for task in tasks
         }
-    if arguments:
-        raise HpctrainError(
-            "HT-recipe-with-arguments",
-            "arguments are for a script, and {recipe} is a recipe: {arguments}",
-            recipe=work,
-            arguments=shlex.join(arguments),
-        )
+    _refuse_arguments(work, arguments)
     if not any("%a" in override for override in training.overrides or ()):
         raise HpctrainError(
             "HT-array-of-same-training",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
@@ -134,7 +135,7 @@ def _picture(svg: str) -> Markup:
 
 
 def template(name: str) -> Template:
-    """A page's template, for tables with the filters ``text`` and ``dotted``."""
+    """A page's template, for tables with the filters ``text`` and ``breaking``."""
     environment = Environment(
         loader=PackageLoader("hpctrain.report", ""),
         autoescape=True,
@@ -143,7 +144,7 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters["text"] = _text
-    environment.filters["dotted"] = _dotted
+    environment.filters["breaking"] = _breaking
     return environment.get_template(name)
 
 
@@ -271,9 +272,9 @@ def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
     return (*begun, "\n".join(ending))
 
 
-def _dotted(key: str) -> Markup:
-    """A dotted key that a narrow page breaks behind a dot."""
-    return Markup(".<wbr>").join(key.split("."))
+def _breaking(text: str, mark: str) -> Markup:
+    """A text that a narrow page breaks behind each ``mark``."""
+    return Markup("<wbr>").join(re.split(f"(?<={re.escape(mark)})", text))
 
 
 def _text(value: Any) -> str:

@@ -47,6 +47,7 @@ def test_trains_on_two_nodes(
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["ranks"], summary["backend"]) == ("done", 2, backend.split()[0])
     assert summary["metrics"]["test_accuracy"] >= 0.975
+    assert f"test accuracy {summary['metrics']['test_accuracy']:.4f}\n" in result.stdout
     (job,) = jobs_of(run)
     for name in ("run", job):
         said = slurm_hpctrain("status", name, "--json")

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import LONGEST_FILE, Document, Location, Section, read_document, validate
+from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_text
 from hpctrain.common.recipes.names import recipe_names
 from hpctrain.common.recipes.schema import Recipe
@@ -57,19 +58,34 @@ def find(name_or_path: str) -> tuple[Path, str]:
     """
     name, _, variant = name_or_path.rpartition("@") if "@" in name_or_path else (name_or_path, "", "")
     if "/" in name_or_path or name.endswith((".yaml", ".yml")):
+        _refuse_folder(name_or_path)
         # A path may itself contain an @.
         whole = not variant or os.path.exists(name_or_path)  # noqa: PTH110 - Path.exists raises for over-long names
         return (Path(name_or_path), "") if whole else (Path(name), variant)
     names = recipe_names()
     if name not in names:
+        _refuse_folder(name_or_path)
+        beside = [file for file in (f"{name}.py", f"{name}.yaml", f"{name}.yml") if os.path.isfile(file)]  # noqa: PTH113
+        meant = f"did you mean {beside[0]!r}? valid: {', '.join(names)}" if beside else nearest(name, names)
         raise HpctrainError(
             "HT-recipe-unknown",
             "unknown recipe {name!r}",
-            f"{nearest(name, names)}; or the path of a .yaml or .py file",
+            f"{meant}; or the path of a .yaml or .py file",
             name=name,
         )
     with resources.as_file(resources.files("hpctrain.common.recipes") / f"{name}.yaml") as path:
         return path, variant
+
+
+def _refuse_folder(path: str) -> None:
+    if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for over-long names
+        return
+    word = shell_word(path)
+    is_run = os.path.isfile(os.path.join(path, "plan.json"))  # noqa: PTH113, PTH118
+    hint = f"hpctrain recipes new NAME --data {word} writes a recipe for a folder of images"
+    if is_run:
+        hint = f"it is a run's: hpctrain run --resume --run-dir {word} continues it"
+    raise HpctrainError("HT-recipe-is-a-folder", "{path} is a folder, and no recipe or script", hint, path=path)
 
 
 def load_entry(name_or_path: str) -> Recipe | Listed:

@@ -147,10 +147,14 @@ def read_manifest(folder: Path) -> ShardManifest:
         content = read_regular(path, MOST_MANIFEST_BYTES)
     except FileNotFoundError as error:
         what = "is not there" if not folder.exists() else f"holds no complete set of shards: there is no {path}"
+        hint = f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped"
+        if folder.is_dir() and not (folder / SETTINGS).exists() and any(each.is_dir() for each in folder.iterdir()):
+            made = f"hpctrain data shard {shell_word(folder)} SHARDS"
+            hint = f"if it holds images, {made} makes shards of them, with --validation-share 0.2 if it has no val/"
         raise HpctrainError(
             "HT-shards-not-there",
             "{folder} {problem}",
-            f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped",
+            hint,
             folder=folder,
             problem=what,
         ) from error

@@ -51,6 +51,15 @@ class FoundRun:
         return read_model(file, Submission).jobs if file.exists() else ()
 
 
+def no_runs_hint() -> str:
+    """What to do where the current folder has no ``runs/`` with a run in it."""
+    if Path("plan.json").exists():
+        return "this folder is a run itself: hpctrain status . shows it"
+    if any(Path().glob("*/plan.json")):
+        return "this folder holds runs itself: hpctrain status ./NAME shows one; from the folder above it all are seen"
+    return "hpctrain run digits makes one"
+
+
 def last_run() -> Path:
     """The directory of the run in ``runs/`` that was begun or recorded something last; of an array, the array's.
 
@@ -65,9 +74,7 @@ def last_run() -> Path:
             times = [path.stat().st_mtime for path in (plan, directory.events) if path.exists()]
             newest = max(newest or (0.0, plan.parent), (max(times), plan.parent))
     if newest is None:
-        raise HpctrainError(
-            "HT-run-none-yet", "there is no run in {path}", "hpctrain run digits makes one", path=RUNS.absolute()
-        )
+        raise HpctrainError("HT-run-none-yet", "there is no run in {path}", no_runs_hint(), path=RUNS.absolute())
     path = newest[1]
     return path.parent if array_task(RunDirectory(path)) is not None else path
 
@@ -179,10 +186,19 @@ def _directory(target: str) -> Path:
     raise HpctrainError(
         "HT-run-not-directory-or-job",
         "{target} is neither a run directory nor a job's number: {reason}",
-        _RUNS_HINT,
+        _hint(target),
         target=target,
         reason=problem,
     )
+
+
+def _hint(target: str) -> str:
+    path = RUNS / target
+    try:
+        is_run = path.is_dir()
+    except OSError:
+        is_run = False
+    return f"did you mean {shell_word(path)}?" if is_run else _RUNS_HINT
 
 
 def _job_directory(target: str) -> Path:

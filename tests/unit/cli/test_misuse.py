@@ -287,6 +287,15 @@ def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["submit", "train.py", "-np", "8"], "--tasks-per-node"),
         (["predict", "digits", "-np", "8"], "--gpus-per-node"),
         (["plan", "digits", "--bakcend", "mpi"], "'--backend'"),
+        (["run", "digits", "--gpus", "2"], "-np N"),
+        (["run", "digits", "--nodes", "2"], "submit --nodes"),
+        (["run", "digits", "--time", "10"], "hpctrain submit has --time"),
+        (["run", "digits", "--epochs", "3"], "--set epochs="),
+        (["submit", "digits", "--batch-size", "3"], "--set batch.size="),
+        (["predict", "digits", "--lr", "3"], "--set optimizer.learning_rate="),
+        (["run", "digits", "--wandb"], "--tracking wandb"),
+        # A key of several sections is none of them.
+        (["run", "digits", "--size", "3"], "'--set'"),
     ],
 )
 def test_an_option_that_is_none_of_these(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,6 +304,35 @@ def test_an_option_that_is_none_of_these(arguments: list[str], words: str, capsy
     assert codes(said) == ["HT-option-unknown"] and words in said
     _, _, valid = said.partition("valid: ")
     assert all(option.startswith("-") for option in valid.split(", ") if valid)
+
+
+def test_a_folder_is_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos").mkdir()
+    Path("runs/one").mkdir(parents=True)
+    Path("runs/one/plan.json").touch()
+    for work, command in (("photos", "recipes new NAME --data photos"), ("runs/one", "--resume --run-dir runs/one")):
+        for options in ([], ["--resume"]):
+            assert main(["run", work, *options]) == 2
+            said = capsys.readouterr().err
+            assert codes(said) == ["HT-recipe-is-a-folder"] and command in said
+
+
+def test_a_script_without_its_ending(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").touch()
+    assert main(["run", "train"]) == 2
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-recipe-unknown"] and "did you mean 'train.py'?" in said
+
+
+def test_images_are_no_shards(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos/rose").mkdir(parents=True)
+    assert main(["data", "verify", "photos"]) == 2
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-shards-not-there"] and "hpctrain data shard photos " in said
+    # One whose making was begun goes on.
+    Path("photos/sharding.json").touch()
+    assert main(["data", "verify", "photos"]) == 2
+    assert "hpctrain data shard SOURCE photos" in capsys.readouterr().err
 
 
 def test_what_begins_like_a_choice_is_meant_first() -> None:

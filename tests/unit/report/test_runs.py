@@ -20,7 +20,7 @@ from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.control.schedulers.find_run import last_run, last_run_or_series
 from hpctrain.control.supervision.repeats import create_series
 from hpctrain.report.runs import RunRow, list_runs, runs_text
-from support.refusals import refused
+from support.refusals import codes, refused
 from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
 from support.schedulers.slurm_programs import install, prints, row, write_submission
 
@@ -71,7 +71,10 @@ def test_a_run_takes_one_line_and_its_path_is_whole(
 def test_the_last_run_needs_no_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest = runs / "half"
     os.utime(newest / "events.jsonl", (2_000_000_000, 2_000_000_000))
-    for arguments in (["status", "last"], ["logs"], ["logs", "last"], ["report"], ["report", "last"], ["cancel"]):
+    for arguments in (
+        *(["status", "last"], ["logs"], ["logs", "last"], ["report"], ["report", "last"], ["cancel"]),
+        ["checkpoint", "list", "last"],
+    ):
         assert main(arguments) == 0, arguments
         capsys.readouterr()
     assert (newest / "report.html").exists() and not (runs / "done" / "report.html").exists()
@@ -101,6 +104,25 @@ def test_where_there_is_no_run_there_is_no_last(command: str, tmp_path: Path, mo
     with refused("HT-run-none-yet", path=tmp_path / "runs"):
         last_run()
     assert main([command]) == 2
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel", "report"])
+def test_a_run_without_its_folder(command: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "done"]) == 2
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-run-not-directory-or-job"] and "did you mean runs/done?" in said
+
+
+def test_the_runs_of_another_folder(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, command in ((runs, "status ./NAME"), (runs / "done", "status . ")):
+        monkeypatch.chdir(folder)
+        assert main(["status"]) == 0
+        assert command in capsys.readouterr().err
+        assert main(["logs"]) == 2
+        said = capsys.readouterr().err
+        assert codes(said) == ["HT-run-none-yet"] and command in said
 
 
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
