@@ -100,12 +100,14 @@ gpu: .gpu/installed.stamp
 	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=runs/gpu GPU_ONLY=$(ONLY) PATH="$(CURDIR)/.gpu/bin:$$PATH" \
 		.gpu/bin/python -m pytest tests/gpu
 
-# Packages of another Python are seen through a path file, which works for one in an environment of its own too.
+# Packages of another Python are seen through a path file, which works for one in an environment of its own too. What is
+# listed is installed beside them all the same: of a package that is only seen, such as Open MPI, no programs are found.
 .gpu/installed.stamp: tests/gpu/wheels.txt
 	$(PYTHON) -m venv --clear --without-pip .gpu
 	{ $(PYTHON) -c 'import site; print(*site.getsitepackages(), sep="\n")'; echo $(CURDIR); } > \
 		"$$(.gpu/bin/python -c 'import site; print(site.getsitepackages()[0])')/machine.pth"
-	$(PYTHON) -m pip --python .gpu/bin/python install --no-index --find-links .wheels --requirement tests/gpu/wheels.txt
+	$(PYTHON) -m pip --python .gpu/bin/python install --no-index --find-links .wheels --ignore-installed --no-deps \
+		--requirement tests/gpu/wheels.txt
 	touch $@
 
 # On a machine with a network: to be carried to the one with GPUs, whose Python has this version.

@@ -185,6 +185,7 @@ def large_gpt(
         micro_batch=batch,
         zero=0,
         recomputation="full" if recompute else "none",
+        autocast=True,
         kernels="eager",
         divided_vocabulary=False,
     )

@@ -68,8 +68,8 @@ def test_images(tmp_path, note, shards, name):
     batch = 256 if GPUS else 8
     size = "per_rank" if name == "goyal2017" else "size"
     others = {"goyal2017": ["recipe, contiguous weights"], "lamb": ["recipe, read before the update"]}.get(name, [])
-    # On a CPU, to compile a network twice would take minutes.
-    small = () if GPUS else (*_SMALL_IMAGES, *(("compile=off",) if others else ()))
+    # On a CPU, to compile the kinds of a network's blocks would take minutes; those of a GPT are one.
+    small = () if GPUS else (*_SMALL_IMAGES, "compile=off")
     changes = (*_IMAGES, f"batch.{size}={batch}", f"batch.micro_batch={batch}", *small)
     rates = speed(tmp_path, note, name, *changes, others=others)
     workers = max(1, len(os.sched_getaffinity(0)) - 2)

@@ -196,7 +196,9 @@ def _add_saved(found: list[dict[str, int]], passes: _Passes) -> None:
             _add(own, "saved_elements" if memory.floating else "saved_bytes", memory.nbytes)
         saver = by_node.get(node)
         multiplied = saver is not None and operators.kind(saver.function) != "other"
-        size = _NARROW_BYTES if multiplied or memory.number not in wide else _WIDE_BYTES
+        # What autocast widens for an operator is a copy, and that is kept.
+        widened = memory.number in wide or (saver is not None and saver.function in operators.WIDE)
+        size = _WIDE_BYTES if widened and not multiplied else _NARROW_BYTES
         # Samples are in memory anyway, but autocast keeps a narrow copy of those that it multiplies.
         kept = memory.own or (multiplied and memory.number in passes.recording.samples)
         if kept and memory.floating and (memory.number, size) not in seen:

@@ -67,6 +67,9 @@ class TorchTrainer:
         own = gpu_of(comm.local_rank, comm.local_size, gpus, shared=bool(SHARE_GPUS.read()))
         self._device = torch.device("cpu") if own is None else torch.device("cuda", own)
         self.gpu = None if own is None else torch.cuda.get_device_name(self._device)
+        if own is not None:
+            # Over Horovod nobody has chosen it yet: page-locked memory and new streams would be those of GPU 0.
+            torch.cuda.set_device(self._device)
         model: torch.nn.Module = models.build(
             recipe.model, "torch", comm, at_once=recipe.batch.at_once(data_place(comm).ranks)
         ).to(self._device)

@@ -374,7 +374,8 @@ def check_overflow(mesh: Any, rank: int) -> None:
     whole_one, divided = (
         nn.Parameter(distribute_tensor(ones, mesh, [placement])) for placement in (Replicate(), Shard(0))
     )
-    whole_one.grad = distribute_tensor(ones, mesh, [Replicate()])
+    # A copy, as a whole tensor is taken as it is, and scaling the gradient would scale the parameter.
+    whole_one.grad = distribute_tensor(ones.clone(), mesh, [Replicate()])
     overflown = torch.tensor([1.0, 1.0, 1.0, torch.inf], device=DEVICE)
     divided.grad = distribute_tensor(overflown, mesh, [Shard(0)])
     optimizer = torch.optim.SGD([whole_one, divided], lr=0.1)

@@ -74,6 +74,8 @@ class Layout:
             ``matmuls`` of everything but attention and every second matrix product (torchtitan's selective op),
             ``full`` of each layer.
         precision: of matrix products; what is kept between layers is bf16 with fp8 and fp4.
+        autocast: weights are float32 and only matrix products are computed in 16 bits, as under PyTorch's autocast and in
+            recipes: what is added up between layers, and with it what norms keep, is float32.
         state: see :data:`STATES`.
         kernels: whether activations and norms are one kernel each, or PyTorch's operators one by one, which keep more.
         dropout: behind attention, its projection and the MLP, whose masks are kept.
@@ -104,6 +106,7 @@ class Layout:
     recomputation: Recomputation = "none"
     attention: Attention = "flash"
     precision: LayoutPrecision = "bf16"
+    autocast: bool = False
     state: StateBytes = STATES["float32"]
     kernels: Kernels = "fused"
     dropout: bool = False
@@ -232,8 +235,13 @@ class Layout:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of an element between layers."""
+        """Bytes of an element within layers."""
         return 4 if self.precision == "float32" else 2
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of an element of what layers add to."""
+        return 4 if self.autocast else self.item_bytes
 
     @property
     def vocabulary_ranks(self) -> int:
@@ -408,6 +416,7 @@ class Layout:
             virtual_stages=1 if schedule in ONE_STAGE or mesh.pp == 1 else 2,
             recomputation="full" if recipe.sharding.recompute else "none",
             precision=recipe.precision,
+            autocast=recipe.precision != "float32",
             kernels="eager",
             # The engine's buckets; FSDP2 reduces the gradients of models that are divided.
             gradient_buffer=mesh.data_ranks > 1 and zero < 2 and mesh.tp == mesh.pp == 1,

@@ -202,8 +202,8 @@ def layer_activations(network: Transformer, layout: Layout, *, sequence: int) ->
     item, narrow = layout.item_bytes, _linear_bytes(layout)
     split = tp if layout.sequence_parallel else 1
     kept = {
-        "norms": 2 * item * network.width / split,
-        "inputs": 2 * narrow * network.width / split,
+        "norms": 2 * layout.sum_bytes * network.width / split,
+        "inputs": _inputs(network, layout) * narrow * network.width / split,
         "queries": item * (network.queries / tp + 2 * _keys(network, tp)),
         "attended": _both(item, narrow) * network.queries / tp,
         "masks": 2 * network.width / split if layout.dropout else 0,
@@ -213,12 +213,21 @@ def layer_activations(network: Transformer, layout: Layout, *, sequence: int) ->
     return tokens * (sum(kept.values()) + (0 if again else _score_bytes(network, layout, sequence) / tp))
 
 
+def _inputs(network: Transformer, layout: Layout) -> int:
+    """How many copies of attention's and the MLP's inputs are kept: autocast makes one for each matrix that takes them,
+    unless queries, keys and values are one, and gate and first product.
+    """
+    if layout.kernels != "eager" or layout.sum_bytes == layout.item_bytes:
+        return 2
+    return 3 + (2 if network.kind == "swiglu" else 1)
+
+
 def _score_bytes(network: Transformer, layout: Layout, sequence: int) -> float:
     """Of a token's attention: softmax alone, with dropout its mask and its outcome too; the sums alone with flash."""
     if layout.attention == "flash":
         return 4 * network.heads
-    item = layout.item_bytes
-    return network.heads * sequence * (2 * item + 1 if layout.dropout else item)
+    item, wide = layout.item_bytes, layout.sum_bytes
+    return network.heads * sequence * (wide + item + 1 if layout.dropout else _both(wide, item))
 
 
 def _inner_bytes(network: Transformer, layout: Layout) -> float:
@@ -235,13 +244,13 @@ def _kept_by_layer(network: Transformer, layout: Layout, sequence: int) -> float
     tokens, item, tp = layout.tokens(sequence), layout.item_bytes, layout.sizes["tp"]
     width = network.width / (tp if layout.sequence_parallel else 1)
     if layout.recomputation == "full":
-        return tokens * item * width
+        return tokens * layout.sum_bytes * width
     if layout.recomputation == "matmuls":
         # The layer's input; of the products in their order queries, values, the MLP's first, and with a gate its last;
         # and attention's output with its sums (torchtitan, distributed/activation_checkpoint.py).
         products = (2 * network.queries + network.mlp) / tp + _keys(network, tp)
         last = width if network.kind == "swiglu" else 0
-        return tokens * (item * (width + products + last) + 4 * network.heads / tp)
+        return tokens * (layout.sum_bytes * width + item * (products + last) + 4 * network.heads / tp)
     return layer_activations(network, layout, sequence=sequence)
 
 
@@ -256,7 +265,7 @@ def _linear_bytes(layout: Layout) -> float:
 
 
 def _both(item: float, narrow: float) -> float:
-    """Attention keeps its output, which is the projection's input too unless that is kept in another type."""
+    """What keeps its output, which is the next product's input too unless that is kept in another type."""
     return item if item == narrow else item + narrow
 
 
@@ -344,10 +353,10 @@ class _Rank:
         )
         tokens, item = self.layout.tokens(self.sequence), self.layout.item_bytes
         split = self.layout.sizes["tp"] if self.layout.sequence_parallel else 1
-        boundary = tokens * item * self.network.width
+        boundary = tokens * self.layout.sum_bytes * self.network.width
         if self._last:
             # The inputs of the last norm and of the head.
-            found += 2 * boundary / split
+            found += (boundary + tokens * item * self.network.width) / split
         if self.layout.deepspeed_pipeline:
             # The copied input, and the output, each where there is a stage before or behind.
             found += in_flight(self.layout, self.rank) * boundary * ((not self._first) + (not self._last))
@@ -382,13 +391,15 @@ class _Rank:
         return min(count, _CHUNK) if self.layout.chunked_loss else count
 
     def _working(self) -> float:
-        """Gradients of a layer's activations: of the MLP's inner width, less what is freed, and of its width."""
+        """Gradients of a layer's activations: of the MLP's inner width, less what is freed, and of its width: that of the
+        sum, and two of products.
+        """
         network, layout = self.network, self.layout
         tokens, item, tp = layout.tokens(self.sequence), layout.item_bytes, layout.sizes["tp"]
         again = layout.recomputation in ("full", "matmuls")
         # What is recomputed is freed as it is used.
         inner = (network.matrices - (2 if again else 1)) * network.mlp / tp
-        gradients = tokens * item * (inner + 3 * network.width)
+        gradients = tokens * (item * (inner + 2 * network.width) + layout.sum_bytes * network.width)
         if again:
             layer = layer_activations(network, layout, sequence=self.sequence)
             return gradients + layer - _kept_by_layer(network, layout, self.sequence)

@@ -136,6 +136,7 @@ class LanguageTraining:
             return self.settings.layout, Choices()
         kept: dict[str, Any] = {
             "precision": self.recipe.precision,
+            "autocast": self.recipe.precision != "float32",
             "divided_vocabulary": False,
             "chunked_loss": True,
             "sequence_parallel": False,

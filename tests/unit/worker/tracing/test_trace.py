@@ -95,6 +95,40 @@ def test_a_small_network_is_counted_as_by_hand() -> None:
     assert all(each.grad is None for each in model.parameters())
 
 
+def test_what_autocast_keeps_is_what_a_graph_keeps() -> None:
+    """A CPU's autocast, with float32 where PyTorch's list for GPUs has it."""
+    import torch
+    from torch.nn import functional as F
+    from torch.overrides import TorchFunctionMode
+
+    class AsOnGpus(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function in (F.layer_norm, F.softmax, F.interpolate):
+                args = [each.float() if isinstance(each, torch.Tensor) else each for each in args]
+            return function(*args, **(kwargs or {}))
+
+    linear = torch.nn.Linear
+    model = torch.nn.Sequential(
+        linear(6, 8), torch.nn.LayerNorm(8), linear(8, 8), torch.nn.GELU(), linear(8, 8), torch.nn.Softmax(-1)
+    )
+    model.extend([linear(8, 8), torch.nn.Upsample(scale_factor=2), torch.nn.Tanh(), linear(16, 2)])
+
+    def kept(samples: int) -> int:
+        found: dict[int, Any] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with torch.autocast("cpu", torch.bfloat16), AsOnGpus(), hooks:
+            model(torch.rand(samples, 3, 6)).sum()
+        return sum(each.nbytes() for each in found.values())
+
+    traced = ht.trace(model, torch.rand(4, 3, 6), lambda model, batch: model(batch).sum())
+    assert sum(each.mixed_saved_bytes for each in traced.layers) == (kept(8) - kept(4)) / 4
+
+
 def test_unused_frozen_and_shared_parameters_have_their_places() -> None:
     import torch
 

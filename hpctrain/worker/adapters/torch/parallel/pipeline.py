@@ -390,7 +390,8 @@ class Pipeline:
     def _spread_overflow(self, scaler: torch.amp.GradScaler) -> None:
         """Make all ranks' GradScalers see an overflow on any rank, since each checks its own rank's gradients only."""
         own = self._gradients()
-        overflow = not all(bool(each.isfinite().all()) for each in own)
+        # Read once: a GPU is waited for each time.
+        overflow = bool(own) and not torch.stack([each.isfinite().all() for each in own]).all()
         overflow = bool(self._comm.allreduce(np.array([float(overflow)]), "max")[0])
         if not own:
             count_as_checked(scaler, overflow)

@@ -341,7 +341,7 @@ def run_forward(
         source = rank_of(number - 1) if number else here
         if source != here:
             note(receives(number, "activations of an evaluation", number - 1))
-            outputs = _receive(len(inputs), source, group)
+            outputs = _receive(len(inputs), source, group, inputs[0].device)
         note(Action(stage=number, what="forward of an evaluation"))
         outputs = [stage(each) for each in outputs]
         if number == count - 1:
@@ -406,8 +406,7 @@ def _send(tensors: Sequence[torch.Tensor], rank: int, group: Any) -> None:
         dist.send(each.contiguous(), group=group, group_dst=rank)
 
 
-def _receive(count: int, rank: int, group: Any) -> list[torch.Tensor]:
-    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+def _receive(count: int, rank: int, group: Any, device: torch.device) -> list[torch.Tensor]:
     header = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64, device=device)
     dist.recv(header, group=group, group_src=rank)
     dtype, dimensions, *shape = header.tolist()
