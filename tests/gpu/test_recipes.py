@@ -42,7 +42,7 @@ def speed(
     rates: dict[str, float] = found["rates"]
     ratios = {f"{name}, to plain": rates[name] / rates["plain"] for name in rates if name != "plain"}
     note(set=" ".join(changes), a_second=rates, ratios=ratios, peak_bytes=found["peak_bytes"], remark=_TOY)
-    note(waits_for_the_gpu_in_a_step=found["waits"])
+    note(waits_for_the_gpu_in_a_step=found["waits"], failed=found["failed"])
     assert all(rate > 0 for rate in rates.values())
     # The losses and the norm of the gradients, read together; by an event, where the update comes before, none is seen.
     assert found["waits"] in ((0, 1) if GPUS else (None,))
@@ -63,15 +63,15 @@ def shards(tmp_path_factory) -> Path:
 def test_images(tmp_path, note, shards, name):
     """ResNet-50, 256 images in bfloat16: the step by itself, and the whole run from JPEG shards.
 
-    Beside one, its step with contiguous weights, and beside another, with the losses read before the update.
+    Beside each, its step in another way: with contiguous weights, as CUDA graphs, or with losses read before the update.
     """
     batch = 256 if GPUS else 8
     size = "per_rank" if name == "goyal2017" else "size"
-    others = {"goyal2017": ["recipe, contiguous weights"], "lamb": ["recipe, read before the update"]}.get(name, [])
+    others = {"goyal2017": "contiguous weights", "lamb": "read before the update"}.get(name, "CUDA graphs")
     # On a CPU, to compile the kinds of a network's blocks would take minutes; those of a GPT are one.
     small = () if GPUS else (*_SMALL_IMAGES, "compile=off")
     changes = (*_IMAGES, f"batch.{size}={batch}", f"batch.micro_batch={batch}", *small)
-    rates = speed(tmp_path, note, name, *changes, others=others)
+    rates = speed(tmp_path, note, name, *changes, others=[f"recipe, {others}"])
     workers = max(1, len(os.sched_getaffinity(0)) - 2)
     whole = [f"data.path={shards}", *changes[1:], f"data.workers={workers}", f"epochs={8 if GPUS else 1}"]
     if name == "goyal2017":

@@ -74,8 +74,8 @@ class Layout:
             ``matmuls`` of everything but attention and every second matrix product (torchtitan's selective op),
             ``full`` of each layer.
         precision: of matrix products; what is kept between layers is bf16 with fp8 and fp4.
-        autocast: weights are float32 and only matrix products are computed in 16 bits, as under PyTorch's autocast and in
-            recipes: what is added up between layers, and with it what norms keep, is float32.
+        autocast: weights are float32 and only matrix products are computed in 16 bits, as under PyTorch's autocast and
+            in recipes: what is added up between layers, and with it what norms keep, is float32.
         state: see :data:`STATES`.
         kernels: whether activations and norms are one kernel each, or PyTorch's operators one by one, which keep more.
         dropout: behind attention, its projection and the MLP, whose masks are kept.
