@@ -63,7 +63,7 @@ def shards(tmp_path_factory) -> Path:
 def test_images(tmp_path, note, shards, name):
     """ResNet-50, 256 images in bfloat16: the step by itself, and the whole run from JPEG shards.
 
-    Beside each, its step in another way: with contiguous weights, as CUDA graphs, or with losses read before the update.
+    Beside each, its step in another way: with contiguous weights, as CUDA graphs, or read before the update.
     """
     batch = 256 if GPUS else 8
     size = "per_rank" if name == "goyal2017" else "size"

@@ -391,8 +391,8 @@ class _Rank:
         return min(count, _CHUNK) if self.layout.chunked_loss else count
 
     def _working(self) -> float:
-        """Gradients of a layer's activations: of the MLP's inner width, less what is freed, and of its width, of which one
-        is that of the sum and two are those of products.
+        """Gradients of a layer's activations: of the MLP's inner width, less what is freed, and of its width: one of
+        the sum and two of products.
         """
         network, layout = self.network, self.layout
         tokens, item, tp = layout.tokens(self.sequence), layout.item_bytes, layout.sizes["tp"]
