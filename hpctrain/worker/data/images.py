@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from hpctrain.common.recipes.sections import Images, Jitter
-from hpctrain.common.shards.decoding import BrokenImageError, Header, Pixels, decode_rows, look
+from hpctrain.common.shards.decoding import BrokenImageError, Header, Pixels, decode_rows
 from hpctrain.worker.data.augment import augment, erase
 
 _TRIES = 10
@@ -53,17 +53,6 @@ def size_at(images: Images, epoch: int) -> int:
     return max(32, 32 * round(float(np.interp(epoch, epochs, sizes)) / 32))
 
 
-def training_image(content: bytes, size: int, images: Images, random: np.random.Generator) -> Pixels:
-    """A random part of a photograph, changed at random, of shape (size, size, 3).
-
-    Raises:
-        BrokenImageError: it cannot be decoded.
-    """
-    header = look(content)
-    crop, flip = training_crop(header, images, random)
-    return changed(decoded(content, header, crop, size, size), size, images, random, flip=flip)
-
-
 def training_crop(header: Header, images: Images, random: np.random.Generator) -> tuple[Crop, bool]:
     """A random part of a photograph, and whether it is to be mirrored."""
     crop = random_crop(header.width, header.height, images, random)
@@ -92,17 +81,6 @@ def mean_colour(images: Images) -> Pixels:
     """The colour that is closest to 0 when normalised, of shape (3,)."""
     colour: Pixels = np.rint(255 * np.array(images.mean, np.float32)).astype(np.uint8)
     return colour
-
-
-def validation_image(content: bytes, images: Images) -> Pixels:
-    """The middle of a photograph whose shorter side was made ``test_resize``, of shape (test_size, test_size, 3).
-
-    Raises:
-        BrokenImageError: it cannot be decoded.
-    """
-    header = look(content)
-    crop, wide, high = validation_crop(header, images)
-    return middle(decoded(content, header, crop, wide, high), wide, high, images.test_size)
 
 
 def validation_crop(header: Header, images: Images) -> tuple[Crop, int, int]:

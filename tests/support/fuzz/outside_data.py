@@ -99,7 +99,7 @@ def _kits() -> Iterable[bytes]:
 def _jpeg(content: bytes, _: Path) -> None:
     from hpctrain.common.recipes.sections import Images
     from hpctrain.common.shards.decoding import BrokenImageError, fault
-    from hpctrain.worker.data.images import training_image, validation_image
+    from support.whole_images import training_image, validation_image
 
     images = Images(size=32, test_size=32, test_resize=36)
     fault(content)

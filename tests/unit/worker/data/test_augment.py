@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_images
 from hpctrain.common.recipes.augmentation import Augmentation, Erasing
 from hpctrain.common.recipes.sections import Images
 from hpctrain.worker.data.augment import OPERATIONS, Warp, augment, draw_operations, erase
-from hpctrain.worker.data.images import training_image
+from support.whole_images import training_image
 
 WIDE = Augmentation(name="trivial_augment_wide")
 RAND = Augmentation(

@@ -17,7 +17,8 @@ from sklearn.datasets import load_sample_images
 from hpctrain.common.recipes.sections import Images, Jitter
 from hpctrain.common.shards.decoding import BrokenImageError, decode, decode_rows, fault, look, shrunk
 from hpctrain.worker.data import images as module
-from hpctrain.worker.data.images import random_crop, size_at, training_image, validation_image
+from hpctrain.worker.data.images import random_crop, size_at
+from support.whole_images import training_image, validation_image
 
 FLOWER = Image.fromarray(load_sample_images().images[1])
 
