@@ -41,7 +41,7 @@ def terminal(**settings: Any) -> Console:
     from rich.console import Console
     from rich.segment import Segment
 
-    class Terminal(Console):
+    class _SafeConsole(Console):
         def _render_buffer(self, buffer: Iterable[Segment]) -> str:
             safe = (
                 Segment(printable(text), style, control) if not control else Segment(text, style, control)
@@ -49,7 +49,7 @@ def terminal(**settings: Any) -> Console:
             )
             return super()._render_buffer(safe)
 
-    return Terminal(**settings)
+    return _SafeConsole(**settings)
 
 
 class Patient:

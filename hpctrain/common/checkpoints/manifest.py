@@ -19,6 +19,7 @@ from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import dotted
 from hpctrain.common.files.private import private
 from hpctrain.common.files.regular import read_regular
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import read_model
 
 if TYPE_CHECKING:
@@ -72,14 +73,12 @@ class SavedProgress(BaseModel):
     skipped: int = Field(default=0, ge=0)
 
 
-class FileRecord(BaseModel):
+class FileRecord(FrozenModel):
     """The length of a file, and its hash (XXH3, 128 bits) as ``xxh128sum`` prints it.
 
     A hash that lies beside its file finds damage and no forgery, whichever it is: so it is one that takes next to
     nothing from the training, whose cores work beside it.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     bytes: int = Field(ge=0)
     xxh128: str = Field(pattern=r"^[0-9a-f]{32}$")

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from hpctrain.common.checkpoints.keep import hide
 from hpctrain.common.checkpoints.layout import checkpoint_path, share_name
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, FileRecord, SavedProgress, write_manifest
@@ -19,6 +17,7 @@ from hpctrain.common.checkpoints.share import CheckpointShare
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.files.disk import disk_error, synchronise_folder
 from hpctrain.common.files.private import make_folder, private
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import read_model
 from hpctrain.common.run.stopping import RESUMABLE
 
@@ -29,10 +28,8 @@ _MOST_POLL_SECONDS = 0.5
 _RECEIPT = ".receipt"
 
 
-class _Receipt(BaseModel):
+class _Receipt(FrozenModel):
     """A rank's statement that its share is on disk."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     file: FileRecord
     proof: dict[str, str]

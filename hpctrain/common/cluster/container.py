@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from hpctrain.common.frozen import FrozenModel
 
 Runtime = Literal["apptainer", "pyxis"]
 
 
-class Container(BaseModel):
+class Container(FrozenModel):
     """A container image.
 
     Attributes:
@@ -17,8 +17,6 @@ class Container(BaseModel):
         image: a file, or an address that the runtime knows (``docker://…``, ``nvcr.io#nvidia/…``).
         mounts: ``SOURCE[:TARGET[:OPTIONS]]`` each. The run directory is always there.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     runtime: Runtime
     image: str

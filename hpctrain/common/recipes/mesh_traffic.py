@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.recipes.mesh import Axis, Mesh, Pipeline, Sharding
 
 ORDERS = {
@@ -66,11 +67,7 @@ class MeshWork:
     pipeline: Pipeline = field(default_factory=Pipeline)
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-class AxisTraffic(_Record):
+class AxisTraffic(FrozenModel):
     """What is sent along one axis in a step."""
 
     axis: Axis
@@ -87,7 +84,7 @@ class AxisTraffic(_Record):
         return sum(self.levels[1:])
 
 
-class LaidMesh(_Record):
+class LaidMesh(FrozenModel):
     """A mesh on hosts in one order."""
 
     axes: tuple[AxisTraffic, ...]
@@ -100,7 +97,7 @@ class LaidMesh(_Record):
         return sum(sum(axis.levels[2:]) for axis in self.axes)
 
 
-class MeshTraffic(_Record):
+class MeshTraffic(FrozenModel):
     """The traffic of a mesh in those of :data:`ORDERS` that can be told; one host has but its own."""
 
     in_bytes: bool = Field(description="otherwise flows to a neighbour are counted, because the model is not known")

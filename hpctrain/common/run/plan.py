@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from hpctrain.common.cluster.backends import CAPABILITIES, Capabilities
 from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.node_map import Slot
 from hpctrain.common.errors import InvalidValueError
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshTraffic
 from hpctrain.common.recipes.reliability import FaultTolerance
@@ -24,10 +25,8 @@ from hpctrain.common.run.stopping import STOP_SIGNALS
 _RESTARTS = 3
 
 
-class Script(BaseModel):
+class Script(FrozenModel):
     """A user's own training script."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     path: Path
     arguments: tuple[str, ...] = ()
@@ -38,10 +37,8 @@ class Script(BaseModel):
     tracking: Trackers | None = Field(None, description="as a recipe's")
 
 
-class Slots(BaseModel):
+class Slots(FrozenModel):
     """The slots for ranks on one host."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     host: str
     slots: int = Field(ge=1)
@@ -63,10 +60,8 @@ class Slots(BaseModel):
         return self
 
 
-class HostOrder(BaseModel):
+class HostOrder(FrozenModel):
     """The benefit of an order of hosts: how often a ring over them crosses between groups of leaves."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     fabric: str = Field(description="where the fabric is known from")
     crossings_given: int = Field(description="in the order in which the hosts were named")
@@ -74,7 +69,7 @@ class HostOrder(BaseModel):
     bound: int = Field(description="that no order can be under")
 
 
-class HostOptions(BaseModel):
+class HostOptions(FrozenModel):
     """The options about hosts; None for those that were not given.
 
     Attributes:
@@ -87,8 +82,6 @@ class HostOptions(BaseModel):
         interface: the network interface for connections without InfiniBand.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
     hosts: str | None = None
     hostfile: Path | None = None
     nodes: int | None = None
@@ -99,7 +92,7 @@ class HostOptions(BaseModel):
     interface: str | None = None
 
 
-class Start(BaseModel):
+class Start(FrozenModel):
     """How ranks are started.
 
     Attributes:
@@ -112,8 +105,6 @@ class Start(BaseModel):
         ssh_port: the port of the hosts' ssh daemons, for an mpirun that uses ssh.
         arguments: further ones for mpirun or srun, after those of hpctrain.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     launcher: str = "auto"
     python: str | None = None
@@ -132,7 +123,7 @@ class Start(BaseModel):
         return self.model_copy(update={"container": self.container.model_copy(update={"mounts": mounts})})
 
 
-class Stop(BaseModel):
+class Stop(FrozenModel):
     """How a run is stopped so that it can be resumed.
 
     Attributes:
@@ -144,22 +135,18 @@ class Stop(BaseModel):
         idle_restarts: how often a run may be resumed without having got further than the time before.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
     signal: str = Field("USR2", pattern=rf"\A({'|'.join(STOP_SIGNALS)})\z")
     seconds: float = Field(60.0, gt=0)
     restarts: int | None = Field(None, ge=0)
     idle_restarts: int = Field(3, ge=0)
 
 
-class Plan(BaseModel):
+class Plan(FrozenModel):
     """One run. Exactly one of ``recipe`` and ``script`` is set.
 
     A submitted run has no ``hosts`` until its job has them; what follows from the hosts (their order, the network's
     part of the environment, threads, versions) is then filled in.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     recipe: Recipe | None = None
     script: Script | None = None

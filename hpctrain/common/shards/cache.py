@@ -19,8 +19,6 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.cache import node_folder
 from hpctrain.common.files.disk import disk_error
@@ -28,6 +26,7 @@ from hpctrain.common.files.locks import lock
 from hpctrain.common.files.objects import Objects, all_attempts_seconds
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.files.whole import remove_leftovers, require_room, write_whole
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.settings import CACHE
 from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, ORIGIN, WrittenFile
 
@@ -39,9 +38,7 @@ _MOST_ORIGIN_BYTES = 1 << 16
 _SPARE_SECONDS = 10.0
 
 
-class _Origin(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
+class _Origin(FrozenModel):
     url: str
 
 

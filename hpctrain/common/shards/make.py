@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error, require_empty
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.whole import remove_leftovers, require_room, write_whole
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import read_model
 from hpctrain.common.shards.archives import find_source
 from hpctrain.common.shards.confined import call_confined
@@ -46,10 +47,8 @@ _Item = TypeVar("_Item")
 _MIXED_SHARDS = 8
 
 
-class ShardRequest(BaseModel):
+class ShardRequest(FrozenModel):
     """The source and settings of shards; exactly one of ``shard_bytes`` and ``shard_samples`` is set."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     source: Path
     folder: Path

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import FailFast, Field, ValidationError, model_validator
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_regular
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import model_error
 
 MANIFEST = "manifest.json"
@@ -55,11 +56,7 @@ class WrittenFile(Protocol):
     def sha256(self) -> str: ...
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-class ShardFile(_Part):
+class ShardFile(FrozenModel):
     """One tar file; ``bytes`` is its size."""
 
     name: ShardName
@@ -68,7 +65,7 @@ class ShardFile(_Part):
     sha256: str
 
 
-class Split(_Part):
+class Split(FrozenModel):
     """Training or validation; ``bytes`` is the size of all its shards."""
 
     samples: Some
@@ -85,7 +82,7 @@ class Split(_Part):
         return self
 
 
-class BrokenImage(_Part):
+class BrokenImage(FrozenModel):
     """An image that cannot be decoded; it is in the shards nevertheless."""
 
     split: str
@@ -93,7 +90,7 @@ class BrokenImage(_Part):
     message: str
 
 
-class Shrinking(_Part):
+class Shrinking(FrozenModel):
     """How photographs are made smaller before they go into shards; see
     :func:`hpctrain.common.shards.decoding.shrunk`.
     """
@@ -102,7 +99,7 @@ class Shrinking(_Part):
     quality: int = Field(ge=1, le=100)
 
 
-class ShardSettings(_Part):
+class ShardSettings(FrozenModel):
     """The settings that determine the bytes of shards.
 
     ``listing`` is the SHA-256 of all keys, sizes and labels of the source; the columns are those of Parquet files.
@@ -119,7 +116,7 @@ class ShardSettings(_Part):
     validation_share: float | None = None
 
 
-class ShardManifest(_Part):
+class ShardManifest(FrozenModel):
     """``manifest.json``. The label of a class is its index in ``classes``, the sorted WordNet identifiers."""
 
     format: int = Field(1, ge=1, le=1)

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import open_descriptor, read_regular, sha256
 from hpctrain.common.files.whole import write_whole
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.shards.bounded import BeyondLimitsError, bounded
 from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.decoding import BrokenImageError, fault, shrunk
@@ -36,10 +37,8 @@ _MOST_DECODING = 1 << 31
 _MOST_FATAL = 16
 
 
-class ShardRecord(BaseModel):
+class ShardRecord(FrozenModel):
     """``DIR/records/NAME.json``: a shard that is done; ``rows`` are offset, size, label and key of each sample."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     shard: ShardFile
     rows: tuple[tuple[int, int, int, str], ...]

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hpctrain.common.cluster.container import Container
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.control.schedulers.profile import ClusterProfile
 
 if TYPE_CHECKING:
@@ -20,17 +21,15 @@ _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar
 _ENVIRONMENT = "environment"
 
 
-class StagedPaths(BaseModel):
+class StagedPaths(FrozenModel):
     """One copy, to ``name`` in the job's folder: archives are unpacked, folders and files are copied."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     source: str = Field(description="absolute path on the shared file system")
     name: str
     kind: Literal["copy", "tar", "zip"]
 
 
-class Staging(BaseModel):
+class Staging(FrozenModel):
     """The copies that a job stages on its nodes.
 
     Attributes:
@@ -38,14 +37,12 @@ class Staging(BaseModel):
         environment: of Python, that the ranks then use.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
     folder: str
     copies: tuple[StagedPaths, ...] = ()
     environment: StagedPaths | None = None
 
 
-class PackedEnvironment(BaseModel):
+class PackedEnvironment(FrozenModel):
     """The archive of the environment that each node of a job unpacks and runs.
 
     Attributes:
@@ -53,8 +50,6 @@ class PackedEnvironment(BaseModel):
         digest: of its content; the name of its folder on a node.
         folder: of environments on each node, with variables that the job's shell expands; safe within double quotes.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     archive: str
     digest: str

@@ -16,12 +16,13 @@ from shlex import join
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import FailFast, Field, ValidationError
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_regular
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import model_error
 from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, Count, SplitName
 from hpctrain.common.shards.text.tokenizer import BYTES, TokenizerSettings
@@ -32,11 +33,7 @@ TOKEN = np.dtype("<u2")
 _FORMAT_BYTES = 64
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-class TokenFile(_Part):
+class TokenFile(FrozenModel):
     """One file of tokens."""
 
     # Joined to a folder's path, so that it must not lead out of it.
@@ -51,7 +48,7 @@ class TokenFile(_Part):
         return self.tokens * TOKEN.itemsize
 
 
-class TokenSplit(_Part):
+class TokenSplit(FrozenModel):
     """The files of the training or the validation split."""
 
     shards: Annotated[tuple[TokenFile, ...], FailFast()]
@@ -72,7 +69,7 @@ class TokenSplit(_Part):
         return hashlib.sha256("".join(file.sha256 for file in self.shards if file.tokens).encode()).hexdigest()
 
 
-class TextSettings(_Part):
+class TextSettings(FrozenModel):
     """What determines the bytes of the shards; ``listing`` is the SHA-256 of the files' names and sizes."""
 
     sources: tuple[str, ...]
@@ -85,7 +82,7 @@ class TextSettings(_Part):
     part_bytes: int
 
 
-class TextManifest(_Part):
+class TextManifest(FrozenModel):
     """``manifest.json`` of a folder of tokens."""
 
     format: Literal["text-1"] = "text-1"

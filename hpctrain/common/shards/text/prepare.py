@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error, require_empty
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.regular import read_regular, sha256
 from hpctrain.common.files.whole import remove_leftovers, write_whole
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import read_model
 from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.manifest import MANIFEST, SplitName
@@ -40,7 +41,7 @@ _MOST_RECORD_BYTES = 1 << 16
 _SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 
-class Preparation(BaseModel):
+class Preparation(FrozenModel):
     """Which folder of tokens to make, and from what.
 
     Attributes:
@@ -52,8 +53,6 @@ class Preparation(BaseModel):
         part_bytes: text that one process turns into a shard at once.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
     sources: tuple[Path, ...]
     folder: Path
     tokenizer: str
@@ -63,10 +62,8 @@ class Preparation(BaseModel):
     part_bytes: int = 64 << 20
 
 
-class PartRecord(BaseModel):
+class PartRecord(FrozenModel):
     """``DIR/records/NUMBER.json``: a part that is done."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     train: TokenFile
     val: TokenFile

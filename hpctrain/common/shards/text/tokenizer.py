@@ -10,11 +10,12 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import require
 from hpctrain.common.files.regular import read_regular
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.shards.bounded import bounded
 
 BYTES = "bytes"
@@ -34,7 +35,7 @@ _BYTES_PER_SECOND = 1 << 14
 _SECONDS = 60
 
 
-class TokenizerSettings(BaseModel):
+class TokenizerSettings(FrozenModel):
     """Which tokeniser turned a text into tokens.
 
     Attributes:
@@ -43,8 +44,6 @@ class TokenizerSettings(BaseModel):
         vocabulary: the number of different tokens.
         separator: the one after each document.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     name: str
     sha256: str

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hpctrain.common.cluster.container import Container
 from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.profiles import slurm_folder
 from hpctrain.control.schedulers.request import JobRequest
@@ -26,10 +27,8 @@ _TEMPLATE = "job.sh.j2"
 _PLAIN = re.compile(r"[\w@%+=:,./\[\]*|&()!~^-]+", re.ASCII)
 
 
-class ScriptVariables(BaseModel):
+class ScriptVariables(FrozenModel):
     """The variables of a job script's template. The filter ``quote`` quotes text for bash."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     directives: tuple[str, ...] = Field(description="the #SBATCH lines of what is requested, quoted for Slurm's parser")
     run_dir: str = Field(description="absolute path of the run directory; the tasks of an array have task-N in it")

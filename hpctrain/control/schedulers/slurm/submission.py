@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
@@ -21,6 +21,7 @@ from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.private import make_folder
 from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.files.whole import write_whole
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, new_directory, write_json
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import resume_command
@@ -35,10 +36,8 @@ if TYPE_CHECKING:
 _SECONDS = 120.0
 
 
-class Submission(BaseModel):
+class Submission(FrozenModel):
     """The content of ``RUN_DIR/submission.json``: what was submitted, and from where."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     cluster: str = Field(description="name of the profile")
     request: JobRequest
