@@ -7,7 +7,6 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable
-from types import TracebackType
 from typing import IO, Self, TextIO, cast
 
 from rich.console import Console as RichConsole
@@ -69,9 +68,7 @@ class Console:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:

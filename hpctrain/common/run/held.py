@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from hpctrain.common.errors import HpctrainError
@@ -52,9 +51,7 @@ class HeldDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         os.close(self._descriptor)
 
     def lost(self) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from types import TracebackType
 from typing import Self
 
 from hpctrain.common.errors import HpctrainError
@@ -55,9 +54,7 @@ class HostWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._ended.set()
         # The thread must not wait for a host that does not answer.
         self._questions.end()

@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from hpctrain.common.run.plan import Stop
@@ -89,9 +89,7 @@ class Interrupts:
         self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._previous)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
         for number, handler in self._previous.items():
             signal.signal(number, handler)

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from hpctrain.common.errors import HpctrainError
@@ -79,9 +78,7 @@ class EventWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._file:
             self._file.close()
 
