@@ -23,6 +23,7 @@ ENGINES = (
     "train_step_of_the_guide",
     "gan_of_the_guide",
     "loop_over_a_list",
+    "loop_clipped_by_hand",
     "accumulation_by_the_optimizer",
     "tokens_behind_a_mask",
     "function_that_is_no_mean",
@@ -34,10 +35,11 @@ ENGINES = (
     "metrics_of_ones_own",
 )
 
-# Of each of them the hardest: a step of one's own, a loop, a mask, statistics and rows of the batch, own data.
+# Of each of them the hardest: a step of one's own, loops, a mask, statistics and rows of the batch, own data.
 HARDEST = (
     "train_step_of_the_guide",
     "loop_over_a_list",
+    "loop_clipped_by_hand",
     "tokens_behind_a_mask",
     "synchronized_batch_norm",
     "embedding_with_adagrad_clipped",

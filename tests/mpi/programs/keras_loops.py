@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import keras
 import tensorflow as tf
-from keras import losses
+from keras import layers, losses
 from keras_runs import adam, dense, pattern
 
 
@@ -58,6 +59,29 @@ def loop_over_a_dataset_of_a_dataset(run):
 @pattern
 def loop_over_two_iterators(run):
     return taped(run, lambda data: itertools.chain.from_iterable(zip(iter(data), iter(data.skip(2)), strict=False)))
+
+
+@pattern
+def loop_clipped_by_hand(run):
+    """Each in another way: the rows of an embedding by their norm, the others by values and by all norms together."""
+    parts = [layers.Embedding(7, 4), layers.GlobalAveragePooling1D(), layers.Dense(3), layers.Dense(1)]
+    model, optimizer = run.distribute(keras.Sequential([keras.Input((5,), dtype="int32"), *parts]), adam())
+    optimizer.build(model.trainable_variables)
+
+    @tf.function(reduce_retracing=True)
+    def step(x, y, share):
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean(tf.square(y - model(x, training=True))) * share
+        rows, kernel, bias, *last = tape.gradient(value, model.trainable_variables)
+        together, norm = tf.clip_by_global_norm([rows, *last], 0.1)
+        parts = tf.clip_by_norm(rows, 0.02), tf.clip_by_value(kernel, -0.02, 0.02), tf.clip_by_norm(bias, 0.02)
+        optimizer.apply_gradients(zip((*parts, *together[1:]), model.trainable_variables, strict=True))
+        return norm
+
+    norms = []
+    for x, y, *rest in run.data(run.labels(7, 5), run.normal(1)):
+        norms.append(step(x, y, tf.cast(rest[-1], tf.float64) if rest else tf.constant(1.0, tf.float64)))
+    return norms, model.get_weights()
 
 
 @pattern
