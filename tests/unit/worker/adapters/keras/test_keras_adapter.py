@@ -194,6 +194,15 @@ def test_another_backend_is_refused(monkeypatch):
         adapter.distribute(model, keras.optimizers.SGD(), comm=SingleCommunicator("test"))
 
 
+def test_a_keras_model_on_pytorch_is_refused_too():
+    """It is a module of PyTorch."""
+    torch = pytest.importorskip("torch")
+    from hpctrain.worker.adapters.torch import distribute
+
+    with refused("HT-keras-wrong-backend", backend="torch"):
+        distribute(torch.nn.Linear(1, 1), keras.optimizers.SGD(), comm=SingleCommunicator("test"))
+
+
 @pytest.mark.parametrize(
     ("data", "settings", "code", "values"),
     [
