@@ -1,4 +1,4 @@
-"""Interpreters that have imported PyTorch, or TensorFlow with Keras, and wait to become ranks.
+"""Interpreters that have imported PyTorch, or TensorFlow with Keras, or what writes curves, and wait to become ranks.
 
 Importing them takes 5 and 3 s of processor time, the compiler of PyTorch and scikit-learn included, in each rank of
 each test. ``python warm_interpreters.py PARENT DIRECTORY`` listens in a folder. A rank that begins with
@@ -37,15 +37,21 @@ sys.path.insert(0, str(Path(__file__).with_name("startup")))
 
 import warm_start
 
-# Beside the framework what its ranks import anyway, the later parts of it that take long among them.
-_WANTED = {
-    "torch": ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo.backends.debugging"),
-    "tensorflow": ("tensorflow", "keras"),
-}
-_BOTH = (
-    *("numpy", "pydantic.json_schema", "yaml", "psutil", "safetensors.numpy"),
+# Beside the framework what its ranks import anyway, the later parts of it that take long among them. Of hpctrain what
+# both halves share: the ranks' half is imported by each rank, because faults are injected into it as it is imported.
+_OF_RANKS = (
+    *("numpy", "pydantic.json_schema", "yaml", "psutil", "safetensors.numpy", "xxhash", "mpi4py", "pdb"),
     *("sklearn.datasets", "sklearn.model_selection", "tensorboard.summary.writer.event_file_writer"),
+    *("hpctrain.common.recipes.load", "hpctrain.common.run.plan", "hpctrain.common.run.events"),
 )
+_WANTED = {
+    "torch": (
+        *("torch", "torch.distributed", "torch.utils.data", "torch._dynamo.backends.debugging"),
+        *("torch.distributed.pipelining", *_OF_RANKS),
+    ),
+    "tensorflow": ("tensorflow", "keras", *_OF_RANKS),
+    warm_start.TRACKING: (f"{warm_start.TRACKING}.__main__", f"{warm_start.TRACKING}.tensorboard_files"),
+}
 _F_SETSIG = 10
 _M_MMAP_THRESHOLD = -3
 _PR_SET_PDEATHSIG = 1
@@ -67,7 +73,7 @@ def _end_with(parent: int) -> None:
 def listen(directory: Path) -> None:
     """Start each server when somebody asks for it; never returns."""
     with selectors.DefaultSelector() as waiting:
-        for framework in warm_start.FRAMEWORKS:
+        for framework in warm_start.SERVERS:
             for seed in (0, 1):
                 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 listener.bind(warm_start.socket_path(str(directory), framework, seed))
@@ -237,7 +243,8 @@ def _take_over(request: _Request) -> socket.socket:
     _open_streams(unbuffered=state["unbuffered"] or bool(os.environ.get("PYTHONUNBUFFERED")))
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     # As in interpreters that start one after the other; Python's own generator does it by itself.
-    sys.modules["numpy"].random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
         sys.modules["torch"].set_num_threads(int(os.environ.get(warm_start.THREADS) or len(state["cores"])))
@@ -278,7 +285,7 @@ def _main(parent: str, where: str, descriptor: str = "") -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # Frameworks set variables when they are imported.
     own = warm_start.surroundings()
-    for wanted in (*_WANTED[where], *_BOTH):
+    for wanted in _WANTED[where]:
         importlib.import_module(wanted)
     # What is there stays: neither collected nor, for that, copied in each rank.
     gc.freeze()

@@ -3,6 +3,7 @@
 The process that a launcher started hands over what it is (arguments, environment, directory, open files, limits) and
 stays where it is, for the launcher's sake: signals of the launcher go on to the rank, the end of either is the end of
 the other. On a host of the tests the rank joins the host's namespaces. What differs in more begins as it would without.
+The process beside a launcher that writes the curves of its run begins in the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any
 DIRECTORY = "HPCTRAIN_WARM_INTERPRETERS"
 """The environment variable that names the folder of the servers' sockets."""
 
-FRAMEWORKS = ("torch", "tensorflow")
+TRACKING = "hpctrain.report.tracking"
+SERVERS = ("torch", "tensorflow", TRACKING)
 MAPPING_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 """glibc reads it when a process starts; a rank can set the same later."""
 
@@ -48,7 +50,7 @@ _SECONDS = 120.0
 
 
 def socket_path(directory: str, framework: str, seed: int) -> str:
-    """Where the server listens whose interpreters have ``framework`` and hash with ``seed``."""
+    """Where the server listens whose interpreters have ``framework``, or the tracking, and hash with ``seed``."""
     return f"{directory}/{framework}-{seed}"
 
 
@@ -97,7 +99,7 @@ def _program(command: list[str]) -> dict[str, Any] | None:
     flags = [*itertools.takewhile(("-P", "-u").__contains__, command[1:])]
     words = command[1 + len(flags) :]
     given = {"unbuffered": "-u" in flags}
-    if words[:1] == ["-m"] and words[1] in (_TRAIN, *_TORCHRUNS):
+    if words[:1] == ["-m"] and words[1] in (_TRAIN, TRACKING, *_TORCHRUNS):
         front = None if "-P" in flags else str(Path.cwd())
         return {**given, "module": words[1], "arguments": words[1:], "front": front}
     if words and words[0].endswith(".py") and "-P" not in flags:
@@ -106,8 +108,10 @@ def _program(command: list[str]) -> dict[str, Any] | None:
 
 
 def _framework(program: dict[str, Any]) -> str | None:
-    """The one framework that the program imports; where its imports do not tell, its arguments may name it."""
+    """The server that has what the program imports; where its imports do not tell, its arguments may."""
     try:
+        if program.get("module") == TRACKING:
+            return TRACKING
         if program.get("module") in _TORCHRUNS:
             return "torch"
         if "script" in program:
@@ -136,9 +140,10 @@ def _imports(script: Path) -> set[str]:
 
 
 def _is_usual(framework: str) -> bool:
+    usual = True
     if framework == "torch":
         usual = os.environ.get(THREADS, "1").isdecimal()
-    else:
+    elif framework == "tensorflow":
         usual = os.environ.get(LOG_LEVEL) == READ_AT_IMPORT[LOG_LEVEL]
     return usual and "PYTHONHASHSEED" not in os.environ
 
