@@ -20,14 +20,22 @@ from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.adapters.torch import denominators, weights
 
 
-def outcome(function, comm, division: str) -> dict[str, object]:
+def references(comm, names: list[str]) -> dict[tuple[str, str], Run]:
+    """What one process comes to, by case and division; each rank computes some of them."""
+    own = {}
+    for name, division in [(name, division) for name in names for division in DIVISIONS][comm.rank :: comm.size]:
+        own[name, division] = alone = Run(None, comm.size, *DIVISIONS[division])
+        torch.manual_seed(5)
+        CASES[name](alone)
+    return {case: run for part in comm.allgather_object(own) for case, run in part.items()}
+
+
+def outcome(function, comm, division: str, alone: Run) -> dict[str, object]:
     for module in (weights, denominators):
         module._all.pop(comm, None)  # as of a new run
     set_mesh(comm, Mesh())
     print(function.__name__, division, file=sys.stderr)
-    alone, shared = (Run(each, comm.size, *DIVISIONS[division]) for each in (None, comm))
-    torch.manual_seed(5)
-    function(alone)
+    shared = Run(comm, comm.size, *DIVISIONS[division])
     torch.manual_seed(5)
     everyone = comm.allgather_object(refusal(lambda: function(shared)))
     # A plain loss is the mean over a rank's own samples.
@@ -52,8 +60,11 @@ def main() -> None:
         ht.shutdown()
         comm = ht.init(backend)
         results = {}
+        expected = references(comm, names or list(CASES))
         for name in names or CASES:
-            results[name] = {division: outcome(CASES[name], comm, division) for division in DIVISIONS}
+            results[name] = {
+                division: outcome(CASES[name], comm, division, expected[name, division]) for division in DIVISIONS
+            }
             Path(f"{out}-{backend}-{comm.rank}.json").write_text(json.dumps(results))
 
 
