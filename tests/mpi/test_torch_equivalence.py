@@ -35,11 +35,12 @@ REST = [name for name in EAGER if name not in CORE]
     ("ranks", "backends"),
     [
         pytest.param(1, {"mpi": CORE}, marks=pytest.mark.thorough),
-        (2, {"mpi": CORE, "horovod": CORE}),
+        pytest.param(2, {"mpi": CORE, "horovod": CORE}, marks=pytest.mark.thorough),
         pytest.param(2, {"mpi": ["compiled"], "horovod": ["compiled"]}, marks=pytest.mark.long),
         # Three ranks have these, which do not depend on the number, on every change.
         pytest.param(2, {"mpi": REST}, marks=pytest.mark.thorough),
-        (3, {"mpi": EAGER, "horovod": EAGER, "gloo": EAGER}),
+        (3, {"mpi": EAGER, "horovod": CORE, "gloo": CORE}),
+        pytest.param(3, {"horovod": REST, "gloo": REST}, marks=pytest.mark.thorough),
         pytest.param(4, {"mpi": CORE}, marks=pytest.mark.thorough),
     ],
 )
