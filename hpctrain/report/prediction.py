@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ _NARROW = "\N{NARROW NO-BREAK SPACE}"
 _ANY_BATCH = 1 << 20
 # From here on a step is told in seconds.
 _LONG_STEP_S = 10.0
+# Characters of a narrow terminal, which the table fits.
+_WIDTH = 80
 # Of a search, the table shows this many meshes.
 _SHOWN = 10
 # The terms of a step in words.
@@ -93,25 +95,34 @@ def prediction_table(prediction: Prediction) -> Table:
     )
     of_text = prediction.rows[0].tokens_per_s is not None
     timed = prediction.rows[0].minutes is not None
-    energetic = prediction.rows[0].kwh is not None
+    energies = [row.kwh for row in prediction.rows if row.kwh and row.minutes]
+    unit, units = _energy_unit(energies)
     columns = ["nodes", *["batch"] * several, "step", "tokens/s" if of_text else "samples/s", "effic.", "waits"]
-    columns += ["time"] * timed + ["kWh"] * (energetic and timed) + ["memory"]
+    columns += ["time"] * timed + [unit] * bool(energies) + ["memory"]
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    for row in prediction.rows:
-        cells = [str(row.nodes), *[f"{row.batch_per_gpu:.4g}"] * several]
-        cells += [
-            _range(row.step_s, 1, "s") if row.step_s.value >= _LONG_STEP_S else _range(row.step_s, 1e3, "ms"),
-            _range(row.tokens_per_s or row.samples_per_s, 1, ""),
-            _range(row.efficiency, 100, "%"),
-            _range(row.communication_share, 100, "%"),
-        ]
-        cells += [duration_range(row.minutes)] if row.minutes else []
-        cells += [_range(row.kwh, 1, "")] if row.kwh and row.minutes else []
-        # The range goes onto a second line, so that all columns fit into 80 characters.
-        lines = [cell.replace(" ", "\n", 1) for cell in cells]
-        table.add_row(*lines, f"{row.memory_bytes.value / 1e9:.3g}{_NARROW}GB")
+    rows = [_cells(row, units, several=several) for row in prediction.rows]
+    widths = [max(map(len, "\n".join(cells).split("\n"))) for cells in zip(columns, *rows, strict=True)]
+    if sum(widths) + len(widths) > _WIDTH:
+        rows = [_cells(row, units, several=several, digits=2) for row in prediction.rows]
+    for cells in rows:
+        table.add_row(*cells)
     return table
+
+
+def _cells(row: Row, energy_units: float, *, several: bool, digits: int = 3) -> list[str]:
+    """A row of the table; ranges have so many digits, and stand on a second line."""
+    step_s = row.step_s
+    cells = [str(row.nodes), *[f"{row.batch_per_gpu:.4g}"] * several]
+    cells += [
+        _range(step_s, 1, "s", digits) if step_s.value >= _LONG_STEP_S else _range(step_s, 1e3, "ms", digits),
+        _range(row.tokens_per_s or row.samples_per_s, 1, "", digits),
+        _range(row.efficiency, 100, "%", digits),
+        _range(row.communication_share, 100, "%", digits),
+    ]
+    cells += [duration_range(row.minutes, digits)] if row.minutes else []
+    cells += [_range(row.kwh, energy_units, "", digits)] if row.kwh and row.minutes else []
+    return [*(cell.replace(" ", "\n", 1) for cell in cells), f"{row.memory_bytes.value / 1e9:.3g}{_NARROW}GB"]
 
 
 def yardstick(prediction: Prediction) -> str:
@@ -231,15 +242,23 @@ def _cause(prediction: Prediction, cause: Cause) -> str:
     )
 
 
-def duration_range(minutes: Estimate) -> str:
+def duration_range(minutes: Estimate, digits: int = 3) -> str:
     """A duration with its range, in the unit that suits it."""
     units = (("d", 2880.0, 1 / 1440), ("h", 90.0, 1 / 60), ("min", 1.0, 1.0), ("s", 0.0, 60.0))
     unit, _, factor = next(each for each in units if minutes.value >= each[1])
-    return _range(minutes, factor, unit)
+    return _range(minutes, factor, unit, digits)
 
 
-def _range(found: Estimate, factor: float, unit: str) -> str:
-    low, value, high = (_plain(each * factor) for each in (found.low, found.value, found.high))
+def _energy_unit(energies: Sequence[Estimate]) -> tuple[str, float]:
+    """The unit in which energies in kWh have few digits, and how many of it make one kWh."""
+    most = max((each.high for each in energies), default=1.0)
+    return ("kWh", 1.0) if most >= 1 else ("Wh", 1e3) if most >= 1e-3 else ("J", 3.6e6)
+
+
+def _range(found: Estimate, factor: float, unit: str, digits: int = 3) -> str:
+    """A value of three digits and its range of as many as are asked for."""
+    value = _plain(found.value * factor)
+    low, high = (_plain(each * factor, 3 if found.low == found.high else digits) for each in (found.low, found.high))
     whole = f"{value}{_NARROW}{unit}" if unit else value
     if low == high == value:
         return whole
@@ -248,9 +267,10 @@ def _range(found: Estimate, factor: float, unit: str) -> str:
     return f"{whole} {low}-{high}"
 
 
-def _plain(number: float) -> str:
-    """Three digits, and k or M for thousands or millions."""
+def _plain(number: float, digits: int = 3) -> str:
+    """So many digits, and k or M for thousands or millions."""
+    rounded = float(f"{number:.{digits}g}")
     for size, factor, sign in ((1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(number) >= size:
-            return f"{float(f'{number:.3g}') / factor:.4g}{sign}"
-    return f"{float(f'{number:.3g}'):.0f}" if abs(number) >= 100 else f"{number:.3g}"
+            return f"{rounded / factor:.4g}{sign}"
+    return f"{rounded:.0f}" if abs(rounded) >= 100 else f"{rounded:.{digits}g}"

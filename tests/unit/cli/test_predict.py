@@ -45,6 +45,21 @@ def test_a_table_of_several_and_a_picture(capsys: pytest.CaptureFixture[str]) ->
     assert Path("found.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_narrow_terminal_shows_every_figure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batches, shares and energies that are all wide: ranges get fewer digits instead of being cut."""
+    asked = ["predict", "digits", "--gpu", "h100-sxm", "--gpus-per-node", "4", "--nodes", "1,2,64"]
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(asked) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(asked) == 0
+    table = capsys.readouterr().out
+    assert "…" not in table and max(map(len, table.splitlines())) <= 80
+    assert table.split() == whole.split() and " Wh " in table
+
+
 @pytest.mark.slow
 def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
