@@ -140,11 +140,16 @@ class RunDirectory:
             make_folder(self.path)
             # If several runs start in one directory, only one of them can create this file.
             with open(self.plan, "xb", opener=private) as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            make_folder(self.logs)
-            make_folder(self.ranks)
+                try:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    make_folder(self.logs)
+                    make_folder(self.ranks)
+                except OSError:
+                    # Half a plan would be taken for a run, which neither goes on nor makes room for another.
+                    self.plan.unlink(missing_ok=True)
+                    raise
         except FileExistsError as error:
             if Path(error.filename) != self.plan:
                 raise disk_error(error, self.path) from error

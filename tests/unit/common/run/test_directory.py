@@ -19,6 +19,7 @@ from hpctrain.common.run.records import RankRecord, read_records, write_record
 from hpctrain.report.summary import Summary
 from support.refusals import check, refused
 from support.report.written_runs import recipe_plan, write_run
+from support.small_disks import small_disk_at
 
 
 def test_an_attempt_begins_without_what_killed_processes_left_half_written(tmp_path):
@@ -47,6 +48,27 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path):
     for look in (iterations, damaged_checkpoints):
         with refused("HT-file-unreadable", path=directory.checkpoints):
             look(directory.checkpoints)
+
+
+def test_a_disk_without_room_for_the_plan_keeps_the_directory_free(tmp_path):
+    with small_disk_at(tmp_path / "disk", "4k") as disk:
+        plan = recipe_plan().model_copy(update={"start": Start(environment={"NAME": "x" * 5000})})
+        directory = RunDirectory(disk / "run")
+        for _ in range(2):
+            with refused("HT-disk-full"):
+                directory.create(plan)
+            assert list(directory.path.iterdir()) == []
+    directory = RunDirectory(tmp_path / "run")
+    directory.path.mkdir()
+    directory.ranks.write_text("")
+    with refused("HT-file-unwritable"):
+        directory.create(plan)
+    assert not directory.plan.exists()
+    directory.ranks.unlink()
+    directory.create(plan)
+    with refused("HT-run-directory-taken"):
+        directory.create(plan)
+    assert directory.plan.exists()
 
 
 def test_an_option_that_is_not_utf8_is_refused_before_anything_is_written(tmp_path):
