@@ -5,6 +5,8 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import sys
 import textwrap
 from html.parser import HTMLParser
 from pathlib import Path
@@ -294,6 +296,15 @@ def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path) -> None:
             write_report(directory)
         assert directory.report.read_text() == "before"
         assert not list(directory.path.glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_home_that_cannot_be_written_to_is_no_news(finished: RunDirectory) -> None:
+    words = [sys.executable, "-m", "hpctrain", "report", str(finished.path)]
+    # Nobody can make a folder below a file, root neither.
+    environment = {**os.environ, "MPLCONFIGDIR": str(finished.plan / "matplotlib")}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_more_values_than_are_drawn(tmp_path: Path) -> None:
