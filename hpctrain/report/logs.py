@@ -57,7 +57,8 @@ class RankLogs:
         self._ranks = ranks
         self._logs: dict[int, _Log] = {}
         self._events = _EventLines(directory) if epochs and (ranks is None or 0 in ranks) else None
-        self._prefix: Callable[[tuple[int, ...]], str] = prefixes(ranks or range(world_size))
+        # One rank needs no prefix; how many others there are does not matter, and a damaged plan has any number.
+        self._prefix: Callable[[tuple[int, ...]], str] = prefixes(ranks or range(min(world_size, 2)))
 
     def lines(self, *, last: bool) -> Iterator[str]:
         """New lines; ``last`` says that the run has ended. Lines that other ranks print later are not merged."""

@@ -19,7 +19,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "words", [[run_directories.__file__, "--cases", "150"], [run_keys.__file__, "--share", "60"]], ids=["any", "keys"]
+    "words", [[run_directories.__file__, "--cases", "150"], [run_keys.__file__, "--share", "400"]], ids=["any", "keys"]
 )
 def test_no_directory_hurts(words: list[str], trained: Path, tmp_path: Path) -> None:
     # In a process of its own: its children's memory begins with its own, and a process of tests may hold much.

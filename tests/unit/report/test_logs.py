@@ -41,6 +41,8 @@ def test_a_log_that_is_none(tmp_path: Path) -> None:
     with refused("HT-file-unreadable", path=directory.log(1)):
         list(RankLogs(directory, None, 2).lines(last=True))
     assert list(RankLogs(directory, frozenset({0}), 2).lines(last=True)) == []
+    assert list(RankLogs(directory, frozenset({0}), 2**70).lines(last=True)) == []
+    assert RankLogs(directory, None, 2**70)
 
 
 @pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)])
