@@ -57,7 +57,11 @@ _HOSTS = {
     "predict": "--nodes N is the number of nodes",
 }
 
-_TRACKERS = frozenset(("tensorboard", "mlflow", "wandb"))
+# Of trackers, and of Python.
+_MEANT = {name: f"--tracking {name}" for name in ("tensorboard", "mlflow", "wandb")} | {
+    "m": "run a script beside the package that consists of: import runpy; "
+    "runpy.run_module('MODULE', run_name='__main__', alter_sys=True)"
+}
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -134,8 +138,8 @@ def _name_unknown_options(command: Any) -> None:
                 hint = _HOSTS.get(ctx.info_name, here)
             elif script:
                 hint = f"options of the script stand behind --: hpctrain {ctx.info_name} … {script} -- {option} …"
-            elif name in _TRACKERS:
-                hint = f"--tracking {name}"
+            elif name in _MEANT:
+                hint = _MEANT[name]
             elif key := _key_of_recipes(name):
                 hint = f"a value of a recipe is set by --set {key}=…; its keys: hpctrain recipes show NAME"
             elif other := next(

@@ -120,12 +120,21 @@ class Guard:
         as rank 0 may before it saves them, can hide whether they were equal: a message says so then.
         """
         written = self._version() != self._trained_version
-        own = [self.steps, -self.steps, self.steps != self._checked, written, self._sealed]
+        # Without a step, what was written may be updates by hand.
+        unchecked = self.steps != self._checked or (written and not self.steps)
+        own = [self.steps, -self.steps, unchecked, written, self._sealed]
         steps, inverted_least, unchecked, written, sealed = self._comm.allreduce(np.array(own), "max")
-        if not steps or not unchecked:
+        # What was dropped before the first step has left no checksums.
+        if not unchecked or (sealed and not steps):
             return
         error = self._find_difference(self.steps, self.checksums())
         if error is None:
+            return
+        if not steps:
+            self._comm.say(
+                "at the end the ranks hold different parameters, and no optimizer has updated them: if they were "
+                "trained by hand, it was by gradients of each rank's own samples, and the results are rank 0's alone"
+            )
             return
         # The parameters of a model that was dropped may have been collected on some ranks before the last steps.
         if not written and not (sealed and steps != -inverted_least):

@@ -9,17 +9,20 @@ over ``mpi``.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from types import ModuleType
 from typing import Any
 
 from hpctrain.common.cluster.launcher import TORCHRUN, detect
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.plan import Plan
 from hpctrain.worker.comm.after_import import change_after_import
 from hpctrain.worker.comm.torchrun import NO_PORT, torchrun_variables
 
 _GROUPS, _SPAWN = "torch.distributed.distributed_c10d", "torch.multiprocessing.spawn"
+_RPC = "torch.distributed.rpc"
 _IN_HOST_MEMORY = ("gloo", "mpi")
 
 
@@ -37,7 +40,7 @@ def serve_torchrun_scripts(plan: Plan, rank: int) -> None:
         elif not (launcher and launcher.name == TORCHRUN):
             # torchrun's own variables stay: they say where its store is.
             os.environ[name] = value
-    change_after_import({_GROUPS: _give_default_group})
+    change_after_import({_GROUPS: _give_default_group, _RPC: _require_store})
     if plan.ranks > 1 and rank == 0:
         change_after_import({_SPAWN: functools.partial(_mention_spawn, plan.ranks)})
 
@@ -83,6 +86,27 @@ def _give_default_group(module: ModuleType) -> None:
     for namespace in (module, *others):
         if namespace is not None and hasattr(namespace, "init_process_group"):
             namespace.init_process_group = joining  # type: ignore[attr-defined]
+
+
+def _require_store(module: ModuleType) -> None:
+    """Refuse ``init_rpc`` where its processes have no store to meet at."""
+    original = getattr(module, "init_rpc", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def meeting(*arguments: Any, **settings: Any) -> Any:
+        options = inspect.signature(original).bind(*arguments, **settings).arguments.get("rpc_backend_options")
+        if getattr(options, "init_method", "env://") == "env://" and os.environ.get("MASTER_PORT") == str(NO_PORT):
+            raise HpctrainError(
+                "HT-rpc-without-store",
+                "torch.distributed.rpc meets at torchrun's store, and these ranks have none",
+                "hpctrain run --launcher torchrun …, or an init_method of its own: "
+                "TensorPipeRpcBackendOptions(init_method='tcp://HOST:PORT')",
+            )
+        return original(*arguments, **settings)
+
+    module.init_rpc = meeting  # type: ignore[attr-defined]
 
 
 def _mention_spawn(ranks: int, module: ModuleType) -> None:

@@ -61,14 +61,16 @@ def trained_apart() -> bool:
 
 
 def _watch_starts(module: ModuleType) -> None:
-    start = module.BaseProcess.start
+    start, run = module.BaseProcess.start, module.BaseProcess.run
 
     @functools.wraps(start)
     def starting(process: Any) -> None:
-        target = process._target
+        # A subclass may have a run() of its own in place of a target.
+        place = "_target" if type(process).run is run else "run"
+        target = getattr(process, place)
         own = getattr(process, "_start_method", "") in _START_METHODS
         if own and target is not None and not forks.is_fork() and not _is_worker(target):
-            process._target = _watched(target)
+            setattr(process, place, _watched(target))
         start(process)
 
     module.BaseProcess.start = starting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from pattern_runs import FEATURES, cross_entropy, flat, network, pattern
+from pattern_runs import FEATURES, cross_entropy, flat, network, pattern, step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -366,3 +366,16 @@ def a_penalty_of_weights_first(run):
         penalty = 0.01 * sum(each.abs().sum() for each in model.parameters())
         (cross_entropy(model(x), y) + penalty).backward()
         optimizer.step()
+
+
+@pattern
+def gradients_that_hooks_scale(run):
+    model, optimizer = run.trained()
+
+    def scale(parameter):
+        parameter.grad = parameter.grad * 2
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(scale)
+    for x, y in run.loader():
+        step(model, optimizer, x, y)

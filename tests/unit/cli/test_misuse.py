@@ -282,6 +282,7 @@ def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: py
     [
         (["run", "train.py", "--epochs", "3"], "train.py -- --epochs"),
         (["run", "train.py", "-n", "2"], "-np N"),
+        (["run", "-m", "package.train", "-np", "2"], "runpy.run_module"),
         (["run", "digits", "--nproc_per_node=2"], "-np N"),
         (["submit", "digits", "--nnodes", "2"], "--nodes N"),
         (["submit", "train.py", "-np", "8"], "--tasks-per-node"),
@@ -333,6 +334,22 @@ def test_images_are_no_shards(capsys: pytest.CaptureFixture[str]) -> None:
     Path("photos/sharding.json").touch()
     assert main(["data", "verify", "photos"]) == 2
     assert "hpctrain data shard SOURCE photos" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        ("explore.ipynb", "nbconvert"),
+        ("app.pyz", "run_path('app.pyz'"),
+        ("job.sh", "Python script"),
+        ("python", "run SCRIPT.py"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_other_code_than_a_script(command: str, work: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, work, "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-work-not-a-script"] and words in said
 
 
 def test_what_begins_like_a_choice_is_meant_first() -> None:

@@ -126,6 +126,8 @@ class GradientReducer:
         self._take_buckets()
         self._launched = 0
         self._running = False
+        # Whether hooks that the script registered after these may still change gradients of this backward pass.
+        self._held = False
         self._left = False
         self._start = 0.0
         self.managed = {id(parameter) for _, parameter in parameters}
@@ -163,7 +165,7 @@ class GradientReducer:
         self._turns.renew(self.comm)
         self._take_buckets()
         self._launched = 0
-        self._running = False
+        self._running = self._held = False
 
     @property
     def changed(self) -> bool:
@@ -194,8 +196,10 @@ class GradientReducer:
         # A parameter owns its hooks; if they owned the reducer, which owns the parameter, neither would ever go.
         own = weakref.proxy(self)
         weights = batch_weights(self.comm)
+        self._hooks = {}
         for slot in self._slots:
-            slot.parameter.register_post_accumulate_grad_hook(lambda _, name=slot.name: own._arrived(name))
+            arrived = slot.parameter.register_post_accumulate_grad_hook(lambda _, name=slot.name: own._arrived(name))
+            self._hooks[slot.name] = arrived.id
             weights.weigh(slot.parameter)
         for _, parameter in self._sparse:
             parameter.register_post_accumulate_grad_hook(lambda _: own._sparse_arrived())
@@ -251,6 +255,8 @@ class GradientReducer:
         slot.bucket.fill(slot)
         slot.ready = True
         slot.bucket.missing -= 1
+        hooks = slot.parameter._post_accumulate_grad_hooks
+        self._held = self._held or (bool(hooks) and next(reversed(hooks)) != self._hooks[name])
         self._note("gradient", slot.bucket.index)
         if self._turns.has(self):
             self.launch_ready()
@@ -271,7 +277,7 @@ class GradientReducer:
 
     def launch_ready(self) -> None:
         # Strictly in order, because ranks may fill their buckets in different orders.
-        while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
+        while self._launched < len(self._buckets) and not self._buckets[self._launched].missing and not self._held:
             self._launch()
         if self._launched == len(self._buckets) and not self._passes_at_end:
             self._turns.done(self)
@@ -344,7 +350,7 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.reset()
         self._launched = 0
-        self._running = False
+        self._running = self._held = False
         if self._passes_at_end:
             self._turns.done(self)
 
@@ -360,6 +366,8 @@ class GradientReducer:
             if not slot.ready:
                 if slot.parameter.grad is None:
                     unused.append(index)
+                slot.bucket.fill(slot)
+            elif self._held and slot.parameter.grad is not None:
                 slot.bucket.fill(slot)
         if unused:
             self._used[unused] = 0

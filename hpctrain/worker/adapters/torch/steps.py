@@ -137,6 +137,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
             own.append(parameter)
     if updates_reduced and optimizer not in _checked:
         check_optimizer(optimizer)
+        _mention_hooks(optimizer)
         _checked.add(optimizer)
     if own:
         _check_unreduced(optimizer, own, updates_reduced=updates_reduced)
@@ -145,6 +146,22 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
     if not closure or not updates_reduced or nested or (comm := _records()[0].comm).size == 1:
         return None
     return with_closure(arguments, named, functools.partial(mean_loss, comm))
+
+
+def _mention_hooks(optimizer: Optimizer) -> None:
+    """Say, once, that the script's hooks on gradients get those of a rank's own samples."""
+    comm = _records()[0].comm
+    if comm.size == 1:
+        return
+    for each in _parameters(optimizer):
+        hooks = (*(each._backward_hooks or {}).values(), *(each._post_accumulate_grad_hooks or {}).values())
+        if any(not str(getattr(hook, "__module__", "")).startswith("hpctrain.") for hook in hooks):
+            comm.say(
+                "hooks on gradients (register_hook, register_post_accumulate_grad_hook) get those of each rank's own "
+                "samples: what scales them or sets some to zero gives the numbers of one process; clamp, clip or "
+                "normalise them after backward() instead"
+            )
+            return
 
 
 def _refuse_scaled(optimizer: Optimizer, everyone: Iterable[GradientReducer]) -> None:

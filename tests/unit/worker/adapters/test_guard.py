@@ -205,6 +205,28 @@ def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys
     assert ("not verified" in capsys.readouterr().err) == (end in (END[1], END[4]))
 
 
+@pytest.mark.parametrize("end", ["none", "all ranks alike", "by each rank's own gradients", "dropped by a rank"])
+def test_what_is_written_without_a_step_is_told_where_ranks_differ(end, capsys):
+    torch = pytest.importorskip("torch")
+    from hpctrain.worker.adapters.torch.guarding import guard_over
+
+    def work(comm: Member) -> dict[str, Any] | None:
+        model = torch.nn.Linear(3, 2)
+        with torch.no_grad():
+            model.weight.fill_(1.5)
+            model.bias.zero_()
+        guard = guard_over(comm, model.named_parameters(), every=1)
+        with torch.no_grad():
+            if end != "none":
+                model.bias.fill_(1.0 if end == "all ranks alike" else comm.rank)
+        if end == "dropped by a rank" and comm.rank == 1:
+            guard.release()
+        return told(guard.check_last)
+
+    assert on_ranks(3, work) == [None] * 3
+    assert ("trained by hand" in capsys.readouterr().err) == (end == "by each rank's own gradients")
+
+
 def pieces_on(ranks: list[dict[tuple[str, int], np.ndarray]], step: Callable[[Guard], Any]) -> list[Any]:
     """What each rank's guard raises of pieces: by name and first row, those that a rank holds."""
 

@@ -97,6 +97,31 @@ def run(plan: Plan, *names: str, **variables: str) -> list[object]:
     return found
 
 
+MEETS = """
+import sys
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.plan import Plan
+from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
+
+serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 1)
+import torch.distributed.rpc as rpc
+for options in (None, rpc.TensorPipeRpcBackendOptions(init_method="unknown://")):
+    try:
+        rpc.init_rpc("worker1", rank=1, world_size=3, rpc_backend_options=options)
+    except HpctrainError as error:
+        print(error.code)
+    except (RuntimeError, ValueError):
+        print("PyTorch's own")
+"""
+
+
+@needs.pytorch
+def test_rpc_needs_a_store_to_meet_at() -> None:
+    command = [sys.executable, "-c", MEETS, plan("mpi").model_dump_json()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split("\n")[:2] == ["HT-rpc-without-store", "PyTorch's own"]
+
+
 @needs.pytorch
 @pytest.mark.parametrize(("backend", "meshes"), [("mpi", True), ("horovod", False)])
 @pytest.mark.long

@@ -163,6 +163,26 @@ def forked(what, *arguments):
     for each in mine:
         each.join()
 
+class Own(mp.get_context("fork").Process):
+    def __init__(self, *arguments):
+        super().__init__()
+        self.arguments = arguments
+
+    def run(self):
+        train(*self.arguments)
+
+class Spawned(mp.get_context("spawn").Process):
+    run, __init__ = Own.run, lambda self, *arguments: (mp.get_context("spawn").Process.__init__(self), setattr(
+        self, "arguments", arguments))[0]
+
+def of_classes(kind, *arguments):
+    mine = [kind(rank, *arguments) for rank in range(2)]
+    for each in mine:
+        each.start()
+    for each in mine:
+        each.join()
+        assert each.exitcode == 0
+
 def pooled():
     import joblib
     assert joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(each) for each in (-1, 1)) == [1, 1]
@@ -185,6 +205,8 @@ PROCESS_CASES = {
     "forked(train, 'four', 4)": "[False, None]",
     "forked(functools.partial(train, processes=2), 'partial')": "[True, True]",
     "forked(print)": "[False, None]",
+    "of_classes(Own, 'own', 2)": "[True, True]",
+    "of_classes(Spawned, 'own spawned', 2)": "[True, True]",
     # Its processes are pickled in a way of their own.
     "pooled()": "[False, None]",
 }
