@@ -11,7 +11,7 @@ import reprlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hpctrain.common.checkpoints.layout import MANIFEST, SUM, share_name
 from hpctrain.common.errors import HpctrainError
@@ -99,6 +99,13 @@ class CheckpointManifest(BaseModel):
     progress: SavedProgress
     plan: dict[str, Any]
     files: dict[str, FileRecord]
+
+    @field_validator("plan")
+    @classmethod
+    def _has_keys_in_its_recipe(cls, plan: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(plan.get("recipe"), dict | None):
+            raise ValueError("recipe: not a mapping")
+        return plan
 
     @property
     def bytes(self) -> int:

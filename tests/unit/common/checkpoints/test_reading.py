@@ -237,6 +237,16 @@ def test_more_ranks_than_there_can_be_cost_nothing(tmp_path: Path) -> None:
         read_manifest(path)
 
 
+def test_a_saved_recipe_without_keys_is_damage(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1)
+    manifest = json.loads((path / "state.json").read_text())
+    manifest["plan"]["recipe"] = "digits"
+    with_manifest(path, json.dumps(manifest).encode())
+    with pytest.raises(HpctrainError):
+        read_manifest(path)
+    assert_found(path)
+
+
 @pytest.mark.slow
 @given(content=st.one_of(st.binary(max_size=200), st.recursive(st.none() | st.integers(), st.lists).map(json.dumps)))
 @settings(deadline=None)
