@@ -62,7 +62,8 @@ def references(comm, cases: list[tuple[str, str]]) -> dict[tuple[str, str], list
         alone = Run(None, comm.size, *DIVISIONS[division])
         torch.manual_seed(5)
         PATTERNS[name](alone)
-        own[name, division] = alone.states
+        # Each rank may have a GPU of its own.
+        own[name, division] = [state.cpu() for state in alone.states]
     return {case: states for part in comm.allgather_object(own) for case, states in part.items()}
 
 
@@ -84,7 +85,7 @@ def outcome(function, comm, division: str, mesh: str, expected: list[torch.Tenso
         if not refused:
             raise
     pairs = zip(expected, shared.states, strict=False)
-    errors = [float((one - many).abs().max()) for one, many in pairs]
+    errors = [float((one - many.cpu()).abs().max()) for one, many in pairs]
     gc.collect()
     return {
         "refused": refused,
