@@ -24,8 +24,7 @@ ALL = "flipped,stop,gone_back"
 @pytest.mark.parametrize(
     ("ranks", "backend", "cases"),
     [
-        (2, "mpi", {"torch": ALL, "keras": "flipped"}),
-        pytest.param(2, "mpi", {"keras": "gone_back"}, marks=pytest.mark.thorough),
+        (2, "mpi", {"torch": ALL, "keras": "flipped,gone_back"}),
         pytest.param(3, "horovod", {"torch": "flipped,stop", "keras": "flipped"}, marks=pytest.mark.thorough),
     ],
 )
