@@ -285,11 +285,12 @@ def test_files_that_are_no_recipe(tmp_path: Path, content: bytes, code: str, val
 
 
 def test_recipes_that_are_not_there(tmp_path: Path) -> None:
-    with refused("HT-file-unreadable", kind="recipe", path=tmp_path / "none.yaml", reason="No such file or directory"):
-        load_recipe(str(tmp_path / "none.yaml"))
-    with refused("HT-file-unreadable", kind="recipe", path=tmp_path, reason="Is a directory") as caught:
-        load_recipe(f"{tmp_path}/")
+    missing = tmp_path / "none.yaml"
+    with refused("HT-file-unreadable", kind="recipe", path=missing, reason="No such file or directory") as caught:
+        load_recipe(str(missing))
     assert ", digits, " in caught.value.hint
+    with refused("HT-recipe-is-a-folder", path=f"{tmp_path}/"):
+        load_recipe(f"{tmp_path}/")
 
 
 @pytest.mark.parametrize("reverse", [False, True])
