@@ -171,7 +171,7 @@ def pieces(hosts: int) -> int:
 def predict(routes: Routes, collective: str, steps: list[Phase], order: Sequence[int]) -> float:
     """Seconds, as hpctrain predicts them."""
     if collective == "tree":
-        network = network_of(routes, order, adapters_per_host=1, latency_s=0.0)
+        network = network_of(routes, order, adapters_per_host=1)
         return tree_seconds(network, SIZE, piece_bytes=SIZE / 2 / pieces(len(order)))
     if collective == "halving-doubling":
         return overlapped_allreduce(routes, steps, SIZE)

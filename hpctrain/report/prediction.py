@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.recipes.mesh import AXES
@@ -256,21 +257,28 @@ def _energy_unit(energies: Sequence[Estimate]) -> tuple[str, float]:
 
 
 def _range(found: Estimate, factor: float, unit: str, digits: int = 3) -> str:
-    """A value of three digits and its range of as many as are asked for."""
+    """A value of three digits and its range of as many as are asked for, of which the value is never outside."""
     value = _plain(found.value * factor)
-    low, high = (_plain(each * factor, 3 if found.low == found.high else digits) for each in (found.low, found.high))
+    low, high = (each * factor for each in (found.low, found.high))
+    if low != high and digits < 3:
+        low, high = _outward(low, digits, ROUND_FLOOR), _outward(high, digits, ROUND_CEILING)
+    begin, end = _plain(low), _plain(high)
     whole = f"{value}{_NARROW}{unit}" if unit else value
-    if low == high == value:
+    if begin == end == value:
         return whole
     # "10-20k" instead of "10k-20k".
-    low = low[:-1] if low[-1] in "kM" and low[-1] == high[-1] else low
-    return f"{whole} {low}-{high}"
+    begin = begin[:-1] if begin[-1] in "kM" and begin[-1] == end[-1] else begin
+    return f"{whole} {begin}-{end}"
 
 
-def _plain(number: float, digits: int = 3) -> str:
-    """So many digits, and k or M for thousands or millions."""
-    rounded = float(f"{number:.{digits}g}")
+def _outward(number: float, digits: int, rounding: str) -> float:
+    return float(Context(prec=digits, rounding=rounding).create_decimal(f"{number:.6g}"))
+
+
+def _plain(number: float) -> str:
+    """Three digits, and k or M for thousands or millions."""
+    rounded = float(f"{number:.3g}")
     for size, factor, sign in ((1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(number) >= size:
+        if abs(rounded) >= size:
             return f"{rounded / factor:.4g}{sign}"
-    return f"{rounded:.0f}" if abs(rounded) >= 100 else f"{rounded:.{digits}g}"
+    return f"{rounded:.0f}" if abs(rounded) >= 100 else f"{rounded:.3g}"

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -145,7 +146,9 @@ def read_manifest(folder: Path) -> ShardManifest:
     except FileNotFoundError as error:
         what = "is not there" if not folder.exists() else f"holds no complete set of shards: there is no {path}"
         hint = f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped"
-        if folder.is_dir() and not (folder / SETTINGS).exists() and any(each.is_dir() for each in folder.iterdir()):
+        # A folder that may not be listed has no folders here.
+        _, folders, _ = next(os.walk(folder), ("", [], []))
+        if folders and not (folder / SETTINGS).exists():
             made = f"hpctrain data shard {shell_word(folder)} SHARDS"
             hint = f"if it holds images, {made} makes shards of them, with --validation-share 0.2 if it has no val/"
         raise HpctrainError(

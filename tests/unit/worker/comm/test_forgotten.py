@@ -7,8 +7,10 @@ import sys
 import types
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from hpctrain.worker.comm import forgotten
+from hpctrain.worker.comm import forgotten, torch_distributed
 
 # Each of CASES is done in a fork of its own, by names of the program. Printed is what a rank of two is told at its
 # end, if the script never joined and if it called ht.init(), and how often it was told something at its steps.
@@ -260,6 +262,18 @@ def test_who_may_have_built_on_the_default_group_has_not_failed(monkeypatch):
     assert forgotten.forgotten_calls(2, joined=False, distributed=False) is None
     monkeypatch.setenv("HPCTRAIN_RANKS_ALONE", "1")
     assert forgotten.forgotten_calls(2, joined=True, distributed=False) is None
+
+
+def test_groups_of_a_kind_that_counts_nothing_are_taken_to_be_called():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        before = torch_distributed._calls()
+        dist.all_reduce(torch.zeros(1))
+        assert before == torch_distributed._calls() > 0
+    finally:
+        dist.destroy_process_group()
 
 
 def test_mpi_that_hpctrain_itself_imports_says_nothing_of_the_script(monkeypatch):

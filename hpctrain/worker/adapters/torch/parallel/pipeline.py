@@ -239,7 +239,8 @@ class Pipeline:
         group = self._mesh["pp"].get_group()
         cut = parts.split(size), self._batch.target.split(size)
         with self._watch.step(self._first):
-            losses = run_forward(self._by_number, self._count, *cut, self._loss, self._rank_of, group, self._watch.note)
+            stages, device, note = self._by_number, self._mesh.device_type, self._watch.note
+            losses = run_forward(stages, self._count, *cut, self._loss, self._rank_of, group, device, note)
             self._watch.together(self._first, _ADDS_LOSSES)
             return self._everyone(losses)
 

@@ -323,6 +323,7 @@ def run_forward(
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     rank_of: Callable[[int], int],
     group: Any,
+    device: str,
     note: Callable[[Action], None],
 ) -> list[torch.Tensor]:
     """The losses of all micro-batches, which have one shape; nothing on ranks without the last stage. Collective.
@@ -334,6 +335,7 @@ def run_forward(
         stages: this rank's stages by their numbers, of ``count`` in the whole pipeline.
         loss: of outputs and targets; it may use parameters of the last stage.
         rank_of: gives the rank within pp that has a stage.
+        device: the kind on which the stages are. The inputs need not be there on ranks without the first stage.
         note: gets each action of this rank when it begins.
     """
     here, outputs = dist.get_rank(group), list(inputs)
@@ -341,7 +343,7 @@ def run_forward(
         source = rank_of(number - 1) if number else here
         if source != here:
             note(receives(number, "activations of an evaluation", number - 1))
-            outputs = _receive(len(inputs), source, group, inputs[0].device)
+            outputs = _receive(len(inputs), source, group, device)
         note(Action(stage=number, what="forward of an evaluation"))
         outputs = [stage(each) for each in outputs]
         if number == count - 1:
@@ -406,7 +408,7 @@ def _send(tensors: Sequence[torch.Tensor], rank: int, group: Any) -> None:
         dist.send(each.contiguous(), group=group, group_dst=rank)
 
 
-def _receive(count: int, rank: int, group: Any, device: torch.device) -> list[torch.Tensor]:
+def _receive(count: int, rank: int, group: Any, device: str) -> list[torch.Tensor]:
     header = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64, device=device)
     dist.recv(header, group=group, group_src=rank)
     dtype, dimensions, *shape = header.tolist()
