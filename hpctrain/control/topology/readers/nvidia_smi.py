@@ -62,9 +62,9 @@ def read(text: str, where: str) -> NodeMap:
         )
     header, columns = lines[start]
     devices, affinities = _header(header, columns)
-    rows = _rows(devices, lines[start + 1 :], header)
-    gpus = [row for row in rows if _is_gpu(row.name)]
     unended = "" if text.endswith("\n") else lines[-1][0]
+    rows = _rows(devices, lines[start + 1 :], header, len(affinities), unended)
+    gpus = [row for row in rows if _is_gpu(row.name)]
     numa_nodes, numa_of_gpu = _numa_nodes(gpus, affinities, unended)
     names = _adapters(devices, lines, header, ended=text.endswith("\n"))
     return checked(
@@ -130,10 +130,13 @@ def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
     return devices, tuple(affinities[::2])
 
 
-def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> list[_Row]:
+def _rows(
+    devices: list[str], lines: Sequence[tuple[str, str]], header: str, affinities: int, unended: str
+) -> list[_Row]:
     rows: dict[str, _Row] = {}
     for where, line in lines:
-        name, *cells = _cells(line, len(devices)) or [""]
+        # What is missing at the end of a line that may be cut is not blank.
+        name, *cells = _cells(line, len(devices), 0 if where == unended else affinities) or [""]
         if name not in devices:
             continue
         if name in rows:
@@ -159,12 +162,18 @@ def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> 
     return [rows[name] for name in devices]
 
 
-def _cells(line: str, devices: int) -> list[str]:
-    """The words of a row, with ``N/A`` for the affinities that are blank, which the row's tabs show."""
+def _cells(line: str, devices: int, affinities: int) -> list[str]:
+    """The words of a row, with ``N/A`` for the affinities that are blank, which the row's tabs show.
+
+    Editors remove those at the end of a line.
+    """
     fields = [field.strip() for field in line.split("\t")]
     first = fields[: devices + 1]
-    has_tabs = len(fields) > len(first) and all(len(field.split()) == 1 for field in first)
-    return [field or _UNKNOWN for field in fields] if has_tabs else line.split()
+    has_tabs = len(fields) > len(first) and all(first) and not any(" " in field for field in fields)
+    if not has_tabs:
+        return line.split()
+    fields += [""] * (devices + 1 + affinities - len(fields))
+    return [field or _UNKNOWN for field in fields]
 
 
 def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str) -> None:

@@ -123,6 +123,7 @@ def test_nvidia_smi_of_gpus_alone() -> None:
         ("0-71\t\t\t2", -1, 72),
         ("\t0\t\t2", 0, 0),
         ("\t\t\t2", None, 0),
+        ("0-71", -1, 72),
         # Without its tabs, nothing shows of which columns these are.
         ("0      2", None, 0),
         ("N/A", None, 0),
