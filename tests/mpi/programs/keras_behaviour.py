@@ -287,20 +287,25 @@ class ByHand(keras.Sequential):
         self.batches = tf.Variable(0, trainable=False)
         self.mean = MeanOfNumbers()
 
-    def train_step(self, data):
-        x, y = data
+    @tf.function
+    def gradients(self, x, y):
         with tf.GradientTape() as tape:
             loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
+        return loss, self.clipped(tape.gradient(loss, self.trainable_variables))
+
+    def clipped(self, gradients):
         factor = tf.minimum(1.0, 0.1 / tf.linalg.global_norm(gradients))
         first, second, third, fourth, *others = gradients
-        clipped = [
+        return [
             factor * first,
             tf.clip_by_norm(second, 0.05),
             tf.clip_by_value(third, -0.02, 0.02),
             keras.ops.clip(fourth, -0.03, 0.03),
-            *tf.clip_by_global_norm(others, 0.1)[0],
+            *(tf.clip_by_value(each, -0.02, 0.02) for each in tf.clip_by_global_norm(others, 0.1)[0]),
         ]
+
+    def train_step(self, data):
+        loss, clipped = self.gradients(*data)
         for total, each in zip(self.sums, clipped, strict=True):
             total.assign_add(each)
         self.batches.assign_add(1)
@@ -314,8 +319,11 @@ class ByHand(keras.Sequential):
             total.assign(tf.zeros_like(total))
 
 
-def gradients_changed_by_hand_are_those_of_whole_batches() -> None:
-    """Batches of 5, 5 and 1, so that each update adds up batches of which the ranks have other shares."""
+def gradients_changed_by_hand_are_those_of_whole_batches(eagerly: bool) -> None:
+    """Batches of 5, 5 and 1, so that each update adds up batches of which the ranks have other shares.
+
+    A step that is computed eagerly calls a function that TensorFlow traced with an earlier batch.
+    """
     x, y, _ = samples(11, 3)
     found, said = [], []
     COMM.say = said.append
@@ -327,7 +335,7 @@ def gradients_changed_by_hand_are_those_of_whole_batches() -> None:
         if distributed:
             model, optimizer = ht.distribute(model, optimizer)
             data = ht.shard(data)
-        model.compile(optimizer, LOSS)
+        model.compile(optimizer, LOSS, run_eagerly=eagerly)
         model.fit(data, epochs=4, verbose=0)
         found.append(model.get_weights())
     del COMM.say
@@ -539,7 +547,8 @@ def main(folder: Path) -> None:
     metrics_are_those_of_the_joined_samples()
     metrics_that_are_no_sums_are_those_of_whole_batches()
     a_loss_that_compares_samples_is_that_of_whole_batches()
-    gradients_changed_by_hand_are_those_of_whole_batches()
+    gradients_changed_by_hand_are_those_of_whole_batches(eagerly=False)
+    gradients_changed_by_hand_are_those_of_whole_batches(eagerly=True)
     different_metrics_are_refused()
     different_models_are_refused()
     an_update_before_the_broadcast_is_refused()

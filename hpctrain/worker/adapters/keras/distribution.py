@@ -25,8 +25,6 @@ class Distribution:
     """The state of one distributed model. Its optimizers share it; a GAN has two.
 
     Attributes:
-        share: within a step of ``fit``, samples of this rank's part x ranks / samples of the global batch. None in
-            loops that weight their own loss.
         optimizers: those that were distributed for this model.
         fitting: whether ``fit`` is running.
         own_data: whether it trains on data that ``ht.shard`` did not make.
@@ -41,7 +39,8 @@ class Distribution:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self.share: tf.Tensor | None = None
+        self._share: tf.Tensor | tf.Variable | None = None
+        self._shares: dict[tf.DType, tf.Variable] = {}
         self.optimizers: list[keras.optimizers.Optimizer] = []
         self.fitting = False
         self.own_data = False
@@ -50,25 +49,42 @@ class Distribution:
         self.states: dict[int, tf.Tensor] = {}
         self.gathers = 0
 
+    @property
+    def share(self) -> tf.Tensor | None:
+        """Within a step of ``fit``, samples of this rank's part x ranks / samples of the global batch.
+
+        None in loops that weight their own loss.
+        """
+        return None if self._share is None else tf.convert_to_tensor(self._share)
+
     @contextmanager
     def computing(self, share: tf.Tensor) -> Iterator[None]:
         """A context manager in which gradients are those of a part with this share."""
-        self.share, self.weighted, self.states, self.gathers = share, False, {}, 0
+        self._share, self.states, self.gathers = share, {}, 0
+        if tf.executing_eagerly():
+            # A tf.function that the step calls keeps what it found when it was traced, with an earlier batch: in a
+            # variable it finds this batch's number, and whether it weights its gradients stays as it was.
+            if share.dtype not in self._shares:
+                self._shares[share.dtype] = tf.Variable(share, trainable=False)
+            self._share = self._shares[share.dtype]
+            self._share.assign(share)
+        else:
+            self.weighted = False
         _computing.append(self)
         try:
             yield
         finally:
             _computing.pop()
-            self.share, self.states = None, {}
+            self._share, self.states = None, {}
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
         """A context manager within a step, in which losses and metrics are those of the samples that they get."""
-        share, self.share = self.share, None
+        share, self._share = self._share, None
         try:
             yield
         finally:
-            self.share = share
+            self._share = share
 
 
 def share_in_work() -> tf.Tensor | None:

@@ -97,6 +97,13 @@ def _origin_of(gradient: Any) -> _Origin | None:
     return origin
 
 
+def _part_as(made: Any, gradient: Any) -> Any:
+    """What was made of a gradient and is again this rank's part of a mean, so that it can be clipped once more."""
+    if origin := _origin_of(gradient):
+        made._origin = origin
+    return made
+
+
 def check_added_up(gradients: Iterable[Any]) -> None:
     """Refuse the gradients of a loss with a value for each sample, which a tape adds up.
 
@@ -134,7 +141,8 @@ def _global_norm(norm: Callable[..., Any]) -> Any:
 def _by_global_norm(clip: Callable[..., Any]) -> Any:
     def clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None) -> Any:
         # This rank's part times a factor that is the same on all ranks: the update takes the mean.
-        return clip(t_list, clip_norm, tf.linalg.global_norm(t_list) if use_norm is None else use_norm, name)
+        clipped, norm = clip(t_list, clip_norm, tf.linalg.global_norm(t_list) if use_norm is None else use_norm, name)
+        return [_part_as(each, given) for each, given in zip(clipped, t_list, strict=True)], norm
 
     return tf.autograph.experimental.do_not_convert(clip_by_global_norm)
 
@@ -156,7 +164,8 @@ def _by_value(clip: Callable[..., Any]) -> Any:
         if origin and isinstance(value, tf.IndexedSlices):
             # Each row is that of one sample, and in the mean over the ranks still one of its own.
             ranks = tf.cast(origin.distribution.comm.size, value.dtype)
-            return tf.math.scalar_mul(ranks, clip(tf.math.scalar_mul(1 / ranks, value), *limits, **settings))
+            part = tf.math.scalar_mul(ranks, clip(tf.math.scalar_mul(1 / ranks, value), *limits, **settings))
+            return _part_as(part, value)
         return clip(_means([value], "value")[0], *limits, **settings)
 
     return tf.autograph.experimental.do_not_convert(clip_by_value)
