@@ -25,7 +25,8 @@ BIN = Path(sys.executable).parent
 def started(folder: Path, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     """``hpctrain run`` with both streams in a pipe; it ends with the test."""
     with subprocess.Popen(
-        [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"],
+        # As a module, since the environment of `make gpu` sees hpctrain without having its programs.
+        [sys.executable, "-m", "hpctrain", "run", *arguments, "--run-dir", "run"],
         cwd=folder,
         env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
