@@ -354,6 +354,11 @@ def different_metrics_are_refused() -> None:
 def different_models_are_refused() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2 + (RANK == 1))])
     refused(lambda: ht.distribute(model, keras.optimizers.SGD(0.1)), "HT-ranks-different-variables")
+    # Nothing else is concerned.
+    number = tf.Variable(3.0)
+    with tf.GradientTape() as tape:
+        square = number * number
+    assert tape.gradient(square, number) == 6
 
 
 def an_update_before_the_broadcast_is_refused() -> None:

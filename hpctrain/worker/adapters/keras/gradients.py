@@ -71,7 +71,9 @@ def _origins() -> dict[int, _Origin]:
     return {
         id(each): _Origin(distribution, place)
         for model in distributed_models()
-        if (distribution := distribution_of(model)) and distribution.comm.size > 1 and not distribution.reduction.ahead
+        # A model that ht.distribute refused halfway has no optimizer.
+        if (distribution := distribution_of(model)) and distribution.comm.size > 1 and distribution.optimizers
+        if not distribution.reduction.ahead
         for place, variable in enumerate(model.trainable_variables)
         for each in (variable, variable._value)
     }

@@ -93,8 +93,8 @@ def distribute(
         reduction.scaled_alike = model.dtype_policy.name != "mixed_float16"
     insert_mixin(inner, Reducing, reduction)
     patch_batch_norms(model, distribution)
-    distribution.optimizers.append(optimizer)
     distribution.reduction = reduction
+    distribution.optimizers.append(optimizer)
     # Functions that were traced before lack the reduction.
     model.train_function = model.test_function = model.predict_function = None
     if is_built(model):
