@@ -71,9 +71,14 @@ def held(run: Path, attempt: int = 1) -> Iterator[None]:
 def wait_for_end(run: Path, timeout: float = 240) -> dict[str, object]:
     """The summary of a run that is done."""
     path = run / "summary.json"
-    wait_until(
-        "the end of the run", lambda: path.exists() and json.loads(path.read_text())["status"] == "done", timeout
-    )
+
+    def is_done() -> bool:
+        # A run that starts again removes the summary of its last attempt.
+        with contextlib.suppress(FileNotFoundError):
+            return bool(json.loads(path.read_text())["status"] == "done")
+        return False
+
+    wait_until("the end of the run", is_done, timeout)
     return json.loads(path.read_text())
 
 
