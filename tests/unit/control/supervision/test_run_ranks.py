@@ -36,9 +36,13 @@ from support.script_runs import script_run
 RECORD = """
 import json, os, psutil, signal, socket, subprocess, sys, time
 held = os.open(".", os.O_RDONLY)
+named = {}
 def record(rank, status, pid=None, **more):
-    process = psutil.Process(pid)
-    values = dict(rank=rank, host=socket.gethostname(), pid=process.pid, started=process.create_time(), status=status)
+    # At its end a rank's process is the one that was running, which may be dead.
+    if status == "running" or rank not in named:
+        process = psutil.Process(pid)
+        named[rank] = dict(pid=process.pid, started=process.create_time())
+    values = dict(rank=rank, host=socket.gethostname(), status=status, **named[rank])
     path = f"ranks/rank-{rank}.json"
     with open(path + ".new", "w") as file:
         json.dump({**values, **more}, file)
