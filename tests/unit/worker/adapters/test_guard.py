@@ -55,6 +55,19 @@ def on_ranks(size: int, work: Callable[[Member], Any]) -> list[Any]:
         return list(pool.map(lambda rank: work(Member(ranks, rank)), range(size)))
 
 
+def guarded_model(comm: Member, every: int) -> tuple[Any, Guard]:
+    """A small PyTorch model of the same numbers on all ranks, and its guard."""
+    import torch
+
+    from hpctrain.worker.adapters.torch.guarding import guard_over
+
+    model = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.fill_(1.5)
+        model.bias.zero_()
+    return model, guard_over(comm, model.named_parameters(), every=every)
+
+
 def told(check: Callable[[], Any]) -> dict[str, Any] | None:
     """The record of what a guard raises."""
     try:
@@ -171,14 +184,9 @@ END = ["none", "rank 0 loads others", "all ranks write the same", "a rank differ
 @pytest.mark.parametrize("end", END)
 def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys):
     torch = pytest.importorskip("torch")
-    from hpctrain.worker.adapters.torch.guarding import guard_over
 
     def work(comm: Member) -> dict[str, Any] | None:
-        model = torch.nn.Linear(3, 2)
-        with torch.no_grad():
-            model.weight.fill_(1.5)
-            model.bias.zero_()
-        guard = guard_over(comm, model.named_parameters(), every=100)
+        model, guard = guarded_model(comm, every=100)
         guard.step_done()
         with torch.no_grad():
             model.bias.fill_(float(end == "a rank differed before" and comm.rank == 1))
@@ -208,14 +216,9 @@ def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys
 @pytest.mark.parametrize("end", ["none", "all ranks alike", "by each rank's own gradients", "dropped by a rank"])
 def test_what_is_written_without_a_step_is_told_where_ranks_differ(end, capsys):
     torch = pytest.importorskip("torch")
-    from hpctrain.worker.adapters.torch.guarding import guard_over
 
     def work(comm: Member) -> dict[str, Any] | None:
-        model = torch.nn.Linear(3, 2)
-        with torch.no_grad():
-            model.weight.fill_(1.5)
-            model.bias.zero_()
-        guard = guard_over(comm, model.named_parameters(), every=1)
+        model, guard = guarded_model(comm, every=1)
         with torch.no_grad():
             if end != "none":
                 model.bias.fill_(1.0 if end == "all ranks alike" else comm.rank)
