@@ -16,7 +16,6 @@ from torch import is_tensor
 from torch.autograd.graph import GradientEdge
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.forwards import in_backward
 
 
 class BackwardWatcher(Protocol):
@@ -57,6 +56,11 @@ def watch_backward(watcher: BackwardWatcher) -> None:
         backward(tensors, *arguments, **settings)
 
     torch.autograd.backward = watched
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running in this thread, as when activation checkpointing repeats a forward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def refuse_ended() -> None:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from hpctrain.worker.adapters.torch.backward_passes import in_backward
+
 
 class ForwardWatcher(Protocol):
     """Is notified of each forward pass."""
@@ -62,8 +64,3 @@ def _after(module: torch.nn.Module, args: Any, kwargs: Any, output: Any = None) 
     if any(parameter.requires_grad for parameter in module.parameters()):
         for watcher in list(_watchers):
             watcher.forward_done(module, (args, kwargs), output)
-
-
-def in_backward() -> bool:
-    """Whether a backward pass is running in this thread, as when activation checkpointing repeats a forward pass."""
-    return bool(torch._C._current_graph_task_id() != -1)

@@ -19,7 +19,6 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
-from hpctrain.worker.adapters.torch.denominators import denominators_of
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
@@ -32,7 +31,6 @@ from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.reducer import syncing
 from hpctrain.worker.adapters.torch.references import optimizers_in
 from hpctrain.worker.adapters.torch.steps import reduced_elsewhere
-from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm import Communicator
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -107,7 +105,7 @@ class Division:
         explain_copies(self._model)
         if is_sharded(self._model):
             syncing.add(self._model)
-            gathered = Gathered(self._model, batch_weights(self._comm), denominators_of(self._comm))
+            gathered = Gathered(self._model)
             check = gathered.check_step
             for each in self._optimizers:
                 each.register_step_post_hook(lambda *_: gathered.divide_again())
@@ -180,14 +178,10 @@ def watch_steps(
             note(optimizer)
         guard.step_done()
 
-    # Not a parameter's device, since the optimizer of a pipeline's frozen stage has no parameter.
-    denominators, device = denominators_of(comm), torch.device(device_mesh(comm, mesh_of(comm)).device_type)
-
-    def step_begins(*_: object) -> None:
+    def count_pass(*_: object) -> None:
         comm.passes += 1
-        denominators.step_begins(device)
 
-    first.register_step_pre_hook(step_begins)
+    first.register_step_pre_hook(count_pass)
     first.register_step_post_hook(step_done)
     for each in others:
         each.register_step_post_hook(lambda *_: guard.updated())

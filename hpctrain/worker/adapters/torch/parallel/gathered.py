@@ -1,10 +1,9 @@
-"""Weighs and reduces the gradients of a model that FSDP2 divides, whichever of its parts a script calls.
+"""Reduces the gradients of a model that FSDP2 divides, whichever of its parts a script calls.
 
 FSDP2 gathers the parameters of a module when that module is called, and reduces their gradients when its inputs have
 theirs, or at the end of a backward pass that went through one of its outputs. A script may call parts of a module, and
 a module may return an object that FSDP2 does not search, or be called several times. So here
 
-* each parameter's gradient is weighted when autograd computes it, once in a backward pass, as for replicas;
 * a part that is called by itself gathers the parameters that it needs;
 * the end of a backward pass reduces the remaining gradients, and divides parameters that are still gathered. The end of
   a pass within it, such as a reentrant checkpoint's, does not, because the outer pass still uses them;
@@ -26,11 +25,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch.backward_passes import in_backward
 from hpctrain.worker.adapters.torch.buckets import refuse_graph
-from hpctrain.worker.adapters.torch.denominators import Denominators
-from hpctrain.worker.adapters.torch.forwards import in_backward
+from hpctrain.worker.adapters.torch.parallel.missing_gradients import MissingGradients, has_unreduced
 from hpctrain.worker.adapters.torch.parallel.passes import BackwardPasses
-from hpctrain.worker.adapters.torch.weights import BatchWeights, unfrozen
+from hpctrain.worker.adapters.torch.parallel.sharding import groups_of
 
 _Groups = list[FSDPParamGroup]
 
@@ -42,14 +41,10 @@ class Gathered:
         model: the root of ``fully_shard``, to which it was applied last.
     """
 
-    def __init__(self, model: nn.Module, weights: BatchWeights, denominators: Denominators) -> None:
-        self._weights, self._denominators = weights, denominators
+    def __init__(self, model: nn.Module) -> None:
         self._root: Any = model._get_fsdp_state()  # type: ignore[operator]
-        # Otherwise the first part that is called becomes a root itself, and the model cannot be called any more.
-        self._root._lazy_init()
-        self._groups: _Groups = [
-            each for state in self._root._state_ctx.all_states for each in state._fsdp_param_groups
-        ]
+        self._groups: _Groups = groups_of(model)
+        self._missing = MissingGradients(self._groups)
         self._passes = BackwardPasses(self._before_pass, self._after_pass)
         # Parameters with gradients that are not reduced yet, and the versions of their divided gradients.
         self._unreduced: dict[FSDPParam, int] = {}
@@ -127,10 +122,11 @@ class Gathered:
             fresh = not hasattr(parameter, "_unsharded_param")
             make()  # type: ignore[no-untyped-call]
             if fresh and parameter._unsharded_param.is_floating_point():
-                self._weights.weigh(parameter._unsharded_param)
-                with unfrozen(parameter._unsharded_param) as gathered:
-                    gathered.register_post_accumulate_grad_hook(arrived)
-            self._weights.identify(parameter._unsharded_param, parameter.sharded_param)
+                gathered = parameter._unsharded_param
+                trained = gathered.requires_grad
+                # PyTorch refuses hooks of a frozen parameter, which the script may unfreeze later.
+                gathered.requires_grad_(True).register_post_accumulate_grad_hook(arrived)
+                gathered.requires_grad_(trained)
 
         parameter.init_unsharded_param = made  # type: ignore[method-assign]
 
@@ -175,8 +171,6 @@ class Gathered:
                 group.reshard()
 
     def _arrived(self, parameter: torch.Tensor) -> None:
-        self._denominators.reaches_model()
-        self._denominators.reduces()
         if parameter.grad is not None and parameter.grad.requires_grad:
             refuse_graph(f"a parameter of shape {tuple(parameter.shape)}")
         self._passes.check_ended()
@@ -203,8 +197,11 @@ class Gathered:
     def _after_pass(self) -> None:
         # FSDP2's own callback leaves out groups that were reduced before a checkpointed part made more gradients.
         for _ in range(2):
-            if any(group.is_unsharded or (group.reduce_grads and _unreduced_in(group)) for group in self._groups):
+            if self._missing.remain() or any(
+                group.is_unsharded or (group.reduce_grads and _unreduced_in(group)) for group in self._groups
+            ):
                 self._root._root_post_backward_final_callback()
+        self._missing.take_back()
         self._unreduced.clear()
         for parameter in (each for group in self._groups for each in _unreduced_in(group)):
             divided = parameter.sharded_param
@@ -219,9 +216,4 @@ def _has_gradients(group: FSDPParamGroup) -> bool:
 
 def _unreduced_in(group: FSDPParamGroup) -> list[FSDPParam]:
     """The parameters with a gradient that FSDP2 has not reduced."""
-    return [
-        each
-        for each in group.fsdp_params
-        if hasattr(each, "_unsharded_param")
-        and (each.unsharded_accumulated_grad is not None or each._unsharded_param.grad is not None)
-    ]
+    return [each for each in group.fsdp_params if has_unreduced(each)]

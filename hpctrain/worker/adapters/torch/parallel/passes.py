@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.worker.adapters.torch.backward_passes import refuse_ended, watch_backward
-from hpctrain.worker.adapters.torch.forwards import in_backward
+from hpctrain.worker.adapters.torch.backward_passes import in_backward, refuse_ended, watch_backward
 
 
 class BackwardPasses:

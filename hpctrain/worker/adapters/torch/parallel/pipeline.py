@@ -19,12 +19,9 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
-from hpctrain.worker.adapters.torch.denominators import denominators_of
 from hpctrain.worker.adapters.torch.guarding import guard_over
-from hpctrain.worker.adapters.torch.liveness import watch_first_steps
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
-from hpctrain.worker.adapters.torch.parallel.micro_losses import MicroLosses, require_means
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.overflow import count_as_checked
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
@@ -43,7 +40,6 @@ from hpctrain.worker.adapters.torch.parallel.tensor import refuse_tie, tied_name
 from hpctrain.worker.adapters.torch.random_streams import ready
 from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
-from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm import Communicator, current
 
 # How many numbers of each gradient are compared to find out whether it was changed.
@@ -117,7 +113,6 @@ class Pipeline:
         self._micro_batches = micro_batches or sizes["pp"]
         self._pp = sizes["pp"]
         self._loss_of, self._count_of, self._plan = loss, count, plan or ParallelPlan()
-        self._micro_losses = MicroLosses()
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         _check(model, optimizers)
         check_plan(model, sizes, self._plan)
@@ -138,7 +133,6 @@ class Pipeline:
         rewiring.apply(self.stages)
         guard = guard_over(self._comm, self.named_parameters(), every=guard_every, divided=True)
         watch_steps(guard, self._comm, optimizers, note)
-        watch_first_steps(self._comm, optimizers)
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
         self._first = own[0]
@@ -252,24 +246,18 @@ class Pipeline:
         self._size = max(self._size, math.ceil(len(inputs) / self._micro_batches))
         whole = self._cut_up(inputs, target, self._size, factor, count)
         losses: list[torch.Tensor] = []
-        self._micro_losses = MicroLosses()
         given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if self.is_last else {}
-        denominators = denominators_of(self._comm)
         with self._watch.step(self._first):
             schedule = self._schedules.of(self._size, inputs, target)
             self._ended = False
             try:
-                denominators.in_pipeline = True
-                denominators.reduces()
                 schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
             except RuntimeError as error:
                 if own := _own_error(error):
                     raise own from None
                 raise
-            finally:
-                denominators.in_pipeline = False
             self._watch.together(self._first, _ADDS_LOSSES)
-            return self._everyone(losses, judged=self._count_of is None)
+            return self._everyone(losses)
 
     def _cut_up(
         self, inputs: torch.Tensor, target: torch.Tensor, size: int, factor: float, count: torch.Tensor | float | None
@@ -285,29 +273,24 @@ class Pipeline:
                 samples=samples,
                 targets=len(target),
             )
-        weight = batch_weights(self._comm).of_inputs((inputs, target))()
         rows = size * self._micro_batches
         counts = [min(max(samples - start, 0), size) for start in range(0, rows, size)]
         # The padding is cut off again before the loss.
-        factors = [(own if weight else 0, factor * weight * own / samples) for own in counts]
+        factors = [(own, factor * own / samples) for own in counts]
         if self._count_of is not None:
-            divisor = self._counted(self._count_of(target) if count is None else count, weight)
-            factors = [(own if weight else 0, factor / divisor if divisor else 0.0) for own in counts]
+            divisor = self._counted(self._count_of(target) if count is None else count)
+            factors = [(own, factor / divisor if divisor else 0.0) for own in counts]
         self._batch = _Batch(size, _padded(target, rows), factors)
         return _padded(inputs, rows)
 
-    def _counted(self, count: torch.Tensor | float, weight: float) -> float:
+    def _counted(self, count: torch.Tensor | float) -> float:
         """The divisor that turns the mean over the ranks of their sums into the mean of the batch. Collective."""
-        own = float(count) if weight else 0.0
-        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / self._comm.size
+        return float(self._comm.allreduce(np.array([float(count)]), "sum")[0]) / self._comm.size
 
-    def _everyone(self, losses: Sequence[torch.Tensor], *, judged: bool = False) -> float:
+    def _everyone(self, losses: Sequence[torch.Tensor]) -> float:
         """The mean over the ranks that compute different samples, on every rank."""
         own = float(torch.stack([each.detach().double() for each in losses]).sum()) if losses else 0.0
-        total, *numbers = self._comm.allreduce(np.array([own, *self._micro_losses.numbers()]), "sum")
-        if judged:
-            require_means(np.array(numbers))
-        return float(total) / (self._comm.size // self._pp)
+        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / (self._comm.size // self._pp)
 
     def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss of a micro-batch, with its share of the whole batch's mean."""
@@ -326,8 +309,6 @@ class Pipeline:
                 "targets, for what the sum is divided by",
                 kind=type(found).__name__,
             )
-        if found.device.type == "cpu":  # Reading waits for a GPU.
-            self._micro_losses.add(found, count)
         return found * factor
 
     def clip_grad_norm_(self, max_norm: float) -> float:

@@ -29,6 +29,8 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 
 from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.worker.adapters.torch.parallel.missing_gradients import MissingGradients
+from hpctrain.worker.adapters.torch.parallel.sharding import groups_of, is_sharded
 from hpctrain.worker.adapters.torch.parallel.step_watch import Action, receives, sends
 
 # The schedule, and how many stages each rank has.
@@ -104,6 +106,7 @@ class Schedules:
         self._name, self._stages, self._micro_batches, self._loss = name, stages, micro_batches, loss
         self._device, self._group = torch.device(mesh.device_type), mesh["pp"].get_group()
         self._made: OrderedDict[Any, Any] = OrderedDict()
+        self._missing = {each: MissingGradients(groups_of(part)) for each, part in stages.items() if is_sharded(part)}
         self._trained: tuple[bool, ...] = ()
 
     def of(self, size: int, inputs: torch.Tensor, target: torch.Tensor) -> Any:
@@ -152,7 +155,7 @@ class Schedules:
             for number, stage in self._stages.items()
         ]
         for part in parts:
-            part.note = self._note
+            part.note, part.missing = self._note, self._missing.get(part.stage_index)
         stages: Any = parts[0] if per_rank == 1 else parts
         try:
             made = kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
@@ -200,6 +203,7 @@ class _Stage(PipelineStage):
     """
 
     note: Callable[[Action], None]
+    missing: MissingGradients | None
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
         if operations := super().get_fwd_recv_ops(fwd_chunk_id):
@@ -236,6 +240,8 @@ class _Stage(PipelineStage):
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         self._compute("adds up its gradients over the ranks with the same stage")
         super().perform_reduce_grad(grad_scale_factor)
+        if self.missing is not None:
+            self.missing.take_back()
         # Schedules of several stages per rank wait only at their end for messages that they sent.
         peer = 1 if self.is_first else self.stage_index - 1
         self.note(sends(self.stage_index, "its last messages", peer))

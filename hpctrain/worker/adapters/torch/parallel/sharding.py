@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils.checkpoint import checkpoint
 
 from hpctrain.common.errors import HpctrainError
@@ -74,6 +75,18 @@ def _check_ties(module: nn.Module, units: list[str]) -> None:
                 "leave the modules that share it out of shard: they are gathered with the whole model",
                 names=" and ".join(map(repr, names)),
             )
+
+
+def groups_of(root: nn.Module) -> list[FSDPParamGroup]:
+    """The parameters that FSDP2 gathers and reduces together, in one order on all ranks.
+
+    Args:
+        root: the module to which ``fully_shard`` was applied last.
+    """
+    state: Any = root._get_fsdp_state()  # type: ignore[operator]
+    # Otherwise the first part that is called becomes a root itself, and the model cannot be called any more.
+    state._lazy_init()
+    return [group for each in state._state_ctx.all_states for group in each._fsdp_param_groups]
 
 
 def is_sharded(module: nn.Module) -> bool:
