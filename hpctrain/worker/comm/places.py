@@ -47,13 +47,18 @@ def note_exit(trace: TracebackType | None) -> None:
     global _left
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename
-        if not file.startswith((_PACKAGE, *_LIBRARIES, "<frozen")):
+        if is_of_script(file):
             _left = f"{_short(file)}:{line}"
 
 
 def left_at() -> str:
     """A clause that says where the script ended; "" if it reached its last line, or has not ended."""
     return f", which it left at {_left}" if _left else ""
+
+
+def is_of_script(file: str) -> bool:
+    """Whether a file of code is the script's: neither this package's nor a library's."""
+    return not file.startswith((_PACKAGE, *_LIBRARIES, "<frozen"))
 
 
 def script_line() -> str:
@@ -76,7 +81,7 @@ def _divide(frame: FrameType | None) -> tuple[list[str], str]:
         file = each.f_code.co_filename
         if file.startswith(_PACKAGE):
             own.append(f"{each.f_globals.get('__name__')}.{each.f_code.co_qualname}")
-        elif not file.startswith((*_LIBRARIES, "<frozen")):
+        elif is_of_script(file):
             return own, f"{_short(file)}:{each.f_lineno}"
     return own, ""
 

@@ -1,0 +1,43 @@
+"""Whole batches: tensors whose rows the ranks divide, and that compute as those of one process.
+
+:mod:`tensor` has the class and what any function does with it, the modules of rules what some functions do better, and
+:mod:`edge` what a distributed model does.
+"""
+
+from hpctrain.worker.adapters.torch.batch import (
+    derivatives,
+    edge,
+    elementwise,
+    losses,
+    metadata,
+    products,
+    random_numbers,
+    reductions,
+    shapes,
+)
+from hpctrain.worker.adapters.torch.batch.derivatives import average_asked_gradients, gather_for_own_functions
+from hpctrain.worker.adapters.torch.batch.edge import watch_models
+from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor
+
+__all__ = [
+    "BatchTensor",
+    "Rows",
+    "begin",
+    "derivatives",
+    "edge",
+    "elementwise",
+    "losses",
+    "metadata",
+    "products",
+    "random_numbers",
+    "reductions",
+    "shapes",
+]
+
+
+def begin() -> None:
+    """Make PyTorch treat batches as this package says: in models, in functions of scripts and in asked gradients."""
+    watch_models()
+    gather_for_own_functions()
+    average_asked_gradients()

@@ -1,0 +1,124 @@
+"""Backward passes that begin at batches, and gradients that a script asks autograd for.
+
+``torch.autograd.grad`` has to return the true gradient: for a plain tensor, such as a parameter, the mean over the ranks.
+No hook tells its call from that of ``backward()``, after which the reducer averages, so the function through which both
+start PyTorch's engine is replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hpctrain.worker.adapters.torch.batch.collectives import mean_over_ranks, own_rows
+from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rule, running
+
+within_rule: list[bool] = []
+"""Not empty while this module asks autograd for gradients itself."""
+
+
+@rule(torch.Tensor.backward)
+def backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    names = ("gradient", "retain_graph", "create_graph", "inputs")
+    given = dict(zip(names, args[1:], strict=False)) | kwargs
+    given["grad_tensors"] = given.pop("gradient", None)
+    return torch_backward(torch.autograd.backward, (args[0],), given)
+
+
+@rule(torch.autograd.backward)
+def torch_backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    roots = _listed(given.pop("tensors"))
+    gradients = _listed(given.pop("grad_tensors", None)) or [None] * len(roots)
+    starts = [_start(root, gradient) for root, gradient in zip(roots, gradients, strict=True)]
+    if given.get("inputs") is not None:
+        given["inputs"] = [_here(each) for each in _listed(given["inputs"])]
+    return func([_here(root) for root in roots], starts, **given)
+
+
+@rule(torch.autograd.grad)
+def grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    roots, inputs = _listed(given.pop("outputs")), _listed(given.pop("inputs"))
+    gradients = _listed(given.pop("grad_outputs", None)) or [None] * len(roots)
+    if given.get("is_grads_batched"):
+        return NotImplemented
+    starts = [_start(root, gradient) for root, gradient in zip(roots, gradients, strict=True)]
+    batches = [isinstance(each, BatchTensor) for each in inputs]
+    within_rule.append(True)  # gradients of rows are not averaged
+    try:
+        found = func([_here(root) for root in roots], [_here(each) for each in inputs], starts, **given)
+    finally:
+        within_rule.pop()
+    rows = next(each.rows for each in (*roots, *inputs) if isinstance(each, BatchTensor))
+    return tuple(
+        _true(gradient, of) if batch or gradient is None else mean_over_ranks(gradient, rows.ranks)
+        for gradient, of, batch in zip(found, inputs, batches, strict=True)
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, torch.Tensor) or not isinstance(value, Sequence) else list(value)
+
+
+def _here(value: Any) -> Any:
+    return value.local if isinstance(value, BatchTensor) else value
+
+
+def _start(root: Any, gradient: Any) -> Any:
+    """What a backward pass begins with at a root: each rank has the number of ranks times the true gradient of its rows."""
+    if not isinstance(root, BatchTensor) or gradient is None:
+        return gradient.whole() if isinstance(gradient, BatchTensor) else gradient
+    if isinstance(gradient, BatchTensor):
+        same = gradient.rows == root.rows
+        return (gradient.local if same else own_rows(gradient.whole(), root.rows)) * root.rows.ranks.size
+    return own_rows(gradient, root.rows) * root.rows.ranks.size
+
+
+def _true(gradient: Any, of: Any) -> Any:
+    if gradient is None or not isinstance(of, BatchTensor):
+        return gradient
+    return BatchTensor(gradient / of.rows.ranks.size, of.rows)
+
+
+def gather_for_own_functions() -> None:
+    """Give functions that scripts derive from ``torch.autograd.Function`` the whole batch. Idempotent.
+
+    Their ``apply`` calls no ``__torch_function__``, so it is replaced.
+    """
+    before = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+    if hasattr(before, "__wrapped__"):
+        return
+
+    @functools.wraps(before)
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, BatchTensor) for each in (*args, *kwargs.values())):
+            return on_whole(functools.partial(before, cls), args, kwargs, cls.__name__)
+        return before(cls, *args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
+def average_asked_gradients() -> None:
+    """Make ``torch.autograd.grad`` return the mean over the ranks of gradients for plain tensors. Idempotent."""
+    engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    if hasattr(engine, "__wrapped__"):
+        return
+
+    @functools.wraps(engine)
+    def run(*args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
+        found = engine(*args, accumulate_grad=accumulate_grad, **kwargs)
+        ranks = known_ranks()
+        if accumulate_grad or ranks is None or running or within_rule or torch.compiler.is_compiling():
+            return found
+        return tuple(each if each is None else mean_over_ranks(each, ranks) for each in found)
+
+    torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]

@@ -1,0 +1,228 @@
+"""The edge of a distributed model: it computes this rank's rows, and gives back batches.
+
+``torch.nn.Module.__call__`` is replaced, because PyTorch's hooks for all modules get no keyword arguments and slow every
+part of a model down. The outermost call of a module that belongs to a distributed model, or holds one, takes this rank's
+rows out of the batches among its arguments. Calls within it are plain; a part that is called alone, as in
+``model.encoder(x)``, has an edge of its own.
+
+What a model returns has to have rows. A result without rows, such as a loss that the model computed itself, is not that of
+the whole batch: such a module is called once more, with the whole batch, its parts being the models, and so in every
+later call.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hpctrain.worker.adapters.torch.batch.collectives import own_rows
+from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
+from hpctrain.worker.adapters.torch.batch.rank_streams import rank_stream
+from hpctrain.worker.adapters.torch.batch.results import Result, agreed_dims, results_of
+from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
+from hpctrain.worker.adapters.torch.trainable import is_distributed, take_new_parameters
+
+
+@dataclass
+class _Known:
+    """What earlier calls of a module have shown.
+
+    Attributes:
+        whole: whether it is called with whole batches, its parts being the models.
+        recurrent: whether it has states of recurrent layers, whose rows are the second dimension.
+        dims: the dimension of the rows of each tensor that it returns, by the number of these.
+        looked: whether it was looked for tensors that it keeps.
+    """
+
+    recurrent: bool
+    whole: bool = False
+    dims: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    looked: bool = False
+
+
+_known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+
+
+def watch_models() -> None:
+    """Make distributed models compute this rank's rows of batches from now on. Idempotent."""
+    before = nn.Module.__call__
+    if hasattr(before, "__wrapped__"):
+        return
+
+    @functools.wraps(before)
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not running and not torch.compiler.is_compiling() and _has_distributed(module):
+            return _at_edge(module, args, kwargs)
+        return _plain_call(module, *args, **kwargs)
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+
+
+def _has_distributed(module: nn.Module) -> bool:
+    """Whether a module belongs to a distributed model or holds one, as a compiled model's wrapper does."""
+    return is_distributed(module) or any(map(is_distributed, module.modules()))
+
+
+def _plain_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    compiled = module._compiled_call_impl
+    return module._call_impl(*args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+
+
+def _at_edge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    take_new_parameters()
+    batches = [each for each in _leaves(args, kwargs) if isinstance(each, BatchTensor)]
+    if not batches:
+        return _plain_call(module, *args, **kwargs)
+    known = _known.get(module)
+    if known is None:
+        known = _known[module] = _Known(any(isinstance(each, nn.RNNBase) for each in module.modules()))
+    if known.whole:
+        return _plain_call(module, *args, **kwargs)
+    rows = _common_rows(batches)
+    if rows is None:
+        args, kwargs = tree_map(_whole, (args, kwargs))
+        return _plain_call(module, *args, **kwargs)
+    return _on_rows(module, known, rows, args, kwargs)
+
+
+def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor) or value is None:
+            yield value
+        else:
+            yield from tree_leaves(value)
+
+
+def _whole(value: Any) -> Any:
+    return value.whole() if isinstance(value, BatchTensor) else value
+
+
+def _common_rows(batches: list[BatchTensor]) -> Rows | None:
+    """One division of all batches; None where they have different rows, or some ranks would have none."""
+    rows = batches[0].rows
+    if any(each.rows.total != rows.total for each in batches):
+        return None
+    if 0 in rows.sizes or any(each.rows.sizes != rows.sizes for each in batches):
+        rows = rows.even()
+    return None if 0 in rows.sizes else rows
+
+
+def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    take = functools.partial(_part, rows=rows, recurrent=known.recurrent)
+    own_args, own_kwargs = tuple(map(take, args)), {name: take(value) for name, value in kwargs.items()}
+    first = _FirstCall(module) if not known.looked else None
+    losses = 0
+    with rank_stream(rows.ranks.rank):
+        running.append(rows)
+        try:
+            returned = _plain_call(module, *own_args, **own_kwargs)
+        finally:
+            running.pop()
+    if first is None and isinstance(returned, torch.Tensor) and (dims := known.dims.get(1)):  # the common case
+        if returned.dim() > dims[0] and returned.shape[dims[0]] == rows.size:
+            return BatchTensor(returned, rows.along(dims[0]))
+    results = results_of(returned, whole_losses=losses > 0)
+    dims = _dims_of(module, known, rows, results, first)
+    if dims is None:
+        return _plain_call(module, *args, **kwargs)
+    by_id = {id(each.value): dim for each, dim in zip(results, dims, strict=True)}
+
+    def wrap(value: Any) -> Any:
+        dim = by_id.get(id(value))
+        return value if dim is None else BatchTensor(value, rows.along(dim))
+
+    return tree_map(wrap, returned)
+
+
+def _part(value: Any, rows: Rows, recurrent: bool) -> Any:
+    """What a running model gets of an argument: this rank's rows of batches, and of plain tensors with as many rows."""
+    if not isinstance(value, torch.Tensor):
+        simple = value is None or isinstance(value, bool | int | float | str)
+        return value if simple else tree_map(functools.partial(_tensor_part, rows=rows, recurrent=recurrent), value)
+    return _tensor_part(value, rows, recurrent)
+
+
+def _tensor_part(value: Any, rows: Rows, recurrent: bool) -> Any:
+    if isinstance(value, BatchTensor):
+        if value.rows.sizes == rows.sizes:
+            return value.local
+        return own_rows(value.whole(), rows.along(value.rows.dim))
+    if not isinstance(value, torch.Tensor):
+        return value
+    if rows.total > 1:
+        for dim in range(min(2 if recurrent else 1, value.dim())):
+            if value.shape[dim] == rows.total:
+                return own_rows(value, rows.along(dim))
+    return for_rows(value, rows)
+
+
+class _FirstCall:
+    """What a module's first call must not leave behind if it is made once more: moved buffers, and kept tensors."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._buffers = [(each, each.clone()) for each in module.buffers()] if module.training else []
+        self._kept = {id(tensor) for _, tensor in self._tensors()}
+
+    def _tensors(self) -> Iterator[tuple[nn.Module, torch.Tensor]]:
+        for part in self._module.modules():
+            for value in list(vars(part).values()):
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    yield part, value
+
+    def owners(self) -> list[str]:
+        """The names of the parts that have kept a tensor with a graph."""
+        owners = {part for part, tensor in self._tensors() if id(tensor) not in self._kept}
+        return [name for name, part in self._module.named_modules() if part in owners]
+
+    def undo(self) -> None:
+        """Restore the buffers."""
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+
+
+def _dims_of(
+    module: nn.Module, known: _Known, rows: Rows, results: list[Result], first: _FirstCall | None
+) -> tuple[int, ...] | None:
+    """The dimension of the rows of each result; None if the module has to be called with the whole batch."""
+    dims = known.dims.get(len(results))
+    if first is None and dims is not None and all(map(functools.partial(_fits, rows), results, dims)):
+        return dims
+    owners = first.owners() if first else []
+    known.looked = known.looked or torch.is_grad_enabled()
+    found = rows.ranks.exchange((owners, [each.dims(rows) for each in results]))
+    owners = sorted({name for each, _ in found for name in each})
+    dims = agreed_dims([each for _, each in found], first=rows.dim, others=1 if known.recurrent else rows.dim)
+    if dims is not None and not owners:
+        known.dims[len(results)] = dims
+        return dims
+    known.whole = True
+    for name in owners:
+        _call_whole(module, name)
+    if first:
+        first.undo()
+    return None
+
+
+def _fits(rows: Rows, result: Result, dim: int) -> bool:
+    shape = result.shape
+    return shape is not None and len(shape) > dim and shape[dim] == rows.size
+
+
+def _call_whole(module: nn.Module, name: str) -> None:
+    """Call the part of this name with whole batches from now on, and all parts around it."""
+    part = module
+    for step in name.split(".") if name else ():
+        part = getattr(part, step)
+        known = _known.get(part) or _Known(any(isinstance(each, nn.RNNBase) for each in part.modules()))
+        known.whole = known.looked = True
+        _known[part] = known

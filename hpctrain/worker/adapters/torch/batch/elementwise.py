@@ -1,0 +1,151 @@
+"""Functions that compute each element from the elements at its place: on the rows that are here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hpctrain.worker.adapters.torch.batch.collectives import own_rows, spread
+from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
+from hpctrain.worker.adapters.torch.trainable import is_reduced
+
+_NAMES = """
+abs absolute neg negative positive sign sgn exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal
+sin cos tan asin acos atan arcsin arccos arctan sinh cosh tanh asinh acosh atanh arcsinh arccosh arctanh
+sigmoid logit erf erfc erfinv lgamma digamma sinc relu floor ceil round trunc frac fix nan_to_num deg2rad rad2deg
+isnan isinf isfinite isposinf isneginf isreal signbit logical_not bitwise_not conj real imag angle conj_physical resolve_conj
+add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow float_power rsub
+eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
+maximum minimum fmax fmin atan2 arctan2 hypot copysign xlogy logaddexp logaddexp2 nextafter ldexp heaviside
+logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm
+where lerp addcmul addcdiv clamp clip clamp_min clamp_max masked_fill threshold clone detach
+zeros_like ones_like full_like
+""".split()
+_METHODS = """
+__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __floordiv__ __rfloordiv__
+__mod__ __rmod__ __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+__and__ __rand__ __or__ __ror__ __xor__ __rxor__ __lshift__ __rshift__
+float double half bfloat16 int long short char byte bool cfloat cdouble to type type_as cpu cuda contiguous
+new_zeros_like detach
+""".split()
+_ACTIVATIONS = """
+relu relu6 elu selu celu leaky_relu gelu silu mish softplus softsign softshrink hardshrink tanhshrink hardtanh hardsigmoid
+hardswish logsigmoid sigmoid tanh threshold
+"""
+_IN_PLACE = """
+add_ sub_ mul_ div_ true_divide_ pow_ neg_ abs_ exp_ log_ log1p_ sqrt_ rsqrt_ square_ reciprocal_ sigmoid_ tanh_ relu_
+sin_ cos_ floor_ ceil_ round_ trunc_ clamp_ clip_ clamp_min_ clamp_max_ masked_fill_ fill_ zero_ copy_ lerp_ addcmul_
+addcdiv_ nan_to_num_ eq_ ne_ lt_ le_ gt_ ge_ logical_and_ logical_or_ logical_not_ fmod_ remainder_ bitwise_and_
+bitwise_or_ bitwise_xor_ bitwise_not_ detach_ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__
+__iand__ __ior__ __ixor__
+"""
+
+
+class Aligned(NamedTuple):
+    """Operands of which each is what this rank needs.
+
+    Attributes:
+        args: positional ones.
+        kwargs: by name.
+        rows: the division of the first batch among them.
+        from_end: the place of the rows' dimension, counted from the last one, which is 1.
+        dims: the most dimensions that an operand has.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    rows: Rows
+    from_end: int
+    dims: int
+
+    def result(self, value: Any) -> Any:
+        """The batch that a tensor computed from the operands is the part of."""
+        return BatchTensor(value, self.rows.along(value.dim() - self.from_end))
+
+
+def aligned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Aligned | None:
+    """Take of each operand what belongs to this rank's rows, by the rules of broadcasting; None where that does not fit."""
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    batches = [each for each in tensors if isinstance(each, BatchTensor)]
+    if not batches:
+        return None
+    rows = batches[0].rows
+    from_end = batches[0].dim() - rows.dim
+    for batch in batches:
+        if batch.dim() - batch.rows.dim != from_end or batch.rows.total != rows.total:
+            return None
+    for tensor in tensors:
+        if (
+            tensor.dim() >= from_end
+            and tensor.shape[-from_end] != rows.total
+            and (tensor.shape[-from_end] != 1 or rows.total == 0)
+        ):
+            return None
+
+    def here(value: Any) -> Any:
+        return part_of(value, rows, from_end) if isinstance(value, torch.Tensor) else value
+
+    dims = max(each.dim() for each in tensors)
+    return Aligned(tree_map(here, args), tree_map(here, kwargs), rows, from_end, dims)
+
+
+def part_of(value: torch.Tensor, rows: Rows, from_end: int) -> torch.Tensor:
+    """What belongs to this rank's rows of an operand, a batch or a plain tensor."""
+    if isinstance(value, BatchTensor):
+        if value.rows.sizes == rows.sizes:
+            return value.local
+        value = value.whole()
+    if value.dim() >= from_end and value.shape[-from_end] == rows.total != 1:
+        return own_rows(value, rows.along(value.dim() - from_end))
+    return for_rows(value, rows)
+
+
+def for_rows(plain: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """A plain tensor for use with rows: spread, unless a reducer averages its gradients."""
+    return plain if not plain.requires_grad or is_reduced(plain) else spread(plain, rows.ranks)
+
+
+T = torch.Tensor
+SPECIAL = [
+    getattr(torch.special, name) for name in ("expit", "log_ndtr", "ndtr", "entr", "i0", "i0e", "erfcx", "xlog1py")
+]
+
+
+@rule(
+    *named(" ".join(_NAMES), torch, T),
+    *named(" ".join(_METHODS), T),
+    *named(_ACTIVATIONS, F, torch),
+    *SPECIAL,
+)
+def elementwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("out") is not None or (kwargs.get("inplace") and not isinstance(args[0], BatchTensor)):
+        return NotImplemented
+    operands = aligned(args, kwargs)
+    if operands is None:
+        return NotImplemented
+    result = func(*operands.args, **operands.kwargs)
+    if isinstance(result, torch.Tensor) and result.dim() == operands.dims:
+        return args[0] if kwargs.get("inplace") else operands.result(result)
+    return NotImplemented if isinstance(result, torch.Tensor) else result
+
+
+@rule(*named(_IN_PLACE, T, torch), *named("relu_ elu_ selu_ celu_ leaky_relu_ hardtanh_ threshold_", F))
+def in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    changed = args[0]
+    if not isinstance(changed, BatchTensor):
+        return NotImplemented
+    operands = aligned(args, kwargs)
+    if operands is None or operands.dims != changed.dim() or operands.args[0] is not changed.local:
+        return NotImplemented
+    func(*operands.args, **operands.kwargs)
+    return changed
+
+
+def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among arguments."""
+    return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]

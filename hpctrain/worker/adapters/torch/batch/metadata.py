@@ -1,0 +1,62 @@
+"""What is known of a batch without its values, and what concerns the tensor and not its rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
+
+T = torch.Tensor
+_ATTRIBUTES = (
+    "dtype device ndim layout names is_cuda is_cpu is_meta is_sparse is_quantized is_mkldnn is_xpu is_mps is_nested "
+    "is_sparse_csr itemsize nbytes"
+)
+
+
+@rule(
+    *(attribute.__get__ for attribute in named(_ATTRIBUTES, T)),
+    *named("size dim ndimension numel nelement element_size __len__ is_floating_point is_complex is_signed", T, torch),
+    *named("get_device is_inference is_conj is_neg is_same_size has_names", T, torch),
+)
+def metadata(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+@rule(T.requires_grad_)
+def requires_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    args[0].local.requires_grad_(*args[1:], **kwargs)
+    return args[0]
+
+
+@rule(T.retain_grad)
+def retain_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].local.retain_grad()
+
+
+@rule(T.data.__get__)  # type: ignore[attr-defined]
+def data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return BatchTensor(args[0].local.data, args[0].rows)
+
+
+@rule(T.__deepcopy__)
+def deepcopy(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return BatchTensor(copy.deepcopy(args[0].local, *args[1:]), args[0].rows)
+
+
+@rule(T.register_hook)
+def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    batch, hook = args
+
+    def on_true_gradient(gradient: torch.Tensor) -> torch.Tensor | None:
+        ranks = batch.rows.ranks.size
+        changed = hook(BatchTensor(gradient / ranks, batch.rows))
+        if changed is None:
+            return None
+        return (changed.local if isinstance(changed, BatchTensor) else changed) * ranks
+
+    return batch.local.register_hook(on_true_gradient)

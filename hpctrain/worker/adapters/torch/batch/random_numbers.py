@@ -1,0 +1,43 @@
+"""Random tensors of a batch's shape: drawn whole on each rank from the stream that all ranks share, so that they are those
+of one process, and divided as the batch is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from hpctrain.worker.adapters.torch.batch.collectives import own_rows
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
+
+
+@rule(*named("rand_like randn_like randint_like", torch))
+def like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    shape = torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
+    return BatchTensor(own_rows(func(shape, *args[1:], **kwargs), x.rows), x.rows)
+
+
+@rule(F.dropout, torch.dropout)
+def dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    names = ("input", "p", "training", "inplace") if func is F.dropout else ("input", "p", "train")
+    given = {"p": 0.5, "training": True, "inplace": False} | dict(zip(names, args, strict=False)) | kwargs
+    x = given["input"]
+    if given["inplace"]:
+        return NotImplemented
+    if not given.get("train", given["training"]):
+        return x
+    mask = F.dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), given["p"])
+    return x * BatchTensor(own_rows(mask, x.rows), x.rows)
+
+
+@rule(*named("uniform_ normal_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_ random_", torch.Tensor))
+def in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not isinstance(x, BatchTensor) or any(isinstance(each, torch.Tensor) for each in args[1:]):
+        return NotImplemented
+    whole = func(torch.empty(x.shape, dtype=x.dtype, device=x.device), *args[1:], **kwargs)
+    x.local.copy_(own_rows(whole, x.rows))
+    return x

@@ -1,0 +1,155 @@
+"""What ranks send each other to compute with a batch whose rows they divide: sums over the ranks, and gathered rows.
+
+Each operation begins with a message of one length that says where in the script a rank is. A rank that computes
+something else at that moment, as under ``if comm.rank == 0:``, is therefore found before a value is mistaken for another.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+import zlib
+from collections.abc import Sequence
+from types import CodeType
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.base import Group
+from hpctrain.worker.comm.deadlocks import mismatch_error
+from hpctrain.worker.comm.places import is_of_script, script_place
+
+# Numbers in the message with which each operation begins: the place, and values that need no second message.
+_WORDS = 16
+_SMALL = _WORDS - 1
+_PLACE_BYTES = 256
+
+T = TypeVar("T")
+
+_all: weakref.WeakKeyDictionary[Communicator, DataRanks] = weakref.WeakKeyDictionary()
+
+
+class DataRanks:
+    """The ranks among which the rows of each batch are divided. Ranks of one tp, cp or pp group hold the same rows.
+
+    Every operation is collective over all ranks of the communicator.
+
+    Attributes:
+        rank: this rank's place among them.
+        size: their number.
+        gathered: how many bytes of gathered rows this rank has received since the last step that was recorded.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.rank, self.size = data_place(comm)
+        self.gathered = 0
+        self._comm = comm
+        self._counts = is_first_of_data(comm)
+        self._group: Group = comm.group(what="computing with the whole batch")
+
+    def sum(self, own: torch.Tensor, name: str = "a sum") -> torch.Tensor:
+        """The sum over the data ranks of a tensor of one shape and type, as a new tensor."""
+        own = own.detach()
+        if own.device.type == "cpu" and own.numel() <= _SMALL and own.dtype in (torch.float32, torch.float64):
+            return self._small_sum(own, name)
+        if own.device.type == "cpu":  # on a GPU the host would wait for it
+            self._meet(np.empty(0), name)
+        wide = own.to(_sum_type(own.dtype)) if self._counts else torch.zeros_like(own, dtype=_sum_type(own.dtype))
+        complex_numbers = wide.is_complex()
+        total = self._group.allreduce_torch(torch.view_as_real(wide) if complex_numbers else wide)
+        return (torch.view_as_complex(total) if complex_numbers else total).to(own.dtype)
+
+    def gather(self, own: torch.Tensor, sizes: Sequence[int], dim: int, name: str = "gathered rows") -> torch.Tensor:
+        """All data ranks' rows along ``dim``, joined in the order of the ranks.
+
+        Args:
+            own: this rank's rows.
+            sizes: how many rows each data rank has.
+        """
+        self._meet(np.empty(0), name)
+        own = own.detach()
+        rows = own.movedim(dim, 0)
+        whole = rows.new_zeros(sum(sizes), *rows.shape[1:])
+        if self._counts:
+            begin = sum(sizes[: self.rank])
+            whole[begin : begin + sizes[self.rank]] = rows
+        self.gathered += whole.nbytes
+        if whole.numel():
+            # As integers: what is added to zero bits stays as it is, whatever the type.
+            words = whole.reshape(-1).view(torch.int32 if whole.nbytes % 4 == 0 else torch.uint8)
+            whole = self._group.allreduce_torch(words).view(own.dtype).view(whole.shape)
+        return whole.movedim(0, dim)
+
+    def exchange(self, own: T) -> list[T]:
+        """What each rank has found, on all ranks."""
+        return self._comm.allgather_object(own)
+
+    def _small_sum(self, own: torch.Tensor, name: str) -> torch.Tensor:
+        total = self._meet(own.reshape(-1).double().numpy(), name)
+        return torch.from_numpy(total[: own.numel()].copy()).to(own.dtype).view(own.shape)
+
+    def _meet(self, values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+        """The sum of a few numbers over the data ranks, after all ranks have shown that they are at one place.
+
+        Raises:
+            HpctrainError: another rank is elsewhere in its script.
+        """
+        words = np.zeros(_WORDS)
+        words[0] = place = _place(name)
+        if self._counts:
+            words[1 : 1 + len(values)] = values
+        total = self._group.allreduce(words)
+        if total[0] != place * self._comm.size:
+            self._differ(name)
+        return total[1:]
+
+    def _differ(self, name: str) -> None:
+        own = f"{self._comm.host}\n{script_place(name)}".encode()[:_PLACE_BYTES]
+        slots = np.zeros((self._comm.size, _PLACE_BYTES), np.uint8)
+        slots[self._comm.rank, : len(own)] = np.frombuffer(own, np.uint8)
+        texts = [
+            bytes(row).rstrip(b"\0").decode(errors="replace").partition("\n") for row in self._group.allreduce(slots)
+        ]
+        raise mismatch_error({f"rank {rank} on {host}": place for rank, (host, _, place) in enumerate(texts)})
+
+
+def data_ranks(comm: Communicator) -> DataRanks:
+    """The data ranks of a communicator. Collective at its first call, and where ranks have died since."""
+    known = _all.get(comm)
+    if known is None or known.size != data_place(comm).ranks:
+        known = _all[comm] = DataRanks(comm)
+    return known
+
+
+def known_ranks() -> DataRanks | None:
+    """The data ranks of the batches that were divided last; None where none were."""
+    return next(reversed(list(_all.values())), None) if _all else None
+
+
+def _sum_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which numbers are added up over the ranks."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.float32
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
+
+
+_codes: dict[CodeType, int | None] = {}
+
+
+def _place(name: str) -> float:
+    """A number for an operation at the line of the script that calls it, the same on every rank that is there."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code not in _codes:
+            file = code.co_filename
+            # The name alone, because hosts may keep the script in different folders.
+            _codes[code] = zlib.crc32(file.rpartition("/")[2].encode()) if is_of_script(file) else None
+        if (number := _codes[code]) is not None:
+            return float((number * 31 + zlib.crc32(name.encode()) + frame.f_lineno * 7919) % 0x7FFFFFFF + 1)
+        frame = frame.f_back  # type: ignore[assignment]
+    return float(zlib.crc32(name.encode()) % 0x7FFFFFFF + 1)

@@ -1,0 +1,123 @@
+"""Sums and means, over rows by one small message, and what treats each row by itself along other dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from hpctrain.worker.adapters.torch.batch.collectives import sum_over_ranks
+from hpctrain.worker.adapters.torch.batch.elementwise import elementwise
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
+
+T = torch.Tensor
+_PAIRWISE = set(named("max min", torch, T))
+_KEEPING = "softmax log_softmax softmin cumsum cumprod logcumsumexp sort argsort flip roll"
+_REDUCING = """
+amax amin argmax argmin max min sum mean nansum nanmean prod all any var std norm logsumexp median nanmedian mode topk
+kthvalue count_nonzero var_mean std_mean cummax cummin
+"""
+
+
+def dims_of(args: tuple[Any, ...], kwargs: dict[str, Any], place: int = 1) -> tuple[int, ...] | None:
+    """The dimensions that a function is applied along; None for all, or where they are not stated in this way."""
+    given = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else None))
+    if given is None or isinstance(given, bool) or not isinstance(given, int | tuple | list):
+        return None
+    dims = (given,) if isinstance(given, int) else tuple(given)
+    if not dims or not all(type(each) is int for each in dims):
+        return None
+    return tuple(each % args[0].dim() for each in dims) if args[0].dim() else None
+
+
+@rule(*named("sum mean", torch, T))
+def sum_or_mean(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if kwargs.get("out") is not None or not isinstance(x, BatchTensor):
+        return NotImplemented
+    stated = len(args) > 1 or kwargs.get("dim", kwargs.get("axis")) is not None
+    dims = dims_of(args, kwargs)
+    if stated and (dims is None or len(args) > 3):
+        return NotImplemented
+    if dims is not None and x.rows.dim not in dims:
+        return along_others(func, args, kwargs)
+    dtype = kwargs.get("dtype")
+    mean = func in (torch.mean, T.mean)
+    if mean and not (dtype or x.dtype).is_floating_point and not (dtype or x.dtype).is_complex:
+        return NotImplemented  # an error of PyTorch's own
+    keepdim = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
+    # Halves are added up in float32, as within one process.
+    half = (dtype or x.dtype) in (torch.float16, torch.bfloat16)
+    wide = torch.float32 if half else dtype
+    own = x.local.sum(dtype=wide) if dims is None else x.local.sum(dims, keepdim=keepdim, dtype=wide)
+    total = sum_over_ranks(own, x.rows.ranks, func.__name__)
+    if mean:
+        total = total / _elements(x, dims)
+    return total.to(dtype or x.dtype) if half else total
+
+
+def _elements(x: BatchTensor, dims: tuple[int, ...] | None) -> int:
+    if dims is None:
+        return x.numel()
+    count = 1
+    for dim in dims:
+        count *= x.shape[dim]
+    return count
+
+
+@rule(*named(_REDUCING, torch, T), *named("vector_norm", torch.linalg))
+def along_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A reduction along other dimensions than that of the rows."""
+    x = args[0]
+    place = 2 if func.__name__ in ("norm", "topk", "kthvalue", "vector_norm") else 1
+    if not isinstance(x, BatchTensor) or kwargs.get("out") is not None or len(args) > place + 2:
+        return NotImplemented
+    if any(isinstance(each, torch.Tensor) for each in (*args[1:], *kwargs.values())):
+        return elementwise(func, args, kwargs) if func in _PAIRWISE else NotImplemented
+    dims = dims_of(args, kwargs, place)
+    if dims is None or x.rows.dim in dims or (x.rows.size == 0 and any(x.shape[dim] == 0 for dim in dims)):
+        return NotImplemented
+    return _wrapped(func(x.local, *args[1:], **kwargs), x, dims)
+
+
+@rule(
+    *named(_KEEPING, torch, T), *named("softmax log_softmax softmin", F), *named("softmax log_softmax", torch.special)
+)
+def along_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of one dimension that keeps the shape."""
+    x = args[0]
+    place = 2 if func.__name__ == "roll" else 1
+    if not isinstance(x, BatchTensor) or kwargs.get("out") is not None:
+        return NotImplemented
+    if kwargs.get("dim", kwargs.get("dims")) is None and len(args) <= place:
+        return NotImplemented
+    dims = dims_of(args, {"dim": kwargs["dims"]} if "dims" in kwargs else kwargs, place)
+    if dims is None or x.rows.dim in dims or any(isinstance(each, int) for each in args[place + 1 :]):
+        return NotImplemented
+    return _wrapped(func(x.local, *args[1:], **kwargs), x, dims)
+
+
+@rule(F.normalize)
+def normalize(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
+    if not isinstance(x, BatchTensor) or not isinstance(dim, int) or kwargs.get("out") is not None:
+        return NotImplemented
+    if not x.dim() or dim % x.dim() == x.rows.dim:
+        return NotImplemented
+    return _wrapped(func(x.local, *args[1:], **kwargs), x, (dim % x.dim(),))
+
+
+def _wrapped(result: Any, x: BatchTensor, dims: tuple[int, ...]) -> Any:
+    """The batches of which tensors are the parts, from which the dimensions ``dims`` were removed or kept."""
+    removed = sum(dim < x.rows.dim for dim in set(dims))
+
+    def wrap(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return BatchTensor(value, x.rows if value.dim() == x.dim() else x.rows.along(x.rows.dim - removed))
+
+    return tree_map(wrap, result)

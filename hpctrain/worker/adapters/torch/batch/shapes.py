@@ -1,0 +1,395 @@
+"""Views, joins and parts of batches: where rows stay in order on their ranks, nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from hpctrain.worker.adapters.torch.batch.collectives import own_rows
+from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
+from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
+
+T = torch.Tensor
+
+
+@rule(*named("reshape", torch, T), *named("view view_as reshape_as", T))
+def reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, *shape = args
+    if not isinstance(x, BatchTensor) or kwargs or not shape or isinstance(shape[0], torch.dtype):
+        return NotImplemented
+    if isinstance(shape[0], torch.Tensor | Sequence):
+        shape = list(shape[0].shape if isinstance(shape[0], torch.Tensor) else shape[0])
+    return _reshaped(x, shape, T.view if func in (T.view, T.view_as) else T.reshape)
+
+
+def _reshaped(x: BatchTensor, shape: Sequence[int], func: Callable[..., Any]) -> Any:
+    """The rows in another shape, where that divides no rank's elements differently.
+
+    In the order of memory, what comes before the rows' dimension stays, and behind it each rank holds a contiguous part.
+    """
+    shape = [int(each) for each in shape]
+    if shape.count(-1) == 1:
+        others = prod(each for each in shape if each != -1)
+        if not others:
+            return NotImplemented
+        shape[shape.index(-1)] = x.numel() // others
+    outer, inner = prod(x.shape[: x.rows.dim]), prod(x.shape[x.rows.dim + 1 :])
+    if prod(shape) != x.numel() or not x.numel():
+        return NotImplemented
+    for dim in reversed(range(len(shape))):
+        if prod(shape[:dim]) == outer and shape[dim] != 1:
+            step = prod(shape[dim + 1 :])
+            if any(size * inner % step for size in x.rows.sizes):
+                continue
+            sizes = [size * inner // step for size in x.rows.sizes]
+            local = [*shape[:dim], sizes[x.rows.ranks.rank], *shape[dim + 1 :]]
+            return BatchTensor(func(x.local, local), Rows(x.rows.ranks, tuple(sizes), dim))
+    return NotImplemented
+
+
+@rule(*named("flatten", torch, T))
+def flatten(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, first, last = [*args, *[None] * (3 - len(args))]
+    first = kwargs.get("start_dim", 0 if first is None else first)
+    last = kwargs.get("end_dim", -1 if last is None else last)
+    if not isinstance(x, BatchTensor) or not isinstance(first, int) or not isinstance(last, int) or not x.dim():
+        return NotImplemented
+    first, last = first % x.dim(), last % x.dim()
+    if first > last:
+        return NotImplemented
+    return _reshaped(x, [*x.shape[:first], prod(x.shape[first : last + 1]), *x.shape[last + 1 :]], T.reshape)
+
+
+@rule(*named("unflatten", torch, T))
+def unflatten(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 3 or not isinstance(args[0], BatchTensor) or not isinstance(args[1], int):
+        return NotImplemented
+    x, dim, sizes = args
+    dim %= x.dim()
+    shape = list(sizes)
+    if -1 in shape:
+        known = -prod(shape)
+        if not known:
+            return NotImplemented
+        shape[shape.index(-1)] = x.shape[dim] // known
+    return _reshaped(x, [*x.shape[:dim], *shape, *x.shape[dim + 1 :]], T.view)
+
+
+@rule(*named("squeeze", torch, T))
+def squeeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not isinstance(x, BatchTensor):
+        return NotImplemented
+    dims = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(x.dim())))
+    dims = {each % x.dim() for each in ((dims,) if isinstance(dims, int) else dims)}
+    removed = {dim for dim in dims if x.shape[dim] == 1}
+    if x.rows.dim in removed:
+        return NotImplemented
+    shape = [size for dim, size in enumerate(x.local.shape) if dim not in removed]
+    return BatchTensor(x.local.view(shape) if 0 not in shape else x.local.reshape(shape), _after(x.rows, removed))
+
+
+def _after(rows: Rows, removed: set[int]) -> Rows:
+    return rows.along(rows.dim - sum(dim < rows.dim for dim in removed))
+
+
+@rule(*named("unsqueeze", torch, T))
+def unsqueeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if not isinstance(x, BatchTensor) or not isinstance(dim, int):
+        return NotImplemented
+    dim %= x.dim() + 1
+    return BatchTensor(x.local.unsqueeze(dim), x.rows.along(x.rows.dim + (dim <= x.rows.dim)))
+
+
+@rule(*named("transpose swapaxes swapdims", torch, T))
+def transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 3 or not isinstance(args[0], BatchTensor):
+        return NotImplemented
+    x = args[0]
+    order = list(range(x.dim()))
+    a, b = args[1] % x.dim(), args[2] % x.dim()
+    order[a], order[b] = order[b], order[a]
+    return _permuted(x, order)
+
+
+@rule(*(getattr(T, name).__get__ for name in ("T", "mT", "H", "mH")), *named("t adjoint", torch, T))
+def turned(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not isinstance(x, BatchTensor) or x.dim() < 2:
+        return NotImplemented
+    turned_rows = func(x.local)
+    dims = list(range(x.dim()))
+    dims = dims[::-1] if func == T.T.__get__ else [*dims[:-2], dims[-1], dims[-2]]  # type: ignore[attr-defined]
+    return BatchTensor(turned_rows, x.rows.along(dims.index(x.rows.dim)))
+
+
+@rule(*named("permute", torch, T))
+def permute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, *order = args
+    if not isinstance(x, BatchTensor) or kwargs:
+        return NotImplemented
+    order = list(order[0]) if isinstance(order[0], Sequence) else order
+    return _permuted(x, [each % x.dim() for each in order])
+
+
+def _permuted(x: BatchTensor, order: list[int]) -> Any:
+    if sorted(order) != list(range(x.dim())):
+        return NotImplemented
+    return BatchTensor(x.local.permute(order), x.rows.along(order.index(x.rows.dim)))
+
+
+@rule(*named("expand", T))
+def expand(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, *shape = args
+    if not isinstance(x, BatchTensor) or kwargs or not shape:
+        return NotImplemented
+    shape = list(shape[0]) if isinstance(shape[0], Sequence) else shape
+    more = len(shape) - x.dim()
+    if more < 0 or shape[x.rows.dim + more] not in (-1, x.rows.total):
+        return NotImplemented
+    shape[x.rows.dim + more] = -1
+    return BatchTensor(x.local.expand(shape), x.rows.along(x.rows.dim + more))
+
+
+@rule(*named("cat concat concatenate", torch))
+def join(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = list(args[0] if args else kwargs["tensors"])
+    dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else 0))
+    first = next((each for each in tensors if isinstance(each, BatchTensor)), None)
+    if first is None or kwargs.get("out") is not None or not isinstance(dim, int):
+        return NotImplemented
+    tensors = [each for each in tensors if each.shape != (0,)]  # PyTorch leaves these out
+    dims = {each.dim() for each in tensors}
+    if len(dims) > 1 or any(isinstance(each, BatchTensor) and each.rows.dim != first.rows.dim for each in tensors):
+        return NotImplemented
+    rows, dim = first.rows, dim % first.dim()
+    if dim != rows.dim:
+        if any(each.shape[rows.dim] != rows.total for each in tensors):
+            return NotImplemented
+        from_end = first.dim() - rows.dim
+        return BatchTensor(torch.cat([_part(each, rows, from_end) for each in tensors], dim), rows)
+    if all(isinstance(each, BatchTensor) for each in tensors) and _in_order([each.rows.sizes for each in tensors]):
+        sizes = [sum(each) for each in zip(*(each.rows.sizes for each in tensors), strict=True)]
+        return BatchTensor(torch.cat([each.local for each in tensors], dim), rows.sized(sizes))
+    # Divided anew, so that what follows is computed by all ranks.
+    whole = torch.cat([each.whole() if isinstance(each, BatchTensor) else each for each in tensors], dim)
+    return divided(whole, rows.sized((whole.shape[dim],)))
+
+
+def _part(value: torch.Tensor, rows: Rows, from_end: int) -> torch.Tensor:
+    """Like part_of, and also where there is only one row, which is not repeated here."""
+    if not isinstance(value, BatchTensor) and rows.total == 1:
+        return own_rows(value, rows)
+    return part_of(value, rows, from_end)
+
+
+def _in_order(sizes: Sequence[Sequence[int]]) -> bool:
+    """Whether joined parts stay in the order of the ranks: each begins where the one before it has ended."""
+    last = 0
+    for each in sizes:
+        held = [rank for rank, size in enumerate(each) if size]
+        if held:
+            if held[0] < last:
+                return False
+            last = held[-1]
+    return True
+
+
+def divided(whole: torch.Tensor, rows: Rows) -> BatchTensor:
+    """A plain tensor that all ranks hold, divided evenly along the dimension of ``rows``, which has its length."""
+    even = rows.even()
+    return BatchTensor(own_rows(whole, even), even)
+
+
+@rule(*named("stack", torch))
+def stack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = list(args[0] if args else kwargs["tensors"])
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    first = next((each for each in tensors if isinstance(each, BatchTensor)), None)
+    if first is None or kwargs.get("out") is not None or not isinstance(dim, int):
+        return NotImplemented
+    if any(each.shape != first.shape for each in tensors):
+        return NotImplemented
+    if any(isinstance(each, BatchTensor) and each.rows.dim != first.rows.dim for each in tensors):
+        return NotImplemented
+    rows, from_end = first.rows, first.dim() - first.rows.dim
+    dim %= first.dim() + 1
+    parts = [_part(each, rows, from_end) for each in tensors]
+    return BatchTensor(torch.stack(parts, dim), rows.along(rows.dim + (dim <= rows.dim)))
+
+
+@rule(*named("split chunk tensor_split unbind", torch, T))
+def split(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not isinstance(x, BatchTensor) or not x.dim():
+        return NotImplemented
+    place = 1 if func.__name__ == "unbind" else 2
+    dim = kwargs.get("dim", args[place] if len(args) > place else 0)
+    if not isinstance(dim, int):
+        return NotImplemented
+    dim %= x.dim()
+    if func.__name__ == "unbind":
+        if dim == x.rows.dim:
+            return NotImplemented
+        return tuple(BatchTensor(each, _after(x.rows, {dim})) for each in x.local.unbind(dim))
+    if dim != x.rows.dim:
+        return tuple(BatchTensor(each, x.rows) for each in func(x.local, *args[1:], **kwargs))
+    # Where PyTorch cuts, a tensor of the same length shows.
+    marks = func(
+        torch.arange(x.rows.total, device="cpu"), *args[1:2], **{k: v for k, v in kwargs.items() if k != "dim"}
+    )
+    ends = torch.tensor([len(each) for each in marks], device="cpu").cumsum(0).tolist()
+    return tuple(_slice(x, end - len(each), end) for each, end in zip(marks, ends, strict=True))
+
+
+@rule(*named("narrow", torch, T))
+def narrow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 4 or not isinstance(args[0], BatchTensor) or not isinstance(args[2], int):
+        return NotImplemented
+    x, dim, start, length = args
+    dim, start = dim % x.dim(), start % max(x.shape[dim], 1)
+    if start + length > x.shape[dim]:
+        return NotImplemented
+    if dim != x.rows.dim:
+        return BatchTensor(x.local.narrow(dim, start, length), x.rows)
+    return _slice(x, start, start + length)
+
+
+@rule(*named("select", torch, T))
+def select(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 3 or not isinstance(args[0], BatchTensor) or not isinstance(args[2], int):
+        return NotImplemented
+    x, dim, index = args
+    return getitem(T.__getitem__, (x, (*[slice(None)] * (dim % x.dim()), index)), {})
+
+
+def _slice(x: BatchTensor, begin: int, end: int, step: int = 1) -> BatchTensor:
+    """The rows ``begin``, ``begin + step`` … below ``end``."""
+    sizes, parts = [], []
+    first = 0
+    for size in x.rows.sizes:
+        # The first of these rows on this rank, by its place among the rank's own rows.
+        low = begin - first if begin >= first else -((first - begin) // -step) * step + begin - first
+        high = min(end - first, size)
+        sizes.append(max(0, -((high - low) // -step)))
+        parts.append(slice(low, max(high, low), step))
+        first += size
+    part = parts[x.rows.ranks.rank]
+    if not sizes[x.rows.ranks.rank]:
+        part = slice(0, 0)
+    index = (*[slice(None)] * x.rows.dim, part)
+    return BatchTensor(x.local[index], x.rows.sized(sizes))
+
+
+@rule(T.__getitem__)
+def getitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, index = args
+    if not isinstance(x, BatchTensor):
+        return NotImplemented
+    if isinstance(index, torch.Tensor):
+        return _by_tensor(x, index)
+    entries = _entries(x, index if isinstance(index, tuple) else (index,))
+    if entries is None:
+        return NotImplemented
+    entries, at = entries
+    entry = entries[at]
+    if isinstance(entry, slice):
+        begin, end, step = entry.indices(x.rows.total)
+        cut = x if (begin, end, step) == (0, x.rows.total, 1) else _slice(x, begin, max(end, begin), step)
+        entries[at] = slice(None)
+        before = entries[:at]
+        dim = x.rows.dim + sum(each is None for each in before) - sum(isinstance(each, int) for each in before)
+        return BatchTensor(cut.local[tuple(entries)], cut.rows.along(dim))
+    if not -x.rows.total <= entry < x.rows.total:
+        return NotImplemented  # an IndexError of PyTorch's own
+    row = _slice(x, entry % x.rows.total, entry % x.rows.total + 1)
+    entries[at] = slice(None)
+    dim = x.rows.dim + sum(each is None for each in entries[:at]) - sum(isinstance(each, int) for each in entries[:at])
+    # Only what is asked for of the row is sent.
+    return BatchTensor(row.local[tuple(entries)], row.rows.along(dim)).whole().select(dim, 0)
+
+
+def _entries(x: BatchTensor, index: tuple[Any, ...]) -> tuple[list[Any], int] | None:
+    """An index of slices, numbers and None alone, without an ellipsis, and the place of the rows' entry in it."""
+    entries = list(index)
+    if not all(each is None or each is Ellipsis or type(each) in (int, slice) for each in entries):
+        return None
+    if any(isinstance(each, slice) and not _is_simple(each) for each in entries):
+        return None
+    used = sum(each is not None and each is not Ellipsis for each in entries)
+    if used > x.dim() or entries.count(Ellipsis) > 1:
+        return None
+    fill = [slice(None)] * (x.dim() - used)
+    at = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
+    entries[at : at + 1] = fill
+    places = [place for place, each in enumerate(entries) if each is not None]
+    return entries, places[x.rows.dim]
+
+
+def _is_simple(part: slice) -> bool:
+    return all(each is None or type(each) is int for each in (part.start, part.stop, part.step))
+
+
+def _by_tensor(x: BatchTensor, index: torch.Tensor) -> Any:
+    """Rows that a mask or numbers choose. They are a batch too, so that what follows is computed by all ranks."""
+    if x.rows.dim or not x.dim() or index.dim() != 1 and index.dtype == torch.bool:
+        return NotImplemented
+    if isinstance(index, BatchTensor) and index.dtype == torch.bool and index.rows.sizes == x.rows.sizes:
+        own = x.local[index.local]
+        counts = torch.zeros(x.rows.ranks.size, dtype=torch.float64, device="cpu")
+        counts[x.rows.ranks.rank] = len(own)
+        sizes = x.rows.ranks.sum(counts, "the number of chosen rows")
+        return BatchTensor(own, x.rows.sized(int(each) for each in sizes))
+    if index.dim() != 1:
+        return NotImplemented
+    chosen = x.whole()[index.whole() if isinstance(index, BatchTensor) else index]
+    return divided(chosen, x.rows.sized((len(chosen),)))
+
+
+@rule(T.__setitem__)
+def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, index, value = args
+    if not isinstance(x, BatchTensor):
+        return NotImplemented
+    if isinstance(index, torch.Tensor):
+        fits = index.dtype == torch.bool and index.shape == x.shape[: index.dim()] and index.dim() > x.rows.dim
+        if not fits or (isinstance(value, torch.Tensor) and value.dim()) or isinstance(value, BatchTensor):
+            return NotImplemented
+        x.local[part_of(index, x.rows, index.dim() - x.rows.dim)] = value
+        return None
+    entries = _entries(x, index if isinstance(index, tuple) else (index,))
+    if entries is None:
+        return NotImplemented
+    listed, at = entries
+    if type(listed[at]) is int:
+        row = listed[at] % x.rows.total
+        target = _slice(x, row, row + 1)
+        if isinstance(value, torch.Tensor) and (
+            isinstance(value, BatchTensor) or value.dim() > x.dim() - 1 - x.rows.dim
+        ):
+            return NotImplemented
+        listed[at] = slice(None)
+        target.local[tuple(listed)] = for_rows(value, x.rows) if isinstance(value, torch.Tensor) else value
+        return None
+    target = getitem(T.__getitem__, (x, tuple(listed)), {})
+    if isinstance(value, torch.Tensor):
+        if value.dim() > target.dim() or (isinstance(value, BatchTensor) and value.shape != target.shape):
+            return NotImplemented
+        value = part_of(value, target.rows, target.dim() - target.rows.dim)
+    target.local[...] = value
+    return None
+
+
+@rule(F.one_hot)
+def one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+    if not isinstance(x, BatchTensor) or classes < 1:
+        return NotImplemented
+    return BatchTensor(func(x.local, classes), x.rows)

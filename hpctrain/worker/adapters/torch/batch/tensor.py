@@ -1,0 +1,178 @@
+"""A batch that all ranks hold together: a tensor with the shape and values of the whole, of which each has some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch.batch.collectives import gathered
+from hpctrain.worker.adapters.torch.batch.rows import Rows
+
+
+class BatchTensor(torch.Tensor):
+    """A tensor whose rows the data ranks divide. What a script computes from it is what one process computes.
+
+    Functions that treat rows one by one compute this rank's rows, sums and means over rows are added up over the ranks,
+    and any other function gets the gathered rows (:mod:`hpctrain.worker.adapters.torch.batch.functions`). All ranks
+    have to call the same functions.
+
+    Attributes:
+        local: this rank's rows, a plain tensor.
+        rows: how the rows are divided.
+    """
+
+    local: torch.Tensor
+    rows: Rows
+    _shape: torch.Size
+
+    @staticmethod
+    def __new__(cls, local: torch.Tensor, rows: Rows) -> BatchTensor:
+        shape = list(local.shape)
+        shape[rows.dim] = rows.total
+        made: BatchTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, shape, dtype=local.dtype, device=local.device, requires_grad=False
+        )
+        made.local, made.rows, made._shape = local, rows, torch.Size(shape)
+        return made
+
+    def __init__(self, local: torch.Tensor, rows: Rows) -> None: ...
+
+    def whole(self) -> torch.Tensor:
+        """The rows of all ranks, as a plain tensor with a gradient. Collective."""
+        return gathered(self.local, self.rows)
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """The shape of the whole batch."""
+        return self._shape
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        """Whether autograd records what is computed from it."""
+        return self.local.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.local.requires_grad = value
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        """The node that computed this rank's rows."""
+        return self.local.grad_fn
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        """Whether it was not computed from tensors that require a gradient."""
+        return self.local.is_leaf
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The true gradient: each rank's rows have the number of ranks times it."""
+        gradient = self.local.grad
+        return None if gradient is None else BatchTensor(gradient / self.rows.ranks.size, self.rows)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if value is not None:
+            value = (value.local if isinstance(value, BatchTensor) else value) * self.rows.ranks.size
+        self.local.grad = value
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if running:
+            return func(*tree_map(_computed_here, args), **tree_map(_computed_here, kwargs))
+        if (rule := rules.get(func)) is not None and (result := rule(func, args, kwargs)) is not NotImplemented:
+            return result
+        return on_whole(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise HpctrainError(
+            "HT-batch-not-supported-here",
+            "{function} got a batch of which each rank holds some rows, where PyTorch does not tell hpctrain",
+            "give it the whole batch: x = x.whole()",
+            exit_code=1,
+            function=func,
+        )
+
+
+Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+rules: dict[Any, Rule] = {}
+"""What a function does with rows. A rule returns NotImplemented where the function needs the whole batch."""
+
+running: list[Rows] = []
+"""The rows that a distributed model computes at this moment; empty outside of one."""
+
+
+def rule(*functions: Any) -> Callable[[Rule], Rule]:
+    """Register a rule for functions of PyTorch. It has to give what :func:`on_whole` gives, which a test compares."""
+
+    def register(made: Rule) -> Rule:
+        rules.update(dict.fromkeys(functions, made))
+        return made
+
+    return register
+
+
+def named(names: str, *modules: Any) -> list[Any]:
+    """The functions of these names, separated by blanks, in those modules that have them."""
+    return [getattr(module, name) for name in names.split() for module in modules if hasattr(module, name)]
+
+
+def on_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str = "") -> Any:
+    """Call a function with the gathered rows. Exact for every function, and slow for large batches.
+
+    ``name`` is that of the function where it has none itself.
+
+    Raises:
+        HpctrainError: the function would change the gathered copy instead of the rows.
+    """
+    name = name or getattr(func, "__name__", type(func).__name__)
+    if _changes(name, args, kwargs):
+        raise HpctrainError(
+            "HT-batch-changed-in-place",
+            "{function} would change a batch, of which each rank holds some rows, in another way than row by row",
+            "change a copy of the whole batch: x = x.whole()",
+            exit_code=1,
+            function=name,
+        )
+
+    def whole(value: Any) -> Any:
+        return gathered(value.local, value.rows, name) if isinstance(value, BatchTensor) else value
+
+    return func(*tree_map(whole, args), **tree_map(whole, kwargs))
+
+
+def _changes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function of this name changes a batch among its arguments."""
+    if any(isinstance(each, BatchTensor) for each in tree_leaves(kwargs.get("out"))):
+        return True
+    changes = (name.endswith("_") and not name.endswith("__")) or name in _CHANGING
+    return changes and bool(args) and isinstance(args[0], BatchTensor)
+
+
+_CHANGING = {"__setitem__", "__delitem__"} | {
+    f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
+}
+
+
+def _computed_here(value: Any) -> Any:
+    """What a running model takes of a batch that it finds elsewhere than among its arguments."""
+    if not isinstance(value, BatchTensor):
+        return value
+    return value.local if value.rows.sizes == running[-1].sizes else value.whole()
